@@ -1,0 +1,61 @@
+# Every target sets up what it needs. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-all check style types layers bench examples coverage lock build clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "aiorl needs Python 3.11 or newer; set PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the pinned packages into $(VENV) (about a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP)  ## make .venv and install the pinned packages
+
+train: $(STAMP)  ## train CartPole-v1 with PPO and two worker processes until it is solved
+	@$(BIN)/python -m aiorl.learner --env CartPole-v1 --algo ppo --num-workers 2 --stop-return 475
+
+test: $(STAMP)  ## run the tests (without the long learning runs)
+	@$(BIN)/python -m pytest -m 'not slow'
+
+test-all: $(STAMP)  ## run all tests, long learning and fault runs included
+	@$(BIN)/python -m pytest
+
+check: style types layers  ## style, types and import layers
+
+style: $(STAMP)  ## ruff: lint and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy, strict
+	@$(BIN)/mypy
+
+layers: $(STAMP)  ## import-linter: imports go one way
+	@$(BIN)/lint-imports --no-cache
+
+bench: $(STAMP)  ## measure every figure beside its baseline; make bench NAMES="sampler wire"
+	@$(BIN)/python -m benchmarks $(NAMES)
+
+examples: $(STAMP)  ## run every example, small
+	@$(BIN)/python -m pytest tests/examples
+
+coverage: $(STAMP)  ## tests with branch coverage
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt coverage
+	@$(BIN)/coverage run -m pytest -m 'not slow' && $(BIN)/coverage combine && $(BIN)/coverage report
+
+lock: $(STAMP)  ## rewrite constraints.txt from what is installed
+	@$(BIN)/python -m pip freeze --exclude-editable | grep -v '^aiorl' > constraints.txt
+
+build: $(STAMP)  ## build the wheel
+	@$(BIN)/python -m build --wheel --outdir dist
+
+clean:  ## remove .venv, caches and build products (runs/ is kept)
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
