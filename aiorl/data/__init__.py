@@ -1,0 +1,1 @@
+"""What flows: batches, fragments, columns, metrics. NumPy only."""

@@ -1,0 +1,91 @@
+"""Names of the columns that flow through aiorl, and of the default policy.
+
+Conventions: T steps, N environments, B rows. Fragments are time-major ``[T, N, ...]``, batches ``[B, ...]``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ACTIONS",
+    "ACTION_DIST_INPUTS",
+    "ACTION_LOGP",
+    "ADVANTAGES",
+    "AGENT_INDEX",
+    "BOOTSTRAP_VALUES",
+    "DEFAULT_AGENT_ID",
+    "DEFAULT_POLICY_ID",
+    "DONES",
+    "EPS_ID",
+    "FINAL_INDEX",
+    "FINAL_OBS",
+    "INFOS",
+    "LAST_OBS",
+    "NEW_OBS",
+    "OBS",
+    "PREV_ACTIONS",
+    "PREV_REWARDS",
+    "REWARDS",
+    "TERMINATEDS",
+    "TRUNCATEDS",
+    "VALID",
+    "VALUE_TARGETS",
+    "VF_PREDS",
+    "T",
+    "state_in",
+    "state_out",
+]
+
+DEFAULT_POLICY_ID = "default_policy"
+DEFAULT_AGENT_ID = "agent0"
+
+OBS = "obs"
+"""Filtered, preprocessed observation the action was chosen at."""
+NEW_OBS = "new_obs"
+"""Observation that followed; at an episode's end the true final one."""
+ACTIONS = "actions"
+"""Action chosen, unclipped."""
+REWARDS = "rewards"
+"""float32 reward of the step."""
+PREV_ACTIONS = "prev_actions"
+PREV_REWARDS = "prev_rewards"
+TERMINATEDS = "terminateds"
+"""bool: the episode ended in a terminal state; nothing is bootstrapped."""
+TRUNCATEDS = "truncateds"
+"""bool: the episode was cut from outside (time limit, horizon); the value target bootstraps."""
+DONES = "dones"
+"""bool: ``terminateds | truncateds``."""
+INFOS = "infos"
+EPS_ID = "eps_id"
+"""int64: constant within an episode, different between episodes of a worker."""
+AGENT_INDEX = "agent_index"
+T = "t"
+"""int32: step within the episode, from 0."""
+ACTION_LOGP = "action_logp"
+"""float32: log-probability of the action under the behaviour policy."""
+ACTION_DIST_INPUTS = "action_dist_inputs"
+"""float32 [.., P]: inputs of the behaviour policy's action distribution."""
+VF_PREDS = "vf_preds"
+"""float32: behaviour policy's value of the observation."""
+ADVANTAGES = "advantages"
+VALUE_TARGETS = "value_targets"
+BOOTSTRAP_VALUES = "bootstrap_values"
+"""float32: behaviour policy's value of the true final observation at truncated rows, else 0."""
+VALID = "valid"
+"""bool: False where a row is no transition (the call that reset a NEXT_STEP environment). Absent = all True."""
+
+LAST_OBS = "last_obs"
+"""Extra ``[N, ...]``: observation after a fragment's last step."""
+FINAL_INDEX = "final_index"
+"""Extra int32 ``[K, 2]``: (t, n) of rows whose ``new_obs`` is not the next row's ``obs``."""
+FINAL_OBS = "final_obs"
+"""Extra ``[K, ...]``: the true final observations of those rows."""
+
+
+def state_in(index: int) -> str:
+    """Name of the recurrent state component that went into the step."""
+    return f"state_in_{index}"
+
+
+def state_out(index: int) -> str:
+    """Name of the recurrent state component that came out of the step."""
+    return f"state_out_{index}"

@@ -1,0 +1,112 @@
+"""Fragment: what one sampler yields, as preallocated time-major columns.
+
+A fragment covers T consecutive steps of N environments stepped in lockstep. Every column is ``[T, N, ...]``.
+What has another shape (the observation after the last step, true final observations of episodes that were
+reset inside a step, recurrent states at the first step) is kept beside the columns as *extras*, so that no
+observation is stored twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import BatchError
+
+__all__ = ["Fragment"]
+
+Array = NDArray[Any]
+
+
+class Fragment:
+    """T steps of N environments as columns.
+
+    Attributes:
+        columns: name -> ``[T, N, ...]`` array.
+        extras: name -> array of another shape: ``last_obs`` [N, ...], ``final_index`` [K, 2] and
+            ``final_obs`` [K, ...], ``state_in_<i>`` [N, H].
+    """
+
+    __slots__ = ("columns", "extras")
+
+    def __init__(self, columns: Mapping[str, Array], extras: Mapping[str, Array] | None = None) -> None:
+        """Take the arrays as they are, without a copy.
+
+        Raises:
+            BatchError: no columns, or leading ``[T, N]`` dimensions that differ.
+        """
+        self.columns: dict[str, Array] = dict(columns)
+        self.extras: dict[str, Array] = dict(extras or {})
+        if not self.columns:
+            raise BatchError("fragment", "at least one column", "none")
+        shape: tuple[int, ...] | None = None
+        for name, column in self.columns.items():
+            if shape is None:
+                shape = column.shape[:2]
+            if column.ndim < 2 or column.shape[:2] != shape:
+                raise BatchError(name, f"leading dimensions {shape}", f"shape {column.shape}")
+
+    @property
+    def length(self) -> int:
+        """Number of steps T."""
+        return int(next(iter(self.columns.values())).shape[0])
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments N."""
+        return int(next(iter(self.columns.values())).shape[1])
+
+    @property
+    def env_steps(self) -> int:
+        """Transitions in the fragment: rows that are not ``valid == False``."""
+        valid = self.columns.get(c.VALID)
+        return self.length * self.num_envs if valid is None else int(np.count_nonzero(valid))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(a.nbytes for a in self.columns.values()) + sum(a.nbytes for a in self.extras.values())
+
+    def new_obs(self) -> Array:
+        """Observation that followed each row, ``[T, N, ...]``.
+
+        Raises:
+            BatchError: the fragment carries no ``obs`` or no ``last_obs``.
+        """
+        if c.OBS not in self.columns or c.LAST_OBS not in self.extras:
+            raise BatchError(c.NEW_OBS, f"{c.OBS!r} and {c.LAST_OBS!r} in the fragment", sorted(self.columns))
+        obs = self.columns[c.OBS]
+        new_obs = np.concatenate([obs[1:], self.extras[c.LAST_OBS][None]])
+        index = self.extras.get(c.FINAL_INDEX)
+        if index is not None and len(index):
+            new_obs[index[:, 0], index[:, 1]] = self.extras[c.FINAL_OBS]
+        return new_obs
+
+    def to_sample_batch(self) -> SampleBatch:
+        """Rows ``[B, ...]``, environment after environment, without the rows that are no transitions.
+
+        Adds ``new_obs`` where it can be rebuilt and ``dones`` where both flags are there.
+        """
+        columns = dict(self.columns)
+        valid = columns.pop(c.VALID, None)
+        if c.OBS in columns and c.LAST_OBS in self.extras:
+            columns[c.NEW_OBS] = self.new_obs()
+        if c.TERMINATEDS in columns and c.TRUNCATEDS in columns:
+            columns[c.DONES] = columns[c.TERMINATEDS] | columns[c.TRUNCATEDS]
+        rows = {name: _env_major(column) for name, column in columns.items()}
+        if valid is not None:
+            keep = _env_major(valid)
+            rows = {name: column[keep] for name, column in rows.items()}
+        return SampleBatch(rows)
+
+    def __repr__(self) -> str:
+        return f"Fragment(T={self.length}, N={self.num_envs}, columns={sorted(self.columns)})"
+
+
+def _env_major(column: Array) -> Array:
+    return column.swapaxes(0, 1).reshape(-1, *column.shape[2:])

@@ -1,0 +1,188 @@
+"""Spaces as plain data, and actions brought into the form an environment expects.
+
+Spaces travel in the handshake and lie in checkpoints as dicts of strings, numbers and lists, which both
+msgpack and JSON carry: so a policy can be restored or served without its environment. Infinite bounds are
+the strings ``"inf"`` and ``"-inf"``; bounds that are equal everywhere are one number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.errors import ConfigError, UnsupportedSpaceError
+
+__all__ = ["MAX_SPACE_ELEMENTS", "clip_actions", "regroup_actions", "space_from_dict", "space_to_dict"]
+
+# A space read from a socket or a file may claim any size; its bounds are arrays of that size.
+MAX_SPACE_ELEMENTS = 1 << 24
+_MAX_DEPTH = 8
+_DTYPES = frozenset(
+    ["bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"]
+)
+_KINDS = ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Tuple", "Dict")
+
+
+def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
+    """A space as strings, numbers and lists.
+
+    Raises: UnsupportedSpaceError for a kind of space other than Box, Discrete, MultiBinary, MultiDiscrete,
+        Tuple and Dict.
+    """
+    match space:
+        case spaces.Box():
+            return {
+                "kind": "Box",
+                "shape": list(space.shape),
+                "dtype": str(space.dtype),
+                "low": _bound_to_data(space.low),
+                "high": _bound_to_data(space.high),
+            }
+        case spaces.Discrete():
+            return {
+                "kind": "Discrete",
+                "n": int(space.n),
+                "start": int(space.start),
+                "dtype": str(np.dtype(space.dtype)),
+            }
+        case spaces.MultiBinary():
+            # its n is a number or a shape, and (5,) is not equal to 5
+            return {"kind": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
+        case spaces.MultiDiscrete():
+            return {
+                "kind": "MultiDiscrete",
+                "nvec": space.nvec.tolist(),
+                "start": space.start.tolist(),
+                "dtype": str(space.dtype),
+            }
+        case spaces.Tuple():
+            return {"kind": "Tuple", "spaces": [space_to_dict(part) for part in space.spaces]}
+        case spaces.Dict():
+            return {
+                "kind": "Dict",
+                "spaces": [[str(key), space_to_dict(part)] for key, part in space.spaces.items()],
+            }
+        case _:
+            raise UnsupportedSpaceError("space", space, _KINDS)
+
+
+def space_from_dict(data: Mapping[str, Any]) -> spaces.Space[Any]:
+    """The space that `space_to_dict` described.
+
+    Raises: ConfigError if the description is damaged, or larger than MAX_SPACE_ELEMENTS.
+    """
+    return _space_from_dict(data, depth=0)
+
+
+def clip_actions(actions: NDArray[Any], space: spaces.Space[Any]) -> NDArray[Any]:
+    """Actions within the bounds of a Box; those of any other space unchanged.
+
+    Args:
+        actions: [N, *space.shape].
+        space: the environment's action space; unbounded components are left alone.
+    Returns: [N, *space.shape], a new array if the space is a Box with a bound, else the one given.
+    """
+    if isinstance(space, spaces.Box) and (space.bounded_below.any() or space.bounded_above.any()):
+        clipped: NDArray[Any] = np.clip(actions, space.low, space.high)
+        return clipped
+    return actions
+
+
+def regroup_actions(components: Sequence[NDArray[Any]]) -> list[list[Any]]:
+    """One list of components per row, from one batch per component of a Tuple action.
+
+    Args:
+        components: one array [N, ...] for each component.
+    Returns: N lists, each holding one action per component.
+    Source: SPEC 4.8.
+    """
+    return [list(row) for row in zip(*components, strict=True)]
+
+
+def _bound_to_data(bound: NDArray[Any]) -> Any:
+    first = bound.flat[0] if bound.size else 0
+    if (bound == first).all():
+        return _number_to_data(first)
+    return [_number_to_data(value) for value in bound.ravel()]
+
+
+def _number_to_data(value: Any) -> int | float | str:
+    number: int | float = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, float) and math.isinf(number):
+        return "inf" if number > 0 else "-inf"
+    return number
+
+
+def _space_from_dict(data: object, depth: int) -> spaces.Space[Any]:
+    if depth > _MAX_DEPTH:
+        raise _damaged("nested deeper than", _MAX_DEPTH)
+    if not isinstance(data, Mapping):
+        raise _damaged("not a mapping:", type(data).__name__)
+    kind = data.get("kind")
+    try:
+        match kind:
+            case "Box":
+                shape, dtype = _shape(data["shape"]), _dtype(data["dtype"])
+                low, high = (_bound_from_data(data[side], shape, dtype) for side in ("low", "high"))
+                return spaces.Box(low, high, shape, dtype.type)
+            case "Discrete":
+                dtype = _dtype(data.get("dtype", "int64"))
+                return spaces.Discrete(_integer(data["n"]), start=_integer(data["start"]), dtype=dtype.type)
+            case "MultiBinary":
+                n = data["n"]
+                return spaces.MultiBinary(_shape([n])[0] if isinstance(n, int) else _shape(n))
+            case "MultiDiscrete":
+                dtype = _dtype(data["dtype"])
+                nvec = np.asarray(data["nvec"], dtype=dtype)
+                start = np.asarray(data["start"], dtype=dtype)
+                return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
+            case "Tuple":
+                return spaces.Tuple([_space_from_dict(part, depth + 1) for part in data["spaces"]])
+            case "Dict":
+                parts = {str(key): _space_from_dict(part, depth + 1) for key, part in data["spaces"]}
+                return spaces.Dict(parts)
+    except ConfigError:
+        raise
+    except (AssertionError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise _damaged(f"{kind}:", repr(error)) from error
+    raise _damaged("unknown kind", kind)
+
+
+def _damaged(what: str, value: object) -> ConfigError:
+    return ConfigError(f"the description of a space cannot be read: {what} {value!s:.200}.", value=value)
+
+
+def _shape(data: object) -> tuple[int, ...]:
+    if not isinstance(data, Sequence) or isinstance(data, str | bytes):
+        raise _damaged("shape", data)
+    shape = tuple(_integer(size) for size in data)
+    if len(shape) > _MAX_DEPTH or any(size < 0 for size in shape) or math.prod(shape) > MAX_SPACE_ELEMENTS:
+        raise _damaged("shape", shape)
+    return shape
+
+
+def _integer(data: object) -> int:
+    if not isinstance(data, int) or isinstance(data, bool):
+        raise _damaged("not an integer:", data)
+    return data
+
+
+def _dtype(data: object) -> np.dtype[Any]:
+    if data not in _DTYPES:
+        raise _damaged("dtype", data)
+    return np.dtype(str(data))
+
+
+def _bound_from_data(data: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    numbers = np.asarray(
+        [float(value) if isinstance(value, str) else value for value in data]
+        if isinstance(data, list | tuple)
+        else (float(data) if isinstance(data, str) else data),
+        dtype=dtype,
+    )
+    return np.full(shape, numbers) if numbers.ndim == 0 else numbers.reshape(shape)

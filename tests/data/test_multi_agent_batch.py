@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+
+
+def rows(*values: float) -> SampleBatch:
+    return SampleBatch(obs=np.array(values))
+
+
+def test_r131_count_is_env_steps_and_total_is_agent_steps() -> None:
+    batch = MultiAgentBatch({"a": rows(1, 2, 3), "b": rows(4, 5)}, count=2)
+    assert (batch.count, batch.total()) == (2, 5)
+
+
+def test_r132_concat_adds_counts_and_keeps_row_order_per_policy() -> None:
+    joined = MultiAgentBatch.concat(
+        [MultiAgentBatch({"a": rows(1, 2)}, 1), MultiAgentBatch({"b": rows(7), "a": rows(3)}, 2)]
+    )
+    assert joined.count == 3
+    np.testing.assert_array_equal(joined.policy_batches["a"]["obs"], [1, 2, 3])
+    np.testing.assert_array_equal(joined.policy_batches["b"]["obs"], [7])
+
+
+def test_r2_only_the_default_policy_gives_a_plain_batch() -> None:
+    plain = rows(1)
+    assert MultiAgentBatch.wrap_as_needed({DEFAULT_POLICY_ID: plain}, 1) is plain
+    assert isinstance(MultiAgentBatch.wrap_as_needed({"a": plain}, 1), MultiAgentBatch)
+    assert DEFAULT_POLICY_ID == "default_policy"
+
+
+def test_a_negative_count_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"count is -1"):
+        MultiAgentBatch({}, -1)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import BatchError
+
+
+def make_batch(rows: int, start: int = 0) -> SampleBatch:
+    index = np.arange(start, start + rows)
+    return SampleBatch({"obs": np.stack([index, -index], axis=1).astype(np.float32), "eps_id": index // 3})
+
+
+def test_columns_of_different_length_are_refused_with_their_name() -> None:
+    with pytest.raises(BatchError, match=r"'rewards'.*3 rows.*2 rows"):
+        SampleBatch({"obs": np.zeros((3, 2)), "rewards": np.zeros(2)})
+
+
+def test_a_scalar_column_is_refused() -> None:
+    with pytest.raises(BatchError, match="scalar"):
+        SampleBatch({"obs": np.float32(1)})
+
+
+@given(sizes=st.lists(st.integers(0, 7), min_size=1, max_size=6))
+def test_concat_keeps_every_row_in_order(sizes: list[int]) -> None:
+    starts = np.cumsum([0, *sizes])
+    batches = [make_batch(size, int(start)) for size, start in zip(sizes, starts, strict=False)]
+    joined = SampleBatch.concat(batches)
+    assert joined.count == sum(sizes)
+    np.testing.assert_array_equal(joined["obs"][:, 0], np.arange(sum(sizes)))
+
+
+def test_concat_refuses_batches_with_other_columns() -> None:
+    with pytest.raises(BatchError, match="eps_id"):
+        SampleBatch.concat([make_batch(2), SampleBatch({"obs": np.zeros((1, 2))})])
+
+
+def test_split_by_episode_cuts_where_the_id_changes_and_loses_nothing() -> None:
+    batch = make_batch(8)
+    parts = batch.split_by_episode()
+    assert [part.count for part in parts] == [3, 3, 2]
+    assert all(len(set(part["eps_id"].tolist())) == 1 for part in parts)
+    np.testing.assert_array_equal(SampleBatch.concat(parts)["obs"], batch["obs"])
+
+
+def test_split_of_a_returning_id_gives_two_parts_and_of_no_rows_none() -> None:
+    assert [p.count for p in SampleBatch(eps_id=np.array([1, 1, 2, 1])).split_by_episode()] == [2, 1, 1]
+    assert SampleBatch(eps_id=np.zeros(0)).split_by_episode() == []
+
+
+def test_shuffled_is_a_permutation_and_rows_stay_whole() -> None:
+    batch = make_batch(50)
+    mixed = batch.shuffled(np.random.default_rng(1))
+    assert not np.array_equal(mixed["obs"], batch["obs"])
+    np.testing.assert_array_equal(mixed["obs"][:, 0], -mixed["obs"][:, 1])
+    assert sorted(mixed["obs"][:, 0].tolist()) == list(range(50))
+
+
+def test_slice_is_a_view_and_copy_is_not() -> None:
+    batch = make_batch(4)
+    batch.slice(1, 3)["obs"][0, 0] = 99
+    assert batch["obs"][1, 0] == 99
+    batch.copy()["obs"][0, 0] = 7
+    assert batch["obs"][0, 0] == 0
+
+
+def test_rows_and_mapping_protocol() -> None:
+    batch = make_batch(2)
+    assert [int(row["obs"][0]) for row in batch.rows()] == [0, 1]
+    assert set(batch) == {"obs", "eps_id"}
+    assert batch.total() == 2
+    del batch["obs"], batch["eps_id"]
+    assert batch.count == 0
+    batch["x"] = np.zeros(5)
+    assert batch.count == 5
+    batch["x"] = np.zeros(2)
+    assert (batch.count, batch.nbytes) == (2, 16)

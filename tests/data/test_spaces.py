@@ -1,0 +1,130 @@
+"""Spaces as plain data, clipping and regrouping of actions."""
+
+from __future__ import annotations
+
+import json
+
+import msgpack
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from aiorl.data.spaces import clip_actions, regroup_actions, space_from_dict, space_to_dict
+from aiorl.errors import ConfigError, UnsupportedSpaceError
+
+EXAMPLES = [
+    spaces.Box(-1.5, 2.0, (3,), np.float32),
+    spaces.Box(np.array([-np.inf, 0.1]), np.array([1.0, np.inf]), dtype=np.float64),
+    spaces.Box(0, 255, (84, 84, 4), np.uint8),
+    spaces.Box(-3, 9, (), np.int16),
+    spaces.Discrete(7),
+    spaces.Discrete(3, start=-1),
+    spaces.MultiBinary(5),
+    spaces.MultiBinary((2, 3)),
+    spaces.MultiDiscrete([2, 5, 3]),
+    spaces.MultiDiscrete(np.array([[2, 5], [3, 4]]), start=np.array([[1, 0], [-2, 7]])),
+    spaces.Tuple([spaces.Discrete(2), spaces.Box(0.0, 1.0, (2,))]),
+    spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.MultiBinary(3)])}),
+]
+
+
+@pytest.mark.parametrize("space", EXAMPLES, ids=str)
+def test_a_space_survives_msgpack_and_strict_json(space):
+    data = space_to_dict(space)
+    assert space_from_dict(msgpack.unpackb(msgpack.packb(data))) == space
+    assert space_from_dict(json.loads(json.dumps(data, allow_nan=False))) == space
+
+
+@given(
+    low=hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=4), elements=st.floats(-1e6, 1e6, width=32)),
+    room=st.floats(0, 1000, width=32),
+)
+def test_box_bounds_come_back_bit_by_bit(low, room):
+    space = spaces.Box(low, low + np.float32(room), dtype=np.float32)
+    back = space_from_dict(json.loads(json.dumps(space_to_dict(space))))
+    assert isinstance(back, spaces.Box)
+    np.testing.assert_array_equal(back.low, space.low)
+    np.testing.assert_array_equal(back.high, space.high)
+    assert back.dtype == space.dtype
+
+
+def test_equal_bounds_of_a_large_box_are_one_number_each():
+    assert len(msgpack.packb(space_to_dict(spaces.Box(0, 255, (210, 160, 3), np.uint8)))) < 100
+
+
+def test_a_text_space_is_refused():
+    with pytest.raises(UnsupportedSpaceError, match="Text"):
+        space_to_dict(spaces.Text(5))
+
+
+BOX = {"kind": "Box", "shape": [2], "dtype": "float32", "low": 0.0, "high": 1.0}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        {},
+        {"kind": "Sphere"},
+        BOX | {"shape": [1 << 20, 1 << 20]},
+        BOX | {"shape": [-1]},
+        BOX | {"shape": "ab"},
+        BOX | {"shape": [1] * 40},
+        BOX | {"dtype": "object"},
+        BOX | {"dtype": ["float32"]},
+        BOX | {"low": [0.0, 1.0, 2.0]},
+        BOX | {"low": "much"},
+        BOX | {"low": None},
+        {"kind": "Box"},
+        {"kind": "Discrete", "n": 0, "start": 0},
+        {"kind": "Discrete", "n": "2", "start": 0},
+        {"kind": "Discrete", "n": True, "start": 0},
+        {"kind": "MultiDiscrete", "nvec": [2, -1], "start": [0, 0], "dtype": "int64"},
+        {"kind": "MultiDiscrete", "nvec": [2, 10**30], "start": [0, 0], "dtype": "int64"},
+        {"kind": "Tuple", "spaces": 3},
+        {"kind": "Dict", "spaces": [["a"]]},
+    ],
+    ids=repr,
+)
+def test_a_damaged_description_is_a_config_error(data):
+    with pytest.raises(ConfigError, match="space"):
+        space_from_dict(data)
+
+
+def test_endless_nesting_is_refused():
+    data = {"kind": "Discrete", "n": 2, "start": 0}
+    for _ in range(2000):
+        data = {"kind": "Tuple", "spaces": [data]}
+    with pytest.raises(ConfigError, match="nested"):
+        space_from_dict(data)
+
+
+def test_r118_clipping_touches_bounded_components_only():
+    space = spaces.Box(np.array([-1, -np.inf, 0], np.float32), np.array([1, np.inf, np.inf], np.float32))
+    actions = np.array([[5.0, -9.0, -3.0], [-5.0, 9.0, 3.0]], np.float32)
+    clipped = clip_actions(actions, space)
+    np.testing.assert_array_equal(clipped, [[1.0, -9.0, 0.0], [-1.0, 9.0, 3.0]])
+    assert clipped.dtype == np.float32
+    assert actions[0, 0] == 5.0  # the recorded action stays as it was
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (1,))], ids=str)
+def test_without_bounds_the_same_array_comes_back(space):
+    actions = np.array([1, 2])
+    assert clip_actions(actions, space) is actions
+
+
+def test_r117_components_are_regrouped_to_one_list_per_row():
+    rows = regroup_actions([np.array([1, 2]), np.array([[0.5, 0.6], [0.7, 0.8]])])
+    assert len(rows) == 2
+    assert rows[1][0] == 2
+    np.testing.assert_array_equal(rows[1][1], [0.7, 0.8])
+
+
+def test_components_of_different_length_are_refused():
+    with pytest.raises(ValueError, match="zip"):
+        regroup_actions([np.zeros(2), np.zeros(3)])
