@@ -1,0 +1,109 @@
+"""Refusing unknown keys and wrong values, in one plain sentence that names the key."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from aiorl.config.key import expected, sub_model
+from aiorl.errors import ConfigError, nearest
+
+__all__ = ["FREE_SUB_DICTS", "check_known", "plain_error", "warn_unheeded"]
+
+_log = logging.getLogger(__name__)
+
+FREE_SUB_DICTS = (
+    "tf_session_args",
+    "env_config",
+    "model",
+    "optimizer",
+    "multiagent",
+    "custom_resources_per_worker",
+    "evaluation_config",
+)
+"""Below these, keys that we don't know are allowed at any depth (SPEC 9.2)."""
+
+_OPEN = (*FREE_SUB_DICTS, "extra_python_environs_for_driver", "extra_python_environs_for_worker", "input", "callbacks")
+"""The free ones, and those whose keys are names that only the user can know."""
+
+_TYPE_FAULTS = ("_type", "_parsing", "_from_float", "literal_error")
+"""Ends of pydantic's codes for values of a wrong kind; for these we say what kind was wanted."""
+
+
+def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuses keys that the config doesn't have, except below the free sub-dicts (R167).
+
+    Raises: ConfigError whose hint offers the nearest names.
+    """
+    for name, value in values.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            _refuse(str(name), prefix, tuple(model.model_fields))
+        elif (not prefix and name in _OPEN) or not isinstance(value, Mapping):
+            continue
+        elif (inner := sub_model(field)) is not None:
+            check_known(inner, value, f"{prefix}{name}.")
+        else:
+            known = field.get_default(call_default_factory=True)
+            for sub in value:
+                if isinstance(known, Mapping) and sub not in known:
+                    _refuse(str(sub), f"{prefix}{name}.", tuple(known))
+
+
+def warn_unheeded(name: str, group: BaseModel) -> None:
+    """Warns of keys below a free sub-dict that nothing of ours heeds, since they may be slips of the pen."""
+    for extra in group.model_extra or {}:
+        _log.warning(
+            "%s.%s is no key that aiorl knows, so nothing of it heeds it.%s",
+            name,
+            extra,
+            nearest(extra, type(group).model_fields, count=1),
+        )
+
+
+def plain_error(model: type[BaseModel], error: ValidationError) -> ConfigError:
+    """The first fault that pydantic found, in one sentence."""
+    first = error.errors(include_url=False)[0]
+    names, annotation = _locate(model, first["loc"])
+    dotted, value = ".".join(names), first["input"]
+    if str(first["type"]).endswith(_TYPE_FAULTS):
+        wanted = expected(annotation)
+        return ConfigError(
+            f"{dotted} must be {wanted}, not {_shown(value)}.",
+            key=dotted,
+            value=value,
+            hint=nearest(str(value), wanted.split(" or ")).strip(),
+        )
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    separator = " " if message.startswith("must") else ": "
+    return ConfigError(f"{dotted}{separator}{message}, not {_shown(value)}.", key=dotted, value=value)
+
+
+def _refuse(name: str, prefix: str, known: tuple[str, ...]) -> None:
+    hint = nearest(name, known, count=2).strip() or "`python -m aiorl.learner --help-config` lists all keys."
+    raise ConfigError(f"There is no key {prefix}{name}.", key=f"{prefix}{name}", hint=hint)
+
+
+def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], Any]:
+    """The names of the keys on the way to a fault, and the declared type of the last one.
+
+    What follows the last key in `loc` (indices, pydantic's tags for the branches of a union) is left out.
+    """
+    names: list[str] = []
+    annotation: Any = None
+    inner: type[BaseModel] | None = model
+    for part in loc:
+        field = inner.model_fields.get(str(part)) if inner is not None else None
+        if field is None:
+            break
+        names.append(str(part))
+        annotation, inner = field.annotation, sub_model(field)
+    return names or [str(part) for part in loc], annotation
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

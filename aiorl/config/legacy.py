@@ -1,0 +1,57 @@
+"""Names that configs of other generations use: renamed with a warning, or refused with what to use instead."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from aiorl.errors import ConfigError
+
+__all__ = ["REMOVED_KEYS", "check_removed", "rename_legacy"]
+
+_log = logging.getLogger(__name__)
+
+REMOVED_KEYS: dict[str, str] = {
+    "gpu": "Use num_gpus, the number of GPUs.",
+    "gpu_fraction": "Use num_gpus with a fraction, such as num_gpus: 0.5.",
+    "use_gpu_for_workers": "Use num_gpus_per_worker.",
+    "tf_session_creator": "TensorFlow 2 has no sessions; tf_session_args sets thread pools and memory growth.",
+}
+"""Key -> what to use instead."""
+
+
+def check_removed(values: Mapping[str, Any]) -> None:
+    """Refuses keys that are gone.
+
+    Raises: ConfigError whose hint names the replacement (R168).
+    """
+    for name, hint in REMOVED_KEYS.items():
+        if name in values:
+            raise ConfigError(f"There is no key {name} any more.", key=name, value=values[name], hint=hint)
+
+
+def rename_legacy(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with old names replaced by new ones, each with a warning in the log (R169); `values` stays as it is.
+
+    Raises: ConfigError when the old and the new name are set to different values.
+    """
+    renamed = _rename(dict(values), "sample_batch_size", "rollout_fragment_length")
+    multiagent = renamed.get("multiagent")
+    if isinstance(multiagent, Mapping):
+        renamed["multiagent"] = _rename(dict(multiagent), "policy_graphs", "policies", "multiagent.")
+    return renamed
+
+
+def _rename(values: dict[str, Any], old: str, new: str, prefix: str = "") -> dict[str, Any]:
+    if old not in values:
+        return values
+    value = values.pop(old)
+    if new in values and values[new] != value:
+        raise ConfigError(
+            f"{prefix}{old} is the old name of {prefix}{new}, and the two are set to {value!r} and {values[new]!r}.",
+            key=f"{prefix}{old}", value=value, hint=f"Set {prefix}{new} only.",
+        )  # fmt: skip
+    _log.warning("%s%s is now called %s%s", prefix, old, prefix, new)
+    values[new] = value
+    return values

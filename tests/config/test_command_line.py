@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aiorl.config.command_line import WorkerArgs, configure_learner, parse_learner_args, parse_worker_args
+from aiorl.config.schema import CommonConfig, key
+from aiorl.errors import UnknownAlgorithmError
+
+
+class OtherConfig(CommonConfig):
+    """An algorithm's config."""
+
+    epochs: int = key(3, "Epochs over one batch.", group="Other")
+
+
+def config_class_of(name: str) -> type[CommonConfig]:
+    if name not in ("ppo", "other"):
+        raise UnknownAlgorithmError(f"There is no algorithm {name}.", key="algo", value=name)
+    return OtherConfig if name == "other" else CommonConfig
+
+
+def learner(*argv: str) -> CommonConfig:
+    return configure_learner(["--env", "CartPole-v1", *argv], config_class_of)
+
+
+def test_the_options_that_scripts_rely_on_set_their_keys() -> None:
+    line = (
+        "--env E --algo other --num-workers 0 --num-envs-per-worker 8 --vectorize native --seed 7 --stop-return -200 "
+        "--stop-timesteps 1000 --stop-time-s 2.5 --run-dir R --bind tcp://0.0.0.0:5557 --keys K --insecure "
+        "--max-worker-restarts 1"
+    )
+    config = configure_learner(line.split(), config_class_of)
+    set_keys = {name: value for name, value in config.to_dict().items() if value != OtherConfig().to_dict()[name]}
+    assert set_keys == {
+        "env": "E", "algo": "other", "num_workers": 0, "num_envs_per_worker": 8, "vectorize": "native", "seed": 7,
+        "stop_return": -200.0, "stop_timesteps": 1000, "stop_time_s": 2.5, "run_dir": "R",
+        "bind": "tcp://0.0.0.0:5557", "keys": "K", "insecure": True, "max_worker_restarts": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--lr", "5e-4", "--model.fcnet-hiddens", "[8, 8]", "--clip-actions", "false", "--epochs", "9"],
+        ["--lr=5e-4", "--model.fcnet_hiddens=[8, 8]", "--clip_actions=false", "--epochs=9"],
+        ["--set", "lr=5e-4", "--set", "model.fcnet_hiddens=[8, 8]", "--set", "clip_actions=false", "--set", "epochs=9"],
+    ],
+)
+def test_every_key_is_an_option_and_can_be_set(argv: list[str]) -> None:
+    config = learner("--algo", "other", *argv)
+    assert isinstance(config, OtherConfig)
+    assert (config.lr, config.model.fcnet_hiddens, config.clip_actions, config.epochs) == (5e-4, (8, 8), False, 9)
+
+
+def test_an_option_without_a_value_means_true() -> None:
+    config = learner("--model.use-lstm", "--ignore-worker-failures", "--seed", "1")
+    assert config.model.use_lstm
+    assert config.ignore_worker_failures
+
+
+def test_names_stay_text_whatever_they_look_like() -> None:
+    assert configure_learner(["--env", "123", "--run-dir", "2026"], config_class_of).run_dir == "2026"
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("lr: 0.1\ngamma: 0.5\n")
+    config = learner("--config", str(file), "--lr", "0.2")
+    assert (config.lr, config.gamma) == (0.2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--num-worker", "3"], "There is no option --num-worker. Did you mean '--num-workers'?"),
+        (["--print-confg"], "There is no option --print-confg. Did you mean '--print-config'?"),
+        (["--gama", "3"], "There is no option --gama. Did you mean '--gamma'?"),
+        (["--algo", "other", "--epoch", "3"], "Did you mean '--epochs'?"),
+        (["--set", "gama=3"], "There is no key gama. Did you mean 'gamma'?"),
+        (["--set", "gamma"], "--set takes KEY=VALUE, such as --set lr=3e-4, not 'gamma'."),
+        (["--num-workers", "many"], "--num-workers must be a whole number, not 'many'."),
+        (["--vectorize", "natve"], "Did you mean 'native'?"),
+        (["--gamma", "3"], "--gamma must be less than or equal to 1, not 3."),
+        (["--num-workers"], "--num-workers needs a value."),
+        (["--insecure=yes"], "--insecure takes no value."),
+        (["CartPole-v1"], "'CartPole-v1' belongs to no option."),
+        (["--algo", "nope"], "There is no algorithm nope."),
+        (["--config", "/nowhere.yaml"], "/nowhere.yaml can't be read"),
+        (["--bind", "tcp://0.0.0.0:1"], "needs keys"),
+        (["--model", "3", "--model.use-lstm", "true"], "can't both be given"),
+    ],
+)
+def test_wrong_usage_ends_with_status_2_and_one_sentence(
+    argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        learner(*argv)
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert sentence in said.err.splitlines()[0]
+    assert said.err.splitlines()[1:] == ["(`python -m aiorl.learner --help` shows examples.)"]
+
+
+def test_print_config_prints_what_can_be_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        learner("--lr", "0.2", "--print-config")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert yaml.safe_load(text)["lr"] == 0.2
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    assert configure_learner(["--config", str(file)], config_class_of) == learner("--lr", "0.2")
+
+
+def test_help_config_explains_the_algorithms_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        configure_learner(["--algo", "other", "--help-config"], config_class_of)
+    assert caught.value.code == 0
+    assert "epochs: 3\n      Epochs over one batch." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("parse", "prog"), [(parse_learner_args, "learner"), (parse_worker_args, "worker")])
+def test_help_teaches_by_example_and_shows_no_internal_option(
+    parse: object, prog: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--num-workers", "1", "--help"])  # type: ignore[operator]
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: python -m aiorl.{prog}" in text
+    assert text.count(f"\n  python -m aiorl.{prog} --") >= 2
+    assert "--slot" not in text
+    assert "None" not in text
+
+
+def test_a_worker_needs_an_address_only() -> None:
+    assert parse_worker_args(["--connect", "tcp://host:5557"]) == WorkerArgs(connect="tcp://host:5557")
+
+
+def test_a_worker_started_by_the_learner_gets_more() -> None:
+    line = (
+        "--connect tcp://h:1 --num-workers 3 --keys K --log-level debug --max-worker-restarts 0 "
+        "--slot 0 --worker-id w-1 --exit-with-parent"
+    )
+    assert parse_worker_args(line.split()) == WorkerArgs(
+        connect="tcp://h:1", num_workers=3, keys=Path("K"), log_level="DEBUG", max_worker_restarts=0,
+        slot=0, worker_id="w-1", exit_with_parent=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        ([], "--connect tcp://HOST:PORT"),
+        (["--connect", "host:1"], "--connect must look like tcp://HOST:PORT"),
+        (["--connect", "tcp://h:0"], "needs the learner's port"),
+        (["--conect", "tcp://h:1"], "There is no option --conect. Did you mean '--connect'?"),
+        (["--connect", "tcp://h:1", "--num-workers", "0"], "--num-workers must be a whole number of at least 1"),
+        (["--connect", "tcp://h:1", "--log-level", "loud"], "--log-level must be DEBUG or INFO"),
+        (["--connect", "tcp://h:1", "--slot", "x"], "--slot must be"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_of_a_worker_ends_with_status_2(
+    argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_worker_args(argv)
+    assert caught.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_parsing_is_quick_enough_not_to_be_noticed() -> None:
+    code = (
+        "import time; start = time.perf_counter()\n"
+        "from aiorl.config.command_line import configure_learner\n"
+        "from aiorl.config.schema import CommonConfig\n"
+        "configure_learner(['--env', 'E', '--lr', '1e-3'], lambda name: CommonConfig)\n"
+        "raise SystemExit(0 if time.process_time() < 2.0 else f'{time.process_time()} s')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from aiorl.config.legacy import rename_legacy
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("gpu", "num_gpus"),
+        ("gpu_fraction", "num_gpus"),
+        ("use_gpu_for_workers", "num_gpus_per_worker"),
+        ("tf_session_creator", "tf_session_args"),
+    ],
+)
+def test_a_removed_key_is_refused_with_its_replacement(old: str, new: str) -> None:
+    """R168."""
+    with pytest.raises(ValueError, match=f"There is no key {old} any more.* {new}"):
+        CommonConfig.from_mapping({old: 1})
+
+
+def test_sample_batch_size_is_renamed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """R169."""
+    with caplog.at_level(logging.WARNING):
+        config = CommonConfig.from_mapping({"sample_batch_size": 64})
+    assert config.rollout_fragment_length == 64
+    assert "sample_batch_size is now called rollout_fragment_length" in caplog.text
+
+
+def test_policy_graphs_is_renamed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """R169."""
+    values = {"multiagent": {"policy_graphs": {"a": 1}, "x": 2}}
+    with caplog.at_level(logging.WARNING):
+        assert rename_legacy(values) == {"multiagent": {"policies": {"a": 1}, "x": 2}}
+    assert values == {"multiagent": {"policy_graphs": {"a": 1}, "x": 2}}
+    assert "multiagent.policy_graphs is now called multiagent.policies" in caplog.text
+
+
+def test_old_and_new_name_may_agree_but_not_conflict() -> None:
+    """R169."""
+    assert rename_legacy({"sample_batch_size": 5, "rollout_fragment_length": 5}) == {"rollout_fragment_length": 5}
+    with pytest.raises(ConfigError, match="set to 5 and 6") as caught:
+        rename_legacy({"sample_batch_size": 5, "rollout_fragment_length": 6})
+    assert caught.value.key == "sample_batch_size"

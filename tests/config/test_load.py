@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.config.load import CONFIG_FILE, WITHHELD, dump_yaml, load_config, parse_value, read_yaml, save_config
+from aiorl.config.schema import CommonConfig, key
+from aiorl.errors import ConfigError, UnknownAlgorithmError
+
+
+class OtherConfig(CommonConfig):
+    """Another algorithm's config."""
+
+    algo: str = key("other", "Algorithm.", group="Run")
+    lr: float = key(0.5, "Learning rate.", group="Learning", gt=0)
+    epochs: int = key(3, "Epochs.", group="Other")
+
+
+def config_class_of(name: str) -> type[CommonConfig]:
+    classes: dict[str, type[CommonConfig]] = {"ppo": CommonConfig, "other": OtherConfig}
+    if name not in classes:
+        raise UnknownAlgorithmError(f"There is no algorithm {name}.", key="algo", value=name)
+    return classes[name]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults_give_way_to_the_algorithm_the_file_and_the_command_line(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "algo: other\nenv: FromFile\ngamma: 0.5\nmodel: {use_lstm: true}\n")
+    config = load_config(config_class_of, file=file, overrides={"gamma": 0.7, "model": {"lstm_cell_size": 8}})
+    assert isinstance(config, OtherConfig)
+    assert (config.lr, config.env, config.gamma, config.clip_actions) == (0.5, "FromFile", 0.7, True)
+    assert (config.model.use_lstm, config.model.lstm_cell_size) == (True, 8)
+
+
+def test_the_effective_config_prints_as_yaml_that_loads_back_equal(tmp_path: Path) -> None:
+    values = {
+        "env": "pkg.mod:Env", "algo": "other", "lr": 1e-5, "xla": "off", "epochs": 7,
+        "env_config": {"rate": 1e-7, "words": ["on", "1:30", "007", "1e5"], "deep": {"x": [None, True, -3.0, "é"]}},
+        "model": {"fcnet_hiddens": [32], "conv_filters": [[16, 8, 4]], "mine": {"a": 1}},
+        "extra_python_environs_for_worker": {"OMP": "1", "FLAG": "off"},
+    }  # fmt: skip
+    config = load_config(config_class_of, overrides=values)
+    text = dump_yaml(config)
+    file = write(tmp_path / "a.yaml", text)
+    assert load_config(config_class_of, file=file) == config
+    assert dump_yaml(load_config(config_class_of, file=file)) == text
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(min_size=1, max_size=6), json_like, max_size=4))
+def test_any_environment_arguments_survive_being_printed(arguments: dict) -> None:
+    config = CommonConfig.from_mapping({"env": "E", "env_config": arguments})
+    assert parse_value(dump_yaml(config))["env_config"] == config.env_config
+
+
+def test_secrets_are_withheld_and_taken_from_the_environment_on_the_way_back(tmp_path: Path) -> None:
+    variables = {"HF_TOKEN": "s3cr3t", "DB_PASSWORD": "s3cr3t", "AWS_SECRET_ACCESS_KEY": "s3cr3t", "PLAIN": "shown"}
+    overrides = {"env": "E", "extra_python_environs_for_worker": variables}
+    config = load_config(config_class_of, overrides=overrides)
+    text = dump_yaml(config)
+    assert "s3cr3t" not in text
+    assert "shown" in text
+    file = write(tmp_path / "a.yaml", text)
+    assert load_config(config_class_of, file=file, environ=variables) == config
+    with pytest.raises(ConfigError, match="HF_TOKEN is not set here"):
+        load_config(config_class_of, file=file, environ={})
+    assert WITHHELD in text
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("env: E\nlr: 3\nnum_worker: 2\n", "line 3: There is no key num_worker. Did you mean 'num_workers'"),
+        ("env: E\nmodel:\n  # a comment\n  use_lstm: 3\n", "line 4: model.use_lstm must be true or false"),
+        ("env: E\nmonitor: true\n", "line 2: monitor can only be False for now"),
+        ("a: [\n", "no valid YAML"),
+        ("env: x\nenv: y\n", "line 2: this is no valid YAML: env is set twice"),
+        ("model: {dim: 1, dim: 2}\n", "line 1: this is no valid YAML: dim is set twice"),
+        ("- 3\n", "holds `key: value` lines, not a list"),
+        ("env: !!python/object/apply:os.system [x]\n", "line 1: this is no valid YAML"),
+        ("a: \x00\n", "no valid YAML"),
+        ("algo: nope\n", "line 1: There is no algorithm nope"),
+        ("? [1, 2]\n: 3\n", "line 1: this is no valid YAML: a key is one plain word"),
+    ],
+)
+def test_a_bad_file_is_told_by_name_and_line(tmp_path: Path, text: str, sentence: str) -> None:
+    file = write(tmp_path / "bad.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_class_of, file=file)
+    assert sentence in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_line_is_not_named_when_the_command_line_set_the_key(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.yaml", "env: E\nlr: 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_class_of, file=file, overrides={"lr": -1})
+    assert "a.yaml" not in str(caught.value)
+
+
+def test_a_missing_or_binary_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.yaml can't be read: No such file"):
+        load_config(config_class_of, file=tmp_path / "gone.yaml")
+    (tmp_path / "bin").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="no UTF-8"):
+        load_config(config_class_of, file=tmp_path / "bin")
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert read_yaml(write(tmp_path / "a.yaml", "# nothing\n")) == ({}, {})
+
+
+def test_there_must_be_an_environment() -> None:
+    with pytest.raises(ConfigError, match="--env CartPole-v1") as caught:
+        load_config(config_class_of)
+    assert caught.value.key == "env"
+
+
+def test_resume_starts_from_the_runs_own_config(tmp_path: Path) -> None:
+    config = load_config(config_class_of, overrides={"env": "E", "algo": "other", "lr": 0.25, "stop_return": 10})
+    save_config(config.updated({"resume": str(tmp_path)}), tmp_path)
+    resumed = load_config(config_class_of, overrides={"resume": str(tmp_path), "stop_return": 20})
+    assert (resumed.algo, resumed.lr, resumed.stop_return) == ("other", 0.25, 20)
+    assert (resumed.resume, resumed.run_dir) == (str(tmp_path), str(tmp_path))
+    assert yaml.safe_load((tmp_path / CONFIG_FILE).read_text())["resume"] is None
+
+
+def test_resume_of_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no run directory: it holds no config\.yaml"):
+        load_config(config_class_of, overrides={"resume": str(tmp_path)})
+
+
+def test_a_config_that_cannot_be_saved_says_where(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="can't be written: Not a directory"):
+        save_config(CommonConfig(), tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3), ("-200", -200), ("1e-4", 1e-4), ("-1E5", -1e5), (".5", 0.5), ("3.", 3.0), ("0x10", 16), ("0", 0),
+        ("007", "007"), ("1:30", "1:30"), ("off", "off"), ("yes", "yes"), ("true", True), ("False", False),
+        ("null", None), ("~", None), ("", ""), ("[64, 64]", [64, 64]), ("{a: 1}", {"a": 1}), ("a b", "a b"),
+        ("2026-01-01", "2026-01-01"), ("*x", "*x"), ("[1", "[1"), ("gym:CartPole-v1", "gym:CartPole-v1"),
+        (".inf", math.inf),
+    ],
+)  # fmt: skip
+def test_values_are_read_by_the_rules_of_yaml_1_2(text: str, value: object) -> None:
+    read = parse_value(text)
+    assert read == value
+    assert type(read) is type(value)

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from aiorl.config.check import FREE_SUB_DICTS
+from aiorl.config.merge import with_base_config
+from aiorl.config.schema import CommonConfig, key, with_common_config
+from aiorl.errors import ConfigError, SecurityError
+
+# Copied by hand from the specification's table, not from the code.
+SPEC_DEFAULTS = {
+    "monitor": False,
+    "log_level": "INFO",
+    "callbacks": None,
+    "ignore_worker_failures": False,
+    "log_sys_usage": True,
+    "eager": False,
+    "no_eager_on_workers": False,
+    "eager_tracing": False,
+    "optimizer": {},
+    "gamma": 0.99,
+    "horizon": None,
+    "soft_horizon": False,
+    "no_done_at_end": False,
+    "env_config": {},
+    "env": None,
+    "clip_rewards": None,
+    "clip_actions": True,
+    "preprocessor_pref": "deepmind",
+    "lr": 0.0001,
+    "evaluation_interval": None,
+    "evaluation_num_episodes": 10,
+    "evaluation_config": {},
+    "num_workers": 2,
+    "num_gpus": 0,
+    "num_cpus_per_worker": 1,
+    "num_gpus_per_worker": 0,
+    "custom_resources_per_worker": {},
+    "num_cpus_for_driver": 1,
+    "memory": 0,
+    "object_store_memory": 0,
+    "memory_per_worker": 0,
+    "object_store_memory_per_worker": 0,
+    "num_envs_per_worker": 1,
+    "rollout_fragment_length": 200,
+    "train_batch_size": 200,
+    "batch_mode": "truncate_episodes",
+    "sample_async": False,
+    "observation_filter": "NoFilter",
+    "synchronize_filters": True,
+    "tf_session_args": {
+        "intra_op_parallelism_threads": 2,
+        "inter_op_parallelism_threads": 2,
+        "gpu_options": {"allow_growth": True},
+        "log_device_placement": False,
+        "device_count": {"CPU": 1},
+        "allow_soft_placement": True,
+    },
+    "local_tf_session_args": {"intra_op_parallelism_threads": 8, "inter_op_parallelism_threads": 8},
+    "compress_observations": False,
+    "collect_metrics_timeout": 180,
+    "metrics_smoothing_episodes": 100,
+    "remote_worker_envs": False,
+    "remote_env_batch_wait_ms": 0,
+    "min_iter_time_s": 0,
+    "timesteps_per_iteration": 0,
+    "seed": None,
+    "fake_sampler": False,
+    "extra_python_environs_for_driver": {},
+    "extra_python_environs_for_worker": {},
+    "input": "sampler",
+    "input_evaluation": ["is", "wis"],
+    "postprocess_inputs": False,
+    "shuffle_buffer_size": 0,
+    "output": None,
+    "output_compress_columns": ["obs", "new_obs"],
+    "output_max_file_size": 67108864,
+}
+
+
+class OnPolicyConfig(CommonConfig):
+    """An algorithm's config: other defaults, one more key."""
+
+    on_policy: ClassVar[bool] = True
+
+    lr: float = key(5e-5, "Learning rate.", group="Learning", gt=0)
+    num_sgd_iter: int = key(10, "Epochs over one train batch.", group="PPO", ge=1)
+
+
+@pytest.mark.parametrize("name", SPEC_DEFAULTS)
+def test_every_key_of_the_specification_is_there_with_its_default(name: str) -> None:
+    """R166."""
+    assert CommonConfig().to_dict()[name] == SPEC_DEFAULTS[name]
+
+
+def test_model_and_multiagent_have_the_keys_of_the_specification() -> None:
+    """R166."""
+    config = CommonConfig()
+    assert (config.model.dim, config.model.framestack, config.model.custom_preprocessor) == (84, True, None)
+    multiagent = config.multiagent
+    assert multiagent.policies == {}
+    assert multiagent.policy_mapping_fn is multiagent.policies_to_train is multiagent.observation_fn is None
+
+
+@pytest.mark.parametrize(
+    ("values", "named", "offered"),
+    [
+        ({"num_worker": 3}, "num_worker", "num_workers"),
+        ({"transport": {"heartbeat_interval": 2}}, "transport.heartbeat_interval", "heartbeat_interval_s"),
+        ({"local_tf_session_args": {"new": 1}}, "local_tf_session_args.new", "--help-config"),
+        ({"xyzzy": 1}, "xyzzy", "--help-config"),
+    ],
+)
+def test_an_unknown_key_or_sub_key_is_refused_by_name(values: dict, named: str, offered: str) -> None:
+    """R167."""
+    with pytest.raises(ConfigError) as caught:
+        CommonConfig.from_mapping(values)
+    assert caught.value.key == named
+    assert named in str(caught.value)
+    assert offered in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "free", sorted(set(FREE_SUB_DICTS) - {"optimizer", "evaluation_config", "custom_resources_per_worker"})
+)
+def test_below_the_free_sub_dicts_any_key_is_taken(free: str) -> None:
+    """R167; those that only their defaults are honoured of have tests of their own."""
+    config = CommonConfig.from_mapping({free: {"mine": {"deep": [1, {"er": 2}]}}})
+    assert config.to_dict()[free]["mine"] == {"deep": [1, {"er": 2}]}
+
+
+def test_a_slip_below_a_free_sub_dict_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        CommonConfig.from_mapping({"model": {"fcnet_hidens": [8], "use_lstm": True}})
+    assert [record.getMessage() for record in caplog.records] == [
+        "model.fcnet_hidens is no key that aiorl knows, so nothing of it heeds it. Did you mean 'fcnet_hiddens'?"
+    ]
+
+
+def test_the_users_config_merges_deeply_into_the_algorithms() -> None:
+    """R171."""
+    config = OnPolicyConfig.from_mapping({"model": {"use_lstm": True}, "tf_session_args": {"device_count": {"GPU": 0}}})
+    assert config.model.use_lstm
+    assert config.model.fcnet_hiddens == (64, 64)
+    assert config.tf_session_args["device_count"] == {"CPU": 1, "GPU": 0}
+    assert config.tf_session_args["allow_soft_placement"] is True
+    assert (config.lr, config.num_sgd_iter) == (5e-5, 10)
+
+
+def test_with_base_config_replaces_sub_dicts_and_leaves_the_base_untouched() -> None:
+    """R171."""
+    base = {"model": {"dim": 84, "framestack": True}, "lr": 1.0}
+    extended = with_base_config(base, {"model": {"dim": 42}})
+    assert extended == {"model": {"dim": 42}, "lr": 1.0}
+    extended["model"]["dim"] = 7
+    assert base == {"model": {"dim": 84, "framestack": True}, "lr": 1.0}
+    assert with_common_config({"model": {"dim": 42}})["model"] == {"dim": 42}
+    assert CommonConfig().model.dim == 84
+
+
+def test_custom_resources_are_refused_since_nothing_schedules_machines() -> None:
+    """R184."""
+    with pytest.raises(ValueError, match="schedules no machines"):
+        CommonConfig.from_mapping({"custom_resources_per_worker": {"tpu": 1}})
+
+
+def test_input_evaluation_must_be_a_list() -> None:
+    """R170."""
+    with pytest.raises(ValueError, match="input_evaluation must be a list"):
+        CommonConfig.from_mapping({"input_evaluation": "is"})
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"batch_mode": "truncate"}, "batch_mode must be truncate_episodes or complete_episodes, not 'truncate'"),
+        ({"observation_filter": "MeanStd"}, "Did you mean 'MeanStdFilter'?"),
+        ({"num_workers": "many"}, "num_workers must be a whole number, not 'many'"),
+        ({"num_workers": 1.5}, "num_workers must be a whole number, not 1.5"),
+        ({"num_workers": -1}, "num_workers must be greater than or equal to 0, not -1"),
+        ({"model": {"use_lstm": "maybe"}}, "model.use_lstm must be true or false, not 'maybe'"),
+        ({"model": {"fcnet_hiddens": [64, 0]}}, "model.fcnet_hiddens: every width must be at least 1"),
+        ({"model": {"fcnet_hiddens": ["a"]}}, "model.fcnet_hiddens must be a list of whole numbers"),
+        ({"model": {"use_lstm": True, "use_gru": True}}, "can't both be true"),
+        ({"model": 5}, "model must be a mapping, not 5"),
+        ({"clip_rewards": "perhaps"}, "clip_rewards must be true or false or null"),
+        ({"bind": "5557"}, "bind must look like tcp://HOST:PORT"),
+        ({"bind": "tcp://127.0.0.1:70000"}, "bind must look like"),
+        ({"transport": {"heartbeat_timeout_s": 1.5}}, "one late beat"),
+        ({"env": lambda: None}, "workers can't import it"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_in_one_sentence_that_names_the_key(values: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        CommonConfig.from_mapping(values)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bind_beyond_loopback_needs_keys_or_insecure_said_aloud() -> None:
+    with pytest.raises(SecurityError, match="needs keys") as caught:
+        CommonConfig.from_mapping({"bind": "tcp://0.0.0.0:5557"})
+    assert caught.value.key == "bind"
+    assert CommonConfig.from_mapping({"bind": "tcp://0.0.0.0:5557", "insecure": True}).insecure
+    assert CommonConfig.from_mapping({"bind": "tcp://0.0.0.0:5557", "keys": "k"}).keys == "k"
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 64))
+def test_a_train_batch_is_whole_fragments_or_the_nearest_sizes_are_named(size: int, length: int, envs: int) -> None:
+    values = {"train_batch_size": size, "rollout_fragment_length": length, "num_envs_per_worker": envs}
+    if size % (length * envs) == 0:
+        OnPolicyConfig.from_mapping(values)
+        return
+    with pytest.raises(ConfigError) as caught:
+        OnPolicyConfig.from_mapping(values)
+    offered = [int(word.strip(",")) for word in caught.value.hint.split() if word.strip(",").isdecimal()]
+    assert offered
+    for fitting in offered:
+        assert abs(fitting - size) < length * envs or fitting == length * envs
+        OnPolicyConfig.from_mapping({**values, "train_batch_size": fitting})
+
+
+def test_streaming_algorithms_and_whole_episodes_take_any_train_batch_size() -> None:
+    values = {"train_batch_size": 1000, "rollout_fragment_length": 300}
+    CommonConfig.from_mapping(values)
+    OnPolicyConfig.from_mapping({**values, "batch_mode": "complete_episodes"})
+
+
+def test_a_config_cannot_be_changed_but_updated() -> None:
+    config = CommonConfig()
+    with pytest.raises(ValidationError):
+        config.lr = 1.0  # type: ignore[misc]
+    assert config.updated({"lr": 1.0, "model": {"use_gru": True}}).model.use_gru
+    assert config == CommonConfig()
+    with pytest.raises(ConfigError, match="lr must be greater than 0"):
+        config.updated({"lr": 0})
+
+
+def test_two_configs_share_no_sub_dict() -> None:
+    CommonConfig().tf_session_args["gpu_options"]["allow_growth"] = False
+    assert CommonConfig().tf_session_args["gpu_options"] == {"allow_growth": True}
+
+
+def test_an_environment_class_is_named_by_its_import_path() -> None:
+    assert CommonConfig.from_mapping({"env": OrderedDict}).env == "collections:OrderedDict"
+
+
+def test_unknown_keys_can_be_allowed() -> None:
+    assert CommonConfig.from_mapping({"mine": 3, "lr": 0.5}, allow_unknown=True).lr == 0.5

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from aiorl.config.schema import CommonConfig
+from aiorl.config.worker import WorkerPart
+from aiorl.data.sample_plan import SamplePlan
+from aiorl.errors import ConfigError
+
+CONFIG = CommonConfig.from_mapping(
+    {"env": "CartPole-v1", "env_config": {"size": [1, 2]}, "seed": 3, "num_envs_per_worker": 8, "clip_rewards": True,
+     "transport": {"compression": "off"}, "observation_filter": "MeanStdFilter", "bind": "tcp://127.0.0.1:99"}
+)  # fmt: skip
+
+
+def test_a_worker_gets_its_part_as_plain_data_and_reads_it_back_equal() -> None:
+    part = WorkerPart.of(CONFIG, SamplePlan(postprocess="gae", postprocess_params={"gamma": 0.9}, columns=("obs",)))
+    wire = json.loads(json.dumps(part.to_dict()))
+    assert WorkerPart.from_dict(wire) == part
+    assert (part.env, part.seed, part.num_envs_per_worker, part.clip_rewards) == ("CartPole-v1", 3, 8, True)
+    assert part.transport.compression == "off"
+    assert part.sample_plan.columns == ("obs",)
+
+
+def test_every_key_of_the_part_is_a_key_of_the_config_with_its_default() -> None:
+    part = WorkerPart.of(CommonConfig.from_mapping({"env": "E"}))
+    common = CommonConfig().to_dict()
+    for name, value in part.to_dict().items():
+        if name not in ("sample_plan", "env"):
+            assert value == common[name], name
+
+
+def test_what_only_the_learner_needs_stays_there() -> None:
+    assert not {"bind", "keys", "insecure", "run_dir", "lr", "stop_return"} & set(WorkerPart.of(CONFIG).to_dict())
+
+
+def test_a_bad_part_is_refused_by_the_name_of_its_key() -> None:
+    with pytest.raises(ConfigError, match="num_envs_per_worker must be a whole number") as caught:
+        WorkerPart.from_dict({"env": "E", "num_envs_per_worker": "many"})
+    assert caught.value.key == "num_envs_per_worker"
+    with pytest.raises(ConfigError, match="env"):
+        WorkerPart.from_dict({})
+
+
+def test_a_key_of_a_newer_learner_is_passed_over() -> None:
+    assert WorkerPart.from_dict({"env": "E", "brand_new": 1}).env == "E"
+
+
+def test_a_workers_config_needs_neither_tensorflow_nor_matplotlib() -> None:
+    code = (
+        "import sys, aiorl.config.worker, aiorl.config.command_line\n"
+        "bad = {'tensorflow', 'keras', 'onnx', 'matplotlib', 'tensorboard'} & set(sys.modules)\n"
+        "raise SystemExit(f'loaded {bad}' if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
