@@ -1,0 +1,1 @@
+"""Where experience begins: environments by name, stepped in lockstep."""

@@ -1,0 +1,149 @@
+"""Checks of what an environment returns: one cheap test of the whole batch, the culprit sought only on failure."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import ArrayLike, NDArray
+
+from aiorl.errors import BadObservationError, BadRewardError, EnvError, UnsupportedSpaceError
+
+__all__ = ["ObservationCheck", "check_rewards", "env_fault"]
+
+StepOf = Callable[[int], int]
+"""Vector index -> step of that copy in its episode, for messages."""
+
+_SUPPORTED = ("Box", "Discrete", "MultiBinary", "MultiDiscrete")
+
+
+class ObservationCheck:
+    """What a batch of observations of one space must look like.
+
+    Attributes:
+        shape: shape of one observation.
+        dtype: dtype in which observations are kept.
+    """
+
+    def __init__(self, env_id: str, space: spaces.Space[Any]) -> None:
+        """Derive the checks from a space.
+
+        Raises:
+            UnsupportedSpaceError: a space that has no single array per observation.
+        """
+        self.env_id = env_id
+        self.shape: tuple[int, ...] = tuple(space.shape or ())
+        self._low: NDArray[Any] | int | None = None
+        self._high: NDArray[Any] | int | None = None
+        if isinstance(space, spaces.Box):
+            self.dtype = np.dtype(space.dtype)
+        elif isinstance(space, spaces.Discrete):
+            self.dtype = np.dtype(np.int64)
+            self._low, self._high = int(space.start), int(space.start + space.n - 1)
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.dtype = np.dtype(np.int64)
+            self._low, self._high = space.start, space.start + space.nvec - 1
+        elif isinstance(space, spaces.MultiBinary):
+            self.dtype = np.dtype(np.int8)
+            self._low, self._high = 0, 1
+        else:
+            raise UnsupportedSpaceError("the observation space", space, _SUPPORTED)
+        self._is_float = self.dtype.kind == "f"
+
+    def coerce(self, obs: Any, index: int, step: int) -> NDArray[Any]:
+        """One observation as an array of the right shape and dtype.
+
+        Raises:
+            BadObservationError: its shape differs, or its values do not convert safely.
+        """
+        try:
+            array = np.asarray(obs)
+        except (ValueError, TypeError) as error:
+            raise self._bad(f"observation of type {type(obs).__name__} is no array", index, step) from error
+        if array.shape != self.shape:
+            raise self._bad(f"observation has shape {array.shape}, expected {self.shape}", index, step)
+        if array.dtype != self.dtype and not _converts(array, self.dtype):
+            raise self._bad(f"observation has dtype {array.dtype}, expected {self.dtype}", index, step)
+        return array
+
+    def check_batch_shape(self, obs: Any, num_envs: int) -> NDArray[Any]:
+        """A whole batch [N, ...] from a vectorised environment.
+
+        Raises:
+            BadObservationError: shape or dtype differ.
+        """
+        array = np.asarray(obs)
+        expected = (num_envs, *self.shape)
+        if array.shape != expected:
+            raise self._bad(f"observations have shape {array.shape}, expected {expected}", 0, 0)
+        if array.dtype != self.dtype and not _converts(array, self.dtype):
+            raise self._bad(f"observations have dtype {array.dtype}, expected {self.dtype}", 0, 0)
+        return array
+
+    def check_values(self, obs: NDArray[Any], step_of: StepOf, index_of: StepOf | None = None) -> None:
+        """Every value is finite, and within the space where the space is discrete.
+
+        Args:
+            obs: [M, ...] observations.
+            step_of: row -> step of that copy's episode.
+            index_of: row -> vector index; None = rows are the copies in order.
+
+        Raises:
+            BadObservationError: naming the first row at fault.
+        """
+        if self._is_float:
+            if np.count_nonzero(np.isfinite(obs)) == obs.size:
+                return
+            good = np.isfinite(obs)
+            what = "holds NaN or infinity"
+        elif self._low is not None and self._high is not None:
+            good = (obs >= self._low) & (obs <= self._high)
+            if good.all():
+                return
+            what = f"is outside {self._low} to {self._high}"
+        else:
+            return
+        row = int(np.flatnonzero(~good.reshape(len(obs), -1).all(axis=1))[0])
+        index = index_of(row) if index_of is not None else row
+        raise self._bad(f"observation {what}: {_short(obs[row])}", index, step_of(row))
+
+    def _bad(self, message: str, index: int, step: int) -> BadObservationError:
+        return BadObservationError(self.env_id, message, vector_index=index, step=step)
+
+
+def check_rewards(env_id: str, rewards: NDArray[Any], step_of: StepOf) -> None:
+    """Every reward is a finite number.
+
+    Raises:
+        BadRewardError: naming the first copy at fault.
+    """
+    if np.count_nonzero(np.isfinite(rewards)) == rewards.size:
+        return
+    index = int(np.flatnonzero(~np.isfinite(rewards))[0])
+    message = f"reward is {rewards[index]}, expected a finite number"
+    raise BadRewardError(env_id, message, vector_index=index, step=step_of(index))
+
+
+def env_fault(env_id: str, doing: str, error: Exception, index: int, step: int) -> EnvError:
+    """An EnvError for what the environment's own code raised, traceback included."""
+    if isinstance(error, EnvError):
+        return error
+    text = "".join(traceback.format_exception(error))
+    message = f"{doing} raised {type(error).__name__}: {error}"
+    return EnvError(env_id, message, vector_index=index, step=step, traceback_text=text)
+
+
+def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    if np.can_cast(array.dtype, dtype, "same_kind") or (array.dtype.kind in "iub" and dtype.kind == "f"):
+        return True
+    if array.dtype.kind in "iub" and dtype.kind in "iub":
+        return bool(np.array_equal(array.astype(dtype), array))
+    return False
+
+
+def _short(value: ArrayLike) -> str:
+    text = np.array2string(np.asarray(value), threshold=8, edgeitems=3, precision=4)
+    return text if len(text) <= 200 else text[:200] + "..."

@@ -1,0 +1,249 @@
+"""Environments by name: registered names, Gymnasium ids, import paths and old ``gym:ID`` environments.
+
+What a name can be, tried in this order:
+
+* a name given to ``register_env``;
+* ``gym:ID``, an environment of the old ``gym`` package, through shimmy (extra ``gym``);
+* ``package.module:Name``, a class or function; a class derived from ``gymnasium.Env`` gets the environment
+  config as keyword arguments (or as one mapping, if its first parameter is called ``config``, ``env_config``,
+  ``context`` or ``env_context``), a function gets the ``EnvContext``;
+* ``module:EnvId``, a Gymnasium id that exists once ``module`` is imported;
+* a Gymnasium id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from aiorl.errors import ConfigError, UnknownEnvError, nearest
+
+__all__ = ["EnvContext", "EnvCreator", "register_env", "registered_env_names", "resolve_env"]
+
+_CONTEXT_PARAMETERS = frozenset({"config", "env_config", "context", "env_context", "ctx"})
+_registered: dict[str, Callable[[EnvContext], Any]] = {}
+
+
+class EnvContext(dict[str, Any]):
+    """The environment's config, and where the environment is made.
+
+    Attributes:
+        worker_index: slot of the worker, 0 = local.
+        vector_index: which copy in that worker, from 0.
+        remote: the copy lives in a process of its own.
+    """
+
+    def __init__(
+        self,
+        env_config: Mapping[str, Any] | None = None,
+        worker_index: int = 0,
+        vector_index: int = 0,
+        remote: bool = False,
+    ) -> None:
+        """Copy the config and note the place."""
+        super().__init__(env_config or {})
+        self.worker_index = worker_index
+        self.vector_index = vector_index
+        self.remote = remote
+
+    def copy_with_overrides(
+        self,
+        env_config: Mapping[str, Any] | None = None,
+        *,
+        worker_index: int | None = None,
+        vector_index: int | None = None,
+        remote: bool | None = None,
+    ) -> EnvContext:
+        """A copy with other values where given; what is None is inherited."""
+        return EnvContext(
+            self if env_config is None else env_config,
+            self.worker_index if worker_index is None else worker_index,
+            self.vector_index if vector_index is None else vector_index,
+            self.remote if remote is None else remote,
+        )
+
+
+class EnvCreator:
+    """Makes copies of one environment.
+
+    Attributes:
+        env_id: its name, for messages.
+        gym_id: the Gymnasium id behind it, or None.
+    """
+
+    def __init__(self, env_id: str, create: Callable[[EnvContext], Any], *, gym_id: str | None = None) -> None:
+        """Name a creating function."""
+        self.env_id = env_id
+        self.gym_id = gym_id
+        self._create = create
+
+    def __call__(self, context: EnvContext) -> Any:
+        """A new environment."""
+        return self._create(context)
+
+    @property
+    def gym_spec(self) -> EnvSpec | None:
+        """Gymnasium's registry entry, when the environment has one."""
+        return None if self.gym_id is None else gymnasium.spec(self.gym_id)
+
+    def __repr__(self) -> str:
+        return f"EnvCreator({self.env_id!r})"
+
+
+def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
+    """Make ``name`` an environment of this process; a later registration replaces an earlier one.
+
+    Args:
+        name: what configs will say.
+        creator: called with an EnvContext, returns a new environment.
+
+    Raises:
+        ConfigError: the name is empty or the creator cannot be called.
+    """
+    if not name or not isinstance(name, str):
+        raise ConfigError(f"environment name is {name!r}, expected a non-empty string.", key="env", value=name)
+    if not callable(creator):
+        raise ConfigError(f"creator of environment {name!r} cannot be called: {creator!r}.", key="env")
+    _registered[name] = creator
+
+
+def registered_env_names() -> list[str]:
+    """Names given to ``register_env``, sorted."""
+    return sorted(_registered)
+
+
+def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreator:
+    """What makes copies of the environment named.
+
+    Args:
+        env: a name (see the module's docstring), a class, or a creating function.
+
+    Raises:
+        UnknownEnvError: nothing of that name; the message offers the nearest names.
+        ConfigError: the name is good, but what it needs is not installed or fails to import.
+    """
+    if isinstance(env, EnvCreator):
+        return env
+    if not isinstance(env, str):
+        if not callable(env):
+            raise UnknownEnvError(f"env is {env!r}, expected a name, a class or a function.", key="env")
+        name = f"{getattr(env, '__module__', '')}:{getattr(env, '__qualname__', type(env).__name__)}"
+        return EnvCreator(name, _caller_of(env))
+    if env in _registered:
+        return EnvCreator(env, _registered[env])
+    if env.startswith("gym:"):
+        return _old_gym(env)
+    if ":" in env:
+        return _by_path(env)
+    return _gymnasium_id(env, env)
+
+
+def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Gymnasium warns of newer versions; the id asked for is meant
+            spec = gymnasium.spec(gym_id)
+    except gymnasium.error.Error as error:
+        known = [*_registered, *gymnasium.registry]
+        hint = nearest(gym_id, known).strip()
+        raise UnknownEnvError(
+            f"unknown environment {name!r}.",
+            key="env",
+            value=name,
+            hint=hint or "Give a Gymnasium id, 'package.module:Name' or a name given to register_env.",
+        ) from error
+
+    def create(context: EnvContext) -> Any:
+        try:
+            return gymnasium.make(spec, disable_env_checker=True, **context)
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ConfigError(f"environment {name!r} needs more packages: {error}", key="env") from error
+
+    return EnvCreator(name, create, gym_id=gym_id)
+
+
+def _by_path(name: str) -> EnvCreator:
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise UnknownEnvError(
+                f"environment {name!r}: there is no module {error.name!r} to import.",
+                key="env",
+                value=name,
+                hint="Is it installed, or its folder on PYTHONPATH?",
+            ) from error
+        raise ConfigError(f"environment {name!r}: importing {module_name!r} failed: {error}.", key="env") from error
+    except Exception as error:
+        raise ConfigError(f"environment {name!r}: importing {module_name!r} failed: {error}.", key="env") from error
+    found: Any = module
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            break
+    if callable(found):
+        return EnvCreator(name, _caller_of(found))
+    if attribute in gymnasium.registry:
+        return _gymnasium_id(name, attribute)
+    hint = nearest(attribute, [key for key in vars(module) if not key.startswith("_")]).strip()
+    raise UnknownEnvError(
+        f"unknown environment {name!r}: module {module_name!r} has no {attribute!r}, and it is no Gymnasium id.",
+        key="env",
+        value=name,
+        hint=hint,
+    )
+
+
+def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:
+    """How a class or function wants to be called with an EnvContext."""
+    if not inspect.isclass(creator):
+        return creator
+    try:
+        parameters = list(inspect.signature(creator).parameters.values())
+    except (TypeError, ValueError):
+        return creator
+    if parameters and parameters[0].name in _CONTEXT_PARAMETERS:
+        return creator
+    return lambda context: creator(**context)
+
+
+def _old_gym(name: str) -> EnvCreator:
+    gym_id = name.removeprefix("gym:")
+    try:
+        # The old package prints a notice to stderr when imported, and warns about NumPy.
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            gym = importlib.import_module("gym")
+            compatibility = importlib.import_module("shimmy.openai_gym_compatibility")
+    except ImportError as error:
+        raise ConfigError(
+            f"environment {name!r} needs the old gym package: {error}.",
+            key="env",
+            value=name,
+            hint="Install it with: pip install 'aiorl[gym]'",
+        ) from error
+    known = list(gym.envs.registry)
+    if gym_id not in known:
+        raise UnknownEnvError(
+            f"unknown environment {name!r}.",
+            key="env",
+            value=name,
+            hint=nearest(gym_id, known).strip() or "Give the id of an environment of the old gym package.",
+        )
+
+    def create(context: EnvContext) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "out of date" notices of the old package
+            env = gym.make(gym_id, disable_env_checker=True, **context)
+        return compatibility.GymV26CompatibilityV0(env=env)
+
+    return EnvCreator(name, create)

@@ -1,0 +1,1 @@
+"""From what an environment shows to what a policy sees: preprocessors and running filters."""

@@ -1,0 +1,434 @@
+"""Running observation filters whose statistics can be merged exactly across workers.
+
+A filter holds two statistics: what it normalises with, and a *delta*, what it saw since it last handed its
+delta out. Deltas travel under increasing sequence numbers; the learner merges each once and publishes the
+merged state with the highest number merged per worker. A worker that adopts a published state keeps on top of
+it whatever the learner has not acknowledged: deltas in flight, and the buffer. So nothing is counted twice or
+lost, in any order of messages. Source of the merge: Chan, Golub, LeVeque 1983, pairwise combination.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.errors import BatchError, ConfigError, nearest
+
+__all__ = [
+    "FILTER_NAMES",
+    "ConcurrentMeanStdFilter",
+    "FilterState",
+    "MeanStdFilter",
+    "NoFilter",
+    "ObservationFilter",
+    "RunningStat",
+    "make_filter",
+]
+
+FilterState = dict[str, NDArray[Any]]
+"""``n`` [] float64, ``mean`` and ``m2`` float64 of the filter's shape; empty for NoFilter."""
+
+EPSILON = 1e-8
+
+
+class RunningStat:
+    """Count, mean and sum of squared deviations of all samples pushed, element-wise in float64."""
+
+    __slots__ = ("m2", "mean", "n")
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        """Nothing seen yet."""
+        self.n = 0
+        self.mean = np.zeros(shape, np.float64)
+        self.m2 = np.zeros(shape, np.float64)
+
+    def push(self, batch: NDArray[Any]) -> None:
+        """Take in samples ``[B, *shape]``."""
+        self.merge_moments(*_moments(batch))
+
+    def merge_moments(self, n: int, mean: NDArray[np.float64], m2: NDArray[np.float64] | float) -> None:
+        """Take in n samples of which only the moments are known."""
+        if n == 0:
+            return
+        if self.n == 0:
+            self.n = n
+            self.mean = mean.copy()
+            self.m2 = self.m2 * 0.0 + m2
+            return
+        total = self.n + n
+        difference = mean - self.mean
+        self.m2 = self.m2 + m2 + difference * difference * (self.n * n / total)
+        self.mean = self.mean + difference * (n / total)
+        self.n = total
+
+    def merge(self, other: RunningStat) -> None:
+        """Take in all that another statistic saw."""
+        self.merge_moments(other.n, other.mean, other.m2)
+
+    @property
+    def var(self) -> NDArray[np.float64]:
+        """Variance with ddof 1; ones below two samples."""
+        return self.m2 / (self.n - 1) if self.n > 1 else np.ones_like(self.m2)
+
+    @property
+    def std(self) -> NDArray[np.float64]:
+        """Standard deviation with ddof 1; ones below two samples."""
+        return np.sqrt(self.var)
+
+    def copy(self) -> RunningStat:
+        """An independent statistic of the same samples."""
+        other = RunningStat(self.mean.shape)
+        other.n, other.mean, other.m2 = self.n, self.mean.copy(), self.m2.copy()
+        return other
+
+    def to_state(self) -> FilterState:
+        """As arrays, for the wire and for checkpoints."""
+        return {"n": np.asarray(self.n, np.int64), "mean": self.mean.copy(), "m2": self.m2.copy()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> RunningStat:
+        """The statistic that ``to_state`` wrote.
+
+        Raises:
+            BatchError: an entry is missing, not finite or not of the filter's shape.
+        """
+        stat = cls(shape)
+        for name in ("mean", "m2"):
+            array = np.asarray(state[name]) if name in state else None
+            if array is None or array.shape != shape or not np.isfinite(array).all():
+                got = "nothing" if array is None else f"shape {array.shape}, finite {np.isfinite(array).all()}"
+                raise BatchError(f"filter {name}", f"finite numbers of shape {shape}", got)
+            setattr(stat, name, array.astype(np.float64))
+        count = np.asarray(state.get("n", -1))
+        if count.size != 1 or not np.isfinite(count).all() or count.item() < 0 or (stat.m2 < 0).any():
+            raise BatchError("filter n, m2", "a count and squared deviations >= 0", state.get("n"))
+        stat.n = int(count.item())
+        return stat
+
+
+def _moments(batch: NDArray[Any]) -> tuple[int, NDArray[np.float64], NDArray[np.float64] | float]:
+    """Count, mean and sum of squared deviations of samples ``[B, ...]``."""
+    count = len(batch)
+    if count == 1:
+        return 1, batch[0].astype(np.float64), 0.0
+    samples = batch.astype(np.float64)
+    mean: NDArray[np.float64] = np.add.reduce(samples, axis=0) / max(count, 1)
+    samples -= mean
+    np.square(samples, out=samples)
+    return count, mean, np.add.reduce(samples, axis=0)
+
+
+class ObservationFilter(ABC):
+    """What a sampler needs of a filter.
+
+    Attributes:
+        is_concurrent: safe to call from several threads.
+        is_identity: returns observations as they are.
+    """
+
+    is_concurrent = False
+    is_identity = False
+
+    @abstractmethod
+    def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
+        """Filtered observations; with ``update`` they also enter the statistics.
+
+        Args:
+            obs: one sample of the filter's shape, or a batch ``[B, *shape]``.
+            update: False reads without learning.
+
+        Raises:
+            ValueError: any other shape.
+        """
+
+    @abstractmethod
+    def take_delta(self, sequence: int | None = None) -> FilterState:
+        """What was seen since the last call, now in flight under a sequence number.
+
+        Args:
+            sequence: number the delta is sent under, larger than every one before; None = one more than the
+                last.
+
+        Raises:
+            ValueError: a sequence number that does not increase.
+        """
+
+    @abstractmethod
+    def merge_delta(self, delta: Mapping[str, NDArray[Any]]) -> None:
+        """Take another filter's delta into the statistics only (the learner's side)."""
+
+    @abstractmethod
+    def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
+        """Statistics = published state + deltas in flight above ``acked_sequence`` + buffer."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Replace everything by a saved state; what was pending or in flight is forgotten."""
+
+    @abstractmethod
+    def state(self) -> FilterState:
+        """The statistics, without buffer, to publish or save."""
+
+    @abstractmethod
+    def as_serializable(self) -> ObservationFilter:
+        """A plain copy that needs no lock."""
+
+    @abstractmethod
+    def copy(self) -> ObservationFilter:
+        """An independent filter in the same state."""
+
+    @abstractmethod
+    def clear_buffer(self) -> None:
+        """Forget the delta; the statistics stay."""
+
+    @abstractmethod
+    def sync(self, other: ObservationFilter) -> None:
+        """Adopt the other's statistics and keep the own unsent delta on top; its buffer is ignored."""
+
+    @abstractmethod
+    def apply_changes(self, other: ObservationFilter, with_buffer: bool = False) -> None:
+        """Merge the other's delta into the own statistics; with the flag also adopt it as own delta."""
+
+
+class NoFilter(ObservationFilter):
+    """Observations as they are."""
+
+    is_concurrent = True
+    is_identity = True
+
+    def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
+        """The same array."""
+        return obs
+
+    def take_delta(self, sequence: int | None = None) -> FilterState:
+        """Nothing."""
+        return {}
+
+    def merge_delta(self, delta: Mapping[str, NDArray[Any]]) -> None:
+        """Nothing to do."""
+
+    def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
+        """Nothing to do."""
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Nothing to do."""
+
+    def state(self) -> FilterState:
+        """Nothing."""
+        return {}
+
+    def as_serializable(self) -> NoFilter:
+        """Itself: it has no state."""
+        return self
+
+    def copy(self) -> NoFilter:
+        """Itself: it has no state."""
+        return self
+
+    def clear_buffer(self) -> None:
+        """Nothing to do."""
+
+    def sync(self, other: ObservationFilter) -> None:
+        """Nothing to do."""
+
+    def apply_changes(self, other: ObservationFilter, with_buffer: bool = False) -> None:
+        """Nothing to do."""
+
+
+class MeanStdFilter(ObservationFilter):
+    """Observations less their running mean, over their running standard deviation, element-wise, float32.
+
+    Attributes:
+        shape: shape of one observation.
+        clip: outputs are limited to ``[-clip, clip]``; None = not at all.
+    """
+
+    def __init__(self, shape: tuple[int, ...], clip: float | None = None) -> None:
+        """Nothing seen yet."""
+        self.shape = tuple(shape)
+        self.clip = clip
+        self._stat = RunningStat(self.shape)
+        self._buffer = RunningStat(self.shape)
+        self._in_flight: dict[int, RunningStat] = {}
+        self._last_sequence = 0
+        self._scale: NDArray[np.float64] | None = None
+        self._lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+    @property
+    def count(self) -> int:
+        """Samples in the statistics."""
+        return self._stat.n
+
+    @property
+    def buffer_count(self) -> int:
+        """Samples in the delta not yet handed out."""
+        return self._buffer.n
+
+    def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[np.float32]:
+        """See ObservationFilter."""
+        single = obs.shape == self.shape
+        if not single and obs.shape[1:] != self.shape:
+            raise ValueError(f"observation has shape {obs.shape}, expected {self.shape} or a batch of it")
+        batch = obs[None] if single else obs
+        with self._lock:
+            if update:
+                moments = _moments(batch)
+                self._stat.merge_moments(*moments)
+                self._buffer.merge_moments(*moments)
+                self._scale = None
+            if self._scale is None:
+                self._scale = 1.0 / (self._stat.std + EPSILON)
+            out = ((batch - self._stat.mean) * self._scale).astype(np.float32)
+        if self.clip is not None:
+            np.clip(out, -self.clip, self.clip, out=out)
+        return out[0] if single else out
+
+    def take_delta(self, sequence: int | None = None) -> FilterState:
+        """See ObservationFilter."""
+        with self._lock:
+            number = self._last_sequence + 1 if sequence is None else sequence
+            if number <= self._last_sequence:
+                raise ValueError(f"delta sequence {number} does not follow {self._last_sequence}")
+            self._last_sequence = number
+            delta, self._buffer = self._buffer, RunningStat(self.shape)
+            if delta.n:
+                self._in_flight[number] = delta
+            return delta.to_state()
+
+    def merge_delta(self, delta: Mapping[str, NDArray[Any]]) -> None:
+        """See ObservationFilter.
+
+        Raises:
+            BatchError: a delta that does not fit the filter's shape or is not finite.
+        """
+        other = RunningStat.from_state(delta, self.shape)
+        with self._lock:
+            self._stat.merge(other)
+            self._scale = None
+
+    def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
+        """See ObservationFilter. States are adopted in the order of their versions: that is the caller's part.
+
+        Raises:
+            BatchError: a state that does not fit the filter's shape or is not finite.
+        """
+        stat = RunningStat.from_state(state, self.shape)
+        with self._lock:
+            for number in [number for number in self._in_flight if number <= acked_sequence]:
+                del self._in_flight[number]
+            for pending in self._in_flight.values():
+                stat.merge(pending)
+            stat.merge(self._buffer)
+            self._stat = stat
+            self._scale = None
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """See ObservationFilter.
+
+        Raises:
+            BatchError: a state that does not fit the filter's shape or is not finite.
+        """
+        stat = RunningStat.from_state(state, self.shape)
+        with self._lock:
+            self._in_flight.clear()
+            self._buffer = RunningStat(self.shape)
+            self._stat = stat
+            self._scale = None
+
+    def state(self) -> FilterState:
+        """See ObservationFilter."""
+        with self._lock:
+            return self._stat.to_state()
+
+    def delta(self) -> FilterState:
+        """The pending delta, left where it is."""
+        with self._lock:
+            return self._buffer.to_state()
+
+    def as_serializable(self) -> MeanStdFilter:
+        """See ObservationFilter."""
+        return self._copy_into(MeanStdFilter(self.shape, self.clip))
+
+    def copy(self) -> MeanStdFilter:
+        """See ObservationFilter."""
+        return self._copy_into(type(self)(self.shape, self.clip))
+
+    def _copy_into(self, other: MeanStdFilter) -> MeanStdFilter:
+        with self._lock:
+            other._stat = self._stat.copy()
+            other._buffer = self._buffer.copy()
+            other._in_flight = {number: stat.copy() for number, stat in self._in_flight.items()}
+            other._last_sequence = self._last_sequence
+        return other
+
+    def clear_buffer(self) -> None:
+        """See ObservationFilter."""
+        with self._lock:
+            self._buffer = RunningStat(self.shape)
+
+    def sync(self, other: ObservationFilter) -> None:
+        """See ObservationFilter."""
+        stat = self._plain(other)._stat.copy()
+        with self._lock:
+            stat.merge(self._buffer)
+            self._stat = stat
+            self._scale = None
+
+    def apply_changes(self, other: ObservationFilter, with_buffer: bool = False) -> None:
+        """See ObservationFilter."""
+        delta = self._plain(other)._buffer
+        with self._lock:
+            self._stat.merge(delta)
+            if with_buffer:
+                self._buffer = delta.copy()
+            self._scale = None
+
+    def _plain(self, other: ObservationFilter) -> MeanStdFilter:
+        if not isinstance(other, MeanStdFilter) or other.shape != self.shape:
+            raise ValueError(f"expected a MeanStdFilter of shape {self.shape}, got {other!r}")
+        return other.as_serializable()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.shape}, n={self._stat.n}, buffered={self._buffer.n})"
+
+
+class ConcurrentMeanStdFilter(MeanStdFilter):
+    """MeanStdFilter that several threads may use at once."""
+
+    is_concurrent = True
+
+    def __init__(self, shape: tuple[int, ...], clip: float | None = None) -> None:
+        """Nothing seen yet."""
+        super().__init__(shape, clip)
+        self._lock = threading.RLock()
+
+
+_FILTERS: dict[str, type[MeanStdFilter]] = {
+    "MeanStdFilter": MeanStdFilter,
+    "ConcurrentMeanStdFilter": ConcurrentMeanStdFilter,
+}
+FILTER_NAMES = ("NoFilter", *_FILTERS)
+
+
+def make_filter(name: str, shape: tuple[int, ...]) -> ObservationFilter:
+    """The filter of that name for observations of that shape.
+
+    Raises:
+        ConfigError: no filter of that name (also a ValueError).
+    """
+    if name == "NoFilter":
+        return NoFilter()
+    if name not in _FILTERS:
+        raise ConfigError(
+            f"observation_filter is {name!r}, expected one of {', '.join(FILTER_NAMES)}.",
+            key="observation_filter",
+            value=name,
+            hint=nearest(str(name), FILTER_NAMES).strip(),
+        )
+    return _FILTERS[name](shape)

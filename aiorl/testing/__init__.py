@@ -1,0 +1,1 @@
+"""For tests, ours and users': environments, fakes, contracts."""

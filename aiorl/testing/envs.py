@@ -1,0 +1,259 @@
+"""Small environments with known trajectories, and ones that fail on purpose.
+
+All can be named by import path, for instance ``aiorl.testing.envs:RecallEnv``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+
+__all__ = ["CountingEnv", "CountingVectorEnv", "FaultyEnv", "RecallEnv", "counting_obs"]
+
+F32 = NDArray[np.float32]
+Step = tuple[Any, float, bool, bool, dict[str, Any]]
+
+
+def counting_obs(episode: int, step: int, index: int = 0) -> F32:
+    """What CountingEnv and CountingVectorEnv show at a step of an episode: [episode, step, index]."""
+    return np.array([episode, step, index], np.float32)
+
+
+class CountingEnv(gymnasium.Env[F32, np.int64]):
+    """Shows episode number, step number and its index; each step's reward is the number of the step (1, 2, ...).
+
+    Actions have no effect. The first episode is number 0.
+
+    Attributes:
+        last_actions: actions received, oldest first.
+        seeds: seeds that ``reset`` was given, None where it got none.
+    """
+
+    def __init__(
+        self, length: int = 5, end: str = "terminate", index: int = 0, actions: int = 2, reward_scale: float = 1.0
+    ) -> None:
+        """Make one copy.
+
+        Args:
+            length: steps per episode.
+            end: ``"terminate"``, ``"truncate"``, ``"both"``, or ``"never"``.
+            index: number shown as the last entry of each observation.
+            actions: size of the Discrete action space.
+            reward_scale: factor of all rewards.
+        """
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(actions)
+        self.last_actions: list[int] = []
+        self.seeds: list[int | None] = []
+        self._length = length
+        self._end = end
+        self._index = index
+        self._scale = reward_scale
+        self._episode = -1
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[F32, dict[str, Any]]:
+        """Begin the next episode."""
+        super().reset(seed=seed)
+        self.seeds.append(seed)
+        self._episode += 1
+        self._step = 0
+        return counting_obs(self._episode, 0, self._index), {}
+
+    def step(self, action: np.int64 | int) -> Step:
+        """Count on."""
+        self.last_actions.append(int(action))
+        self._step += 1
+        ended = self._step >= self._length
+        terminated = ended and self._end in ("terminate", "both")
+        truncated = ended and self._end in ("truncate", "both")
+        obs = counting_obs(self._episode, self._step, self._index)
+        return obs, self._step * self._scale, terminated, truncated, {}
+
+
+class FaultyEnv(CountingEnv):
+    """A CountingEnv that fails at one step of its first episode.
+
+    Faults: ``"reset"`` and ``"step"`` raise RuntimeError; ``"nan_obs"``, ``"inf_obs"``, ``"wrong_shape"`` and
+    ``"wrong_dtype"`` spoil the observation, ``"nan_reward"`` and ``"text_reward"`` the reward; ``"exit"`` ends
+    the process; ``"constructor"`` raises at once.
+    """
+
+    def __init__(self, fault: str = "step", at_step: int = 3, length: int = 100) -> None:
+        """Make one copy that fails at ``at_step`` (not counted for resets)."""
+        if fault == "constructor":
+            raise RuntimeError("this environment cannot be made")
+        super().__init__(length)
+        self._fault = fault
+        self._at_step = at_step
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[F32, dict[str, Any]]:
+        """Begin the next episode, or raise."""
+        if self._fault == "reset":
+            raise RuntimeError("reset failed on purpose")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: np.int64 | int) -> Step:
+        """Count on, or fail."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self._step != self._at_step or self._episode != 0:
+            return obs, reward, terminated, truncated, info
+        faulty_obs: Any = obs
+        faulty_reward: Any = reward
+        match self._fault:
+            case "step":
+                raise RuntimeError("step failed on purpose")
+            case "exit":
+                raise SystemExit(3)
+            case "nan_obs":
+                faulty_obs = obs * np.nan
+            case "inf_obs":
+                faulty_obs = obs + np.inf
+            case "wrong_shape":
+                faulty_obs = obs[:2]
+            case "wrong_dtype":
+                faulty_obs = np.array(["a", "b", "c"])
+            case "nan_reward":
+                faulty_reward = float("nan")
+            case "text_reward":
+                faulty_reward = "a lot"
+        return faulty_obs, faulty_reward, terminated, truncated, info
+
+
+class RecallEnv(gymnasium.Env[F32, np.int64]):
+    """Shows a symbol once; ``delay`` steps later the action must name it.
+
+    Step 0 shows one of S symbols, drawn uniformly, as a one-hot vector with a trailing 0. The following
+    observations are all zeros, but for the last one before the answer, whose trailing entry is 1. The action
+    taken there earns 1 if it is the symbol's number, else 0, and ends the episode; all other actions earn 0.
+
+    A policy that remembers can always earn 1. One whose action depends on the current observation only earns
+    1/S in expectation, whatever it does: the observation at which it answers is the same for every symbol, so
+    its answer A is independent of the symbol X, and P(A = X) = sum_x P(A = x) P(X = x) = 1/S.
+
+    Attributes:
+        best_memoryless_return: 1/S.
+    """
+
+    def __init__(self, delay: int = 3, symbols: int = 2) -> None:
+        """Make one copy.
+
+        Args:
+            delay: steps between the symbol and the answer, at least 1.
+            symbols: S, at least 2.
+
+        Raises:
+            ValueError: a delay or a number of symbols below that.
+        """
+        if delay < 1 or symbols < 2:
+            raise ValueError(f"delay is {delay} and symbols {symbols}, expected at least 1 and 2")
+        self.observation_space = spaces.Box(0.0, 1.0, (symbols + 1,), np.float32)
+        self.action_space = spaces.Discrete(symbols)
+        self.best_memoryless_return = 1.0 / symbols
+        self._delay = delay
+        self._symbols = symbols
+        self._symbol = 0
+        self._step = 0
+
+    def _obs(self) -> F32:
+        obs = np.zeros(self._symbols + 1, np.float32)
+        if self._step == 0:
+            obs[self._symbol] = 1.0
+        elif self._step == self._delay:
+            obs[-1] = 1.0
+        return obs
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[F32, dict[str, Any]]:
+        """Draw a symbol and show it."""
+        super().reset(seed=seed)
+        self._symbol = int(self.np_random.integers(self._symbols))
+        self._step = 0
+        return self._obs(), {}
+
+    def step(self, action: np.int64 | int) -> Step:
+        """Wait, or take the answer."""
+        answered = self._step == self._delay
+        reward = float(answered and int(action) == self._symbol)
+        self._step += 1
+        return self._obs(), reward, answered, False, {}
+
+
+class CountingVectorEnv(VectorEnv[F32, NDArray[np.int64], Any]):
+    """CountingEnv's trajectories as a vector environment, in any autoreset mode; copy i has length ``lengths[i]``."""
+
+    def __init__(
+        self,
+        num_envs: int = 2,
+        lengths: Sequence[int] = (3, 5),
+        end: str = "terminate",
+        mode: str = "NextStep",
+    ) -> None:
+        """Make the copies.
+
+        Args:
+            num_envs: number of copies N.
+            lengths: steps per episode of each copy, repeated as needed.
+            end: ``"terminate"`` or ``"truncate"``.
+            mode: value of gymnasium's AutoresetMode: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
+        """
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode(mode)}
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (num_envs, 3), np.float32)
+        self.action_space = spaces.MultiDiscrete([2] * num_envs)
+        self._mode = AutoresetMode(mode)
+        self._lengths = np.array([lengths[i % len(lengths)] for i in range(num_envs)])
+        self._end = end
+        self._episodes = np.full(num_envs, -1)
+        self._steps = np.zeros(num_envs, np.int64)
+        self._ended = np.zeros(num_envs, np.bool_)
+
+    def _begin(self, mask: NDArray[np.bool_]) -> None:
+        self._episodes[mask] += 1
+        self._steps[mask] = 0
+        self._ended[mask] = False
+
+    def _obs(self) -> F32:
+        return np.stack([self._episodes, self._steps, np.arange(self.num_envs)], axis=1).astype(np.float32)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[F32, dict[str, Any]]:
+        """Begin the next episode in all copies, or in those of ``options["reset_mask"]``."""
+        mask = (options or {}).get("reset_mask")
+        self._begin(np.ones(self.num_envs, np.bool_) if mask is None else mask)
+        return self._obs(), {}
+
+    def step(
+        self, actions: NDArray[np.int64]
+    ) -> tuple[F32, NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Count on in all copies."""
+        fresh = self._ended.copy()
+        if self._mode is AutoresetMode.DISABLED and fresh.any():
+            raise RuntimeError("a copy whose episode has ended was stepped")
+        self._steps[~fresh] += 1
+        self._begin(fresh)
+        rewards = self._steps.astype(np.float64)
+        ended = ~fresh & (self._steps >= self._lengths)
+        obs = self._obs()
+        infos: dict[str, Any] = {}
+        if self._mode is AutoresetMode.SAME_STEP:
+            if ended.any():
+                finals = np.full(self.num_envs, None, object)
+                for index in np.flatnonzero(ended):
+                    finals[index] = obs[index]
+                infos = {"final_obs": finals, "_final_obs": ended.copy()}
+                self._begin(ended)
+                obs = self._obs()
+        else:
+            self._ended = ended.copy()
+        none = np.zeros(self.num_envs, np.bool_)
+        terminated = self._end == "terminate"
+        return obs, rewards, ended if terminated else none, none.copy() if terminated else ended, infos

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.env.checks import ObservationCheck, check_rewards, env_fault
+from aiorl.errors import BadObservationError, BadRewardError, EnvError, UnsupportedSpaceError
+
+
+def test_the_first_row_at_fault_is_named_with_its_own_index_and_step():
+    check = ObservationCheck("maze", spaces.Box(-1, 1, (2,), np.float32))
+    obs = np.zeros((4, 2), np.float32)
+    check.check_values(obs, lambda row: 0)
+    obs[2, 1] = -np.inf
+    with pytest.raises(BadObservationError, match="copy 2, at step 12") as caught:
+        check.check_values(obs, lambda row: 10 + row)
+    assert "-inf" in str(caught.value)
+    with pytest.raises(BadObservationError, match="copy 7"):
+        check.check_values(obs, lambda row: 1, lambda row: 5 + row)
+
+
+def test_huge_but_finite_numbers_pass_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check = ObservationCheck("big", spaces.Box(-np.inf, np.inf, (2,), np.float32))
+        check.check_values(np.full((8, 2), 3e38, np.float32), lambda row: 0)
+        check_rewards("big", np.full(8, 1e308), lambda row: 0)
+
+
+def test_bytes_are_not_searched_for_nan():
+    ObservationCheck("atari", spaces.Box(0, 255, (2, 2), np.uint8)).check_values(np.zeros((1, 2, 2), np.uint8), int)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rewards_must_be_finite(value):
+    with pytest.raises(BadRewardError, match=r"copy 1, at step 3.*reward is"):
+        check_rewards("maze", np.array([0.0, value]), lambda row: 3)
+
+
+def test_a_long_observation_is_shortened_in_the_message():
+    check = ObservationCheck("image", spaces.Box(-1, 1, (64, 64, 3), np.float32))
+    with pytest.raises(BadObservationError) as caught:
+        check.check_values(np.full((1, 64, 64, 3), np.nan, np.float32), int)
+    assert len(str(caught.value)) < 400
+
+
+def test_structured_spaces_are_refused():
+    with pytest.raises(UnsupportedSpaceError):
+        ObservationCheck("dict", spaces.Dict({"a": spaces.Discrete(2)}))
+
+
+def test_an_error_that_names_the_environment_already_is_kept():
+    known = EnvError("maze", "fell over", vector_index=3)
+    assert env_fault("other", "step", known, 0, 0) is known
+    try:
+        raise KeyError("door")
+    except KeyError as error:
+        fault = env_fault("maze", "step", error, 2, 5)
+    assert str(fault) == "environment 'maze', copy 2, at step 5 of its episode: step raised KeyError: 'door'"
+    assert "raise KeyError" in fault.traceback_text

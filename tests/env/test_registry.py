@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import gymnasium
+import numpy as np
+import pytest
+
+from aiorl.env import registry
+from aiorl.env.registry import EnvContext, EnvCreator, register_env, registered_env_names, resolve_env
+from aiorl.env.vector_env import SerialEnv, episode_limit
+from aiorl.errors import ConfigError, UnknownEnvError
+from aiorl.testing.envs import CountingEnv, RecallEnv
+
+
+@pytest.fixture(autouse=True)
+def _clean_registry(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+
+
+def test_a_gymnasium_id_makes_the_environment_with_its_config():
+    env = resolve_env("CartPole-v1")(EnvContext({"sutton_barto_reward": True}))
+    assert env.unwrapped._sutton_barto_reward is True
+    assert episode_limit(env) == 500
+    env.close()
+
+
+def test_an_import_path_makes_a_class_with_the_config_as_keywords():
+    env = resolve_env("aiorl.testing.envs:RecallEnv")(EnvContext({"delay": 5, "symbols": 3}))
+    assert isinstance(env, RecallEnv)
+    assert env.best_memoryless_return == 1 / 3
+
+
+def test_a_class_whose_first_parameter_is_called_config_and_a_function_get_the_context():
+    class Rllib(CountingEnv):
+        def __init__(self, config):
+            super().__init__()
+            self.context = config
+
+    context = EnvContext({"a": 1}, worker_index=3, vector_index=2)
+    assert resolve_env(Rllib)(context).context is context
+    assert resolve_env(lambda given: given)(context) is context
+    assert resolve_env(CountingEnv)(EnvContext({"length": 9}))._length == 9
+
+
+def test_registered_names_come_first_and_can_be_replaced():
+    register_env("CartPole-v1", lambda context: "mine")
+    assert resolve_env("CartPole-v1")(EnvContext()) == "mine"
+    register_env("CartPole-v1", lambda context: "newer")
+    assert resolve_env("CartPole-v1")(EnvContext()) == "newer"
+    assert registered_env_names() == ["CartPole-v1"]
+
+
+def test_a_module_that_registers_gymnasium_ids_is_imported_first(monkeypatch):
+    module = types.ModuleType("some_envs")
+    monkeypatch.setitem(sys.modules, "some_envs", module)
+    monkeypatch.setitem(gymnasium.registry, "Other-v0", gymnasium.spec("CartPole-v1"))
+    creator = resolve_env("some_envs:Other-v0")
+    assert creator.gym_id == "Other-v0"
+    assert creator.env_id == "some_envs:Other-v0"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("CartPol-v1", "CartPole-v1"),
+        ("CartPole-v77", "CartPole"),
+        ("no_such_module:Env", "no_such_module"),
+        ("aiorl.no_such:Env", "aiorl.no_such"),
+        ("aiorl.testing.envs:RecalEnv", "RecallEnv"),
+        ("", "register_env"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_a_hint(name, hint):
+    with pytest.raises(UnknownEnvError) as caught:
+        resolve_env(name)
+    assert hint in str(caught.value)
+
+
+def test_an_unknown_registered_name_is_offered():
+    register_env("my-maze", lambda context: None)
+    with pytest.raises(UnknownEnvError, match="my-maze"):
+        resolve_env("my-mase")
+
+
+def test_a_module_that_fails_to_import_is_not_called_unknown(tmp_path, monkeypatch):
+    (tmp_path / "broken_env_module.py").write_text("import not_installed_anywhere\n")
+    (tmp_path / "raising_env_module.py").write_text("raise OSError('no display')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="not_installed_anywhere") as caught:
+        resolve_env("broken_env_module:Env")
+    assert not isinstance(caught.value, UnknownEnvError)
+    with pytest.raises(ConfigError, match="no display"):
+        resolve_env("raising_env_module:Env")
+
+
+@pytest.mark.parametrize("value", [3, None, ["CartPole-v1"]])
+def test_what_is_no_name_class_or_function_is_refused(value):
+    with pytest.raises(UnknownEnvError):
+        resolve_env(value)
+
+
+@pytest.mark.parametrize(("name", "creator"), [("", print), (3, print), ("x", "not callable")])
+def test_bad_registrations_are_refused(name, creator):
+    with pytest.raises(ConfigError):
+        register_env(name, creator)
+
+
+def test_the_context_is_copied_with_overrides_and_inherits_the_rest():
+    context = EnvContext({"a": 1}, worker_index=2, vector_index=0)
+    other = context.copy_with_overrides(vector_index=4, remote=True)
+    assert (other, other.worker_index, other.vector_index, other.remote) == ({"a": 1}, 2, 4, True)
+    assert context.copy_with_overrides({"b": 2}, worker_index=0) == {"b": 2}
+    assert context.copy_with_overrides(worker_index=0).worker_index == 0
+    assert (context.vector_index, context.remote) == (0, False)
+
+
+def test_old_gym_cartpole_runs_with_its_time_limit():
+    pytest.importorskip("shimmy")
+    env = SerialEnv([resolve_env("gym:CartPole-v1")(EnvContext())], env_id="gym:CartPole-v1")
+    assert env.max_episode_steps == 500
+    first = env.reset([7])
+    np.testing.assert_array_equal(first, env.reset([7]))
+    ends = 0
+    for t in range(200):
+        step = env.step(np.array([t % 3 // 2]))
+        assert step.rewards[0] == 1.0
+        if step.final_obs is not None:
+            ends += 1
+            assert abs(step.final_obs[0, 2]) > 0.2 or abs(step.final_obs[0, 0]) > 2.4
+            assert np.abs(step.obs).max() <= 0.05
+    assert ends > 3
+    env.close()
+
+
+def test_old_gym_time_limit_truncates():
+    pytest.importorskip("shimmy")
+    env = SerialEnv([resolve_env("gym:MountainCar-v0")(EnvContext())], env_id="old")
+    env.reset([0])
+    flags = [(bool(s.terminateds[0]), bool(s.truncateds[0])) for s in (env.step(np.array([1])) for _ in range(200))]
+    assert flags == [(False, False)] * 199 + [(False, True)]
+    env.close()
+
+
+def test_an_unknown_old_gym_id_is_refused_with_a_hint():
+    pytest.importorskip("shimmy")
+    with pytest.raises(UnknownEnvError, match="CartPole-v1"):
+        resolve_env("gym:CartPol-v1")
+
+
+def test_old_gym_prints_nothing():
+    pytest.importorskip("shimmy")
+    code = "from aiorl.env.registry import *; resolve_env('gym:CartPole-v1')(EnvContext()).close()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_missing_old_gym_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gym", None)
+    with pytest.raises(ConfigError, match=r"pip install 'aiorl\[gym\]'"):
+        resolve_env("gym:CartPole-v1")
+
+
+def test_a_creator_resolves_to_itself():
+    creator = EnvCreator("x", lambda context: None)
+    assert resolve_env(creator) is creator
+    assert creator.gym_spec is None

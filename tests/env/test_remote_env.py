@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from aiorl.env.adapt import make_lockstep_env
+from aiorl.env.remote_env import RemoteEnv
+from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvError, UnknownEnvError
+
+FAULTY = "aiorl.testing.envs:FaultyEnv"
+NO_ACTION = np.zeros(2, np.int64)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
+def test_copies_in_processes_give_what_copies_in_turn_give(name):
+    remote = make_lockstep_env(name, {}, 2, "remote")
+    serial = make_lockstep_env(name, {}, 2, "serial")
+    assert remote.observation_space == serial.observation_space
+    assert remote.action_space == serial.action_space
+    assert remote.max_episode_steps == serial.max_episode_steps
+    np.testing.assert_array_equal(remote.reset([3, 4]), serial.reset([3, 4]))
+    serial.action_space.seed(0)
+    ends = 0
+    for _ in range(210):
+        actions = np.stack([serial.action_space.sample() for _ in range(2)])
+        one, other = remote.step(actions), serial.step(actions)
+        for field in ("obs", "rewards", "terminateds", "truncateds", "final_index", "final_obs"):
+            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+        ends += one.final_index is not None
+    assert ends
+    remote.close()
+    remote.close()
+    serial.close()
+
+
+def _ended(pid: int) -> bool:
+    """Wait up to 10 s for the end of a process that need not be our child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], 10)[0])
+    finally:
+        os.close(descriptor)
+
+
+def test_a_dead_child_is_an_error_that_names_it():
+    """R164."""
+    env = RemoteEnv("aiorl.testing.envs:CountingEnv", {}, 2)
+    env.reset()
+    env.step(NO_ACTION)
+    os.kill(env.pids[1], signal.SIGKILL)
+    with pytest.raises(EnvError, match="died: killed by signal 9") as caught:
+        env.step(NO_ACTION)
+    assert (caught.value.vector_index, caught.value.env_id) == (1, "aiorl.testing.envs:CountingEnv")
+    env.close()
+
+
+def test_an_environment_that_exits_is_reported_with_its_status():
+    env = RemoteEnv(FAULTY, {"fault": "exit", "at_step": 1}, 1)
+    env.reset()
+    with pytest.raises(EnvError, match="exit status 3"):
+        env.step(NO_ACTION[:1])
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        ("step", EnvError, "step failed on purpose"),
+        ("nan_obs", BadObservationError, "NaN"),
+        ("nan_reward", BadRewardError, "nan"),
+    ],
+)
+def test_faults_in_a_child_come_with_copy_step_and_traceback(fault, error, text):
+    env = RemoteEnv(FAULTY, {"fault": fault, "at_step": 2}, 2)
+    env.reset()
+    env.step(NO_ACTION)
+    with pytest.raises(error, match=text) as caught:
+        env.step(NO_ACTION)
+    assert caught.value.step == 2
+    assert ("in step" in caught.value.traceback_text) == (fault == "step")
+    env.close()
+
+
+def test_what_a_child_cannot_make_is_told_at_once():
+    with pytest.raises(UnknownEnvError, match="CartPole-v1"):
+        RemoteEnv("CartPol-v1", {}, 2)
+    with pytest.raises(EnvError, match="this environment cannot be made"):
+        RemoteEnv(FAULTY, {"fault": "constructor"})
+    with pytest.raises(ConfigError, match="horizon is 501"):
+        RemoteEnv("CartPole-v1", horizon=501)
+    with pytest.raises(ConfigError, match="env_config"):
+        RemoteEnv("CartPole-v1", {"function": print})
+
+
+@pytest.fixture
+def stuck_env_path(tmp_path, monkeypatch):
+    """Folder with a module whose environment's step never returns; it is importable here and by children."""
+    (tmp_path / "stuck_env.py").write_text(
+        "import threading\n"
+        "from aiorl.testing.envs import CountingEnv\n"
+        "class StuckEnv(CountingEnv):\n"
+        "    def step(self, action):\n"
+        "        threading.Event().wait()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_an_answer_that_does_not_come_in_time_is_an_error(stuck_env_path):
+    env = RemoteEnv("stuck_env:StuckEnv", {}, 1)
+    env.reset()
+    env._children[0].connection.settimeout(0.2)
+    with pytest.raises(EnvError, match="no answer"):
+        env.step(NO_ACTION[:1])
+    pid = env.pids[0]
+    env.close()
+    assert _ended(pid), "a stuck child ends when its parent hangs up"
+
+
+@pytest.mark.parametrize("name", ["aiorl.testing.envs:CountingEnv", "stuck_env:StuckEnv"])
+def test_no_child_outlives_a_parent_that_was_killed(name, stuck_env_path):
+    code = (
+        "import sys, threading\n"
+        f"sys.path.insert(0, {str(stuck_env_path)!r})\n"
+        "import numpy as np\n"
+        "from aiorl.env.remote_env import RemoteEnv\n"
+        f"env = RemoteEnv({name!r}, {{}}, 2)\n"
+        "env.reset()\n"
+        "for child in env._children:\n"
+        "    child.send(b's', bytes(8))\n"
+        "print(*env.pids, flush=True)\n"
+        "threading.Event().wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        parent.kill()
+        parent.wait()
+        assert all(_ended(pid) for pid in pids)
