@@ -1,0 +1,1 @@
+"""Networks on TensorFlow and Keras, their action distributions, and the export of their acting graphs."""

@@ -1,0 +1,153 @@
+"""The acting graph of a model: an ONNX network with its weights left out, for workers without TensorFlow.
+
+A tf.function of observations, states and every weight is converted by tf2onnx, so that the weights are inputs
+of the graph; then each weight input is declared an initialiser with external data, which a worker hands over
+by name (`aiorl.policy.acting_graph`). The result is run once beside the model before it is given out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from aiorl.data.spaces import space_to_dict
+from aiorl.errors import ExportError, PolicyError
+from aiorl.models.catalog import ActorCritic
+from aiorl.policy.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, VF_OUTPUT, ActingGraph, ActingSpec, ArraySpec
+from aiorl.policy.graph_check import WEIGHTS_LOCATION
+
+__all__ = ["export_acting_graph", "make_acting_spec"]
+
+_OPSET = 17
+_TOLERANCE = 1e-4
+
+
+def export_acting_graph(model: ActorCritic) -> tuple[bytes, ActingSpec]:
+    """The model's acting graph, serialised, and its description.
+
+    It doesn't hold the weights; they are those of `model.get_weights`.
+
+    Raises: ExportError if the model holds what tf2onnx or ONNX Runtime can't do, or the graph's numbers are
+        not the model's.
+    """
+    spec = make_acting_spec(model)
+    graph = _to_external_weights(_convert(model, spec), spec)
+    _check_against_model(model, graph, spec)
+    return graph, spec
+
+
+def make_acting_spec(model: ActorCritic) -> ActingSpec:
+    """The description of a model's acting graph."""
+    weights = tuple(
+        ArraySpec(name, tuple(int(size) for size in variable.shape), str(variable.dtype.name))
+        for name, variable in model.variables.items()
+    )
+    return ActingSpec(
+        obs_shape=model.obs_shape,
+        obs_dtype=model.obs_dtype,
+        state_shapes=model.state_shapes,
+        num_dist_inputs=model.distribution.num_inputs,
+        distribution=model.distribution.name,
+        action_space=space_to_dict(model.distribution.action_space),
+        weights=weights,
+    )
+
+
+def _convert(model: ActorCritic, spec: ActingSpec) -> Any:
+    """The ONNX model, with weights as inputs ``weight_0``, ``weight_1``, ..."""
+    # only learners that export need it, and it takes a while to import
+    from tf2onnx import convert
+
+    names = [weight.name for weight in spec.weights]
+    num_states = len(spec.state_shapes)
+
+    def act(obs: Any, *rest: Any) -> dict[str, Any]:
+        state, weights = rest[:num_states], rest[num_states:]
+        dist_inputs, values, state_out = model.forward_step(
+            obs, list(state), weights=dict(zip(names, weights, strict=True))
+        )
+        outputs = {DIST_INPUTS_OUTPUT: dist_inputs, VF_OUTPUT: values}
+        return outputs | {f"state_out_{index}": tf.identity(item) for index, item in enumerate(state_out)}
+
+    signature = [tf.TensorSpec((None, *spec.obs_shape), spec.obs_dtype, name=OBS_INPUT)]
+    signature += [
+        tf.TensorSpec((None, *shape), tf.float32, name=name)
+        for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True)
+    ]
+    signature += [
+        tf.TensorSpec(weight.shape, weight.dtype, name=f"weight_{index}") for index, weight in enumerate(spec.weights)
+    ]
+    logger = logging.getLogger("tf2onnx")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        converted, _ = convert.from_function(
+            tf.function(act, input_signature=signature), input_signature=signature, opset=_OPSET
+        )
+    except Exception as error:
+        # whatever user's layers or the converter raise: the model has no acting graph
+        raise ExportError(f"the model cannot be exported to ONNX: {error!s:.1000}") from error
+    finally:
+        logger.setLevel(level)
+    return converted
+
+
+def _to_external_weights(converted: Any, spec: ActingSpec) -> bytes:
+    from onnx import TensorProto, helper
+
+    graph = converted.graph
+    renamed = {f"weight_{index}": weight.name for index, weight in enumerate(spec.weights)}
+    kept = [item for item in graph.input if item.name not in renamed]
+    del graph.input[:]
+    graph.input.extend(kept)
+    _rename_inputs(graph, renamed)
+    for weight in spec.weights:
+        tensor = TensorProto(name=weight.name, dims=weight.shape)
+        tensor.data_type = helper.np_dtype_to_tensor_dtype(np.dtype(weight.dtype))
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (
+            ("location", WEIGHTS_LOCATION.decode()),
+            ("offset", "0"),
+            ("length", str(weight.num_bytes)),
+        ):
+            tensor.external_data.add(key=key, value=value)
+        graph.initializer.append(tensor)
+    serialised: bytes = converted.SerializeToString()
+    return serialised
+
+
+def _rename_inputs(graph: Any, renamed: dict[str, str]) -> None:
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            if name in renamed:
+                node.input[position] = renamed[name]
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _rename_inputs(inner, renamed)
+
+
+def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> None:
+    """Run both on the same observations; catches operators ONNX Runtime lacks and weights that were folded away."""
+    rng = np.random.default_rng(0)
+    obs: NDArray[Any] = rng.standard_normal((3, *spec.obs_shape)).astype(np.float32)
+    if spec.obs_dtype == "uint8":
+        obs = rng.integers(0, 256, (3, *spec.obs_shape), dtype=np.uint8)
+    state = [rng.standard_normal((3, *shape)).astype(np.float32) for shape in spec.state_shapes]
+    dist_inputs, values, state_out = model.forward_step(tf.constant(obs), [tf.constant(item) for item in state])
+    try:
+        acting = ActingGraph(graph, spec)
+        acting.set_weights(model.get_weights())
+        acting_dist_inputs, acting_values, acting_state_out = acting.run(obs, state)
+    except PolicyError as error:
+        raise ExportError(f"the model's acting graph doesn't run: {error}") from error
+    expected: Sequence[Any] = (dist_inputs, values, *state_out)
+    for name, want, got in zip(
+        spec.output_names, expected, (acting_dist_inputs, acting_values, *acting_state_out), strict=True
+    ):
+        if got.shape != want.shape or not np.allclose(got, want.numpy(), rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise ExportError(f"the acting graph's {name} is not the model's; the model can't act without TensorFlow")

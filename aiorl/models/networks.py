@@ -1,0 +1,178 @@
+"""Stacks of Keras layers: multi-layer perceptrons and convolutions.
+
+Layers are built at once, from a NumPy generator, so that a seed gives the same weights in every process and
+nothing depends on TensorFlow's or Keras's global state. A stack knows its weights by names of its own
+("dense_0/kernel"); Keras's counted names are not used anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from aiorl.errors import ConfigError
+
+__all__ = ["HIDDEN_GAIN", "ConvFilter", "Stack", "dense", "make_conv_stack", "make_dense_stack", "orthogonal"]
+
+ConvFilter = tuple[int, tuple[int, int], tuple[int, int]]
+"""Channels, kernel height and width, vertical and horizontal stride."""
+
+HIDDEN_GAIN = math.sqrt(2.0)
+
+
+def orthogonal(rng: np.random.Generator, shape: Sequence[int], gain: float = 1.0) -> NDArray[np.float32]:
+    """A matrix with orthonormal rows or columns, times `gain`, of the given shape.
+
+    Leading axes count as rows: a convolution's kernel [H, W, C, D] is one matrix [H W C, D].
+
+    Source: Saxe et al. 2014, https://arxiv.org/abs/1312.6120.
+    """
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    longer, shorter = max(rows, columns), min(rows, columns)
+    tall = rng.standard_normal((longer, shorter))
+    if longer >= 2 * shorter:
+        # the same basis from a Cholesky factor: several times faster, and exact enough for so tall a matrix
+        basis = tall @ np.linalg.inv(np.linalg.cholesky(tall.T @ tall).T)
+    else:
+        basis, triangle = np.linalg.qr(tall)
+        basis *= np.sign(np.diag(triangle))
+    matrix = basis if rows >= columns else basis.T
+    return (gain * matrix).reshape(shape).astype(np.float32)
+
+
+class Stack:
+    """Layers applied one after the other.
+
+    Attributes:
+        num_outputs: features that come out of the last layer.
+    """
+
+    def __init__(self, layers: Sequence[tuple[str, keras.layers.Layer]], num_outputs: int, scale: float = 1.0) -> None:
+        """Take named layers, built already.
+
+        Args:
+            layers: names, unique within the stack, and layers.
+            num_outputs: features of the last layer.
+            scale: what inputs are multiplied by before the first layer.
+        """
+        self._layers = list(layers)
+        self._scale = scale
+        self.num_outputs = num_outputs
+
+    def __call__(self, inputs: Any) -> Any:
+        """Features [B, num_outputs] float32 of inputs [B, ...]."""
+        features = tf.cast(inputs, tf.float32)
+        if self._scale != 1.0:
+            features = features * self._scale
+        for _, layer in self._layers:
+            features = layer(features)
+        return features
+
+    def named_variables(self) -> dict[str, Any]:
+        """Keras variables by name, for instance ``dense_0/kernel``."""
+        return {
+            f"{name}/{variable.name}": variable
+            for name, layer in self._layers
+            for variable in layer.trainable_variables
+        }
+
+
+def dense(
+    rng: np.random.Generator, num_inputs: int, num_outputs: int, *, gain: float, activation: str | None = None
+) -> keras.layers.Layer:
+    """A dense layer with an orthogonal kernel and zero bias, built."""
+    kernel = orthogonal(rng, (num_inputs, num_outputs), gain)
+    try:
+        function = _gelu if activation == "gelu" else activation
+        layer = keras.layers.Dense(num_outputs, activation=function, kernel_initializer=_fixed(kernel))
+    except ValueError as error:
+        raise _unknown_activation(activation) from error
+    layer.build((None, num_inputs))
+    return layer
+
+
+def make_dense_stack(
+    rng: np.random.Generator, obs_shape: tuple[int, ...], hiddens: Sequence[int], activation: str, *, scale: float = 1.0
+) -> Stack:
+    """Dense layers over the flattened input; no layer at all gives the flattened input itself.
+
+    Raises: ConfigError for an activation Keras doesn't know.
+    """
+    layers: list[tuple[str, keras.layers.Layer]] = []
+    if len(obs_shape) != 1:
+        layers.append(("flatten", _flatten()))
+    width = math.prod(obs_shape)
+    for index, size in enumerate(hiddens):
+        layers.append((f"dense_{index}", dense(rng, width, size, gain=HIDDEN_GAIN, activation=activation)))
+        width = size
+    return Stack(layers, width, scale)
+
+
+def make_conv_stack(
+    rng: np.random.Generator,
+    obs_shape: tuple[int, ...],
+    filters: Sequence[ConvFilter],
+    hiddens: Sequence[int],
+    activation: str,
+    *,
+    scale: float = 1.0,
+) -> Stack:
+    """Convolutions with ReLU over [H, W, C] without padding, flattened, then dense layers.
+
+    Raises: ConfigError if the image is smaller than a kernel, or Keras doesn't know the activation.
+    """
+    height, width, channels = obs_shape
+    layers: list[tuple[str, keras.layers.Layer]] = []
+    for index, (size, kernel, stride) in enumerate(filters):
+        if height < kernel[0] or width < kernel[1]:
+            raise ConfigError(
+                f"conv_filters don't fit observations of {obs_shape}: filter {index} with a {kernel[0]}x{kernel[1]} "
+                f"kernel meets an image of {height}x{width}.",
+                key="model.conv_filters",
+                value=filters,
+                hint="Use smaller kernels or strides, or fewer filters.",
+            )
+        weights = orthogonal(rng, (*kernel, channels, size), HIDDEN_GAIN)
+        layer = keras.layers.Conv2D(size, kernel, stride, activation="relu", kernel_initializer=_fixed(weights))
+        layer.build((None, height, width, channels))
+        layers.append((f"conv_{index}", layer))
+        height, width, channels = (height - kernel[0]) // stride[0] + 1, (width - kernel[1]) // stride[1] + 1, size
+    layers.append(("flatten", _flatten()))
+    features = height * width * channels
+    for index, hidden in enumerate(hiddens):
+        layers.append((f"dense_{index}", dense(rng, features, hidden, gain=HIDDEN_GAIN, activation=activation)))
+        features = hidden
+    return Stack(layers, features, scale)
+
+
+def _flatten() -> keras.layers.Layer:
+    return keras.layers.Flatten()
+
+
+def _fixed(values: NDArray[np.float32]) -> Any:
+    """An initializer that gives these values."""
+
+    def initialize(shape: Any, dtype: Any = None) -> Any:
+        return tf.constant(values, dtype=dtype)
+
+    return initialize
+
+
+def _gelu(values: Any) -> Any:
+    """Keras's exact form, but with erf: it uses erfc, which ONNX doesn't have."""
+    return 0.5 * values * (1.0 + tf.math.erf(values * math.sqrt(0.5)))
+
+
+def _unknown_activation(activation: str | None) -> ConfigError:
+    return ConfigError(
+        f"Keras has no activation {activation!r}.",
+        key="model.fcnet_activation",
+        value=activation,
+        hint="Common ones: tanh, relu, elu, gelu, silu, linear.",
+    )

@@ -1,0 +1,1 @@
+"""Acting: policies, action distributions and postprocessing, on NumPy and ONNX Runtime only."""

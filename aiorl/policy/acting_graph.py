@@ -1,0 +1,326 @@
+"""The acting graph: an ONNX network that a worker runs, with weights swapped by name.
+
+The learner exports the graph once and describes it by an `ActingSpec`; both come to the worker in the
+handshake, weights with each snapshot. The graph's inputs are ``obs`` and ``state_in_i``, its outputs
+``dist_inputs`` [N, P], ``vf`` [N] and ``state_out_i``; the first axis of each is N, any number of rows.
+Weights are external initialisers: ONNX Runtime takes them when a session is built, which costs about a
+millisecond, so that a running session is never changed and new weights take effect all at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from aiorl.errors import PolicyError
+from aiorl.policy.graph_check import check_graph
+
+__all__ = ["DIST_INPUTS_OUTPUT", "MAX_WEIGHT_BYTES", "OBS_INPUT", "VF_OUTPUT", "ActingGraph", "ActingSpec", "ArraySpec"]
+
+F32 = NDArray[np.float32]
+
+OBS_INPUT = "obs"
+DIST_INPUTS_OUTPUT = "dist_inputs"
+VF_OUTPUT = "vf"
+MAX_WEIGHT_BYTES = 4 << 30
+"""Most bytes all weights of one policy may have."""
+
+_MAX_WEIGHTS = 10_000
+_MAX_STATES = 64
+_MAX_ELEMENTS = 1 << 30
+_OBS_DTYPES = {"float32": "tensor(float)", "uint8": "tensor(uint8)"}
+_WEIGHT_DTYPES = frozenset(["float32", "float16", "float64", "int32", "int64", "uint8", "bool"])
+_ORT_ERRORS = 3  # log severity
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Name, shape and dtype of one weight."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes an array of this kind takes."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class ActingSpec:
+    """All that has to be known of an acting graph besides its bytes.
+
+    Attributes:
+        obs_shape: shape of one observation as the model takes it.
+        obs_dtype: "float32" or "uint8".
+        state_shapes: shape of each recurrent state component of one row, float32; empty without recurrence.
+        num_dist_inputs: P, inputs of the action distribution per row.
+        distribution: name of the action distribution (`aiorl.policy.distributions.DISTRIBUTIONS`).
+        action_space: the action space as plain data (`aiorl.data.spaces`).
+        weights: every weight, in the model's order.
+    """
+
+    obs_shape: tuple[int, ...]
+    obs_dtype: str
+    state_shapes: tuple[tuple[int, ...], ...]
+    num_dist_inputs: int
+    distribution: str
+    action_space: Mapping[str, Any]
+    weights: tuple[ArraySpec, ...]
+
+    @property
+    def state_inputs(self) -> tuple[str, ...]:
+        """Names of the graph's recurrent inputs."""
+        return tuple(f"state_in_{index}" for index in range(len(self.state_shapes)))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the graph's outputs, in order."""
+        states = (f"state_out_{index}" for index in range(len(self.state_shapes)))
+        return (DIST_INPUTS_OUTPUT, VF_OUTPUT, *states)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of all weights together."""
+        return sum(weight.num_bytes for weight in self.weights)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As strings, numbers, lists and dicts, fit for msgpack and JSON."""
+        return {
+            "format": _FORMAT,
+            "obs_shape": list(self.obs_shape),
+            "obs_dtype": self.obs_dtype,
+            "state_shapes": [list(shape) for shape in self.state_shapes],
+            "num_dist_inputs": self.num_dist_inputs,
+            "distribution": self.distribution,
+            "action_space": dict(self.action_space),
+            "weights": [[weight.name, list(weight.shape), weight.dtype] for weight in self.weights],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ActingSpec:
+        """The spec that `to_dict` described.
+
+        Raises: PolicyError if the description is damaged, of another format, or beyond the limits.
+        """
+        try:
+            if data["format"] != _FORMAT:
+                raise PolicyError(f"the acting graph's description has format {data['format']!r}, not {_FORMAT}")
+            weights = tuple(
+                ArraySpec(_text(name), _shape(shape), _one_of(dtype, _WEIGHT_DTYPES))
+                for name, shape, dtype in data["weights"]
+            )
+            spec = cls(
+                obs_shape=_shape(data["obs_shape"]),
+                obs_dtype=_one_of(data["obs_dtype"], _OBS_DTYPES),
+                state_shapes=tuple(_shape(shape) for shape in data["state_shapes"]),
+                num_dist_inputs=_count(data["num_dist_inputs"]),
+                distribution=_text(data["distribution"]),
+                action_space=dict(data["action_space"]),
+                weights=weights,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, PolicyError):
+                raise
+            raise PolicyError(f"the acting graph's description is damaged: {error!r:.200}") from error
+        if len(weights) > _MAX_WEIGHTS or len(spec.state_shapes) > _MAX_STATES:
+            raise PolicyError(f"the acting graph has {len(weights)} weights and {len(spec.state_shapes)} states")
+        if len({weight.name for weight in weights}) != len(weights):
+            raise PolicyError("the acting graph's description names a weight twice")
+        if spec.num_weight_bytes > MAX_WEIGHT_BYTES:
+            raise PolicyError(f"{spec.num_weight_bytes} bytes of weights; at most {MAX_WEIGHT_BYTES} are accepted")
+        return spec
+
+
+class ActingGraph:
+    """Runs an exported network with the newest weights it was given.
+
+    `set_weights` may be called from another thread than `run`: a run uses the old weights or the new, never
+    a mixture.
+    """
+
+    def __init__(self, graph: bytes, spec: ActingSpec, *, threads: int = 1) -> None:
+        """Check the graph; it can run once it has weights.
+
+        Args:
+            graph: serialised ONNX model.
+            spec: its description.
+            threads: threads a run may use.
+
+        Raises: PolicyError if the graph is damaged, too large, or refers to anything but the spec's weights.
+        """
+        check_graph(graph, {weight.name: (weight.shape, weight.dtype) for weight in spec.weights})
+        self.spec = spec
+        self._graph = graph
+        self._threads = threads
+        self._weight_specs = {weight.name: weight for weight in spec.weights}
+        self._output_names = list(spec.output_names)
+        self._obs_shape = spec.obs_shape
+        self._obs_dtype = np.dtype(spec.obs_dtype)
+        self._state_inputs = spec.state_inputs
+        self._session: _Session | None = None
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether `set_weights` has been called."""
+        return self._session is not None
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Take up new weights, all at once; they are copied.
+
+        Raises: PolicyError if a weight is missing, unknown, of another shape or dtype or not finite, or if
+            ONNX Runtime refuses the graph. The old weights then stay in force.
+        """
+        self._session = self._make_session(self._checked_copies(weights))
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """The weights in force, by name; not to be written to.
+
+        Raises: PolicyError if there are none yet.
+        """
+        return dict(self._current().weights)
+
+    def run(self, obs: NDArray[Any], state: Sequence[F32] = ()) -> tuple[F32, F32, list[F32]]:
+        """Evaluate the network.
+
+        Args:
+            obs: [N, *obs_shape] in the spec's dtype.
+            state: recurrent state, [N, *shape] float32 for each component.
+        Returns: inputs of the action distribution [N, P], values [N], and the recurrent state after the step.
+        Raises: PolicyError if the arrays don't fit, there are no weights yet, or ONNX Runtime fails.
+        """
+        session = self._session
+        if session is None:
+            session = self._current()
+        if obs.dtype != self._obs_dtype or obs.shape[1:] != self._obs_shape:
+            raise PolicyError(
+                f"observations are {obs.dtype} {list(obs.shape)}; the policy takes {self._obs_dtype} "
+                f"[N, {', '.join(map(str, self._obs_shape))}]"
+            )
+        feed = {OBS_INPUT: obs}
+        if state or self._state_inputs:
+            self._add_state(feed, state, len(obs))
+        try:
+            dist_inputs, values, *state_out = session.run(self._output_names, feed, None)
+        except Exception as error:
+            # onnxruntime's own exceptions have no common base but this
+            raise PolicyError(f"the acting graph failed: {error!s:.500}") from error
+        return dist_inputs, values, state_out
+
+    def _add_state(self, feed: dict[str, NDArray[Any]], state: Sequence[F32], rows: int) -> None:
+        if len(state) != len(self._state_inputs):
+            raise PolicyError(f"{len(state)} recurrent state components; the policy has {len(self._state_inputs)}")
+        for name, shape, component in zip(self._state_inputs, self.spec.state_shapes, state, strict=True):
+            if component.shape != (rows, *shape) or component.dtype != np.float32:
+                raise PolicyError(
+                    f"{name} is {component.dtype} {list(component.shape)}; the policy takes float32 {[rows, *shape]}"
+                )
+            feed[name] = component
+
+    def _current(self) -> _Session:
+        if self._session is None:
+            raise PolicyError("the policy has no weights yet; call set_weights first")
+        return self._session
+
+    def _checked_copies(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        missing = self._weight_specs.keys() - weights.keys()
+        unknown = weights.keys() - self._weight_specs.keys()
+        if missing or unknown:
+            raise PolicyError(
+                f"weights don't fit the policy: missing {sorted(missing)[:10]}, unknown {sorted(unknown)[:10]}"
+            )
+        copies: dict[str, NDArray[Any]] = {}
+        for name, spec in self._weight_specs.items():
+            array = weights[name]
+            if array.shape != spec.shape or str(array.dtype) != spec.dtype:
+                raise PolicyError(
+                    f"weight {name!r} is {array.dtype} {list(array.shape)}; expected {spec.dtype} {list(spec.shape)}"
+                )
+            # ONNX Runtime works on this memory; a copy can't change under it
+            copy = np.array(array, order="C")
+            if copy.dtype.kind == "f" and not np.isfinite(copy).all():
+                raise PolicyError(f"weight {name!r} holds values that are not finite; the old weights stay in force")
+            copies[name] = copy
+        return copies
+
+    def _make_session(self, weights: dict[str, NDArray[Any]]) -> _Session:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.log_severity_level = _ORT_ERRORS
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        values = [ort.OrtValue.ortvalue_from_numpy(weight) for weight in weights.values()]
+        try:
+            options.add_external_initializers(list(weights), values)
+            session = ort.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            # onnxruntime's own exceptions have no common base but this
+            raise PolicyError(f"the acting graph cannot be loaded: {error!s:.500}") from error
+        if self._session is None:
+            self._check_signature(session)
+        return _Session(session, weights, values)
+
+    def _check_signature(self, session: Any) -> None:
+        spec = self.spec
+        inputs = {OBS_INPUT: (spec.obs_shape, _OBS_DTYPES[spec.obs_dtype])}
+        inputs.update(zip(spec.state_inputs, ((shape, "tensor(float)") for shape in spec.state_shapes), strict=True))
+        for node in session.get_inputs():
+            expected = inputs.pop(node.name, None)
+            if expected != (tuple(node.shape[1:]), node.type) or isinstance(node.shape[0], int):
+                raise PolicyError(
+                    f"the acting graph's input {node.name!r} is {node.type} {node.shape}; its description says "
+                    f"{expected}"
+                )
+        if inputs:
+            raise PolicyError(f"the acting graph lacks the inputs {sorted(inputs)}")
+        lacking = set(spec.output_names) - {node.name for node in session.get_outputs()}
+        if lacking:
+            raise PolicyError(f"the acting graph lacks the outputs {sorted(lacking)}")
+
+
+class _Session:
+    """An ONNX Runtime session together with the memory it works on."""
+
+    __slots__ = ("_session", "_values", "run", "weights")
+
+    def __init__(self, session: Any, weights: dict[str, NDArray[Any]], values: list[Any]) -> None:
+        self._session = session
+        self._values = values
+        self.weights = weights
+        self.run = session.run
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_ELEMENTS:
+        raise PolicyError(f"the acting graph's description has {value!r:.80} where a size should stand")
+    return value
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or len(value) > 8:
+        raise PolicyError(f"the acting graph's description has {value!r:.80} where a shape should stand")
+    shape = tuple(_count(size) for size in value)
+    _count(math.prod(shape))
+    return shape
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= 300:
+        raise PolicyError(f"the acting graph's description has {value!r:.80} where a name should stand")
+    return value
+
+
+def _one_of(value: object, known: Mapping[str, Any] | frozenset[str]) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise PolicyError(f"the acting graph's description has dtype {value!r:.80}; known: {sorted(known)}")
+    return value

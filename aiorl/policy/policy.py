@@ -1,0 +1,143 @@
+"""The interface every policy has, whatever it computes with.
+
+A policy in plain Python implements `compute_actions` and, if it has weights, `get_weights` and
+`set_weights`. What only learners do (gradients, exports) raises NotImplementedError until a policy offers it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.errors import PolicyError
+
+__all__ = ["Policy"]
+
+Batch = Mapping[str, NDArray[Any]]
+
+
+class Policy(ABC):
+    """Chooses actions for batches of observations.
+
+    Attributes:
+        observation_space: space of the observations it takes (a preprocessor's output).
+        action_space: space of the actions it gives.
+        config: the policy's own settings.
+        global_timestep: env steps sampled so far by all workers, as last heard.
+    Source: SPEC 2.4.
+    """
+
+    def __init__(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+    ) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.config = dict(config)
+        self.global_timestep = 0
+
+    @abstractmethod
+    def compute_actions(
+        self,
+        obs: NDArray[Any],
+        state_batches: Sequence[NDArray[Any]] = (),
+        prev_action_batch: NDArray[Any] | None = None,
+        prev_reward_batch: NDArray[Any] | None = None,
+        info_batch: Sequence[Mapping[str, Any]] | None = None,
+        episodes: Sequence[Any] | None = None,
+        timestep: int | None = None,
+        *,
+        explore: bool = True,
+    ) -> tuple[NDArray[Any], list[NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Actions for N observations.
+
+        Args:
+            obs: [N, *shape], preprocessed and filtered.
+            state_batches: recurrent state, [N, ...] for each component.
+            prev_action_batch: [N, ...] actions before these, zeros at an episode's start.
+            prev_reward_batch: [N] rewards before these, 0 at an episode's start.
+            info_batch: N info dicts.
+            episodes: N episodes.
+            timestep: the global timestep.
+            explore: False asks for the policy's best action instead of a sample.
+        Returns: actions [N, ...], recurrent state after the step, and columns [N, ...] to be recorded.
+        """
+
+    def compute_single_action(
+        self, obs: NDArray[Any], state: Sequence[NDArray[Any]] = (), *, explore: bool = True
+    ) -> tuple[Any, list[NDArray[Any]], dict[str, Any]]:
+        """One action for one observation; arrays have no leading axis.
+
+        Returns: the action, recurrent state after the step, and the values to be recorded.
+        """
+        batched_state = [component[None] for component in state]
+        actions, state_out, columns = self.compute_actions(obs[None], batched_state, explore=explore)
+        return (
+            actions[0],
+            [component[0] for component in state_out],
+            {name: column[0] for name, column in columns.items()},
+        )
+
+    def get_initial_state(self) -> list[NDArray[np.float32]]:
+        """Recurrent state of one row at an episode's start; empty without recurrence."""
+        return []
+
+    def postprocess_trajectory(
+        self, batch: Any, other_agent_batches: Mapping[Any, Any] | None = None, episode: Any = None
+    ) -> Any:
+        """One agent's rows of one episode, with whatever columns learning needs added."""
+        return batch
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """Weights by name; empty for a policy without any."""
+        return {}
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Take up new weights, all at once.
+
+        Raises: PolicyError if they don't fit; the old ones then stay in force. So does any weight at all
+            here, where there is none.
+        """
+        if weights:
+            raise PolicyError(f"{type(self).__name__} has no weights to set")
+
+    def get_state(self) -> dict[str, Any]:
+        """All that has to be kept to go on later: arrays, numbers and strings by name."""
+        return {"weights": self.get_weights(), "global_timestep": self.global_timestep}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `get_state` gave."""
+        self.set_weights(state["weights"])
+        self.global_timestep = int(state["global_timestep"])
+
+    def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
+        """Hear of new global variables; `timestep` is the global timestep."""
+        self.global_timestep = int(global_vars.get("timestep", self.global_timestep))
+
+    def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+        """Gradients of the loss on a batch, and figures about it."""
+        raise NotImplementedError(f"{type(self).__name__} computes no gradients")
+
+    def apply_gradients(self, gradients: Any) -> dict[str, Any]:
+        """Apply gradients; returns figures about the step."""
+        raise NotImplementedError(f"{type(self).__name__} applies no gradients")
+
+    def learn_on_batch(self, batch: Any) -> dict[str, Any]:
+        """Compute and apply gradients; returns figures about the step."""
+        raise NotImplementedError(f"{type(self).__name__} does not learn")
+
+    def export_model(self, export_dir: str) -> None:
+        """Write the model for use elsewhere."""
+        raise NotImplementedError(f"{type(self).__name__} exports no model")
+
+    def export_checkpoint(self, export_dir: str, filename_prefix: str = "model") -> None:
+        """Write the weights for use elsewhere."""
+        raise NotImplementedError(f"{type(self).__name__} exports no checkpoint")
+
+    def import_model_from_h5(self, import_file: str) -> None:
+        """Read weights from a Keras h5 file."""
+        raise NotImplementedError(f"{type(self).__name__} imports no h5 file")

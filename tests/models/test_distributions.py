@@ -1,0 +1,108 @@
+"""TensorFlow's distributions equal NumPy's, to 1e-5."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.models.distributions import make_distribution, to_tf_distribution
+from aiorl.policy import distributions as acting
+
+SPACES = [
+    (spaces.Discrete(2), False),
+    (spaces.Discrete(6, start=-2), False),
+    (spaces.MultiDiscrete([3, 2, 4]), False),
+    (spaces.MultiDiscrete(np.array([[3, 3], [3, 3]]), start=np.array([[0, 1], [2, 3]])), False),
+    (spaces.Box(-1.0, 1.0, (3,)), False),
+    (spaces.Box(-1.0, 1.0, (2, 2), np.float64), False),
+    (spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32)), True),
+]
+TWINS = [
+    (acting.make_distribution(space, squash=squash), make_distribution(space, squash=squash))
+    for space, squash in SPACES
+]
+IDS = [f"{twin.name}-{twin.action_space}" for twin, _ in TWINS]
+# compiled as in the learner's update; fixed shapes, so that each is traced once
+ROWS = 8
+COMPILED = [
+    {
+        name: tf.function(getattr(twin, name), jit_compile=True)
+        for name in ("logp", "entropy", "kl", "deterministic", "sample_with_logp")
+    }
+    for _, twin in TWINS
+]
+
+
+def close(mine, theirs):
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("index", range(len(TWINS)), ids=IDS)
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), scale=st.floats(0.01, 3.0), compiled=st.booleans())
+def test_logp_entropy_kl_and_mode_equal_those_of_numpy(index, seed, scale, compiled):
+    numpy_twin, tf_twin = TWINS[index]
+    functions = COMPILED[index] if compiled else {name: getattr(tf_twin, name) for name in COMPILED[index]}
+    rng = np.random.default_rng(seed)
+    inputs, other = (scale * rng.standard_normal((2, ROWS, numpy_twin.num_inputs))).astype(np.float32)
+    actions = numpy_twin.sample(inputs, rng)
+    close(functions["logp"](inputs, actions), numpy_twin.logp(inputs, actions))
+    close(functions["entropy"](inputs), numpy_twin.entropy(inputs))
+    close(functions["kl"](inputs, inputs), np.zeros(ROWS))
+    # divergences grow with exp(log_std) squared; equal relative to their size
+    np.testing.assert_allclose(functions["kl"](inputs, other), numpy_twin.kl(inputs, other), rtol=1e-4, atol=1e-5)
+    close(functions["deterministic"](inputs), numpy_twin.deterministic(inputs))
+
+
+@pytest.mark.parametrize("index", range(len(TWINS)), ids=IDS)
+def test_samples_belong_to_the_space_and_bear_their_logp(index):
+    numpy_twin, _ = TWINS[index]
+    inputs = (0.5 * np.random.default_rng(0).standard_normal((ROWS, numpy_twin.num_inputs))).astype(np.float32)
+    actions, logp = (item.numpy() for item in COMPILED[index]["sample_with_logp"](inputs, tf.constant([1, 2])))
+    assert actions.dtype == numpy_twin.action_dtype
+    assert actions.shape == (ROWS, *numpy_twin.action_shape)
+    np.testing.assert_allclose(logp, numpy_twin.logp(inputs, actions), rtol=1e-4, atol=1e-4)
+    if numpy_twin.name != "diag_gaussian":
+        assert all(numpy_twin.action_space.contains(action) for action in actions)
+    again, _ = COMPILED[index]["sample_with_logp"](inputs, tf.constant([1, 2]))
+    np.testing.assert_array_equal(again, actions)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_categorical_samples_come_as_often_as_they_should(size):
+    twin = make_distribution(spaces.Discrete(size))
+    logits = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    actions, _ = twin.sample_with_logp(np.tile(logits, (100_000, 1)), tf.constant([3, 4]))
+    wanted = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(np.bincount(actions, minlength=size) / 100_000, wanted, atol=0.01)
+
+
+def test_gradients_flow_through_squashed_samples_and_stay_finite_far_out():
+    twin = make_distribution(spaces.Box(-1.0, 1.0, (1,)), squash=True)
+    inputs = tf.Variable([[0.3, -1.0], [40.0, 1.0], [-40.0, -30.0]])
+    with tf.GradientTape() as tape:
+        actions, logp = twin.sample_with_logp(inputs, tf.constant([5, 6]))
+        loss = tf.reduce_sum(actions) + tf.reduce_sum(logp) + tf.reduce_sum(twin.entropy(inputs))
+    gradient = tape.gradient(loss, inputs).numpy()
+    assert np.isfinite(gradient).all()
+    assert gradient[0, 0] != 0.0
+
+
+def test_a_masked_action_leaves_logp_entropy_and_gradients_finite():
+    twin = make_distribution(spaces.Discrete(3))
+    inputs = tf.Variable([[0.0, acting.MASKED_LOGIT, 0.0]])
+    with tf.GradientTape() as tape:
+        loss = twin.logp(inputs, [0]) + twin.entropy(inputs)
+    np.testing.assert_allclose(loss, [0.0], atol=1e-6)
+    assert np.isfinite(tape.gradient(loss, inputs)).all()
+
+
+def test_a_twin_knows_its_numpy_distribution():
+    distribution = acting.make_distribution(spaces.Discrete(3))
+    twin = to_tf_distribution(distribution)
+    assert twin.acting is distribution
+    assert twin.num_inputs == 3

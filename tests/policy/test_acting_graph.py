@@ -1,0 +1,279 @@
+"""Acting graphs: running, swapping weights, and refusing what doesn't fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+
+import msgpack
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from aiorl.errors import PolicyError
+from aiorl.policy.acting_graph import MAX_WEIGHT_BYTES, ActingGraph, ActingSpec, ArraySpec
+
+
+def obs_of(rows, seed=0):
+    return np.random.default_rng(seed).standard_normal((rows, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_the_graph_gives_the_networks_numbers_for_any_number_of_rows(network, rows):
+    acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
+    acting.set_weights(weights)
+    dist_inputs, values, state_out = acting.run(obs_of(rows))
+    wanted, wanted_values = network.expected(weights, obs_of(rows))
+    np.testing.assert_allclose(dist_inputs, wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(values, wanted_values, rtol=1e-5, atol=1e-5)
+    assert state_out == []
+    assert dist_inputs.dtype == values.dtype == np.float32
+
+
+def test_recurrent_state_goes_in_and_out(recurrent_network):
+    acting, weights = ActingGraph(recurrent_network.graph(), recurrent_network.spec), recurrent_network.weights()
+    acting.set_weights(weights)
+    state = [np.full((4, 2), 0.25, np.float32)]
+    _, _, state_out = acting.run(obs_of(4), state)
+    np.testing.assert_allclose(state_out[0], np.tanh(0.25 + obs_of(4) @ weights["policy/cell/kernel"]), rtol=1e-5)
+
+
+def test_new_weights_take_effect_and_are_copies(network):
+    acting = ActingGraph(network.graph(), network.spec)
+    assert not acting.has_weights
+    for seed in (1, 2):
+        weights = network.weights(seed)
+        acting.set_weights(weights)
+        wanted = network.expected(weights, obs_of(2))[0]
+        for array in weights.values():
+            array.fill(np.nan)  # the caller's memory is the caller's again
+        np.testing.assert_allclose(acting.run(obs_of(2))[0], wanted, rtol=1e-5, atol=1e-5)
+    assert acting.has_weights
+    np.testing.assert_array_equal(acting.get_weights()["policy/head/bias"], network.weights(2)["policy/head/bias"])
+
+
+def test_read_only_and_strided_weights_are_taken(network):
+    weights = network.weights()
+    strided = {name: np.asfortranarray(array) for name, array in weights.items()}
+    for array in strided.values():
+        array.flags.writeable = False
+    acting = ActingGraph(network.graph(), network.spec)
+    acting.set_weights(strided)
+    np.testing.assert_allclose(acting.run(obs_of(2))[0], network.expected(weights, obs_of(2))[0], rtol=1e-5)
+
+
+def damaged(weights, how):
+    changed = dict(weights)
+    bias = weights["policy/head/bias"]
+    match how:
+        case "missing":
+            del changed["policy/head/bias"]
+        case "unknown":
+            changed["policy/spy"] = bias
+        case "shape":
+            changed["policy/head/bias"] = bias[:-1]
+        case "dtype":
+            changed["policy/head/bias"] = bias.astype(np.float64)
+        case "nan":
+            changed["policy/head/bias"] = bias * np.float32(np.nan)
+        case "inf":
+            changed["policy/head/bias"] = np.full_like(bias, -np.inf)
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing", r"missing \['policy/head/bias'\]"),
+        ("unknown", r"unknown \['policy/spy'\]"),
+        ("shape", r"'policy/head/bias' is float32 \[3\]; expected float32 \[4\]"),
+        ("dtype", r"'policy/head/bias' is float64"),
+        ("nan", "not finite"),
+        ("inf", "not finite"),
+    ],
+)
+def test_weights_that_dont_fit_are_refused_and_the_old_ones_stay(network, how, message):
+    acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
+    acting.set_weights(weights)
+    with pytest.raises(PolicyError, match=message):
+        acting.set_weights(damaged(network.weights(5), how))
+    np.testing.assert_allclose(acting.run(obs_of(2))[0], network.expected(weights, obs_of(2))[0], rtol=1e-5)
+
+
+def test_running_or_reading_without_weights_says_so(network):
+    acting = ActingGraph(network.graph(), network.spec)
+    with pytest.raises(PolicyError, match="no weights yet"):
+        acting.run(obs_of(1))
+    with pytest.raises(PolicyError, match="no weights yet"):
+        acting.get_weights()
+
+
+@pytest.mark.parametrize("bad", [np.zeros((2, 4), np.float32), np.zeros((2, 3)), np.zeros(3, np.float32)], ids=str)
+def test_observations_that_dont_fit_are_named(network, bad):
+    acting = ActingGraph(network.graph(), network.spec)
+    acting.set_weights(network.weights())
+    with pytest.raises(PolicyError, match=r"takes float32 \[N, 3\]"):
+        acting.run(bad)
+
+
+@pytest.mark.parametrize(
+    "state", [[], [np.zeros((2, 3), np.float32)], [np.zeros((1, 2), np.float32)], [np.zeros((2, 2))]], ids=repr
+)
+def test_states_that_dont_fit_are_named(recurrent_network, state):
+    acting = ActingGraph(recurrent_network.graph(), recurrent_network.spec)
+    acting.set_weights(recurrent_network.weights())
+    with pytest.raises(PolicyError, match="state"):
+        acting.run(obs_of(2), state)
+
+
+def test_a_state_for_a_network_without_any_is_refused(network):
+    acting = ActingGraph(network.graph(), network.spec)
+    acting.set_weights(network.weights())
+    with pytest.raises(PolicyError, match="1 recurrent state components; the policy has 0"):
+        acting.run(obs_of(2), [np.zeros((2, 2), np.float32)])
+
+
+def test_a_graph_naming_a_file_is_refused_before_it_is_loaded(network, make_external_tensor, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(np.full(4, 42, np.float32).tobytes())
+
+    def change(model):
+        for location in ("/etc/passwd", str(secret)):
+            model.graph.initializer.append(make_external_tensor("spy", (4,), location))
+
+    with pytest.raises(PolicyError, match="only weights handed over by name"):
+        ActingGraph(network.graph(change), network.spec)
+
+
+def test_weights_never_touch_the_file_system(network, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights").write_bytes(np.full(100, 42, np.float32).tobytes())  # what the placeholder names
+    acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
+    acting.set_weights(weights)
+    np.testing.assert_allclose(acting.run(obs_of(2))[0], network.expected(weights, obs_of(2))[0], rtol=1e-5)
+
+
+def test_a_graph_onnx_runtime_refuses_is_a_policy_error(network):
+    def change(model):
+        model.graph.node.append(helper.make_node("NoSuchOperator", ["obs"], ["x"]))
+
+    acting = ActingGraph(network.graph(change), network.spec)
+    with pytest.raises(PolicyError, match="cannot be loaded"):
+        acting.set_weights(network.weights())
+
+
+def test_an_operator_that_fails_while_running_is_a_policy_error(network):
+    def change(model):
+        model.graph.node.insert(0, helper.make_node("Reshape", ["obs", "shape"], ["fixed"]))
+        model.graph.initializer.append(helper.make_tensor("shape", TensorProto.INT64, [2], [7, 3]))
+        model.graph.node[1].input[0] = "fixed"
+
+    acting = ActingGraph(network.graph(change), network.spec)
+    acting.set_weights(network.weights())
+    with pytest.raises(PolicyError, match="acting graph failed"):
+        acting.run(obs_of(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"obs_shape": (4,)}, "input 'obs'"),
+        ({"obs_dtype": "uint8"}, "input 'obs'"),
+        ({"state_shapes": ((2,),)}, "lacks the inputs"),
+    ],
+)
+def test_a_description_of_another_graph_is_refused(network, change, message):
+    acting = ActingGraph(network.graph(), dataclasses.replace(network.spec, **change))
+    with pytest.raises(PolicyError, match=message):
+        acting.set_weights(network.weights())
+
+
+def test_a_graph_without_a_promised_output_is_refused(network):
+    acting = ActingGraph(network.graph(lambda model: model.graph.output.pop()), network.spec)
+    with pytest.raises(PolicyError, match="lacks the outputs"):
+        acting.set_weights(network.weights())
+
+
+def test_a_graph_with_a_fixed_number_of_rows_is_refused(network):
+    def change(model):
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+
+    acting = ActingGraph(network.graph(change), network.spec)
+    with pytest.raises(PolicyError, match="input 'obs'"):
+        acting.set_weights(network.weights())
+
+
+def test_weights_may_be_swapped_while_another_thread_runs(network):
+    acting = ActingGraph(network.graph(), network.spec)
+    versions = [network.weights(seed) for seed in range(4)]
+    acting.set_weights(versions[0])
+    obs = obs_of(8)
+    allowed = [network.expected(weights, obs)[0] for weights in versions]
+    stop, wrong = threading.Event(), []
+
+    def run():
+        while not stop.is_set():
+            got = acting.run(obs)[0]
+            if not any(np.allclose(got, wanted, rtol=1e-4, atol=1e-4) for wanted in allowed):
+                wrong.append(got)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    for turn in range(100):
+        acting.set_weights(versions[turn % 4])
+    stop.set()
+    thread.join()
+    assert not wrong
+
+
+def test_a_spec_survives_msgpack_and_json(recurrent_network):
+    spec = recurrent_network.spec
+    assert ActingSpec.from_dict(msgpack.unpackb(msgpack.packb(spec.to_dict()))) == spec
+    assert ActingSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert spec.output_names == ("dist_inputs", "vf", "state_out_0")
+    assert spec.state_inputs == ("state_in_0",)
+    assert spec.num_weight_bytes == 4 * (3 * 4 + 4 + 3 * 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 99},
+        {"obs_shape": [-1]},
+        {"obs_shape": [1 << 20, 1 << 20]},
+        {"obs_shape": 3},
+        {"obs_shape": [1] * 9},
+        {"obs_dtype": "object"},
+        {"obs_dtype": ["float32"]},
+        {"num_dist_inputs": "4"},
+        {"num_dist_inputs": True},
+        {"distribution": 3},
+        {"distribution": "x" * 1000},
+        {"action_space": 3},
+        {"state_shapes": [[1]] * 100},
+        {"weights": [["a", [1], "float32"], ["a", [2], "float32"]]},
+        {"weights": [["a", [1], "complex64"]]},
+        {"weights": [["a", [1]]]},
+        {"weights": [[f"w{index}", [1], "float32"] for index in range(10_001)]},
+        {"weights": [[f"w{index}", [1 << 29], "float32"] for index in range(3)]},
+    ],
+    ids=lambda change: str(change)[:60],
+)
+def test_a_damaged_description_is_a_policy_error(network, change):
+    with pytest.raises(PolicyError, match=r"acting graph|bytes of weights"):
+        ActingSpec.from_dict(network.spec.to_dict() | change)
+
+
+@pytest.mark.parametrize("key", ["format", "obs_shape", "weights", "action_space"])
+def test_a_description_that_lacks_something_is_a_policy_error(network, key):
+    data = network.spec.to_dict()
+    del data[key]
+    with pytest.raises(PolicyError, match=f"damaged.*{key}"):
+        ActingSpec.from_dict(data)
+
+
+def test_the_size_of_weights_is_known_before_they_come():
+    assert ArraySpec("w", (3, 4), "float16").num_bytes == 24
+    assert ArraySpec("w", (), "int64").num_bytes == 8
+    assert MAX_WEIGHT_BYTES > 1 << 30
