@@ -1,0 +1,1 @@
+"""Environments and a policy in, fragments out."""

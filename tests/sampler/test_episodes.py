@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.sampler.episodes import EpisodeTracker
+
+
+def slow_tracker(rewards, dones, valid):
+    """One row at a time, with dicts."""
+    steps, num_envs = rewards.shape
+    episode = [(n, 0) for n in range(num_envs)]
+    length, total = [0] * num_envs, [0.0] * num_envs
+    t_column = np.zeros(rewards.shape, int)
+    keys = {}
+    finished = []
+    for t in range(steps):
+        for n in range(num_envs):
+            keys[t, n] = episode[n]
+            if not valid[t, n]:
+                continue
+            t_column[t, n] = length[n]
+            length[n] += 1
+            total[n] += float(rewards[t, n])
+            if dones[t, n]:
+                finished.append((length[n], total[n]))
+                episode[n] = (n, episode[n][1] + 1)
+                length[n], total[n] = 0, 0.0
+    return keys, t_column, finished
+
+
+@st.composite
+def runs(draw):
+    steps, num_envs = draw(st.integers(1, 30)), draw(st.integers(1, 4))
+    seed = draw(st.integers(0, 2**31))
+    rng = np.random.default_rng(seed)
+    dones = rng.random((steps, num_envs)) < draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    valid = np.ones((steps, num_envs), bool)
+    if draw(st.booleans()):  # as NEXT_STEP environments: the row after an end is no transition
+        for n in range(num_envs):
+            for t in range(1, steps):
+                if dones[t - 1, n]:
+                    dones[t, n], valid[t, n] = False, False
+    rewards = rng.integers(-3, 4, (steps, num_envs)).astype(np.float32) * valid
+    cuts = sorted(draw(st.sets(st.integers(1, steps), max_size=5)) | {steps})
+    return rewards, dones, valid, cuts
+
+
+@settings(max_examples=300, deadline=None)
+@given(runs())
+def test_segments_agree_with_a_row_by_row_count_however_the_run_is_cut(run):
+    """R91, R99, R107: lengths and returns, t from 0, one id per episode, also across blocks."""
+    rewards, dones, valid, cuts = run
+    tracker = EpisodeTracker(rewards.shape[1], first_episode_id=100)
+    ids, steps_in_episode, lengths, returns = [], [], [], []
+    for start, end in zip([0, *cuts[:-1]], cuts, strict=True):
+        part = slice(start, end)
+        segments = tracker.advance(rewards[part], dones[part], None if valid.all() else valid[part])
+        ids.append(segments.eps_id())
+        steps_in_episode.append(segments.t())
+        finished = tracker.take_finished()
+        lengths += finished.lengths.tolist()
+        returns += finished.rewards.tolist()
+    keys, t_column, expected = slow_tracker(rewards, dones, valid)
+    assert list(zip(lengths, returns, strict=True)) == expected
+    np.testing.assert_array_equal(np.concatenate(steps_in_episode), t_column)
+    id_column = np.concatenate(ids)
+    assert id_column.min() >= 100
+    pairs = {(keys[t, n], int(id_column[t, n])) for t in range(len(rewards)) for n in range(rewards.shape[1])}
+    assert len({key for key, _ in pairs}) == len({number for _, number in pairs}) == len(pairs)
+
+
+def test_no_episode_yet_gives_empty_columns():
+    finished = EpisodeTracker(2).take_finished()
+    assert (finished.lengths.dtype, finished.rewards.dtype) == (np.int32, np.float64)
+    assert len(finished.lengths) == len(finished.rewards) == 0
+
+
+def test_returns_are_summed_in_double_precision():
+    tracker = EpisodeTracker(1)
+    rewards = np.full((100_000, 1), 0.1, np.float32)
+    dones = np.zeros((100_000, 1), bool)
+    dones[-1] = True
+    tracker.advance(rewards, dones)
+    assert abs(tracker.take_finished().rewards[0] - 100_000 * float(np.float32(0.1))) < 1e-7
