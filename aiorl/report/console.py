@@ -1,0 +1,173 @@
+"""What a run shows while it goes, and what it says at its end.
+
+On a terminal: one live panel with the figures that matter, a curve of the mean return, and the latest events below.
+Elsewhere (a file, a pipe, CI): plain lines, at most one figure line a second, each with its time. Figures come from
+results, see `aiorl.report.results`. Displays are to be called from one thread; `DisplayHandler` brings log records of
+others over.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console
+
+from aiorl.report.figures import (
+    Headline,
+    Summary,
+    bytes_text,
+    clock_text,
+    lag_text,
+    mean_return_text,
+    number_at,
+    rate_text,
+    summary_lines,
+)
+from aiorl.report.live_display import LiveDisplay
+
+__all__ = ["Display", "DisplayHandler", "Headline", "LiveDisplay", "PlainDisplay", "Summary", "make_display"]
+
+_PLAIN_S = 1.0
+_MAX_PENDING = 100
+
+
+class Display(Protocol):
+    """Shows a run. Times are monotonic seconds; the run's own time starts at the first call."""
+
+    def start(self, now: float) -> None:
+        """Begins to show."""
+        ...
+
+    def status(self, text: str, now: float) -> None:
+        """Says what is waited for, until the first result: "waiting for 2 workers"."""
+        ...
+
+    def update(self, result: Mapping[str, Any], now: float) -> None:
+        """Shows a result's figures; cheap enough to be called for each iteration."""
+        ...
+
+    def event(self, text: str, now: float, level: int = logging.INFO) -> None:
+        """Shows something that happened: a worker joined, was lost or failed."""
+        ...
+
+    def tick(self, now: float) -> None:
+        """Lets the clock go on; to be called about twice a second."""
+        ...
+
+    def finish(self, summary: Summary, now: float) -> None:
+        """Shows the last figures and the summary, and gives the terminal back."""
+        ...
+
+    def close(self) -> None:
+        """Gives the terminal back without a summary; more calls do nothing."""
+        ...
+
+
+def make_display(headline: Headline, stream: TextIO | None = None) -> Display:
+    """A live panel if `stream` is a terminal that can show one, else plain lines.
+
+    Args:
+        headline: what the run is.
+        stream: where to write; None is stdout.
+    """
+    console = Console(file=stream or sys.stdout, highlight=False)
+    can_draw = console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
+    if can_draw:
+        return LiveDisplay(headline, console)
+    return PlainDisplay(headline, stream or sys.stdout)
+
+
+class PlainDisplay:
+    """Lines for files and pipes: figures at most once a second, events as they come."""
+
+    def __init__(self, headline: Headline, stream: TextIO) -> None:
+        self._headline, self._stream = headline, stream
+        self._result: Mapping[str, Any] | None = None
+        self._shown_at = -math.inf
+        self._gone = False
+        self._started = math.nan
+
+    def start(self, now: float) -> None:
+        """Says what the run is."""
+        self._started = now
+        self._line(f"aiorl: {self._headline.algo} on {self._headline.env}", now)
+
+    def status(self, text: str, now: float) -> None:
+        """Says what is waited for."""
+        self._line(text, now)
+
+    def update(self, result: Mapping[str, Any], now: float) -> None:
+        """Writes a result's figures, if the last ones are a second old; else keeps them for the end."""
+        self._result = result
+        if now - self._shown_at >= _PLAIN_S:
+            self._figures(now)
+
+    def event(self, text: str, now: float, level: int = logging.INFO) -> None:
+        """Writes something that happened."""
+        mark = {logging.WARNING: "warning: ", logging.ERROR: "error: "}.get(level, "")
+        self._line(f"{mark}{text}", now)
+
+    def tick(self, now: float) -> None:
+        """Writes figures that were held back, once they are due."""
+        if self._result is not None and now - self._shown_at >= _PLAIN_S:
+            self._figures(now)
+
+    def finish(self, summary: Summary, now: float) -> None:
+        """Writes the last figures and the summary."""
+        if self._result is not None:
+            self._figures(now)
+        self._write("\n".join(summary_lines(summary)))
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def _figures(self, now: float) -> None:
+        result, self._result, self._shown_at = self._result or {}, None, now
+        self._line(
+            f"iteration {int(result.get('training_iteration', 0)):<5,d}"
+            f" steps {int(result.get('timesteps_total', 0)):<11,d}"
+            f" return {mean_return_text(result, Headline('', '', 0)):<8}"
+            f" sampled/s {rate_text(number_at(result, 'sampled_steps_per_s')):<8}"
+            f" trained/s {rate_text(number_at(result, 'trained_steps_per_s')):<8}"
+            f" lag {lag_text(result)}"
+            f"  workers {result.get('num_healthy_workers', 0)}"
+            f"  in {bytes_text(number_at(result.get('transport', {}), 'bytes_in_per_s'))}/s",
+            now,
+        )
+
+    def _line(self, text: str, now: float) -> None:
+        self._write(f"{clock_text(now - self._started)}  {text}")
+
+    def _write(self, text: str) -> None:
+        if self._gone:
+            return
+        encoding = self._stream.encoding or "utf-8"
+        try:
+            self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+            self._stream.flush()
+        except BrokenPipeError:
+            # Whoever read the lines has left (`| head`): that ends the lines, not the training.
+            self._gone = True
+
+
+class DisplayHandler(logging.Handler):
+    """Keeps log records of any thread, at most 100, until the display's own thread shows them as events."""
+
+    def __init__(self, level: int = logging.WARNING) -> None:
+        super().__init__(level)
+        self._pending: deque[tuple[str, int]] = deque(maxlen=_MAX_PENDING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps a record's message; tracebacks stay in the log file."""
+        self._pending.append((record.getMessage(), record.levelno))
+
+    def drain(self, display: Display, now: float) -> None:
+        """Shows what came in since the last call."""
+        while self._pending:
+            text, level = self._pending.popleft()
+            display.event(text, now, level)

@@ -1,0 +1,150 @@
+"""What a display shows of a run, and how figures are said in few characters."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "Headline",
+    "Summary",
+    "bytes_text",
+    "clock_text",
+    "lag_text",
+    "mean_return_text",
+    "number_at",
+    "rate_text",
+    "sparkline",
+    "steps_text",
+    "summary_lines",
+]
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What a run is: the panel's title and goals.
+
+    Attributes:
+        algo: name of the algorithm.
+        env: name of the environment.
+        num_workers: workers started with the learner; more may join.
+        stop_return: mean return of the last 100 episodes that ends the run, or None.
+        stop_timesteps: env steps that end the run, or None.
+        stop_time_s: seconds that end the run, or None.
+    """
+
+    algo: str
+    env: str
+    num_workers: int
+    stop_return: float | None = None
+    stop_timesteps: int | None = None
+    stop_time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a run ended.
+
+    Attributes:
+        reason: one sentence, such as "Solved: mean return 476.2 over the last 100 episodes."
+        run_dir: where its files are.
+        ok: whether it ended as it should.
+        checkpoint: the newest checkpoint, or "" if there is none.
+        picture: the learning curve's picture, or "" if there is none.
+        next_steps: (what it does, what to type) pairs to show.
+    """
+
+    reason: str
+    run_dir: str
+    ok: bool = True
+    checkpoint: str = ""
+    picture: str = ""
+    next_steps: Sequence[tuple[str, str]] = ()
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """The summary as plain lines."""
+    lines = ["", summary.reason, "", f"  run directory   {summary.run_dir}"]
+    if summary.picture:
+        lines.append(f"  learning curve  {summary.picture}")
+    if summary.checkpoint:
+        lines.append(f"  checkpoint      {summary.checkpoint}")
+    if summary.next_steps:
+        lines += ["", "What to type next:"]
+        for what, command in summary.next_steps:
+            lines += [f"  # {what}", f"  {command}"]
+    return lines
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of `values` in at most `width` characters; each shows the mean of its share."""
+    if not values:
+        return ""
+    shares = min(width, len(values))
+    bounds = [round(i * len(values) / shares) for i in range(shares + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def mean_return_text(result: Mapping[str, Any], headline: Headline) -> str:
+    """Mean return of the last 100 episodes, with the goal if there is one."""
+    mean = number_at(result, "episode_reward_mean_last_100")
+    if not math.isfinite(mean):
+        return "no episode yet"
+    goal = f", goal {headline.stop_return:g}" if headline.stop_return is not None else ""
+    return f"{mean:.1f}{goal}"
+
+
+def steps_text(result: Mapping[str, Any], headline: Headline) -> str:
+    """Env steps, with the goal if there is one."""
+    steps = int(result.get("timesteps_total", 0))
+    if headline.stop_timesteps is None:
+        return f"{steps:,}"
+    return f"{rate_text(steps)} of {rate_text(headline.stop_timesteps)}"
+
+
+def lag_text(result: Mapping[str, Any]) -> str:
+    """Policy lag as least/mean/most versions."""
+    lag = result.get("policy_lag", {})
+    least, mean, most = (number_at(lag, name) for name in ("min", "mean", "max"))
+    return f"{least:.0f}/{mean:.1f}/{most:.0f}" if math.isfinite(mean) else "-"
+
+
+def rate_text(value: float) -> str:
+    """A rate or count in a few characters: 9,999, 349 k, 1.34 M."""
+    if not math.isfinite(value):
+        return "-"
+    if value < 10_000:
+        return f"{value:,.0f}"
+    return f"{value / 1000:,.0f} k" if value < 1e6 else f"{value / 1e6:,.2f} M"
+
+
+def bytes_text(value: float) -> str:
+    """A count of bytes in a few characters: 12.3 MB."""
+    if not math.isfinite(value):
+        return "-"
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB"
+
+
+def clock_text(seconds: float) -> str:
+    """A duration as minutes:seconds, or hours:minutes:seconds."""
+    whole = max(0, int(seconds)) if math.isfinite(seconds) else 0
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60:02}:{rest % 60:02}"
+
+
+def number_at(values: Mapping[str, Any], name: str) -> float:
+    """The number of that name, or NaN if there is none."""
+    value = values.get(name)
+    return float(value) if isinstance(value, int | float) else math.nan

@@ -1,0 +1,148 @@
+"""The live panel that a run shows on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from aiorl.report.figures import (
+    Headline,
+    Summary,
+    bytes_text,
+    clock_text,
+    lag_text,
+    mean_return_text,
+    number_at,
+    rate_text,
+    sparkline,
+    steps_text,
+    summary_lines,
+)
+
+__all__ = ["LiveDisplay"]
+
+_REFRESH_S = 0.25
+_NUM_EVENTS = 6
+_STYLES = {logging.INFO: "", logging.WARNING: "yellow", logging.ERROR: "bold red"}
+
+
+class LiveDisplay:
+    """One panel that is redrawn in place, at most four times a second."""
+
+    def __init__(self, headline: Headline, console: Console) -> None:
+        self._headline, self._console = headline, console
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=True, redirect_stderr=True)
+        self._result: Mapping[str, Any] = {}
+        self._returns: list[float] = []
+        self._events: deque[tuple[float, str, int]] = deque(maxlen=_NUM_EVENTS)
+        self._status = "starting"
+        self._started = self._now = self._drawn = math.nan
+
+    def start(self, now: float) -> None:
+        """Begins to show."""
+        self._started = now
+        self._live.start()
+        self._draw(now, force=True)
+
+    def status(self, text: str, now: float) -> None:
+        """Says what is waited for, until the first result."""
+        self._status = text
+        self._draw(now, force=True)
+
+    def update(self, result: Mapping[str, Any], now: float) -> None:
+        """Shows a result's figures."""
+        self._result = result
+        mean = number_at(result, "episode_reward_mean")
+        if math.isfinite(mean):
+            self._returns.append(mean)
+            if len(self._returns) > 2048:
+                self._returns = self._returns[::2]
+        self._draw(now)
+
+    def event(self, text: str, now: float, level: int = logging.INFO) -> None:
+        """Shows something that happened below the figures."""
+        self._events.append((now - self._started, text, level))
+        self._draw(now)
+
+    def tick(self, now: float) -> None:
+        """Lets the clock go on."""
+        self._draw(now)
+
+    def finish(self, summary: Summary, now: float) -> None:
+        """Leaves the last figures on the screen, and writes the summary below."""
+        self._draw(now, force=True)
+        self.close()
+        # Not cropped and not wrapped, so that commands can be copied whole.
+        for line in summary_lines(summary):
+            style = "dim" if line.startswith("  #") else ""
+            if line == summary.reason:
+                style = "bold green" if summary.ok else "bold red"
+            self._console.print(Text(line, style=style), soft_wrap=True)
+
+    def close(self) -> None:
+        """Gives the terminal back."""
+        self._live.stop()
+
+    def _draw(self, now: float, *, force: bool = False) -> None:
+        self._now = now
+        if not self._live.is_started or (not force and now - self._drawn < _REFRESH_S):
+            return
+        self._drawn = now
+        self._live.update(self._panel(), refresh=True)
+
+    def _panel(self) -> Panel:
+        head, result = self._headline, self._result
+        title = Text.assemble(("aiorl ", "bold"), (head.algo, "bold cyan"), " on ", (head.env, "bold cyan"))
+        parts: list[Any] = [self._figures() if result else Text(self._status, style="italic")]
+        width = max(10, self._console.width - 30)
+        if len(self._returns) > 1:
+            curve = sparkline(self._returns, width=min(width, 90))
+            ends = f" {min(self._returns):.4g} to {max(self._returns):.4g}"
+            parts.append(Text.assemble(("return  ", "dim"), (curve, "cyan"), (ends, "dim")))
+        if self._events:
+            parts.append(Text(""))
+            for at, text, level in self._events:
+                line = Text.assemble((f"{clock_text(at)}  ", "dim"), (text, _STYLES.get(level, "")))
+                line.truncate(self._console.width - 4, overflow="ellipsis")
+                parts.append(line)
+        subtitle = Text(f"{clock_text(self._now - self._started)}   Ctrl-C ends the run and keeps it", style="dim")
+        return Panel(Group(*parts), title=title, title_align="left", subtitle=subtitle, subtitle_align="right",
+                     border_style="cyan", padding=(0, 1))  # fmt: skip
+
+    def _figures(self) -> Table:
+        result = self._result
+        table = Table.grid(padding=(0, 1), expand=True)
+        for share in (5, 3, 3):
+            table.add_column(style="dim", no_wrap=True)
+            table.add_column(no_wrap=True, ratio=share)
+        transport = result.get("transport", {})
+        workers = f"{result.get('num_healthy_workers', 0)} of {self._headline.num_workers}"
+        alive = int(result.get("num_healthy_workers", 0))
+        if alive > self._headline.num_workers:
+            workers = str(alive)
+        style = "bold red" if alive == 0 else "yellow" if alive < self._headline.num_workers else "green"
+        table.add_row(
+            "mean return", Text(mean_return_text(result, self._headline), style="bold green"),
+            "sampled/s", rate_text(number_at(result, "sampled_steps_per_s")),
+            "workers", Text(workers, style=style),
+        )  # fmt: skip
+        table.add_row(
+            "env steps", steps_text(result, self._headline),
+            "trained/s", rate_text(number_at(result, "trained_steps_per_s")),
+            "policy lag", lag_text(result),
+        )  # fmt: skip
+        table.add_row(
+            "episodes", f"{int(result.get('episodes_total', 0)):,}",
+            "iteration", f"{int(result.get('training_iteration', 0)):,}",
+            "received", f"{bytes_text(number_at(transport, 'bytes_in_per_s'))}/s",
+        )  # fmt: skip
+        return table

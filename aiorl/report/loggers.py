@@ -1,0 +1,342 @@
+"""Results into files: progress.csv, result.jsonl and TensorBoard events.
+
+Every file is only ever appended to in whole records, so a run that is killed leaves at most one damaged last line,
+which a resumed run takes off. A disk that fails while training is reported once and costs the training nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from aiorl.errors import ConfigError
+from aiorl.report.appended_file import AppendedFile
+from aiorl.report.tensorboard_events import EventFile
+
+__all__ = [
+    "CSV_FILE",
+    "JSONL_FILE",
+    "CsvLogger",
+    "JsonlLogger",
+    "Logger",
+    "Loggers",
+    "TensorBoardLogger",
+    "flatten",
+    "open_loggers",
+    "read_results",
+]
+
+_log = logging.getLogger(__name__)
+
+CSV_FILE = "progress.csv"
+JSONL_FILE = "result.jsonl"
+
+
+class Logger(Protocol):
+    """Takes the results of a run, one for each iteration."""
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Records one result.
+
+        Raises: OSError when it can't be stored; nothing is left half written then.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Brings all that was written to the operating system.
+
+        Raises: OSError when that fails.
+        """
+        ...
+
+    def close(self) -> None:
+        """Flushes and lets go of files; more calls do nothing.
+
+        Raises: OSError when that fails.
+        """
+        ...
+
+
+class JsonlLogger:
+    """result.jsonl: one result a line, all keys, strict JSON (NaN and infinities become null).
+
+    Args:
+        path: file to append to.
+        resume_after: drop what is there of later training iterations; None keeps all.
+    Raises: OSError when the file can't be written.
+    """
+
+    def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
+        kept = [line for line in _whole_lines(path) if _is_kept(_json_iteration(line), resume_after)]
+        _replace_if_changed(path, kept)
+        self._file = AppendedFile(path)
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Records one result."""
+        self._file.append(json.dumps(to_json(result), allow_nan=False, separators=(",", ":")).encode() + b"\n")
+
+    def flush(self) -> None:
+        """Does nothing: each line is written through."""
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class CsvLogger:
+    """progress.csv: the numbers and words of each result, nested names joined by /, lists left out.
+
+    Columns stay where they are once written. A result that brings a new one makes the file be rewritten with that
+    column at the end, empty in earlier rows; the old file is replaced at once or not at all.
+
+    Args:
+        path: file to append to.
+        resume_after: drop what is there of later training iterations; None keeps all.
+    Raises: OSError when the file can't be written.
+    """
+
+    def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
+        self._path = path
+        lines = _whole_lines(path)
+        self._columns: list[str] = next(csv.reader(lines[:1]), [])
+        rows = [row for row in csv.DictReader(lines) if _is_kept(_csv_iteration(row), resume_after)]
+        if lines:
+            _replace_if_changed(path, list(self._lines(rows)))
+        self._file = AppendedFile(path)
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Records one result."""
+        row = dict(flatten(result))
+        new = [name for name in row if name not in self._columns]
+        if new:
+            earlier = list(csv.DictReader(_whole_lines(self._path)))
+            columns = self._columns
+            self._columns = columns + new
+            try:
+                _replace(self._path, self._lines(earlier))
+            except OSError:
+                self._columns = columns
+                raise
+            self._file.close()
+            self._file = AppendedFile(self._path)
+        self._file.append(self._line(row.get(name) for name in self._columns).encode())
+
+    def flush(self) -> None:
+        """Does nothing: each line is written through."""
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _lines(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+        yield self._line(self._columns)
+        for row in rows:
+            yield self._line(row.get(name) for name in self._columns)
+
+    @staticmethod
+    def _line(cells: Iterable[object]) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(["" if cell is None else cell for cell in cells])
+        return text.getvalue()
+
+
+class TensorBoardLogger:
+    """Event files for TensorBoard: each number of a result over the env steps sampled.
+
+    Args:
+        directory: where the event file is made.
+        resume_after: tells TensorBoard to forget points past this many env steps; None for a new run.
+    Raises: OSError when the file can't be written; ImportError when tensorboard isn't installed.
+    """
+
+    def __init__(self, directory: Path, *, resume_after_step: int | None = None) -> None:
+        self._file = EventFile(directory, resume_after_step=resume_after_step)
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Records one result."""
+        values = {name: float(value) for name, value in flatten(result) if _is_number(value) and name != "timestamp"}
+        wall_time = float(result.get("timestamp") or time.time())
+        self._file.append(values, step=int(result.get("timesteps_total", 0)), wall_time=wall_time)
+
+    def flush(self) -> None:
+        """Does nothing: each record is written through."""
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class Loggers:
+    """Several loggers as one that never fails: each one's trouble is said once, then it is tried again.
+
+    Args:
+        named: what a message calls a logger -> the logger.
+    """
+
+    def __init__(self, named: Mapping[str, Logger]) -> None:
+        self._named = dict(named)
+        self._failing: set[str] = set()
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Records one result with each logger."""
+        for name, logger in self._named.items():
+            try:
+                logger.write(result)
+            except OSError as error:
+                if name not in self._failing:
+                    self._failing.add(name)
+                    _log.error("%s can't be written (%s); training goes on without it", name, error.strerror or error)
+            else:
+                if name in self._failing:
+                    self._failing.discard(name)
+                    _log.warning("%s is written again; results in between are missing there", name)
+
+    def flush(self) -> None:
+        """Flushes each logger."""
+        for name, logger in self._named.items():
+            self._attempt(name, logger.flush)
+
+    def close(self) -> None:
+        """Closes each logger."""
+        for name, logger in self._named.items():
+            self._attempt(name, logger.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _attempt(self, name: str, action: Any) -> None:
+        try:
+            action()
+        except OSError as error:
+            if name not in self._failing:
+                self._failing.add(name)
+                _log.error("%s can't be written (%s)", name, error.strerror or error)
+
+
+def open_loggers(
+    run_dir: Path, *, resume_iteration: int | None = None, resume_step: int | None = None, tensorboard: bool = True
+) -> Loggers:
+    """The loggers of a run directory; existing files are appended to.
+
+    Args:
+        run_dir: an existing directory.
+        resume_iteration: iteration of the checkpoint that the run goes on from: later results are taken off.
+        resume_step: its `timesteps_total`.
+        tensorboard: also write event files; left out with a warning when the package isn't installed.
+    Raises: ConfigError when a file can't be written.
+    """
+    try:
+        named: dict[str, Logger] = {
+            str(run_dir / JSONL_FILE): JsonlLogger(run_dir / JSONL_FILE, resume_after=resume_iteration),
+            str(run_dir / CSV_FILE): CsvLogger(run_dir / CSV_FILE, resume_after=resume_iteration),
+        }
+        if tensorboard:
+            try:
+                named["the TensorBoard event file"] = TensorBoardLogger(run_dir, resume_after_step=resume_step)
+            except ImportError:
+                _log.warning("tensorboard is not installed, so no event files are written")
+    except OSError as error:
+        raise ConfigError(
+            f"The run directory {run_dir} can't be written: {error.strerror or error}.",
+            key="run_dir",
+            value=str(run_dir),
+            hint="Give another one with --run-dir DIR.",
+        ) from error
+    return Loggers(named)
+
+
+def read_results(run_dir: Path) -> list[dict[str, Any]]:
+    """The results of a run so far; lines that a crash damaged are left out.
+
+    Raises: OSError when there is no result.jsonl to read.
+    """
+    results = []
+    for line in (run_dir / JSONL_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            result = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(result, dict):
+            results.append(result)
+    return results
+
+
+def flatten(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The scalars of a result, each with its path joined by /; lists and empty dicts are left out."""
+    for name, value in result.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}/")
+        elif value is None or isinstance(value, str | bool | int | float | np.number):
+            yield f"{prefix}{name}", value.item() if isinstance(value, np.number) else value
+
+
+def to_json(value: Any) -> Any:
+    """`value` as strict JSON can hold it: NaN and infinities become None, arrays lists, NumPy scalars numbers."""
+    if isinstance(value, Mapping):
+        return {str(name): to_json(inner) for name, inner in value.items()}
+    if isinstance(value, np.ndarray):
+        return to_json(value.tolist())
+    if isinstance(value, list | tuple):
+        return [to_json(inner) for inner in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int | bool) else str(value)
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file that end as lines do; a damaged last one is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _replace_if_changed(path: Path, lines: list[str]) -> None:
+    if path.exists() and path.read_text(encoding="utf-8", errors="replace") != "".join(lines):
+        _replace(path, lines)
+
+
+def _replace(path: Path, lines: Iterable[str]) -> None:
+    temporary = path.with_name(path.name + ".new")
+    try:
+        temporary.write_text("".join(lines), encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _is_kept(iteration: int | None, resume_after: int | None) -> bool:
+    return iteration is not None and (resume_after is None or iteration <= resume_after)
+
+
+def _json_iteration(line: str) -> int | None:
+    try:
+        return int(json.loads(line)["training_iteration"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _csv_iteration(row: Mapping[str, str]) -> int | None:
+    try:
+        return int(row["training_iteration"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,150 @@
+"""The learning curve as a picture: `python -m aiorl.report.plot RUN_DIR` draws it from result.jsonl."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.report.loggers import read_results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["PLOT_FILE", "main", "plot_learning_curve"]
+
+PLOT_FILE = "learning_curve.png"
+
+_MAX_POINTS = 1000
+_LINE, _BAND, _GOAL, _INK = "#1f6f8b", "#1f6f8b", "#d1495b", "#333333"
+
+
+def plot_learning_curve(run_dir: Path, *, title: str = "", stop_return: float | None = None) -> Path | None:
+    """Draws mean return over env steps, with the range of returns around it and wall time on top.
+
+    Takes about half a second, most of it for the import of matplotlib when first used; safe in any thread, since no
+    global state of matplotlib is touched.
+
+    Args:
+        run_dir: where result.jsonl is, and where the picture goes; replaced at once, never half written.
+        title: heading; empty takes the run directory's name.
+        stop_return: return that the run is to reach, drawn as a line.
+    Returns: the picture's path, or None when no episode has ended yet.
+    Raises: OSError when a file can't be read or written; ImportError without matplotlib.
+    """
+    curve = _Curve(read_results(run_dir))
+    if not curve.steps.size:
+        return None
+    # Imported here: 0.2 s that only runs with a picture need.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.fill_between(curve.steps, curve.low, curve.high, color=_BAND, alpha=0.15, linewidth=0, label="min to max")
+    marker = "o" if curve.steps.size == 1 else None
+    axes.plot(curve.steps, curve.mean, color=_LINE, linewidth=2, marker=marker, label="mean return")
+    if stop_return is not None:
+        axes.axhline(stop_return, color=_GOAL, linewidth=1.2, linestyle=(0, (5, 4)), label=f"goal {stop_return:g}")
+    _finish_axes(axes, curve, title or run_dir.resolve().name)
+    temporary = run_dir / f".{PLOT_FILE}.new"
+    path = run_dir / PLOT_FILE
+    figure.savefig(temporary, format="png")
+    temporary.replace(path)
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draws the picture of each run directory in `argv`; the exit status is 0 if all could be drawn, else 1."""
+    directories = [Path(name) for name in (sys.argv[1:] if argv is None else argv)]
+    if not directories or any(str(name).startswith("-") for name in directories):
+        sys.stderr.write(f"usage: python -m aiorl.report.plot RUN_DIR...\nDraws {PLOT_FILE} in each run directory.\n")
+        return 0 if directories and str(directories[0]) in ("-h", "--help") else 2
+    status = 0
+    for directory in directories:
+        try:
+            path = plot_learning_curve(directory)
+        except (OSError, ImportError) as error:
+            sys.stderr.write(f"{directory}: no picture: {error}\n")
+            status = 1
+        else:
+            sys.stdout.write(f"{path or f'{directory}: no episode has ended yet, so there is no curve'}\n")
+    return status
+
+
+class _Curve:
+    """The columns of the results that are drawn, thinned to what a picture can show.
+
+    Attributes:
+        steps: [P] env steps, never falling.
+        mean: [P] mean return, likewise low, high: least and greatest.
+        seconds: [P] training time.
+    """
+
+    def __init__(self, results: Sequence[Mapping[str, Any]]) -> None:
+        rows = [
+            [_number(result, name) for name in _COLUMNS]
+            for result in results
+            if math.isfinite(_number(result, "episode_reward_mean"))
+        ]
+        table = np.asarray(rows, np.float64).reshape(-1, len(_COLUMNS))
+        table = table[np.argsort(table[:, 0], kind="stable")]
+        if len(table) > _MAX_POINTS:
+            table = table[np.unique(np.linspace(0, len(table) - 1, _MAX_POINTS).astype(np.int64))]
+        columns: list[NDArray[np.float64]] = list(table.T)
+        self.steps, self.mean, self.low, self.high, self.seconds = columns
+
+
+_COLUMNS = ("timesteps_total", "episode_reward_mean", "episode_reward_min", "episode_reward_max", "time_total_s")
+
+
+def _number(result: Mapping[str, Any], name: str) -> float:
+    value = result.get(name)
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _finish_axes(axes: Axes, curve: _Curve, title: str) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=_INK, pad=12)
+    axes.set_xlabel("env steps", color=_INK)
+    axes.set_ylabel("episode return", color=_INK)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlim(left=0, right=max(float(curve.steps[-1]), 1.0))
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(colors=_INK)
+    axes.legend(loc="best", frameon=False, labelcolor=_INK)
+    if curve.steps.size < 2 or not np.all(np.isfinite(curve.seconds)) or curve.steps[0] == curve.steps[-1]:
+        return
+    # Wall time on top: the time at which the steps below had been sampled.
+    factor, unit = _time_unit(float(curve.seconds[-1]))
+    above = axes.twiny()
+    above.set_xlim(axes.get_xlim())
+    ticks = MaxNLocator(nbins=6).tick_values(0, float(curve.seconds[-1]) / factor)
+    seconds = np.concatenate([[0.0], curve.seconds])
+    steps = np.concatenate([[0.0], curve.steps])
+    shown = [tick for tick in ticks if 0 <= tick * factor <= seconds[-1]]
+    above.set_xticks([float(np.interp(tick * factor, seconds, steps)) for tick in shown], [f"{t:g}" for t in shown])
+    above.set_xlabel(f"wall time in {unit}", loc="right", color="#777777", fontsize=9)
+    above.tick_params(colors="#777777", labelsize=8, length=3)
+    for side in ("top", "right", "left", "bottom"):
+        above.spines[side].set_visible(False)
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    if seconds < 180:
+        return 1.0, "s"
+    return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

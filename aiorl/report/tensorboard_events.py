@@ -1,0 +1,62 @@
+"""TensorBoard event files through the tensorboard package alone; TensorFlow is not needed and not loaded."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from aiorl.report.appended_file import AppendedFile
+
+__all__ = ["EventFile"]
+
+_FORMAT = "brain.Event:2"
+
+
+class EventFile:
+    """One event file of scalars, written in whole records.
+
+    Args:
+        directory: where it is made; its name holds time, host and process, so it is always a new one.
+        resume_after_step: tells TensorBoard to forget points past this step in earlier files; None forgets nothing.
+    Raises: OSError when the file can't be written; ImportError when tensorboard isn't installed.
+    """
+
+    def __init__(self, directory: Path, *, resume_after_step: int | None = None) -> None:
+        # Imported here: it takes 0.1 s, and only runs that log need it.
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary, self._record_writer = event_pb2.Event, summary_pb2.Summary, RecordWriter
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+        self._file = AppendedFile(directory / name)
+        self._write(self._event(wall_time=time.time(), file_version=_FORMAT))
+        if resume_after_step is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(self._event(wall_time=time.time(), step=resume_after_step + 1, session_log=start))
+
+    def append(self, values: Mapping[str, float], *, step: int, wall_time: float) -> None:
+        """Records one point of each curve.
+
+        Args:
+            values: tag -> value.
+            step: env steps, the horizontal axis.
+            wall_time: seconds since the epoch.
+        Raises: OSError when it can't be stored; the file ends as before.
+        """
+        summary = self._summary()
+        for tag, value in values.items():
+            summary.value.add(tag=tag, simple_value=value)
+        self._write(self._event(wall_time=wall_time, step=step, summary=summary))
+
+    def close(self) -> None:
+        """Closes the file; more calls do nothing."""
+        self._file.close()
+
+    def _write(self, event: object) -> None:
+        record = io.BytesIO()
+        self._record_writer(record).write(event.SerializeToString())  # type: ignore[attr-defined]
+        self._file.append(record.getvalue())

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from aiorl.report.figures import Headline, Summary
+from aiorl.report.live_display import LiveDisplay
+
+RESULT: dict[str, Any] = {
+    "training_iteration": 42, "timesteps_total": 1_234_567, "episodes_total": 310, "episode_reward_mean": 300.0,
+    "episode_reward_mean_last_100": 312.4, "sampled_steps_per_s": 349_123.0, "trained_steps_per_s": 1.2e6,
+    "policy_lag": {"min": 0.0, "mean": 0.5, "max": 1.0}, "num_healthy_workers": 2,
+    "transport": {"bytes_in_per_s": 1.23e7},
+}  # fmt: skip
+
+
+@pytest.fixture
+def make() -> Callable[[int], tuple[LiveDisplay, Console]]:
+    def build(width: int) -> tuple[LiveDisplay, Console]:
+        console = Console(file=io.StringIO(), force_terminal=True, width=width, height=30, color_system=None)
+        return LiveDisplay(Headline("ppo", "CartPole-v1", 2, stop_return=475), console), console
+
+    return build
+
+
+def last_frame(console: Console) -> str:
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text[text.rindex("╭") :]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_all_figures_are_there_whole_at_usual_widths(make: Any, width: int) -> None:
+    display, console = make(width)
+    display.start(0.0)
+    for number in range(60):
+        display.update({**RESULT, "episode_reward_mean": float(number)}, 1.0)
+    display.event("worker 1 joined", 2.0)
+    display.event("worker 2 was lost " + "x" * 200, 2.0, logging.WARNING)
+    display.tick(65.0)
+    frame = last_frame(console)
+    for figure in ("ppo on CartPole-v1", "312.4, goal 475", "349 k", "1.20 M", "1,234,567", "0/0.5/1", "2 of 2",
+                   "12.3 MB/s", "310", "42", "▁▁", "██", "worker 1 joined", "worker 2 was lost", "01:05"):  # fmt: skip
+        assert figure in frame, figure
+    assert all(len(line) == width for line in frame.splitlines() if line.startswith(("╭", "│", "╰")))
+    display.close()
+
+
+def test_frames_are_drawn_four_times_a_second_at_most(make: Any) -> None:
+    display, console = make(80)
+    display.start(0.0)
+    for number in range(1000):
+        display.update(RESULT, number / 1000)
+    assert console.file.getvalue().count("╭") <= 6
+    display.close()
+
+
+def test_what_is_waited_for_is_said_until_the_first_result(make: Any) -> None:
+    display, console = make(80)
+    display.start(0.0)
+    display.status("waiting for 2 workers", 0.1)
+    assert "waiting for 2 workers" in last_frame(console)
+    display.update(RESULT, 1.0)
+    assert "waiting for 2 workers" not in last_frame(console)
+    display.close()
+
+
+def test_only_the_latest_events_are_shown(make: Any) -> None:
+    display, console = make(80)
+    display.start(0.0)
+    for number in range(20):
+        display.event(f"event number {number};", float(number))
+    frame = last_frame(console)
+    assert "number 19;" in frame
+    assert "number 14;" in frame
+    assert "number 13;" not in frame
+    display.close()
+
+
+def test_the_summary_stands_below_whole_lines_and_unframed(make: Any) -> None:
+    display, console = make(80)
+    display.start(0.0)
+    command = "python -m aiorl.learner --resume runs/" + "x" * 80
+    display.finish(Summary("Solved.", "runs/x", next_steps=[("go on", command)]), 1.0)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert f"  {command}" in lines
+    assert "Solved." in lines
+
+
+def test_more_workers_than_were_started_are_just_counted(make: Any) -> None:
+    display, console = make(80)
+    display.start(0.0)
+    display.update({**RESULT, "num_healthy_workers": 5}, 1.0)
+    assert "5 of 2" not in last_frame(console)
+    display.close()

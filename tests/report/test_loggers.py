@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiorl.errors import ConfigError
+from aiorl.report.loggers import (
+    CSV_FILE,
+    JSONL_FILE,
+    CsvLogger,
+    JsonlLogger,
+    Loggers,
+    flatten,
+    open_loggers,
+    read_results,
+    to_json,
+)
+
+
+def result(iteration: int, **more: Any) -> dict[str, Any]:
+    return {"training_iteration": iteration, "timesteps_total": iteration * 10, "timestamp": 1.0, **more}
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def reject_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no strict JSON")
+
+
+def test_a_line_of_jsonl_is_strict_json_whatever_the_result_holds(tmp_path: Path) -> None:
+    logger = JsonlLogger(tmp_path / JSONL_FILE)
+    logger.write(
+        result(1, nan=math.nan, inf=-math.inf, a=np.array([1.0, np.nan]), n=np.float32(2.5), i=np.int64(3),
+               b=np.bool_(True), t=(1, 2), o=Path("x"), d={1: {"deep": math.nan}})
+    )  # fmt: skip
+    logger.close()
+    read = json.loads((tmp_path / JSONL_FILE).read_text(), parse_constant=reject_constant)
+    assert read == {
+        "training_iteration": 1, "timesteps_total": 10, "timestamp": 1.0, "nan": None, "inf": None, "a": [1.0, None],
+        "n": 2.5, "i": 3, "b": True, "t": [1, 2], "o": "x", "d": {"1": {"deep": None}},
+    }  # fmt: skip
+
+
+def test_csv_keeps_its_columns_and_leaves_lists_out(tmp_path: Path) -> None:
+    logger = CsvLogger(tmp_path / CSV_FILE)
+    logger.write(result(1, reward=math.nan, name='a "b", c', lag={"min": 0, "max": 2}, hist=[1, 2]))
+    logger.write({"lag": {"max": 3}, "reward": 1.5, "training_iteration": 2})
+    logger.close()
+    one, two = rows_of(tmp_path / CSV_FILE)
+    assert list(one) == ["training_iteration", "timesteps_total", "timestamp", "reward", "name", "lag/min", "lag/max"]
+    assert (one["reward"], one["name"], one["lag/max"]) == ("nan", 'a "b", c', "2")
+    assert (two["reward"], two["lag/min"], two["lag/max"], two["training_iteration"]) == ("1.5", "", "3", "2")
+
+
+def test_a_metric_that_comes_up_later_gets_a_column_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / CSV_FILE
+    logger = CsvLogger(path)
+    logger.write(result(1))
+    logger.write(result(2, loss=0.5))
+    logger.write(result(3, loss=0.25, kl=0.1))
+    logger.close()
+    rows = rows_of(path)
+    assert list(rows[0])[-2:] == ["loss", "kl"]
+    assert [row["loss"] for row in rows] == ["", "0.5", "0.25"]
+    assert [row["training_iteration"] for row in rows] == ["1", "2", "3"]
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_files_are_appended_to_by_a_resumed_run_without_the_damaged_last_line(tmp_path: Path) -> None:
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        loggers.write(result(1, loss=1.0))
+        loggers.write(result(2, loss=2.0))
+    for name in (JSONL_FILE, CSV_FILE):
+        with (tmp_path / name).open("a") as file:
+            file.write('{"training_iteration": 3, "lo')
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        loggers.write(result(3, loss=3.0))
+    assert [row["loss"] for row in rows_of(tmp_path / CSV_FILE)] == ["1.0", "2.0", "3.0"]
+    assert [row["loss"] for row in read_results(tmp_path)] == [1.0, 2.0, 3.0]
+
+
+def test_results_past_the_checkpoint_that_is_resumed_are_taken_off(tmp_path: Path) -> None:
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        for iteration in range(1, 6):
+            loggers.write(result(iteration, run="first"))
+    with open_loggers(tmp_path, resume_iteration=3, tensorboard=False) as loggers:
+        loggers.write(result(4, run="second"))
+    wanted = [(1, "first"), (2, "first"), (3, "first"), (4, "second")]
+    assert [(row["training_iteration"], row["run"]) for row in read_results(tmp_path)] == wanted
+    assert [(int(row["training_iteration"]), row["run"]) for row in rows_of(tmp_path / CSV_FILE)] == wanted
+
+
+def test_damaged_lines_are_passed_over_when_results_are_read(tmp_path: Path) -> None:
+    (tmp_path / JSONL_FILE).write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n{"b"\n{"a": 2}\n{"a')
+    assert read_results(tmp_path) == [{"a": 1}, {"a": 2}]
+
+
+class FailingLogger:
+    """Fails to write while told to."""
+
+    def __init__(self) -> None:
+        self.fails = True
+        self.written: list[Any] = []
+
+    def write(self, result: Any) -> None:
+        if self.fails:
+            raise OSError(28, "No space left on device")
+        self.written.append(result)
+
+    def flush(self) -> None:
+        if self.fails:
+            raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        self.flush()
+
+
+def test_a_full_disk_is_told_once_and_the_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    failing = FailingLogger()
+    loggers = Loggers({"progress.csv": failing, "result.jsonl": JsonlLogger(tmp_path / JSONL_FILE)})
+    with caplog.at_level(logging.WARNING):
+        for iteration in (1, 2, 3):
+            loggers.write(result(iteration))
+        loggers.flush()
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert "progress.csv can't be written (No space left on device)" in caplog.text
+        failing.fails = False
+        loggers.write(result(4))
+        loggers.write(result(5))
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert len(failing.written) == 2
+    loggers.close()
+    assert len(read_results(tmp_path)) == 5
+
+
+def test_a_run_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="can't be written: Not a directory") as caught:
+        open_loggers(tmp_path / "file")
+    assert caught.value.key == "run_dir"
+
+
+def test_flatten_joins_names_and_keeps_scalars_only() -> None:
+    nested = {"a": {"b": np.float32(0.5), "c": {}}, "d": None, "e": [1], "f": True, "g": "x", "h": np.zeros(2)}
+    assert list(flatten(nested)) == [("a/b", 0.5), ("d", None), ("f", True), ("g", "x")]
+    assert to_json({"a": (np.float64("nan"),)}) == {"a": [None]}

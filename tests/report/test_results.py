@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.report.results import Progress, Results
+
+episodes = st.lists(st.tuples(st.integers(1, 500), st.floats(-1e3, 1e3)), max_size=12)
+
+
+def add(results: Results, finished: list[tuple[int, float]]) -> None:
+    results.add_episodes(
+        np.array([length for length, _ in finished], np.int32), np.array([reward for _, reward in finished], np.float64)
+    )
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+@settings(deadline=None)
+@given(st.integers(1, 20), st.lists(st.lists(episodes, max_size=3), min_size=1, max_size=6))
+def test_averages_take_all_new_episodes_and_the_newest_earlier_ones_up_to_the_window(
+    window: int, iterations: list[list[list[tuple[int, float]]]]
+) -> None:
+    """R193, against plain lists."""
+    results = Results(window, now=0.0)
+    history: list[tuple[int, float]] = []
+    for number, arrivals in enumerate(iterations, start=1):
+        for finished in arrivals:
+            add(results, finished)
+        new = [episode for finished in arrivals for episode in finished]
+        history += new
+        shown = history[-max(len(new), window) :] if history else []
+        result = results.finish_iteration(float(number), Progress(0, 0))
+        assert result["episodes_this_iter"] == len(new)
+        assert result["episodes_total"] == len(history)
+        wanted = [reward for _, reward in shown]
+        np.testing.assert_allclose(result["episode_reward_mean"], mean(wanted), rtol=1e-9, atol=1e-9)
+        np.testing.assert_equal(result["episode_reward_min"], min(wanted, default=math.nan))
+        np.testing.assert_equal(result["episode_reward_max"], max(wanted, default=math.nan))
+        np.testing.assert_allclose(result["episode_len_mean"], mean([float(length) for length, _ in shown]))
+        last_100 = [reward for _, reward in history[-100:]]
+        np.testing.assert_allclose(result["episode_reward_mean_last_100"], mean(last_100), rtol=1e-9, atol=1e-9)
+        assert result["hist_stats"]["episode_reward"] == wanted[-window:]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 150), st.lists(episodes, min_size=2, max_size=8), st.data())
+def test_a_resumed_run_reports_as_if_it_had_never_stopped(window: int, iterations: list, data: st.DataObject) -> None:
+    stop = data.draw(st.integers(0, len(iterations) - 1))
+    straight, first = Results(window, now=0.0), Results(window, now=0.0)
+    for number, finished in enumerate(iterations[: stop + 1], start=1):
+        add(straight, finished)
+        add(first, finished)
+        straight.finish_iteration(float(number), Progress(number, number))
+        first.finish_iteration(float(number), Progress(number, number))
+    second = Results(window, now=0.0)
+    state = json.loads(json.dumps(first.to_state()))
+    second.from_state(state, 1000.0, Progress(stop + 1, stop + 1))
+    for number, finished in enumerate(iterations[stop + 1 :], start=1):
+        add(straight, finished)
+        add(second, finished)
+        one = straight.finish_iteration(stop + 1.0 + number, Progress(stop + 1 + number, stop + 1 + number))
+        other = second.finish_iteration(1000.0 + number, Progress(stop + 1 + number, stop + 1 + number))
+        np.testing.assert_equal(other, one)
+
+
+def test_without_any_episode_the_averages_are_nan() -> None:
+    """R193."""
+    result = Results(100, now=0.0).finish_iteration(1.0, Progress(10, 0))
+    for name in ("episode_reward_mean", "episode_reward_min", "episode_reward_max", "episode_len_mean"):
+        assert math.isnan(result[name])
+    assert math.isnan(result["episode_reward_mean_last_100"])
+    assert result["episodes_this_iter"] == 0
+
+
+def test_a_run_is_solved_by_the_last_100_episodes_and_not_by_fewer() -> None:
+    results = Results(5, now=0.0)
+    add(results, [(1, 500.0)] * 99)
+    assert not results.has_reached(475)
+    add(results, [(1, 0.0)])
+    assert results.mean_last() == 495.0
+    assert results.has_reached(495)
+    assert not results.has_reached(495.1)
+    results.finish_iteration(1.0, Progress(0, 0))
+    add(results, [(1, 500.0)] * 50)
+    assert results.has_reached(495)
+    add(results, [(1, 500.0)] * 50)
+    assert results.has_reached(500)
+
+
+def test_rates_are_those_of_the_iteration() -> None:
+    results = Results(100, now=10.0)
+    results.finish_iteration(11.0, Progress(1000, 800, bytes_in=5000, bytes_out=100))
+    result = results.finish_iteration(
+        13.0, Progress(5000, 2800, updates=7, bytes_in=25_000, bytes_out=300, transport={"queue_depth": 3})
+    )
+    assert (result["sampled_steps_per_s"], result["trained_steps_per_s"]) == (2000.0, 1000.0)
+    assert result["transport"] == {"bytes_in_per_s": 10_000.0, "bytes_out_per_s": 100.0, "queue_depth": 3}
+    assert (result["training_iteration"], result["time_this_iter_s"], result["time_total_s"]) == (2, 2.0, 3.0)
+    assert (result["timesteps_total"], result["timesteps_this_iter"], result["updates_this_iter"]) == (5000, 4000, 7)
+
+
+def test_a_resumed_run_starts_its_rates_from_the_restored_counters() -> None:
+    first = Results(100, now=0.0)
+    first.finish_iteration(4.0, Progress(1000, 1000, bytes_in=10))
+    second = Results(100, now=500.0)
+    second.from_state(first.to_state(), 501.0, Progress(1000, 1000))
+    result = second.finish_iteration(503.0, Progress(1500, 1200, bytes_in=20))
+    assert (result["sampled_steps_per_s"], result["trained_steps_per_s"]) == (250.0, 100.0)
+    assert (result["time_total_s"], result["training_iteration"]) == (6.0, 2)
+
+
+def test_policy_lag_is_weighted_by_env_steps_and_starts_anew_each_iteration() -> None:
+    results = Results(100, now=0.0)
+    results.add_lag(0, 300)
+    results.add_lag(4, 100)
+    assert results.finish_iteration(1.0, Progress(0, 0))["policy_lag"] == {"min": 0.0, "mean": 1.0, "max": 4.0}
+    assert math.isnan(results.finish_iteration(2.0, Progress(0, 0))["policy_lag"]["mean"])
+
+
+def test_sampler_times_are_means_per_turn_in_milliseconds() -> None:
+    results = Results(100, now=0.0)
+    results.add_perf({"iters": 10, "env_wait_time": 0.5, "processing_time": 0.1, "inference_time": 0.2})
+    results.add_perf({"iters": 30, "env_wait_time": 0.3, "processing_time": 0.1, "inference_time": 0.2})
+    perf = results.finish_iteration(1.0, Progress(0, 0))["sampler_perf"]
+    assert perf == pytest.approx({"mean_env_wait_ms": 20.0, "mean_processing_ms": 5.0, "mean_inference_ms": 10.0})
+    assert set(results.finish_iteration(2.0, Progress(0, 0))["sampler_perf"].values()) == {0.0}
+
+
+def test_custom_metrics_give_mean_min_and_max_of_this_iteration() -> None:
+    results = Results(100, now=0.0)
+    results.add_episodes(np.array([1]), np.array([1.0]), {"height": np.array([1.0, 2.0])})
+    results.add_episodes(np.array([1]), np.array([1.0]), {"height": np.array([6.0])})
+    custom = results.finish_iteration(1.0, Progress(0, 0))["custom_metrics"]
+    assert custom == {"height_mean": 3.0, "height_min": 1.0, "height_max": 6.0}
+    assert results.finish_iteration(2.0, Progress(0, 0))["custom_metrics"] == {}
+
+
+def test_what_the_learner_says_is_in_the_result_and_perf_only_if_wanted() -> None:
+    """R195."""
+    results = Results(100, now=0.0)
+    ledger = {"sampled": 10, "trained": 8, "queued": 2}
+    result = results.finish_iteration(
+        1.0, Progress(10, 8, num_healthy_workers=2, ledger=ledger, learner={"kl": 0.1}), timestamp=123.0
+    )
+    assert (result["ledger"], result["learner"], result["num_healthy_workers"]) == (ledger, {"kl": 0.1}, 2)
+    assert result["timestamp"] == 123.0
+    assert "perf" not in result
+    result = results.finish_iteration(2.0, Progress(10, 8, perf={"cpu_util_percent": 50.0}))
+    assert result["perf"] == {"cpu_util_percent": 50.0}
+
+
+def test_what_is_remembered_stays_small() -> None:
+    results = Results(10, now=0.0)
+    for number in range(50):
+        add(results, [(1, 1.0)] * 1000)
+        results.finish_iteration(float(number + 1), Progress(0, 0))
+    assert len(results.to_state()["rewards"]) == 100
+    assert results.episodes_total == 50_000
