@@ -1,0 +1,312 @@
+"""Frames to messages, trusting nothing: each size is checked before memory is taken (see ``wire_format``)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import msgpack
+import numpy as np
+
+from aiorl.errors import BadFrame, MessageTooBig, RemoteProtocolError, VersionMismatch
+from aiorl.protocol import messages as m
+from aiorl.protocol.compression import decompress
+from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
+from aiorl.protocol.schema import ARRAY, MESSAGE_TYPES, ArrayTree
+from aiorl.protocol.wire_format import ALIGN, ARRAY_REF, DTYPES, LZ4, PACKED, RAW
+
+__all__ = ["Buffer", "Counts", "decode", "peek_counts"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""What ``decode`` takes: anything with the buffer protocol; the arrays keep it alive."""
+
+_CACHED_LAYOUT_BYTES = 1 << 13
+
+
+class Counts(NamedTuple):
+    """What a Samples header says about its size."""
+
+    seq: int
+    env_steps: int
+    agent_steps: int
+
+
+def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Message:
+    """The message that frames hold.
+
+    Args:
+        frames: one multipart message; arrays are read-only views into its frames wherever they were not
+            compressed, and keep them alive.
+        limits: what we accept.
+
+    Raises: MessageTooBig, VersionMismatch or BadFrame; nothing else, whatever the bytes.
+    """
+    if not 1 <= len(frames) <= limits.max_frames:
+        _refuse_frame_count(len(frames), limits)
+    _, name, scalars, layout_bytes, storage, shapes = _read_header(frames[0], limits)
+    kind = MESSAGE_TYPES.get(name)
+    if kind is None:
+        raise BadFrame(f"unknown message type {name[:40]!r}", field="type")
+    values: dict[str, Any] = scalars
+    if not kind.arrays:
+        if layout_bytes or storage or shapes or len(frames) > 1:
+            raise BadFrame(f"a {name} message carries no arrays", field="layout")
+        kind.check_scalars(values, limits)
+        return kind.cls(**values)
+    parse = _cached_layout if len(layout_bytes) <= _CACHED_LAYOUT_BYTES else _parse_layout
+    layout = parse(name, layout_bytes, limits)
+    arrays = _read_arrays(frames, layout, storage, shapes, limits)
+    if kind.cls is m.Samples or kind.cls is m.Snapshot:
+        kind.check_scalars(values, limits)
+        values.update(arrays)
+    elif kind.cls is m.Welcome:
+        kind.check_scalars(values, limits)
+        _fill_welcome(values, arrays)
+    else:
+        field = next(iter(kind.arrays))
+        if field in values:
+            values[field] = _put_arrays(values[field], arrays[field], field, limits.max_depth)
+        kind.check_scalars(values, limits)
+    return kind.cls(**values)
+
+
+def peek_counts(header: Buffer, limits: Limits = DEFAULT_LIMITS) -> Counts | None:
+    """What frame 0 of a Samples message counts, no other frame being needed (R5); None for other types.
+
+    Raises: MessageTooBig, VersionMismatch or BadFrame as ``decode`` does.
+    """
+    _, name, scalars, *_ = _read_header(header, limits)
+    if name != "samples":
+        return None
+    MESSAGE_TYPES[name].check_scalars(scalars, limits)
+    return Counts(scalars["seq"], scalars["env_steps"], scalars["agent_steps"])
+
+
+_Header: TypeAlias = tuple[int, str, dict[str, Any], bytes, bytes, list[Any]]
+
+
+def _read_header(frame: Buffer, limits: Limits) -> _Header:
+    size = memoryview(frame).nbytes
+    if size > limits.max_header_bytes:
+        raise MessageTooBig(f"{size} bytes, at most {limits.max_header_bytes} are taken", field="header")
+    most = min(limits.max_map, size)
+    try:
+        header = msgpack.unpackb(
+            frame,
+            ext_hook=_array_ref,
+            max_str_len=limits.max_string,
+            max_bin_len=size,
+            max_array_len=most,
+            max_map_len=most,
+            max_ext_len=4,
+        )
+    except RemoteProtocolError:
+        raise
+    except Exception as error:  # msgpack raises its own kinds, ValueError, TypeError: all say "not ours"
+        raise BadFrame(f"not a message header: {type(error).__name__}: {error!s:.80}", field="header") from error
+    if type(header) is not list or not header or type(header[0]) is not int:
+        raise BadFrame("not a message header", field="header")
+    if header[0] != m.PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"the peer speaks protocol version {header[0]}, we speak {m.PROTOCOL_VERSION}; "
+            "install the same aiorl version on both sides",
+            field="version",
+        )
+    if len(header) != 6:
+        raise BadFrame(f"{len(header)} entries instead of 6", field="header")
+    _, name, scalars, layout, storage, shapes = header
+    for field, value, expected in (
+        ("type", name, str),
+        ("scalars", scalars, dict),
+        ("layout", layout, bytes),
+        ("storage", storage, bytes),
+        ("shapes", shapes, list),
+    ):
+        if type(value) is not expected:
+            raise BadFrame(f"expected {expected.__name__}, got {type(value).__name__}", field=field)
+    return header[0], name, scalars, layout, storage, shapes
+
+
+class _ArrayRef:
+    """Stands for an array of a Call or Reply between unpacking and resolving."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _array_ref(code: int, data: bytes) -> _ArrayRef:
+    if code != ARRAY_REF or len(data) != 4:
+        raise BadFrame(f"extension type {code} is not used here", field="header")
+    return _ArrayRef(int.from_bytes(data, "little"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    nodes: tuple[tuple[int, str], ...]
+    columns: tuple[tuple[int, str, np.dtype[Any], int], ...]  # node, name, dtype, item bytes
+
+
+def _parse_layout(kind_name: str, layout_bytes: bytes, limits: Limits) -> _Layout:
+    """Check a layout against the message type's array tree, once for each distinct layout."""
+    try:
+        layout = msgpack.unpackb(
+            layout_bytes,
+            max_str_len=limits.max_string,
+            max_array_len=min(limits.max_arrays, len(layout_bytes)),
+            max_bin_len=0,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+        nodes, columns = layout
+        nodes = tuple((parent, key) for parent, key in nodes)
+        columns = tuple((node, name, code) for node, name, code in columns)
+    except Exception as error:  # as in _read_header
+        raise BadFrame(f"not a layout: {type(error).__name__}: {error!s:.80}", field="layout") from error
+    trees: list[ArrayTree] = [MESSAGE_TYPES[kind_name].arrays]
+    seen: list[set[str]] = [set()]
+    for parent, key in nodes:
+        below = _below(trees, seen, parent, key)
+        if below is ARRAY:
+            raise BadFrame("a map stands where an array belongs", field=key)
+        trees.append(below)
+        seen.append(set())
+    checked = []
+    for node, name, code in columns:
+        if _below(trees, seen, node, name) is not ARRAY:
+            raise BadFrame("an array stands where a map of arrays belongs", field=name)
+        dtype = DTYPES.get(code) if type(code) is str else None
+        if dtype is None:
+            raise BadFrame(f"dtype {code!r:.40} is not allowed", field=name)
+        checked.append((node, name, dtype, dtype.itemsize))
+    for tree, names in zip(trees, seen, strict=True):
+        for key in tree or ():
+            if key != "*" and key not in names:
+                raise BadFrame(f"missing in {kind_name}", field=key)
+    return _Layout(nodes, tuple(checked))
+
+
+_cached_layout = functools.lru_cache(maxsize=128)(_parse_layout)
+
+
+def _below(trees: list[ArrayTree], seen: list[set[str]], node: object, key: object) -> ArrayTree:
+    if type(node) is not int or not 0 <= node < len(trees) or type(key) is not str:
+        raise BadFrame(f"no such place: {node!r:.20}, {key!r:.40}", field="layout")
+    tree = trees[node]
+    if tree is ARRAY or (key not in tree and "*" not in tree):
+        raise BadFrame("no such field", field=key[:60])
+    if key in seen[node]:
+        raise BadFrame("stands there twice", field=key[:60])
+    seen[node].add(key)
+    return tree[key] if key in tree else tree["*"]
+
+
+def _read_arrays(
+    frames: Sequence[Buffer], layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits
+) -> dict[str, Any]:
+    """The arrays of a message, hung where its layout says."""
+    root: dict[str, Any] = {}
+    nodes = [root]
+    for parent, key in layout.nodes:
+        node: dict[str, Any] = {}
+        nodes[parent][key] = node
+        nodes.append(node)
+    columns = layout.columns
+    if not len(columns) == len(storage) == len(shapes):
+        raise BadFrame(f"{len(columns)} columns, {len(storage)} storages, {len(shapes)} shapes", field="shapes")
+    next_frame = 1
+    packed: memoryview | None = None
+    if PACKED in storage:
+        packed = _view(frames, 1)
+        next_frame = 2
+    offset = total = 0
+    max_ndim, max_bytes, max_total = limits.max_ndim, limits.max_array_bytes, limits.max_message_bytes
+    for (place, name, dtype, size), how, shape in zip(columns, storage, shapes, strict=True):
+        if type(shape) is not list or len(shape) > max_ndim:
+            raise BadFrame(f"not a shape of at most {max_ndim} dimensions", field=name)
+        empty = False
+        for extent in shape:
+            if type(extent) is not int or extent < 0:
+                raise BadFrame(f"not a shape: {shape!r:.60}", field=name)
+            if extent:
+                size *= extent
+            else:
+                empty = True
+        total += size
+        if size > max_bytes or total > max_total:
+            raise MessageTooBig(
+                f"array of {size} bytes ({total} with those before it), at most {max_bytes} ({max_total}) are taken",
+                field=name,
+            )
+        if empty:
+            size = 0
+        if how == PACKED:
+            offset += -offset % ALIGN
+            if packed is None or offset + size > packed.nbytes:
+                raise BadFrame("its bytes are missing", field=name)
+            nodes[place][name] = np.ndarray(shape, dtype, packed, offset)
+            offset += size
+            continue
+        data = _view(frames, next_frame)
+        next_frame += 1
+        if how == LZ4:
+            data = _decompress(data, size, name)
+        elif how != RAW:
+            raise BadFrame(f"unknown storage {how}", field=name)
+        if data.nbytes != size:
+            raise BadFrame(f"a frame of {data.nbytes} bytes where {size} were due", field=name)
+        nodes[place][name] = np.ndarray(shape, dtype, data)
+    if packed is not None and offset != packed.nbytes:
+        raise BadFrame(f"{packed.nbytes} bytes where {offset} were due", field="packed")
+    if next_frame != len(frames):
+        raise BadFrame(f"{len(frames)} frames where {next_frame} were due", field="frames")
+    return root
+
+
+def _view(frames: Sequence[Buffer], number: int) -> memoryview:
+    if number >= len(frames):
+        raise BadFrame(f"frame {number} is missing", field="frames")
+    view = memoryview(frames[number])
+    if view.ndim != 1 or view.itemsize != 1:
+        view = view.cast("B")
+    return view if view.readonly else view.toreadonly()
+
+
+def _decompress(data: memoryview, size: int, name: str) -> memoryview:
+    try:
+        return decompress(data, size)
+    except BadFrame as error:
+        raise BadFrame(error.message, field=name) from error
+
+
+def _fill_welcome(values: dict[str, Any], arrays: dict[str, Any]) -> None:
+    specs, graphs = values["graphs"], arrays["graphs"]
+    if specs.keys() != graphs.keys():
+        raise BadFrame("a graph without its description, or the other way round", field="graphs")
+    values["graphs"] = {pid: {"graph": graphs[pid]["graph"].tobytes(), "spec": specs[pid]} for pid in specs}
+    values["snapshot"] = m.Snapshot(**values["snapshot"], **arrays["snapshot"])
+
+
+def _put_arrays(value: Any, arrays: dict[str, Any], field: str, depth: int) -> Any:
+    """``value`` with the arrays in the places of their references."""
+    if type(value) is _ArrayRef:
+        try:
+            return arrays[str(value.number)]
+        except KeyError:
+            raise BadFrame(f"array {value.number} is missing", field=field) from None
+    if depth < 0:
+        raise BadFrame("nested too deeply", field=field)
+    if type(value) is dict:
+        return {key: _put_arrays(item, arrays, field, depth - 1) for key, item in value.items()}
+    if type(value) is list:
+        return [_put_arrays(item, arrays, field, depth - 1) for item in value]
+    return value
+
+
+def _refuse_frame_count(count: int, limits: Limits) -> NoReturn:
+    if count == 0:
+        raise BadFrame("an empty message", field="frames")
+    raise MessageTooBig(f"{count} frames, at most {limits.max_frames} are taken", field="frames")

@@ -1,0 +1,258 @@
+"""Leave to sample: who may send how many fragments at which policy version.
+
+On-policy algorithms *deal* exactly one train batch over the live workers; streaming ones *top up* each
+worker. The learner keeps a `LeaseBook`, a worker its `WorkerLeases`. A Lease message states the total ever
+granted under its id, so repeating it after a reconnect is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from aiorl.errors import InternalError
+from aiorl.protocol.messages import Lease, Samples
+
+__all__ = ["Grant", "LeaseBook", "WorkerLeases", "is_stale"]
+
+_KEPT_EXHAUSTED = 256
+
+
+def is_stale(samples: Samples, current_version: int, max_lag: int) -> bool:
+    """Whether the oldest row of a fragment is more than ``max_lag`` policy versions behind."""
+    return current_version - samples.first_version > max_lag
+
+
+class Grant(NamedTuple):
+    """A lease and whom it is for."""
+
+    slot: int
+    lease: Lease
+
+
+@dataclass(slots=True)
+class _Open:
+    slot: int
+    lease_id: int
+    total: int
+    left: int
+    min_version: int
+    oldest_min_version: int
+    deal: bool
+    streaming: bool
+
+    def grant(self) -> Grant:
+        return Grant(self.slot, Lease(self.lease_id, self.total, self.min_version))
+
+
+class LeaseBook:
+    """The learner's leases: granted, used, and given to others when a worker is lost.
+
+    Args:
+        first_id: id of the first lease; ids rise from there and are never used again.
+    """
+
+    def __init__(self, first_id: int = 1) -> None:
+        self._next_id = first_id
+        self._open: dict[int, _Open] = {}
+        self._by_slot: dict[int, dict[int, _Open]] = {}
+        self._streaming: dict[int, _Open] = {}
+        self._held = 0
+        self._deal_version = -1
+
+    @property
+    def held(self) -> int:
+        """Fragments of the current deal that nobody has."""
+        return self._held
+
+    def outstanding(self, slot: int | None = None) -> int:
+        """Fragments leased and not received yet, of one slot or of all."""
+        leases = self._open.values() if slot is None else self._by_slot.get(slot, {}).values()
+        return sum(lease.left for lease in leases)
+
+    def deal_outstanding(self) -> int:
+        """Fragments of the current deal not received yet, the held ones included."""
+        return self._held + sum(lease.left for lease in self._open.values() if lease.deal)
+
+    def deal(self, version: int, fragments: int, slots: Iterable[int]) -> list[Grant]:
+        """Lease one train batch: ``fragments`` in all, at ``version`` or newer.
+
+        The shares are contiguous in slot order and differ by at most one, the first slots having the larger
+        ones. Without slots all of it is held until `redeal`. An unfinished deal before it is no longer
+        looked after: what is still out of it may come in, what was held is forgotten.
+        """
+        for lease in self._open.values():
+            lease.deal = False
+        self._held = fragments
+        self._deal_version = version
+        return self.redeal(slots)
+
+    def redeal(self, slots: Iterable[int]) -> list[Grant]:
+        """Lease the held fragments of the current deal to ``slots``, in shares as `deal` makes them."""
+        order = sorted(slots)
+        if not order or not self._held:
+            return []
+        share, larger = divmod(self._held, len(order))
+        self._held = 0
+        grants = []
+        for position, slot in enumerate(order):
+            fragments = share + (position < larger)
+            if fragments:
+                grants.append(self._grant(slot, fragments, self._deal_version, deal=True))
+        return grants
+
+    def grant(self, slot: int, fragments: int, min_version: int) -> Grant:
+        """A lease apart from any deal."""
+        return self._grant(slot, fragments, min_version, deal=False)
+
+    def top_up(self, slot: int, target: int, min_version: int) -> Grant | None:
+        """Raise a slot's streaming lease until ``target`` fragments are outstanding; None if they are."""
+        missing = target - self.outstanding(slot)
+        if missing <= 0:
+            return None
+        lease = self._streaming.get(slot)
+        if lease is None:
+            grant = self._grant(slot, missing, min_version, deal=False)
+            lease = self._open[grant.lease.lease_id]
+            lease.streaming = True
+            self._streaming[slot] = lease
+            return grant
+        lease.total += missing
+        lease.left += missing
+        lease.min_version = max(lease.min_version, min_version)
+        return lease.grant()
+
+    def use(self, slot: int, lease_id: int, first_version: int) -> str:
+        """Count one fragment received; the reason in plain words if its lease does not cover it, else ""."""
+        lease = self._open.get(lease_id)
+        if lease is None or lease.slot != slot or lease.left <= 0:
+            return f"a fragment outside of its leases (lease {lease_id})"
+        if first_version < lease.oldest_min_version:
+            return f"a fragment of policy version {first_version} under a lease for {lease.oldest_min_version} or newer"
+        lease.left -= 1
+        if not lease.left and not lease.streaming:
+            self._close(lease)
+        return ""
+
+    def outstanding_leases(self, slot: int) -> list[Lease]:
+        """The leases of a slot that have fragments left, to be said again after a reconnect."""
+        return [lease.grant().lease for lease in self._by_slot.get(slot, {}).values() if lease.left]
+
+    def drop_slot(self, slot: int) -> int:
+        """End all leases of a lost worker; its part of the current deal is held. Returns what was out."""
+        gone = 0
+        for lease in list(self._by_slot.get(slot, {}).values()):
+            gone += lease.left
+            if lease.deal:
+                self._held += lease.left
+            self._close(lease)
+        self._streaming.pop(slot, None)
+        return gone
+
+    def check_valid(self) -> None:
+        """Raise InternalError if a lease is overdrawn or the two indices differ."""
+        by_slot = [lease for leases in self._by_slot.values() for lease in leases.values()]
+        if sorted(lease.lease_id for lease in by_slot) != sorted(self._open):
+            raise InternalError("leases by id and by slot differ")
+        for lease in by_slot:
+            if not 0 <= lease.left <= lease.total or (lease.left == 0 and not lease.streaming):
+                raise InternalError(f"a lease of {lease.total} fragments has {lease.left} left")
+
+    def _grant(self, slot: int, fragments: int, min_version: int, *, deal: bool) -> Grant:
+        if fragments < 1:
+            raise InternalError(f"a lease of {fragments} fragments")
+        lease = _Open(slot, self._next_id, fragments, fragments, min_version, min_version, deal, streaming=False)
+        self._next_id += 1
+        self._open[lease.lease_id] = lease
+        self._by_slot.setdefault(slot, {})[lease.lease_id] = lease
+        return lease.grant()
+
+    def _close(self, lease: _Open) -> None:
+        del self._open[lease.lease_id]
+        leases = self._by_slot[lease.slot]
+        del leases[lease.lease_id]
+        if not leases:
+            del self._by_slot[lease.slot]
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: Lease
+    begun: int = 0
+    open: int = 0
+
+
+class WorkerLeases:
+    """A worker's leases: what it may begin now, and what it has begun."""
+
+    def __init__(self) -> None:
+        self._leases: dict[int, _Held] = {}
+
+    def add(self, lease: Lease) -> bool:
+        """Take a Lease message; False if it says nothing new."""
+        held = self._leases.get(lease.lease_id)
+        if held is None:
+            self._forget_exhausted()
+            self._leases[lease.lease_id] = _Held(lease)
+            return True
+        if lease.fragments <= held.lease.fragments and lease.min_version <= held.lease.min_version:
+            return False
+        fragments = max(lease.fragments, held.lease.fragments)
+        held.lease = Lease(lease.lease_id, fragments, max(lease.min_version, held.lease.min_version))
+        return True
+
+    def available(self, version: int) -> int:
+        """Fragments that may be begun with a policy of this version."""
+        return sum(
+            held.lease.fragments - held.begun for held in self._leases.values() if held.lease.min_version <= version
+        )
+
+    def begin(self, version: int) -> int | None:
+        """Begin a fragment under the oldest lease that allows it; its id, or None if none does."""
+        for lease_id, held in self._leases.items():
+            if held.begun < held.lease.fragments and held.lease.min_version <= version:
+                held.begun += 1
+                held.open += 1
+                return lease_id
+        return None
+
+    def finish(self, lease_id: int) -> bool:
+        """End a fragment that was begun; False if it was not begun under a lease still held."""
+        held = self._leases.get(lease_id)
+        if held is None or not held.open:
+            return False
+        held.open -= 1
+        return True
+
+    def give_back(self, lease_id: int) -> bool:
+        """End a fragment without result: it may be begun anew."""
+        if not self.finish(lease_id):
+            return False
+        self._leases[lease_id].begun -= 1
+        return True
+
+    def version_needed(self) -> int | None:
+        """The lowest version that would allow a fragment, None if there is no lease left at all."""
+        return min(
+            (held.lease.min_version for held in self._leases.values() if held.begun < held.lease.fragments),
+            default=None,
+        )
+
+    @property
+    def begun(self) -> int:
+        """Fragments begun and not finished."""
+        return sum(held.open for held in self._leases.values())
+
+    def clear(self) -> None:
+        """Forget every lease."""
+        self._leases.clear()
+
+    def _forget_exhausted(self) -> None:
+        if len(self._leases) < _KEPT_EXHAUSTED:
+            return
+        for lease_id, held in list(self._leases.items()):
+            if held.begun >= held.lease.fragments and not held.open:
+                del self._leases[lease_id]
+            if len(self._leases) < _KEPT_EXHAUSTED:
+                return

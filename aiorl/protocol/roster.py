@@ -1,0 +1,246 @@
+"""Who is registered: workers by slot, by incarnation and by the peer they speak over; and who is buried."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+
+from aiorl.errors import InternalError
+from aiorl.protocol.messages import Hello
+
+__all__ = ["Roster", "Strangers", "Worker", "WorkerInfo"]
+
+_MAX_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A registered worker as it is now, for display and debugging.
+
+    Attributes:
+        slot: its index.
+        incarnation: its registration life.
+        worker_id: its process's name.
+        host: its host's name.
+        pid: its process id there.
+        local: whether its slot was reserved for it.
+        silent_s: seconds since anything was heard from it.
+        state: what it said it does.
+        in_env_s: how long its running environment call had lasted when it last said so, seconds.
+        last_seq: fragments received.
+        outstanding: fragments leased and not received.
+    """
+
+    slot: int
+    incarnation: str
+    worker_id: str
+    host: str
+    pid: int
+    local: bool
+    silent_s: float
+    state: str
+    in_env_s: float
+    last_seq: int
+    outstanding: int
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """What the learner knows of one incarnation; ``peer`` is None while its connection is gone."""
+
+    slot: int
+    incarnation: str
+    worker_id: str
+    host: str
+    pid: int
+    local: bool
+    key: str | None
+    peer: bytes | None
+    last_heard: float
+    last_seq: int = 0
+    ack_due: bool = False
+    gap_since: float | None = None
+    asked_resend: float = float("-inf")
+    welcomed: float = float("-inf")
+    gave_snapshot: float = float("-inf")
+    state: str = "joining"
+    in_env_s: float = 0.0
+    claimant: bytes | None = None
+    claimed: float = 0.0
+
+    def info(self, now: float, outstanding: int) -> WorkerInfo:
+        """A frozen view for others."""
+        return WorkerInfo(
+            self.slot,
+            self.incarnation,
+            self.worker_id,
+            self.host,
+            self.pid,
+            self.local,
+            max(0.0, now - self.last_heard),
+            self.state,
+            self.in_env_s,
+            self.last_seq,
+            outstanding,
+        )
+
+
+class Roster:
+    """The live workers, found by slot, incarnation or peer.
+
+    Attributes:
+        by_slot: slot -> worker.
+        by_peer: peer -> the worker that speaks over it now.
+        by_incarnation: incarnation -> worker.
+        reserved: slot -> the worker process it is kept for.
+    """
+
+    def __init__(self, max_workers: int) -> None:
+        self.by_slot: dict[int, Worker] = {}
+        self.by_peer: dict[bytes, Worker] = {}
+        self.by_incarnation: dict[str, Worker] = {}
+        self.reserved: dict[int, str] = {}
+        self._max_workers = max_workers
+        self._buried: OrderedDict[str, None] = OrderedDict()
+
+    def workers(self) -> list[Worker]:
+        """The live workers by slot."""
+        return [self.by_slot[slot] for slot in sorted(self.by_slot)]
+
+    def of_process(self, worker_id: str) -> list[Worker]:
+        """The live incarnations of a worker process."""
+        return [worker for worker in self.by_slot.values() if worker.worker_id == worker_id]
+
+    def is_buried(self, incarnation: str) -> bool:
+        """Whether this incarnation has ended."""
+        return incarnation in self._buried
+
+    def free_slot(self, hint: int, worker_id: str) -> int:
+        """The slot kept for this process, else the one it would like, else the lowest; 0 if none is free."""
+        for slot, owner in self.reserved.items():
+            if owner == worker_id and slot not in self.by_slot:
+                return slot
+        if 1 <= hint <= self._max_workers and self._is_free(hint):
+            return hint
+        return next((slot for slot in range(1, self._max_workers + 1) if self._is_free(slot)), 0)
+
+    def add(self, slot: int, hello: Hello, peer: bytes, key: str | None, now: float) -> Worker:
+        """Register an incarnation."""
+        worker = Worker(
+            slot,
+            hello.incarnation,
+            hello.worker_id,
+            hello.host,
+            hello.pid,
+            self.reserved.get(slot) == hello.worker_id,
+            key,
+            peer,
+            now,
+        )
+        self.by_slot[slot] = worker
+        self.by_peer[peer] = worker
+        self.by_incarnation[hello.incarnation] = worker
+        return worker
+
+    def bind(self, worker: Worker, peer: bytes) -> None:
+        """From now on this worker speaks over this peer."""
+        self.unbind(worker)
+        worker.peer = peer
+        worker.claimant = None
+        self.by_peer[peer] = worker
+
+    def unbind(self, worker: Worker) -> None:
+        """The worker's connection is gone."""
+        if worker.peer is not None:
+            self.by_peer.pop(worker.peer, None)
+            worker.peer = None
+
+    def bury(self, worker: Worker) -> None:
+        """End an incarnation; it is not taken back."""
+        self.unbind(worker)
+        del self.by_slot[worker.slot]
+        del self.by_incarnation[worker.incarnation]
+        self._buried[worker.incarnation] = None
+        while len(self._buried) > _MAX_REMEMBERED:
+            self._buried.popitem(last=False)
+
+    def check_valid(self) -> None:
+        """Raise InternalError if the three indices differ."""
+        for slot, worker in self.by_slot.items():
+            bound = worker.peer is None or self.by_peer.get(worker.peer) is worker
+            if slot != worker.slot or self.by_incarnation.get(worker.incarnation) is not worker or not bound:
+                raise InternalError(f"worker {worker.slot} is not found where it belongs")
+        if len(self.by_incarnation) != len(self.by_slot) or len(self.by_peer) > len(self.by_slot):
+            raise InternalError("the roster's indices differ in length")
+
+    def _is_free(self, slot: int) -> bool:
+        return slot not in self.by_slot and slot not in self.reserved
+
+
+@dataclass(slots=True)
+class _Stranger:
+    messages: int = 0
+    told: bool = False
+    ended: str = ""
+
+
+class Strangers:
+    """Peers that speak for no live worker, the dropped ones, and what was done wrong how often.
+
+    Bounded: the peers longest silent are forgotten first.
+
+    Attributes:
+        violations: what peers did wrong -> how often.
+    """
+
+    def __init__(self) -> None:
+        self.violations: Counter[str] = Counter()
+        self._known: OrderedDict[bytes, _Stranger] = OrderedDict()
+        self._dropped: OrderedDict[bytes, None] = OrderedDict()
+
+    def is_dropped(self, peer: bytes) -> bool:
+        """Whether nothing from this peer is read any more."""
+        return peer in self._dropped
+
+    def drop(self, peer: bytes) -> None:
+        """Read nothing from this peer any more."""
+        self._known.pop(peer, None)
+        self._dropped[peer] = None
+        while len(self._dropped) > _MAX_REMEMBERED:
+            self._dropped.popitem(last=False)
+
+    def count(self, peer: bytes) -> int:
+        """Count a message out of place; how many there were from this peer, this one included."""
+        stranger = self._stranger(peer)
+        stranger.messages += 1
+        return stranger.messages
+
+    def first_time(self, peer: bytes) -> bool:
+        """Whether this peer has not been told of yet; it has then."""
+        stranger = self._stranger(peer)
+        told, stranger.told = stranger.told, True
+        return not told
+
+    def remember_ended(self, peer: bytes, incarnation: str) -> None:
+        """This peer spoke for an incarnation that is buried now."""
+        self._stranger(peer).ended = incarnation
+
+    def ended(self, peer: bytes) -> str:
+        """The buried incarnation this peer spoke for, or ""."""
+        stranger = self._known.get(peer)
+        return stranger.ended if stranger else ""
+
+    def forget(self, peer: bytes) -> None:
+        """The peer is registered, or gone for good."""
+        self._known.pop(peer, None)
+        self._dropped.pop(peer, None)
+
+    def _stranger(self, peer: bytes) -> _Stranger:
+        stranger = self._known.get(peer)
+        if stranger is None:
+            stranger = self._known[peer] = _Stranger()
+            while len(self._known) > _MAX_REMEMBERED:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(peer)
+        return stranger

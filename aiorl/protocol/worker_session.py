@@ -1,0 +1,582 @@
+"""A worker's side of the protocol: no socket, no clock; ``now`` is any monotonic time in seconds.
+
+The shell feeds ``connected``, ``disconnected``, ``receive``, ``broadcast`` and, at least every 0.25 s,
+``tick``; after each it drains ``messages_to_send()`` and ``events()``. The service asks ``start_fragment``
+before it samples and hands the result to ``fragment_done``.
+
+    CONNECTING --Welcome--> REGISTERED --learner silent--> PAUSED --Welcome of the same learner--> REGISTERED
+    any --"incarnation ended", another learner, Bye--> CONNECTING as a new incarnation
+    any --refused for good, final Bye, leaving--> ENDED
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from aiorl.errors import RemoteProtocolError
+from aiorl.protocol import events as ev
+from aiorl.protocol import messages as m
+from aiorl.protocol.leases import WorkerLeases
+
+__all__ = ["WorkerSession", "WorkerSettings", "WorkerState"]
+
+_HELLO_AGAIN_S = 0.25
+_MAX_SNAPSHOT_WAIT_S = 8.0
+_MAX_RESEND_WAIT_S = 16.0
+_MAX_TEXT = 1 << 15
+_KEPT_REPLIES = 64
+_KEPT_FAILURES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Who a worker is and how patient; times in seconds.
+
+    Attributes:
+        worker_id: stable random name of this process.
+        host: its host's name.
+        pid: its process id.
+        run_id: the only run it joins, "" for any.
+        slot_hint: the slot it would like, 0 for any.
+        heartbeat_interval_s: a Beat at least this often.
+        heartbeat_timeout_s: silence of the learner after which sampling pauses.
+        hello_backoff_s: first and longest wait between two Hellos.
+        resend_after_s: without an Ack for this long, unacknowledged fragments are sent again.
+        snapshot_wait_s: how long a newer snapshot may be on its way before we ask for it.
+        max_unacked: fragments sent and not acknowledged; no other is begun beyond.
+        max_unacked_bytes: the same in bytes.
+    """
+
+    worker_id: str
+    host: str = ""
+    pid: int = 0
+    run_id: str = ""
+    slot_hint: int = 0
+    heartbeat_interval_s: float = 1.0
+    heartbeat_timeout_s: float = 10.0
+    hello_backoff_s: tuple[float, float] = (0.5, 5.0)
+    resend_after_s: float = 2.0
+    snapshot_wait_s: float = 1.0
+    max_unacked: int = 1024
+    max_unacked_bytes: int = 1 << 28
+
+
+class WorkerState(StrEnum):
+    """Where a worker stands with its learner."""
+
+    CONNECTING = "connecting"
+    REGISTERED = "registered"
+    PAUSED = "paused"
+    ENDED = "ended"
+
+
+class WorkerSession:
+    """What a worker may say, and what follows from what it hears.
+
+    Args:
+        settings: identity and times.
+        make_incarnation: a new random name for each registration life.
+
+    Attributes:
+        state: see `WorkerState`.
+        incarnation: name of this registration life.
+        slot: index given by the learner, 0 before it is registered.
+        run_id: run of the learner, "" before it is registered.
+        learner_incarnation: life of the learner we are registered with, "" before.
+        version: newest snapshot received, -1 for none.
+        bad_messages: broken messages from the learner, counted.
+    """
+
+    def __init__(
+        self, settings: WorkerSettings, make_incarnation: Callable[[], str] = lambda: secrets.token_hex(8)
+    ) -> None:
+        self.settings = settings
+        self.state = WorkerState.CONNECTING
+        self.incarnation = make_incarnation()
+        self.slot = 0
+        self.run_id = ""
+        self.learner_incarnation = ""
+        self.version = -1
+        self.bad_messages = 0
+        self._make_incarnation = make_incarnation
+        self._leases = WorkerLeases()
+        self._out: list[m.UpMessage] = []
+        self._events: list[ev.WorkerEvent] = []
+        self._linked = False
+        self._link_words = "no connection yet"
+        self._greeting = True  # a Hello is due or unanswered: nothing but Hello is sent
+        self._next_hello = float("-inf")
+        self._hello_wait = settings.hello_backoff_s[0]
+        self._last_hello = float("-inf")
+        self._last_heard = float("-inf")
+        self._last_tick: float | None = None
+        self._last_beat = float("-inf")
+        self._former_slot = 0
+        self._refusal = ""
+        self._learner_version = -1
+        self._behind_since: float | None = None
+        self._snapshot_wait = settings.snapshot_wait_s
+        self._learner_unready = False
+        self._replies: OrderedDict[int, m.Reply | None] = OrderedDict()
+        self._unreported: list[m.Failure] = []  # until there is a learner to hear of them
+        self._last_seq = 0
+        self._unacked: deque[tuple[m.Samples, int]] = deque()
+        self._unacked_bytes = 0
+        self._resend_at = float("inf")
+        self._resend_wait = settings.resend_after_s
+        self._finished = 0
+        self._abandoned = 0
+        self._in_progress = 0
+        self._in_env_s = 0.0
+        self._doing = ""
+
+    # Connection -------------------------------------------------------------------------------------------
+
+    def connected(self, now: float) -> None:
+        """The endpoint is connected (again): say Hello, and resend what the learner has not got."""
+        if self.state is WorkerState.ENDED:
+            return
+        self._linked = True
+        self._greet(now)
+        self._say_hello(now)
+
+    def disconnected(self, now: float, reason: str = "") -> None:
+        """The connection is gone; sampling goes on within the leases until the learner counts as silent."""
+        self._linked = False
+        self._link_words = reason or "the connection broke"
+        self._greet(now)
+
+    def gap(self, now: float) -> None:
+        """Broadcasts were missed: ask for the newest snapshot at once."""
+        if self._may_speak():
+            self._ask_snapshot(now)
+
+    def receive(self, message: m.Message, now: float) -> None:
+        """A message addressed to this worker has come.
+
+        Raises: RemoteProtocolError if it is one that only workers send; the session goes on.
+        """
+        if self.state is WorkerState.ENDED:
+            return
+        self._last_heard = now
+        if self.state is WorkerState.PAUSED and now - self._last_hello >= _HELLO_AGAIN_S:
+            self._next_hello = now  # it lives: do not wait for the backoff to end
+        match message:
+            case m.Welcome():
+                self._welcomed(message, now)
+            case m.Refused():
+                self._refused(message, now)
+            case m.Bye():
+                self._bye(message, now)
+            case m.LearnerBeat():
+                self._learner_beat(message, now)
+            case m.Ack() | m.Lease() | m.Snapshot() | m.Call():
+                if self.slot and not self._greeting:
+                    self._registered_message(message, now)
+            case _:
+                self.bad_messages += 1
+                raise RemoteProtocolError(f"a learner does not send {type(message).__name__}", field="type")
+
+    def broadcast(self, message: m.Message, now: float) -> None:
+        """A message to all workers has come.
+
+        Raises: RemoteProtocolError if it is one that is never broadcast; the session goes on.
+        """
+        if self.state is WorkerState.ENDED:
+            return
+        match message:
+            case m.Snapshot():
+                if self.slot and message.learner_incarnation == self.learner_incarnation:
+                    self._take_snapshot(message)
+            case m.LearnerBeat():
+                self._learner_beat(message, now)
+            case m.Bye():
+                self._bye(message, now)
+            case _:
+                self.bad_messages += 1
+                raise RemoteProtocolError(f"{type(message).__name__} is never broadcast", field="type")
+
+    def tick(self, now: float) -> None:
+        """Time has passed: heartbeat, Hello, resend, snapshot request and the learner's silence, as due."""
+        settings = self.settings
+        stood_still = 0.0 if self._last_tick is None else now - self._last_tick
+        self._last_tick = now
+        if self.state is WorkerState.ENDED:
+            return
+        if self.state is WorkerState.REGISTERED and stood_still > settings.heartbeat_timeout_s / 2:
+            self._last_heard += stood_still  # it was us; hear what has come in the meantime first
+        if self.state is WorkerState.REGISTERED and now - self._last_heard > settings.heartbeat_timeout_s:
+            self.state = WorkerState.PAUSED
+            self._greet(now)
+            self._events.append(ev.LearnerLost(f"the learner has been silent for {now - self._last_heard:.0f} s"))
+        if self._linked and self._greeting and now >= self._next_hello:
+            self._say_hello(now)
+        if not self._may_speak():
+            return
+        beat_waits = any(isinstance(message, m.Beat) for message in self._out)
+        if now - self._last_beat >= settings.heartbeat_interval_s and not beat_waits:
+            self._say(self.beat(), now)
+        if self._unacked and now >= self._resend_at:
+            self._resend(now)
+        self._watch_version(now)
+
+    # Sampling ---------------------------------------------------------------------------------------------
+
+    def may_sample(self, version: int) -> bool:
+        """Whether a fragment may be begun now with a policy of this version."""
+        return self._may_begin() and self._leases.available(version) > 0
+
+    def start_fragment(self, version: int) -> int | None:
+        """Begin a fragment with a policy of this version: the id of its lease, or None if it may not be."""
+        return self._leases.begin(version) if self._may_begin() else None
+
+    def fragment_done(self, samples: m.Samples, now: float) -> bool:
+        """Send a fragment; ``lease_id`` is what `start_fragment` gave, ``seq`` and totals are filled in here.
+
+        Its arrays must not change until the learner has acknowledged it, since it may be sent again.
+
+        Returns: False if the fragment belongs to an earlier incarnation and was dropped: the learner has
+            counted it lost.
+        """
+        if not self._leases.finish(samples.lease_id):
+            return False
+        self._finished += samples.env_steps
+        self._in_progress = max(0, self._in_progress - samples.env_steps)
+        self._last_seq += 1
+        message = dataclasses.replace(
+            samples, seq=self._last_seq, sampled_total=self.sampled_total, abandoned_total=self._abandoned
+        )
+        size = _array_bytes(message)
+        if not self._unacked:
+            self._resend_wait = self.settings.resend_after_s
+            self._resend_at = now + self._resend_wait
+        self._unacked.append((message, size))
+        self._unacked_bytes += size
+        if self._may_speak():
+            self._say(message, now)
+        return True
+
+    def abandon_fragment(self, lease_id: int, env_steps: int) -> bool:
+        """Give a begun fragment up, ``env_steps`` of it taken: counted as discarded, its lease as unused.
+
+        Returns: False if the fragment belongs to an earlier incarnation.
+        """
+        if not self._leases.give_back(lease_id):
+            return False
+        self._abandoned += env_steps
+        self._in_progress = max(0, self._in_progress - env_steps)
+        return True
+
+    def note_progress(self, env_steps: int, *, state: str = "", in_env_s: float = 0.0) -> None:
+        """What the next heartbeat tells: env steps of all unfinished fragments together, and what we do."""
+        self._in_progress = env_steps
+        self._doing = state
+        self._in_env_s = in_env_s
+
+    @property
+    def sampled_total(self) -> int:
+        """Env steps of this incarnation so far."""
+        return self._finished + self._abandoned + self._in_progress
+
+    @property
+    def next_seq(self) -> int:
+        """The number the next finished fragment gets, and with it its filter deltas."""
+        return self._last_seq + 1
+
+    @property
+    def num_unacked(self) -> int:
+        """Fragments finished that the learner has not acknowledged."""
+        return len(self._unacked)
+
+    # Saying -----------------------------------------------------------------------------------------------
+
+    def reply(self, call_id: int, ok: bool, result: m.Plain, now: float) -> None:
+        """Answer a CallRequested."""
+        answer = m.Reply(call_id, ok, result)
+        self._replies[call_id] = answer
+        while len(self._replies) > _KEPT_REPLIES:
+            self._replies.popitem(last=False)
+        if self._may_speak():
+            self._say(answer, now)
+
+    def failure(self, kind: str, message: str, traceback: str, fatal: bool, now: float) -> None:
+        """Report a failure. After a ``fatal`` one the learner ends this incarnation and so does the session."""
+        report = m.Failure(kind[:200], message[:_MAX_TEXT], traceback[-_MAX_TEXT:], fatal)
+        if self._may_speak():
+            self._say(self.beat(), now)
+            self._say(report, now)
+        elif len(self._unreported) < _KEPT_FAILURES:
+            self._unreported.append(report)
+        if fatal:
+            self.state = WorkerState.ENDED
+
+    def leaving(self, reason: str, now: float) -> None:
+        """End on purpose: the learner frees the slot at once. Unfinished fragments are counted lost."""
+        if self._may_speak():
+            self._say(m.Leaving(reason[:_MAX_TEXT], self.sampled_total, self._abandoned), now)
+        self.state = WorkerState.ENDED
+
+    def beat(self) -> m.Beat:
+        """The heartbeat as it would be sent now."""
+        state = self._doing or ("sampling" if self._leases.begun else "waiting")
+        return m.Beat(self.sampled_total, state[:200], self._in_env_s, self._abandoned)
+
+    def messages_to_send(self) -> list[m.UpMessage]:
+        """What to send, in order; drained by the call.
+
+        Call it only when the endpoint takes more: what waits here is not sent twice, and stays bounded.
+        What could not be sent before the connection broke must be thrown away: the session sends again
+        whatever matters once the learner has answered its next Hello.
+        """
+        out, self._out = self._out, []
+        return out
+
+    def events(self) -> list[ev.WorkerEvent]:
+        """What has happened, in order; drained by the call."""
+        events, self._events = self._events, []
+        return events
+
+    def status_text(self, now: float) -> str:
+        """What the worker does or waits for, in plain words."""
+        if self.state is WorkerState.ENDED:
+            return f"ended: {self._refusal}" if self._refusal else "ended"
+        if self.state is not WorkerState.REGISTERED:
+            return self._unregistered_text(now)
+        if not self._linked:
+            return f"the connection is gone ({self._link_words}): {self._sampling_words()}"
+        needed = self._leases.version_needed()
+        if self._unacked_full():
+            return f"waiting for the learner to acknowledge {len(self._unacked)} fragments"
+        if self._leases.begun:
+            return "sampling"
+        if needed is None:
+            return "waiting for a lease: the learner is updating"
+        if needed > self.version:
+            return f"waiting for policy version {needed}, have {self.version}"
+        return "about to sample"
+
+    # Inside -----------------------------------------------------------------------------------------------
+
+    def _unregistered_text(self, now: float) -> str:
+        if not self._linked:
+            return f"cannot reach the learner: {self._link_words}; trying again"
+        every = f"trying again every {self._hello_wait:g} s"
+        if self.state is WorkerState.PAUSED:
+            return f"learner silent for {now - self._last_heard:.0f} s: {every}"
+        if self._refusal:
+            return f"the learner says: {self._refusal}; {every}"
+        if self._learner_unready:
+            return f"waiting for the learner to get ready; {every}"
+        return f"waiting for the learner to answer; {every}"
+
+    def _sampling_words(self) -> str:
+        return "finishing what is leased" if self._leases.begun else "waiting for it to come back"
+
+    def _may_speak(self) -> bool:
+        return self._linked and not self._greeting and self.state is WorkerState.REGISTERED
+
+    def _may_begin(self) -> bool:
+        return self.state is WorkerState.REGISTERED and not self._unacked_full()
+
+    def _unacked_full(self) -> bool:
+        settings = self.settings
+        return (
+            len(self._unacked) + self._leases.begun >= settings.max_unacked
+            or self._unacked_bytes >= settings.max_unacked_bytes
+        )
+
+    def _say(self, message: m.UpMessage, now: float) -> None:
+        self._out.append(message)
+        if isinstance(message, (m.Beat, m.Samples)):
+            self._last_beat = now
+
+    def _greet(self, now: float) -> None:
+        """From now on only Hello is sent, until the learner answers."""
+        self._greeting = True
+        self._unreported += [message for message in self._out if isinstance(message, m.Failure)]
+        self._out.clear()
+        self._hello_wait = self.settings.hello_backoff_s[0]
+        self._next_hello = now
+
+    def _say_hello(self, now: float) -> None:
+        settings = self.settings
+        self._last_hello = now
+        self._next_hello = now + self._hello_wait
+        self._hello_wait = min(2 * self._hello_wait, settings.hello_backoff_s[1])
+        self._out = [
+            m.Hello(
+                m.PROTOCOL_VERSION,
+                settings.run_id,
+                settings.worker_id,
+                self.incarnation,
+                self.slot or self._former_slot or settings.slot_hint,
+                settings.host,
+                settings.pid,
+                self.learner_incarnation,
+            )
+        ]
+
+    def _welcomed(self, welcome: m.Welcome, now: float) -> None:
+        if welcome.incarnation != self.incarnation:
+            return
+        if self.learner_incarnation and welcome.learner_incarnation != self.learner_incarnation:
+            self._reincarnate("the learner was restarted", now)
+            return
+        first = not self.slot
+        was_paused = self.state is WorkerState.PAUSED
+        self.state = WorkerState.REGISTERED
+        self._greeting = False
+        self._refusal = ""
+        self._learner_unready = False
+        self.slot = welcome.slot
+        self.run_id = welcome.run_id
+        self.learner_incarnation = welcome.learner_incarnation
+        if first:
+            self.version = self._learner_version = welcome.snapshot.version
+            self._events.append(ev.Registered(welcome))
+        else:
+            self._take_snapshot(welcome.snapshot)
+            if was_paused:
+                self._events.append(ev.LearnerBack())
+        self._acked(m.Ack(welcome.acked_seq, resend=True), now)
+        self._out += self._unreported
+        self._unreported.clear()
+        self._last_beat = float("-inf")  # a Beat at the next tick: the totals may have been lost on the way
+
+    def _refused(self, refusal: m.Refused, now: float) -> None:
+        if refusal.incarnation and refusal.incarnation != self.incarnation:
+            return
+        if refusal.code == m.RefusalCode.HELLO_FIRST:
+            if now - self._last_hello >= _HELLO_AGAIN_S:
+                self._greet(now)
+                self._say_hello(now)
+            return
+        if refusal.code == m.RefusalCode.ENDED:
+            self._reincarnate(refusal.reason, now)
+            return
+        self._refusal = refusal.reason
+        if not refusal.retry:
+            self.state = WorkerState.ENDED
+        self._events.append(ev.WasRefused(refusal.reason, refusal.retry, refusal.code))
+
+    def _bye(self, bye: m.Bye, now: float) -> None:
+        if bye.final:
+            self.state = WorkerState.ENDED
+            self._refusal = bye.reason
+            self._events.append(ev.Shutdown(bye.reason, final=True))
+        elif self.slot:
+            self._events.append(ev.Shutdown(bye.reason, final=False))
+            self._reincarnate(f"the learner said goodbye: {bye.reason}", now)
+            self._refusal = bye.reason
+            self._next_hello = now + self._hello_wait
+
+    def _learner_beat(self, beat: m.LearnerBeat, now: float) -> None:
+        if not self.slot:
+            self._learner_unready = beat.version < 0
+        elif beat.learner_incarnation != self.learner_incarnation:
+            self._reincarnate("the learner was restarted", now)
+        elif beat.version > self._learner_version:
+            self._learner_version = beat.version
+
+    def _reincarnate(self, reason: str, now: float) -> None:
+        """The learner has counted this incarnation lost, or is another one: begin anew."""
+        self.state = WorkerState.CONNECTING
+        self.incarnation = self._make_incarnation()
+        self._former_slot = self.slot or self._former_slot
+        self.slot = 0
+        self.learner_incarnation = ""
+        self.version = self._learner_version = -1
+        self._behind_since = None
+        self._refusal = ""
+        self._leases.clear()
+        self._replies.clear()
+        self._reset_samples()
+        self._events.append(ev.Reincarnated(self.incarnation, reason))
+        self._greet(now)
+        if self._linked:
+            self._say_hello(now)
+
+    def _reset_samples(self) -> None:
+        self._last_seq = 0
+        self._unacked.clear()
+        self._unacked_bytes = 0
+        self._resend_at = float("inf")
+        self._resend_wait = self.settings.resend_after_s
+        self._finished = self._abandoned = self._in_progress = 0
+        self._in_env_s = 0.0
+        self._doing = ""
+
+    def _registered_message(self, message: m.Ack | m.Lease | m.Snapshot | m.Call, now: float) -> None:
+        match message:
+            case m.Ack():
+                self._acked(message, now)
+            case m.Lease():
+                if self._leases.add(message):
+                    self._events.append(ev.LeaseGranted(message.lease_id, message.fragments, message.min_version))
+            case m.Snapshot():
+                if message.learner_incarnation == self.learner_incarnation:
+                    self._take_snapshot(message)
+            case m.Call():
+                self._called(message, now)
+
+    def _acked(self, ack: m.Ack, now: float) -> None:
+        unacked = self._unacked
+        advanced = False
+        while unacked and unacked[0][0].seq <= ack.seq:
+            self._unacked_bytes -= unacked.popleft()[1]
+            advanced = True
+        if advanced:
+            self._resend_wait = self.settings.resend_after_s
+            self._resend_at = now + self._resend_wait
+        if ack.resend and unacked:
+            self._resend(now)
+
+    def _resend(self, now: float) -> None:
+        """Send all unacknowledged fragments again, those apart that still wait to be taken."""
+        waiting = {message.seq for message in self._out if isinstance(message, m.Samples)}
+        for message, _ in self._unacked:
+            if message.seq not in waiting:
+                self._say(message, now)
+        self._resend_at = now + self._resend_wait
+        self._resend_wait = min(2 * self._resend_wait, _MAX_RESEND_WAIT_S)
+
+    def _take_snapshot(self, snapshot: m.Snapshot) -> None:
+        self._learner_version = max(self._learner_version, snapshot.version)
+        if snapshot.version > self.version:
+            self.version = snapshot.version
+            self._behind_since = None
+            self._snapshot_wait = self.settings.snapshot_wait_s
+            self._events.append(ev.SnapshotReceived(snapshot))
+
+    def _watch_version(self, now: float) -> None:
+        needed = max(self._learner_version, self._leases.version_needed() or -1)
+        if needed <= self.version:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = now
+        elif now - self._behind_since >= self._snapshot_wait:
+            self._ask_snapshot(now)
+
+    def _ask_snapshot(self, now: float) -> None:
+        self._say(m.SnapshotRequest(self.version), now)
+        self._behind_since = now
+        self._snapshot_wait = min(2 * self._snapshot_wait, _MAX_SNAPSHOT_WAIT_S)
+
+    def _called(self, call: m.Call, now: float) -> None:
+        if call.call_id not in self._replies:
+            self._replies[call.call_id] = None
+            self._events.append(ev.CallRequested(call.call_id, call.method, dict(call.args)))
+            return
+        answer = self._replies[call.call_id]
+        if answer is not None:
+            self._say(answer, now)
+
+
+def _array_bytes(samples: m.Samples) -> int:
+    groups: list[Mapping[str, m.AnyArray]] = [*samples.batches.values(), *samples.filter_deltas.values()]
+    return sum(array.nbytes for group in groups for array in group.values())

@@ -1,0 +1,481 @@
+"""Round trips of every message through its frames, zero copy, limits, fuzzing."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import tracemalloc
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from aiorl.errors import BadFrame, LocalProtocolError, MessageTooBig, RemoteProtocolError, VersionMismatch
+from aiorl.protocol import messages as m
+from aiorl.protocol.codec import decode, encode, peek_counts
+from aiorl.protocol.limits import Limits
+from aiorl.protocol.schema import MESSAGE_TYPES
+from aiorl.protocol.wire_format import PACK_MAX_BYTES
+
+names = st.text(min_size=1, max_size=12)
+texts = st.text(max_size=30)
+counts = st.integers(0, 2**53)
+versions = st.integers(-1, 2**53)
+floats = st.floats(allow_nan=False)
+dtypes = st.sampled_from(["?", "i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", ">f4", ">i8"])
+arrays = dtypes.flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=40))
+)
+array_maps = st.dictionaries(names, arrays, max_size=3)
+policy_arrays = st.dictionaries(names, array_maps, max_size=2)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**60) | floats | texts | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+plain_maps = st.dictionaries(names, plain, max_size=3)
+plain_with_arrays = st.recursive(
+    plain | arrays,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=6,
+)
+snapshots = st.builds(
+    m.Snapshot,
+    version=versions,
+    weights=policy_arrays,
+    filters=policy_arrays,
+    filter_acks=st.dictionaries(names, counts, max_size=3),
+    global_vars=plain_maps,
+    learner_incarnation=texts,
+)
+graphs = st.dictionaries(
+    names,
+    st.builds(lambda graph, spec: {"graph": graph, "spec": spec}, st.binary(max_size=99), plain_maps),
+    max_size=2,
+)
+message_strategies: dict[str, st.SearchStrategy[Any]] = {
+    "hello": st.builds(m.Hello, counts, texts, texts, texts, counts, texts, counts, texts),
+    "samples": st.builds(
+        m.Samples, *[counts] * 4, versions, versions, counts, counts, policy_arrays, array_maps, policy_arrays,
+        st.dictionaries(names, floats, max_size=3), counts, counts,
+    ),
+    "beat": st.builds(m.Beat, counts, texts, floats, counts),
+    "snapshot_request": st.builds(m.SnapshotRequest, versions),
+    "failure": st.builds(m.Failure, texts, texts, texts, st.booleans()),
+    "reply": st.builds(m.Reply, counts, st.booleans(), plain_with_arrays),
+    "leaving": st.builds(m.Leaving, texts, counts, counts),
+    "snapshot": snapshots,
+    "welcome": st.builds(
+        m.Welcome, counts, counts, texts, texts, plain_maps, graphs, snapshots, texts, counts
+    ),
+    "refused": st.builds(m.Refused, texts, st.booleans(), texts, texts),
+    "lease": st.builds(m.Lease, counts, counts, versions),
+    "ack": st.builds(m.Ack, counts, st.booleans()),
+    "learner_beat": st.builds(m.LearnerBeat, texts, versions),
+    "call": st.builds(m.Call, counts, texts, st.dictionaries(names, plain_with_arrays, max_size=3)),
+    "bye": st.builds(m.Bye, texts, st.booleans()),
+}  # fmt: skip
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality that looks into arrays and dataclasses and tells bool from int."""
+    if isinstance(left, np.ndarray):
+        return (
+            isinstance(right, np.ndarray)
+            and left.shape == right.shape
+            and left.dtype.newbyteorder("<") == right.dtype.newbyteorder("<")
+            and left.astype(right.dtype).tobytes() == right.tobytes()
+        )
+    if dataclasses.is_dataclass(left):
+        return type(left) is type(right) and all(
+            same(getattr(left, field.name), getattr(right, field.name)) for field in dataclasses.fields(left)
+        )
+    if isinstance(left, dict):
+        return (
+            isinstance(right, dict) and list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+        )
+    if isinstance(left, list):
+        return isinstance(right, list) and len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and left == right
+
+
+def wire(message: m.Message, **options: Any) -> list[bytes]:
+    return [bytes(frame) for frame in encode(message, **options)]
+
+
+def samples(columns: dict[str, np.ndarray] | None = None, **changes: Any) -> m.Samples:
+    given_columns = {"obs": np.arange(8, dtype=np.float32).reshape(2, 4)} if columns is None else columns
+    message = m.Samples(1, 2, 3, 4, 5, 6, 1, 2, {"p": given_columns}, {}, {}, {"env_s": 0.5}, 7, 0)
+    return dataclasses.replace(message, **changes)
+
+
+def header(message: m.Message) -> list[Any]:
+    return msgpack.unpackb(encode(message)[0])
+
+
+def with_header(message: m.Message, position: int, value: Any) -> list[bytes]:
+    frames = wire(message)
+    parts = msgpack.unpackb(frames[0])
+    parts[position] = value
+    return [msgpack.packb(parts), *frames[1:]]
+
+
+def test_every_message_type_has_a_round_trip_test() -> None:
+    assert message_strategies.keys() == MESSAGE_TYPES.keys()
+
+
+@pytest.mark.parametrize("name", message_strategies)
+def test_a_message_comes_out_as_it_went_in(name: str) -> None:
+    @settings(max_examples=40, deadline=None)
+    @given(message_strategies[name], st.booleans())
+    def round_trip(message: m.Message, compress: bool) -> None:
+        assert same(message, decode(wire(message, compress=compress)))
+
+    round_trip()
+
+
+def test_large_arrays_are_not_copied_either_way() -> None:
+    column = np.zeros((256, 64), np.float32)
+    frames = encode(samples({"obs": column}))
+    assert np.shares_memory(np.frombuffer(frames[-1], np.uint8), column)
+    out = decode(frames).batches["p"]["obs"]
+    assert np.shares_memory(out, column)
+
+
+def test_small_arrays_share_one_frame_and_start_at_multiples_of_eight() -> None:
+    columns = {f"c{n}": np.arange(n, dtype=np.uint8) for n in range(1, 20)}
+    frames = wire(samples(columns))
+    assert len(frames) == 2
+    out = decode(frames).batches["p"]
+    assert all(same(columns[name], out[name]) for name in columns)
+    base = out["c1"].__array_interface__["data"][0]
+    assert all((array.__array_interface__["data"][0] - base) % 8 == 0 for array in out.values())
+
+
+@pytest.mark.parametrize("writable", [bytearray, lambda frame: memoryview(bytearray(frame)), bytes, memoryview])
+def test_decoded_arrays_are_read_only_whatever_the_frames_are(writable: Any) -> None:
+    columns = {
+        "small": np.zeros(3, np.float32),
+        "large": np.zeros(9000, np.float32),
+        "zip": np.zeros(9000, np.int64),
+    }
+    out = decode([writable(frame) for frame in wire(samples(columns))]).batches["p"]
+    assert not any(array.flags.writeable for array in out.values())
+
+
+def test_strided_and_big_endian_arrays_travel_as_little_endian_c_order() -> None:
+    columns = {
+        "t": np.arange(20_000, dtype=">f8").reshape(100, 200).T,
+        "s": np.arange(40_000, dtype=np.int32)[::2],
+    }
+    out = decode(wire(samples(columns))).batches["p"]
+    assert all(np.array_equal(columns[name], out[name]) for name in columns)
+    assert out["t"].dtype.str == "<f8"
+    assert out["t"].flags.c_contiguous
+
+
+def test_env_steps_are_read_from_the_header_alone() -> None:
+    """R5: equal to the decoded batch's count."""
+    message = samples(env_steps=123, agent_steps=456, seq=9)
+    counts = peek_counts(encode(message)[0])
+    assert counts == (9, 123, 456)
+    assert counts.env_steps == decode(wire(message)).env_steps
+    assert peek_counts(encode(m.Ack(3))[0]) is None
+
+
+def test_numpy_scalars_in_fields_become_plain_numbers() -> None:
+    message = decode(wire(samples(env_steps=np.int64(3), perf={"s": np.float32(0.5)})))
+    assert type(message.env_steps) is int
+    assert type(message.perf["s"]) is float
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        samples({"obs": np.array([object()])}),
+        samples({"obs": np.array(["text"])}),
+        samples({"obs": np.zeros(2, complex)}),
+        samples({"obs": np.zeros(2, "M8[s]")}),
+        samples({"obs": np.zeros((1,) * 9)}),
+        samples(batches={"p": np.zeros(3)}),
+        samples(batches={"p": {"obs": {"deeper": np.zeros(3)}}}),
+        samples(perf={"x": object()}),
+        samples(env_steps=2**80),
+        m.Call(1, "m", {"x": {1, 2}}),
+        m.Failure("k" * (1 << 21), "", ""),
+    ],
+)
+def test_what_does_not_travel_is_refused_before_it_is_sent(bad: m.Message) -> None:
+    with pytest.raises(LocalProtocolError):
+        encode(bad)
+
+
+# What peers may send --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frames", "kind", "field"),
+    [
+        ([], BadFrame, "frames"),
+        ([b""], BadFrame, "header"),
+        ([b"\xc1"], BadFrame, "header"),
+        ([b"GET / HTTP/1.1\r\n\r\n"], BadFrame, "header"),
+        ([msgpack.packb([])], BadFrame, "header"),
+        ([msgpack.packb([1, "beat"])], BadFrame, "header"),
+        ([msgpack.packb([2, "whatever", 5])], VersionMismatch, "version"),
+        ([b"x" * 2_000_000], MessageTooBig, "header"),
+        ([b"x"] * 2000, MessageTooBig, "frames"),
+        (with_header(m.Ack(1), 1, "no_such"), BadFrame, "type"),
+        (with_header(m.Ack(1), 1, ["ack"]), BadFrame, "type"),
+        (with_header(m.Ack(1), 2, []), BadFrame, "scalars"),
+        (with_header(m.Ack(1), 2, {"seq": 1}), BadFrame, "resend"),
+        (with_header(m.Ack(1), 2, {"seq": 1, "resend": False, "more": 1}), BadFrame, "more"),
+        (with_header(m.Ack(1), 2, {"seq": True, "resend": False}), BadFrame, "seq"),
+        (with_header(m.Ack(1), 2, {"seq": -1, "resend": False}), BadFrame, "seq"),
+        (with_header(m.Ack(1), 2, {"seq": 2**60, "resend": False}), BadFrame, "seq"),
+        (with_header(m.Ack(1), 2, {"seq": 1.0, "resend": False}), BadFrame, "seq"),
+        (with_header(m.Ack(1), 2, {"seq": 1, "resend": 0}), BadFrame, "resend"),
+        (with_header(m.Bye("", True), 2, {"reason": b"bytes", "final": True}), BadFrame, "reason"),
+        ([*wire(m.Ack(1)), b"more"], BadFrame, "layout"),
+        (with_header(samples(), 3, b"junk"), BadFrame, "layout"),
+        (with_header(samples(), 3, b""), BadFrame, "layout"),
+        (with_header(samples(), 4, b""), BadFrame, "shapes"),
+        (with_header(samples(), 4, b"\x07"), BadFrame, "obs"),
+        (with_header(samples(), 4, b"\x02"), BadFrame, "obs"),
+        (with_header(samples(), 5, [[2, 5]]), BadFrame, "obs"),
+        (with_header(samples(), 5, [[2, 3]]), BadFrame, "packed"),
+        (with_header(samples(), 5, [[-2, -4]]), BadFrame, "obs"),
+        (with_header(samples(), 5, [[2, 4.0]]), BadFrame, "obs"),
+        (with_header(samples(), 5, [[2, True]]), BadFrame, "obs"),
+        (with_header(samples(), 5, [[2**40, 2**40, "aaaa"]]), BadFrame, "obs"),
+        (with_header(samples(), 5, [[1] * 9]), BadFrame, "obs"),
+        (with_header(samples(), 5, [8]), BadFrame, "obs"),
+        (with_header(samples(), 5, [[2**40]]), MessageTooBig, "obs"),
+        (with_header(samples(), 5, [[0, 2**62, 2**62]]), MessageTooBig, "obs"),
+        (wire(samples())[:1], BadFrame, "frames"),
+        ([*wire(samples()), b""], BadFrame, "frames"),
+        ([wire(samples())[0], wire(samples())[1][:-1]], BadFrame, "obs"),
+        ([wire(samples())[0], wire(samples())[1] + b"x"], BadFrame, "packed"),
+    ],
+)
+def test_broken_frames_are_named(frames: list[bytes], kind: type[RemoteProtocolError], field: str) -> None:
+    with pytest.raises(kind) as caught:
+        decode(frames)
+    assert caught.value.field == field
+    assert str(caught.value)
+
+
+def layout(nodes: Any, columns: Any) -> bytes:
+    return msgpack.packb([nodes, columns])
+
+
+NODES = [[0, "batches"], [0, "episodes"], [0, "filter_deltas"], [1, "p"]]
+
+
+@pytest.mark.parametrize(
+    ("bad_layout", "field"),
+    [
+        (layout(NODES, [[4, "obs", "|O8"]]), "obs"),
+        (layout(NODES, [[4, "obs", "<c8"]]), "obs"),
+        (layout(NODES, [[4, "obs", ["<f4"]]]), "obs"),
+        (layout(NODES, [[0, "batches", "<f4"]]), "batches"),
+        (layout(NODES, [[1, "obs", "<f4"]]), "obs"),
+        (layout(NODES, [[9, "obs", "<f4"]]), "layout"),
+        (layout(NODES, [[4, 7, "<f4"]]), "layout"),
+        (layout(NODES[:2], []), "filter_deltas"),
+        (layout([*NODES, [0, "elsewhere"]], []), "elsewhere"),
+        (layout([*NODES, [1, "p"]], []), "p"),
+        (layout([*NODES, [4, "obs"]], []), "obs"),
+        (layout([[1, "x"], *NODES], []), "layout"),
+        (layout([*NODES, [0, {}]], []), "layout"),
+        (layout(3, 4), "layout"),
+    ],
+)
+def test_broken_layouts_are_named(bad_layout: bytes, field: str) -> None:
+    with pytest.raises(BadFrame) as caught:
+        decode(with_header(samples(), 3, bad_layout))
+    assert caught.value.field == field
+
+
+def test_references_to_arrays_that_are_not_there_are_refused() -> None:
+    call = m.Call(1, "m", {"x": np.zeros(3)})
+    for reference in (
+        msgpack.ExtType(1, b"\x05\0\0\0"),
+        msgpack.ExtType(2, b"\0\0\0\0"),
+        msgpack.ExtType(1, b"\0"),
+    ):
+        frames = with_header(call, 2, {"call_id": 1, "method": "m", "args": {"x": reference}})
+        with pytest.raises(BadFrame):
+            decode(frames)
+
+
+@pytest.mark.parametrize("code", [0, 1, 5, 127])
+def test_extension_types_travel_nowhere_else(code: int) -> None:
+    with pytest.raises(BadFrame):
+        decode(with_header(m.Ack(1), 2, {"seq": msgpack.ExtType(code, b"\0\0\0\0"), "resend": False}))
+
+
+def test_timestamps_do_not_travel() -> None:
+    with pytest.raises(BadFrame) as caught:
+        decode(with_header(m.Reply(1, True, None), 2, {"call_id": 1, "ok": True, "result": msgpack.Timestamp(0)}))
+    assert caught.value.field == "result"
+
+
+def test_nesting_has_an_end() -> None:
+    value: Any = 1
+    for _ in range(40):
+        value = [value]
+    deep = [1, "reply", {"call_id": 1, "ok": True, "result": value}, layout([[0, "result"]], []), b"", []]
+    with pytest.raises(BadFrame, match="deep"):
+        decode([msgpack.packb(deep)])
+    with pytest.raises(LocalProtocolError):
+        encode(m.Reply(1, True, value))
+
+
+def test_a_graph_needs_its_description() -> None:
+    snapshot = m.Snapshot(0, {}, {}, {}, {})
+    welcome = m.Welcome(1, 1, "r", "l", {}, {"p": {"graph": b"onnx", "spec": {}}}, snapshot)
+    scalars = header(welcome)[2] | {"graphs": {}}
+    with pytest.raises(BadFrame) as caught:
+        decode(with_header(welcome, 2, scalars))
+    assert caught.value.field == "graphs"
+    scalars = header(welcome)[2]
+    del scalars["snapshot"]["version"]
+    with pytest.raises(BadFrame) as caught:
+        decode(with_header(welcome, 2, scalars))
+    assert caught.value.field == "snapshot.version"
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(max_frames=1),
+        Limits(max_header_bytes=100),
+        Limits(max_array_bytes=1000),
+        Limits(max_message_bytes=30_000),
+        Limits(max_arrays=1),
+        Limits(max_ndim=1),
+        Limits(max_string=3),
+        Limits(max_map=3),
+    ],
+)
+def test_each_limit_holds(limits: Limits) -> None:
+    columns = {"a": np.zeros((50, 100), np.float32), "b": np.zeros((50, 100), np.float32)}
+    frames = wire(samples(columns))
+    decode(frames)
+    with pytest.raises(RemoteProtocolError):
+        decode(frames, limits)
+
+
+def huge_claims() -> list[list[bytes]]:
+    frames = wire(samples({"obs": np.zeros((1024, 1024), np.uint8)}))
+    assert len(frames[-1]) < 10_000
+    zeros = wire(samples({"obs": np.zeros(1 << 15, np.uint8)}))
+    many = b"\xdd\xff\xff\xff\xff" * 900
+    return [
+        with_header(samples(), 5, [[1 << 40]]),
+        with_header(samples({"obs": np.zeros(99_999, np.uint8)}), 5, [[1 << 28]]),
+        [frames[0], frames[1][:6]],
+        with_header(samples({"obs": np.zeros(1 << 15, np.uint8)}), 5, [[(1 << 28) - 1]]),
+        [zeros[0], b"\xff" * 4],
+        [many],
+        [b"\xdf\xff\xff\xff\xff" * 900],
+        [b"\x96\x01\xa7samples\x80\xc6\x7f\xff\xff\xff"],
+        [b"\xdb\xff\xff\xff\xff"],
+    ]
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_huge_claims_take_no_memory(number: int) -> None:
+    frames = huge_claims()[number]
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError):
+            decode(frames)
+        assert tracemalloc.get_traced_memory()[1] < 40_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def mutate(rng: random.Random, frames: list[bytes]) -> list[bytes]:
+    out = [bytearray(frame) for frame in frames]
+    for _ in range(rng.randint(1, 4)):
+        frame = rng.choice(out)
+        kind = rng.randrange(7)
+        if kind == 0 and frame:
+            frame[rng.randrange(len(frame))] = rng.randrange(256)
+        elif kind == 1 and frame:
+            del frame[rng.randrange(len(frame)) :]
+        elif kind == 2:
+            at = rng.randrange(len(frame) + 1)
+            frame[at:at] = rng.randbytes(rng.randint(1, 9))
+        elif kind == 3 and frame:
+            at = rng.randrange(len(frame))
+            del frame[at : at + rng.randint(1, 5)]
+        elif kind == 4:
+            out.insert(rng.randrange(len(out) + 1), bytearray(rng.randbytes(rng.randint(0, 30))))
+        elif kind == 5 and len(out) > 1:
+            out.remove(frame)
+        elif kind == 6 and frame:
+            frame[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
+    return [bytes(frame) for frame in out]
+
+
+def seeds() -> list[list[bytes]]:
+    snapshot = m.Snapshot(3, {"p": {"w": np.ones((3, 2), np.float32)}}, {"p": {"n": np.array(3.0)}}, {"i": 4}, {"t": 1})
+    large = {"obs": np.zeros((40, 4, 84), np.uint8), "f": np.zeros((40, 200), np.float32)}
+    return [
+        wire(m.Hello(1, "run", "w", "i", 1, "host", 5, "")),
+        wire(samples(large, episodes={"lengths": np.arange(3)})),
+        wire(snapshot),
+        wire(m.Welcome(1, 2, "r", "l", {"a": [1, {"b": 2.0}]}, {"p": {"graph": b"g" * 9, "spec": {"x": 1}}}, snapshot)),
+        wire(m.Call(1, "method", {"x": np.zeros(4), "y": [1, None, "z"]})),
+        wire(m.Beat(1, "sampling", 0.5)),
+    ]
+
+
+def test_mutated_frames_raise_remote_protocol_errors_and_nothing_else() -> None:
+    """Bad input: garbage and truncated frames; a float or a name may change, the kinds of values may not."""
+    rng = random.Random(0)
+    survived = 0
+    for frames in seeds():
+        decode(frames)
+        for _ in range(2500):
+            broken = mutate(rng, frames)
+            try:
+                message = decode(broken)
+            except RemoteProtocolError:
+                continue
+            survived += 1
+            assert type(message) in {kind.cls for kind in MESSAGE_TYPES.values()}
+            encode(message)
+    assert survived < 6000
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=4))
+def test_random_bytes_raise_remote_protocol_errors_and_nothing_else(frames: list[bytes]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode(frames)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(MESSAGE_TYPES)), plain_maps, plain, st.binary(max_size=9), plain)
+def test_well_formed_headers_of_nonsense_raise_remote_protocol_errors(
+    name: str, scalars: dict[str, Any], layout_value: Any, storage: bytes, shapes: Any
+) -> None:
+    packed_layout = msgpack.packb(layout_value)
+    with pytest.raises(RemoteProtocolError):
+        decode([msgpack.packb([1, name, scalars, packed_layout, storage, shapes])])
+
+
+def test_the_pack_limit_decides_about_frames() -> None:
+    at = np.zeros(PACK_MAX_BYTES // 4, np.float32)
+    above = np.zeros(PACK_MAX_BYTES // 4 + 1, np.float32)
+    assert len(wire(samples({"a": at}))) == 2
+    assert len(wire(samples({"a": above}))) == 2
+    assert len(wire(samples({"a": above, "b": at}))) == 3

@@ -1,0 +1,591 @@
+"""The learner's session fed message by message: what it sends and what it tells."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiorl.errors import BadFrame, LocalProtocolError
+from aiorl.protocol import events as ev
+from aiorl.protocol import messages as m
+from aiorl.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
+
+A, B = b"peer-a", b"peer-b"
+
+
+def snapshot(version: int) -> m.Snapshot:
+    return m.Snapshot(version, {"p": {"w": np.ones(2, np.float32)}}, {}, {}, {"timestep": 0})
+
+
+def hello(name: str = "a", **changes: Any) -> m.Hello:
+    return dataclasses.replace(m.Hello(m.PROTOCOL_VERSION, "", f"w-{name}", f"i-{name}", 0, "host", 7, ""), **changes)
+
+
+def fragment(seq: int, lease: int, **changes: Any) -> m.Samples:
+    given = m.Samples(seq, lease, 10, 10, 1, 1, 1, 10, {}, {}, {}, {}, sampled_total=10 * seq)
+    return dataclasses.replace(given, **changes)
+
+
+def make(version: int = 1, **settings: Any) -> LearnerSession:
+    session = LearnerSession("run", "learner-1", LearnerSettings(**settings))
+    session.set_registration({"env": "x"}, {"p": {"graph": b"g", "spec": {}}}, 0.0)
+    session.publish(snapshot(version), 0.0)
+    return session
+
+
+def join(session: LearnerSession, peer: bytes = A, name: str = "a", now: float = 0.0, **changes: Any) -> m.Welcome:
+    session.receive(peer, hello(name, **changes), now, key=f"key-{name}")
+    welcome = next(message for _, message in session.messages_to_send() if isinstance(message, m.Welcome))
+    session.events()
+    return welcome
+
+
+def lease(session: LearnerSession, slot: int = 1, fragments: int = 5, min_version: int = 1) -> int:
+    lease_id = session.grant(slot, fragments, min_version)
+    session.messages_to_send()
+    return lease_id
+
+
+def sent(session: LearnerSession, *kinds: type) -> list[Any]:
+    return [message for _, message in session.messages_to_send() if not kinds or isinstance(message, kinds)]
+
+
+def told(session: LearnerSession, *kinds: type) -> list[Any]:
+    return [event for event in session.events() if not kinds or isinstance(event, kinds)]
+
+
+# Registration ---------------------------------------------------------------------------------------------
+
+
+def test_a_worker_gets_all_it_needs_before_its_first_fragment() -> None:
+    """R4: index, config, num_workers, weights, filters and global vars."""
+    session = make(num_workers=2)
+    session.receive(A, hello(), 0.0)
+    ((peer, welcome),) = session.messages_to_send()
+    assert peer == A
+    assert (welcome.slot, welcome.num_workers, welcome.run_id) == (1, 2, "run")
+    assert welcome.config == {"env": "x"}
+    assert welcome.graphs == {"p": {"graph": b"g", "spec": {}}}
+    assert (welcome.snapshot.version, welcome.snapshot.learner_incarnation) == (1, "learner-1")
+    assert session.events() == [ev.WorkerJoined(1, "i-a", "w-a", "host", 7, local=False)]
+
+
+def test_early_workers_wait_and_are_admitted_in_the_order_they_came() -> None:
+    session = LearnerSession("run", "learner-1")
+    for peer, name in ((A, "a"), (B, "b"), (A, "a")):
+        session.receive(peer, hello(name), 0.0)
+        assert [type(message) for message in sent(session)] == [m.LearnerBeat]
+    session.set_registration({}, {}, 0.0)
+    assert session.num_waiting == 2
+    session.publish(snapshot(1), 0.0)
+    assert [(event.slot, event.incarnation) for event in told(session)] == [(1, "i-a"), (2, "i-b")]
+
+
+def test_whoever_waits_and_falls_silent_or_leaves_is_forgotten() -> None:
+    session = LearnerSession("run", "learner-1")
+    session.receive(A, hello("a"), 0.0)
+    session.receive(B, hello("b"), 9.0)
+    session.tick(11.0)
+    assert session.num_waiting == 1
+    assert (B, m.LearnerBeat("learner-1", -1)) in session.messages_to_send()
+    session.peer_gone(B, 11.0)
+    assert session.num_waiting == 0
+
+
+def test_slots_are_stable_indices_from_one() -> None:
+    session = make()
+    assert join(session, A, "a").slot == 1
+    assert join(session, B, "b", slot_hint=5).slot == 5
+    assert join(session, b"c", "c").slot == 2
+    session.lose(1, "killed", 1.0)
+    assert join(session, b"d", "d").slot == 1
+
+
+def test_a_reserved_slot_is_kept_for_the_local_worker() -> None:
+    session = make()
+    session.reserve_slot(1, "w-local")
+    assert join(session, A, "a").slot == 2
+    session.receive(B, hello("local"), 0.0)
+    (joined,) = told(session)
+    assert (joined.slot, joined.local) == (1, True)
+    session.release_slot(1)
+    session.lose(1, "killed", 1.0)
+    assert join(session, b"c", "c").slot == 1
+
+
+def test_more_workers_than_slots_are_asked_to_try_again() -> None:
+    session = make(max_workers=1)
+    join(session)
+    session.receive(B, hello("b"), 0.0)
+    (refusal,) = sent(session)
+    assert refusal.retry
+    assert refusal.code == m.RefusalCode.FULL
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"protocol": 99}, m.RefusalCode.VERSION, "version 99"),
+        ({"run_id": "other"}, m.RefusalCode.RUN, "'other'"),
+        ({"worker_id": ""}, m.RefusalCode.VIOLATION, "without"),
+        ({"incarnation": ""}, m.RefusalCode.VIOLATION, "without"),
+    ],
+)
+def test_a_wrong_hello_is_refused_in_plain_words_and_the_peer_dropped(
+    changes: dict[str, Any], code: str, words: str
+) -> None:
+    """Bad input: wrong run id or protocol version."""
+    session = make()
+    session.receive(A, hello(**changes), 0.0)
+    (refusal,) = sent(session)
+    assert (refusal.retry, refusal.code) == (False, code)
+    assert words in refusal.reason
+    (event,) = told(session)
+    assert event.dropped
+    session.receive(A, hello(), 0.0)
+    assert sent(session) == told(session) == []
+    assert session.violations.total() == 2
+
+
+def test_the_right_run_id_is_taken() -> None:
+    assert join(make(), run_id="run").slot == 1
+
+
+def test_a_second_hello_of_a_live_incarnation_says_everything_again() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    call_id = session.call(1, "ping", {}, 0.0)
+    session.receive(A, fragment(1, lease_id), 0.5)
+    session.messages_to_send()
+    session.events()
+    session.receive(A, hello(learner_incarnation="learner-1"), 1.0, key="key-a")
+    welcome, granted, call = sent(session)
+    assert (welcome.slot, welcome.acked_seq) == (1, 1)
+    assert granted == m.Lease(lease_id, 5, 1)
+    assert call.call_id == call_id
+    session.receive(A, hello(learner_incarnation="learner-1"), 1.1, key="key-a")
+    assert sent(session) == [], "not twice in a moment"
+    assert told(session) == []
+
+
+def test_a_worker_of_an_earlier_learner_is_asked_to_come_back_as_new() -> None:
+    session = make()
+    session.receive(A, hello(learner_incarnation="learner-0"), 0.0)
+    (refusal,) = sent(session)
+    assert (refusal.retry, refusal.code, refusal.incarnation) == (True, m.RefusalCode.ENDED, "i-a")
+    assert join(session, A, "a2", worker_id="w-a").slot == 1
+
+
+def test_a_new_incarnation_of_a_worker_process_ends_the_old_one_at_once() -> None:
+    session = make()
+    join(session)
+    session.receive(B, hello("a", incarnation="i-new"), 1.0, key="key-a")
+    lost, joined = told(session)
+    assert (lost.incarnation, joined.incarnation, joined.slot) == ("i-a", "i-new", 1)
+
+
+def test_a_new_incarnation_over_the_same_connection_ends_the_old_one() -> None:
+    session = make()
+    join(session)
+    session.receive(A, hello("b"), 1.0)
+    lost, joined = told(session)
+    assert (lost.incarnation, joined.incarnation) == ("i-a", "i-b")
+
+
+# Identity -------------------------------------------------------------------------------------------------
+
+
+def test_an_incarnation_is_bound_to_its_key() -> None:
+    session = make()
+    join(session)
+    for name in ("i-a", "i-other"):
+        peer = name.encode()
+        session.receive(peer, hello("a", incarnation=name), 1.0, key="another key")
+        (refusal,) = sent(session)
+        assert refusal.code == m.RefusalCode.VIOLATION
+        assert told(session) == [ev.PeerRejected(peer, refusal.reason.removeprefix("you "), dropped=True)]
+    assert session.slots == [1], "the true worker is not disturbed"
+
+
+def test_a_played_back_hello_does_not_take_over_a_worker_that_speaks() -> None:
+    session = make()
+    join(session)
+    for second in range(1, 20):
+        session.receive(B, hello(), float(second), key="key-a")
+        session.receive(A, m.Beat(0, "sampling"), second + 0.5)
+        session.tick(second + 0.6)
+        assert all(peer != B for peer, _ in session.messages_to_send())
+    assert session.slots == [1]
+    for _ in range(70):
+        session.receive(B, hello(), 20.0, key="key-a")
+    assert [event.dropped for event in told(session)] == [True]
+    assert session.slots == [1]
+
+
+def test_a_worker_comes_back_over_a_new_connection_when_the_old_one_is_silent() -> None:
+    session = make()
+    join(session)
+    session.receive(B, hello(), 1.0, key="key-a")
+    session.tick(2.0)
+    assert not any(isinstance(message, m.Welcome) for message in sent(session))
+    session.tick(3.1)
+    assert [peer for peer, message in session.messages_to_send() if isinstance(message, m.Welcome)] == [B]
+    session.receive(A, m.Beat(0, ""), 3.2)
+    (refusal,) = sent(session)
+    assert refusal.code == m.RefusalCode.HELLO_FIRST
+
+
+def test_a_worker_comes_back_at_once_when_the_old_connection_is_known_to_be_gone() -> None:
+    session = make()
+    join(session)
+    session.peer_gone(A, 1.0)
+    session.receive(B, hello(), 1.1, key="key-a")
+    assert [type(message) for message in sent(session)] == [m.Welcome]
+    session.receive(b"c", hello(), 1.2, key="key-a")
+    assert sent(session) == []
+    session.peer_gone(B, 1.3)
+    assert [peer for peer, _ in session.messages_to_send()] == [b"c"], "the claim is settled"
+    session.receive(b"d", hello(), 1.4, key="key-a")
+    session.peer_gone(b"d", 1.5)
+    session.tick(5.0)
+    assert not any(isinstance(message, m.Welcome) for message in sent(session)), "the claimant is gone"
+
+
+# Fragments ------------------------------------------------------------------------------------------------
+
+
+def test_fragments_are_accepted_in_order_acknowledged_together_and_entered() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    for seq in (1, 2, 3):
+        session.receive(A, fragment(seq, lease_id), 0.5)
+    assert session.messages_to_send() == [(A, m.Ack(3))]
+    assert session.messages_to_send() == []
+    assert [event.message.seq for event in told(session, ev.SamplesAccepted)] == [1, 2, 3]
+    assert session.ledger.queued == 30
+    assert session.leases.outstanding(1) == 2
+
+
+def test_doubles_are_dropped_and_acknowledged_again() -> None:
+    """D5; bad input: replayed frames."""
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    for _ in range(3):
+        session.receive(A, fragment(1, lease_id), 0.5)
+        assert sent(session) == [m.Ack(1)]
+    assert len(told(session)) == 1
+    assert session.ledger.queued == 10
+
+
+def test_a_gap_is_asked_for_and_a_violation_only_if_it_stays() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    session.receive(A, fragment(2, lease_id), 1.0)
+    session.receive(A, fragment(3, lease_id), 1.1)
+    assert sent(session) == [m.Ack(0, resend=True)]
+    for seq in (1, 2, 3):
+        session.receive(A, fragment(seq, lease_id), 1.2)
+    assert len(told(session, ev.SamplesAccepted)) == 3
+    session.receive(A, fragment(5, lease_id), 2.0)
+    for second in range(3, 12):
+        session.receive(A, m.Beat(30, ""), float(second))
+        session.tick(float(second))
+        assert session.slots == [1]
+    session.receive(A, m.Beat(30, ""), 12.1)
+    session.tick(12.1)
+    lost, rejected = told(session)
+    assert "fragment 4" in lost.reason
+    assert rejected.dropped
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lease_id": 12345}, "outside of its leases"),
+        ({"first_version": 0}, "version 0 under a lease for 1"),
+        ({"last_version": 2}, "versions 1 to 2, the newest being 1"),
+        ({"first_version": 1, "last_version": 0}, "versions 1 to 0"),
+        ({"sampled_total": 5}, "do not add up"),
+        ({"abandoned_total": 11}, "do not add up"),
+    ],
+)
+def test_a_fragment_against_the_rules_costs_the_peer_its_place(changes: dict[str, Any], words: str) -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    lease_id = lease(session)
+    session.receive(A, fragment(1, lease_id, **changes), 1.0)
+    (refusal,) = sent(session)
+    assert words in refusal.reason
+    assert not refusal.retry
+    lost, rejected = told(session)
+    assert (lost.slot, rejected.peer, rejected.dropped) == (1, A, True)
+    assert session.slots == [2]
+    session.ledger.check()
+
+
+def test_a_lease_covers_so_many_fragments_and_no_more() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session, fragments=1)
+    session.receive(A, fragment(1, lease_id), 1.0)
+    session.receive(A, fragment(2, lease_id), 1.0)
+    assert [type(event) for event in told(session)] == [ev.SamplesAccepted, ev.WorkerLost, ev.PeerRejected]
+
+
+def test_fragments_too_far_behind_are_dropped_with_the_reason_counted() -> None:
+    """LESSONS 20: never discard without a counter and a reason."""
+    session = make(max_lag=1)
+    join(session)
+    lease_id = lease(session)
+    session.publish(snapshot(2), 0.0)
+    session.publish(snapshot(3), 0.0)
+    session.receive(A, fragment(1, lease_id), 1.0)
+    session.receive(A, fragment(2, lease_id, first_version=2, last_version=3), 1.0)
+    dropped, accepted = told(session)
+    assert (dropped.reason, dropped.env_steps) == ("stale on arrival", 10)
+    assert accepted.message.seq == 2
+    assert session.ledger.discarded == {"stale on arrival": 10}
+
+
+# Life and death -------------------------------------------------------------------------------------------
+
+
+def test_a_silent_worker_is_lost_and_what_it_had_in_flight_is_counted() -> None:
+    """R8: within the heartbeat limit."""
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    session.receive(A, fragment(1, lease_id, sampled_total=25), 0.5)
+    for second in range(1, 11):
+        session.tick(float(second))
+        assert session.slots == [1]
+    told(session)
+    session.tick(10.6)
+    assert told(session) == [ev.WorkerLost(1, "i-a", "w-a", "heartbeats stopped", 15)]
+    assert session.ledger.lost == {"heartbeats stopped": 15}
+    session.messages_to_send()
+    session.receive(A, m.Beat(30, ""), 11.0)
+    (refusal,) = sent(session)
+    assert (refusal.retry, refusal.code, refusal.incarnation) == (True, m.RefusalCode.ENDED, "i-a")
+    session.receive(A, hello(learner_incarnation="learner-1"), 11.0)
+    assert sent(session)[0].code == m.RefusalCode.ENDED
+    session.receive(A, hello(), 11.0)
+    assert sent(session)[0].code == m.RefusalCode.ENDED
+
+
+def test_a_buried_worker_with_much_under_way_is_not_taken_for_an_intruder() -> None:
+    session = make()
+    join(session)
+    session.lose(1, "killed", 1.0)
+    for seq in range(500):
+        session.receive(A, fragment(seq + 1, 1), 1.0)
+    assert not any(isinstance(event, ev.PeerRejected) for event in session.events())
+    session.messages_to_send()
+    assert join(session, A, "a2").slot == 1
+
+
+def test_any_message_counts_as_life() -> None:
+    session = make()
+    join(session)
+    for second in range(1, 40):
+        session.receive(A, m.SnapshotRequest(1), float(second))
+        session.tick(second + 0.5)
+    assert session.slots == [1]
+
+
+def test_a_learner_that_stood_still_does_not_bury_its_workers() -> None:
+    session = make()
+    join(session)
+    session.tick(1.0)
+    session.tick(31.0)
+    assert session.slots == [1]
+    session.tick(36.0)
+    session.tick(40.9)
+    session.tick(42.0)
+    assert session.slots == []
+
+
+def test_heartbeats_go_to_each_worker_and_to_all_with_open_leases_said_again() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    session.tick(1.0)
+    beat = m.LearnerBeat("learner-1", 1)
+    assert session.messages_to_send() == [(BROADCAST, beat), (A, beat), (A, m.Lease(lease_id, 5, 1))]
+    session.tick(1.5)
+    assert session.messages_to_send() == []
+
+
+def test_a_lost_workers_share_is_dealt_to_the_others() -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    session.deal(1, 4)
+    assert [(peer, message.fragments) for peer, message in session.messages_to_send()] == [(A, 2), (B, 2)]
+    session.lose(1, "killed", 1.0)
+    assert [(peer, message.fragments) for peer, message in session.messages_to_send()[1:]] == [(B, 2)]
+    session.lose_worker_id("w-b", "killed", 1.0)
+    session.messages_to_send()
+    session.receive(b"c", hello("c"), 2.0)
+    assert [message.fragments for message in sent(session, m.Lease)] == [4]
+
+
+def test_topping_up_reaches_the_slots_named_or_all() -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    session.top_up(2, 1, slots=[2, 9])
+    assert [(peer, message.fragments) for peer, message in session.messages_to_send()] == [(B, 2)]
+    session.top_up(2, 1)
+    assert [(peer, message.fragments) for peer, message in session.messages_to_send()] == [(A, 2)]
+
+
+def test_a_worker_that_leaves_frees_its_slot_at_once() -> None:
+    session = make()
+    join(session)
+    session.receive(A, m.Leaving("SIGTERM", 12, 0), 1.0)
+    assert told(session) == [ev.WorkerLost(1, "i-a", "w-a", "left: SIGTERM", 12)]
+    assert sent(session) == []
+    assert session.ledger.lost == {"left": 12}
+
+
+def test_failures_are_passed_on_with_their_traceback() -> None:
+    session = make()
+    join(session)
+    session.receive(A, m.Failure("EnvError", "boom", "Traceback...", fatal=False), 1.0)
+    assert told(session) == [ev.WorkerFailed(1, "i-a", "EnvError", "boom", "Traceback...", fatal=False)]
+    session.receive(A, m.Failure("EnvError", "boom", "", fatal=True), 1.0)
+    assert [type(event) for event in told(session)] == [ev.WorkerFailed, ev.WorkerLost]
+
+
+def test_heartbeats_say_what_a_worker_does() -> None:
+    session = make()
+    join(session)
+    session.receive(A, m.Beat(50, "in env.step", 3.5), 1.0)
+    (info,) = session.workers(3.0)
+    assert (info.state, info.in_env_s, info.silent_s) == ("in env.step", 3.5, 2.0)
+    assert session.ledger.in_flight == 50
+    session.receive(A, m.Beat(60, "", 0.0, abandoned_total=99), 1.0)
+    assert session.slots == []
+
+
+# Snapshots, calls, goodbye ---------------------------------------------------------------------------------
+
+
+def test_snapshots_are_broadcast_and_given_on_request_but_not_too_often() -> None:
+    session = make()
+    join(session)
+    session.publish(snapshot(2), 0.0)
+    ((target, message),) = session.messages_to_send()
+    assert target is BROADCAST
+    assert (message.version, message.learner_incarnation) == (2, "learner-1")
+    session.receive(A, m.SnapshotRequest(1), 1.0)
+    session.receive(A, m.SnapshotRequest(1), 1.1)
+    session.receive(A, m.SnapshotRequest(2), 3.0)
+    assert [message.version for message in sent(session)] == [2]
+    with pytest.raises(LocalProtocolError):
+        session.publish(snapshot(2), 0.0)
+
+
+def test_a_call_has_an_answer_in_any_case() -> None:
+    session = make()
+    join(session)
+    answered = session.call(1, "ping", {"x": 1}, 0.0)
+    timed_out = session.call(1, "ping", {}, 0.0, timeout_s=5.0)
+    assert [(message.method, message.args) for message in sent(session)] == [("ping", {"x": 1}), ("ping", {})]
+    session.receive(A, m.Reply(answered, True, "pong"), 1.0)
+    session.receive(A, m.Reply(answered, True, "pong"), 1.0)
+    (event,) = told(session)
+    assert (event.slot, event.call_id, event.ok, event.result) == (1, answered, True, "pong")
+    session.tick(5.0)
+    (event,) = told(session)
+    assert (event.call_id, event.ok, event.result) == (timed_out, False, "timed out")
+    lost = session.call(1, "ping", {}, 5.0)
+    session.lose(1, "killed", 6.0)
+    event = told(session, ev.CallReplied)[0]
+    assert (event.call_id, event.ok) == (lost, False)
+    for command in (lambda: session.call(1, "x", {}, 6.0), lambda: session.grant(1, 1, 1)):
+        with pytest.raises(LocalProtocolError, match="slot 1"):
+            command()
+
+
+def test_goodbye_reaches_workers_and_latecomers() -> None:
+    session = make()
+    join(session)
+    session.shutdown("the run is over", True, 1.0)
+    bye = m.Bye("the run is over", True)
+    assert session.messages_to_send() == [(BROADCAST, bye), (A, bye)]
+    session.receive(B, hello("b"), 1.0)
+    assert session.messages_to_send() == [(B, bye)]
+
+
+# Bad peers ------------------------------------------------------------------------------------------------
+
+
+def test_samples_before_hello_are_refused_counted_and_told_once() -> None:
+    session = make()
+    join(session)
+    for _ in range(3):
+        session.receive(B, fragment(1, 1), 1.0)
+        assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.HELLO_FIRST]
+    assert [(event.peer, event.dropped) for event in told(session)] == [(B, False)]
+    for _ in range(100):
+        session.receive(B, fragment(1, 1), 1.0)
+    assert [event.dropped for event in told(session)] == [True]
+    assert session.slots == [1]
+    assert session.violations.total() == 103
+
+
+def test_undecodable_frames_cost_the_peer_its_place_and_nobody_else() -> None:
+    """Bad input: garbage, truncated, oversized frames: counted, told once, peer dropped."""
+    session = make()
+    join(session)
+    join(session, B, "b")
+    for peer in (A, b"unknown"):
+        for _ in range(3):
+            session.bad_frames(peer, BadFrame("not a message header", field="header"), 1.0)
+        ((target, refusal),) = [pair for pair in session.messages_to_send() if isinstance(pair[1], m.Refused)]
+        assert target == peer
+        assert "not a message header" in refusal.reason
+        assert len(told(session, ev.PeerRejected)) == 1
+    assert session.slots == [2]
+
+
+def test_what_only_a_learner_sends_is_a_violation() -> None:
+    session = make()
+    join(session)
+    session.receive(A, m.Ack(1), 1.0)
+    assert "Ack" in told(session, ev.PeerRejected)[0].reason
+
+
+def test_a_violation_found_without_a_connection_ends_the_incarnation_too() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    session.receive(A, fragment(2, lease_id), 1.0)
+    session.peer_gone(A, 1.0)
+    worker = session._roster.by_slot[1]
+    worker.last_heard = 12.0
+    session.tick(12.0)
+    assert session.slots == []
+    assert [type(event) for event in told(session)] == [ev.WorkerLost]
+    session.peer_gone(A, 13.0)
+
+
+def test_thousands_of_bad_peers_take_bounded_memory() -> None:
+    session = make()
+    for number in range(20_000):
+        session.receive(b"%d" % number, m.Beat(0, ""), 1.0)
+        session.bad_frames(b"x%d" % number, BadFrame("x"), 1.0)
+        session.messages_to_send()
+        session.events()
+    assert len(session._strangers._known) <= 4096
+    assert len(session._strangers._dropped) <= 4096
