@@ -1,0 +1,174 @@
+"""Make keys: ``python -m aiorl.keys DIR``.
+
+The directory then serves both sides: the learner reads its private key and the admitted public keys from it, a
+worker its own private key and the learner's public key. See `aiorl.transport.security` for the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+import zmq
+
+from aiorl.errors import AiorlError, ConfigError, SecurityError
+from aiorl.transport.security import ADMITTED, read_public_key, read_secret_key
+
+__all__ = ["KeyOptions", "main", "make_keys"]
+
+_HELP = """Make the keys that let workers on other hosts join a learner.
+
+Examples:
+
+  python -m aiorl.keys ~/keys
+      One key pair for the learner, and one that all workers share.
+
+  python -m aiorl.keys ~/keys --workers host1 host2
+      One pair for each host, so that one can be shut out by deleting admitted/host1.key. Run again with
+      another name, it adds that one and leaves the others alone.
+
+Then on the learner's host:
+
+  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys ~/keys
+
+and on every other host, once NAME.key_secret and learner.key are in its ~/keys:
+
+  python -m aiorl.worker --connect tcp://LEARNER:5557 --keys ~/keys
+"""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PUBLIC = (
+    '# {what}, made by `python -m aiorl.keys`. Public: may be copied to anyone.\ncurve\n    public-key = "{public}"\n'
+)
+_SECRET = (
+    "# {what}, made by `python -m aiorl.keys`. PRIVATE: never copy it anywhere but where it is used.\n"
+    'curve\n    public-key = "{public}"\n    secret-key = "{secret}"\n'
+)
+
+
+@dataclass(frozen=True)
+class KeyOptions:
+    """Make the keys that let workers on other hosts join a learner."""
+
+    directory: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """Where to put them; made with mode 0700 if it doesn't exist."""
+    workers: tuple[str, ...] = field(default=("worker",))
+    """Names of the worker keys to make; letters, digits, '.', '_' and '-'."""
+
+
+def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[Path]:
+    """Make what is missing: the learner's key pair, and one for each worker, which is admitted at once.
+
+    Args:
+        directory: where to put the files; it is made if it doesn't exist.
+        workers: names of the worker keys to make.
+
+    Returns: the files made.
+
+    Raises:
+        ConfigError: a name that can't be used, or a key that exists already; nothing was written then.
+        SecurityError: an existing learner's key can't be read, or the directory can't be written.
+    """
+    for name in workers:
+        if not _NAME.fullmatch(name) or name == "learner":
+            raise ConfigError(
+                f"{name!r} is no name for a worker's key:",
+                key="workers",
+                value=name,
+                hint="use letters, digits, '.', '_' and '-', beginning with a letter or digit, and not 'learner'.",
+            )
+    if len(set(workers)) != len(workers):
+        raise ConfigError("a worker's name is given twice:", key="workers", value=workers, hint="name each one once.")
+    admitted = directory / ADMITTED
+    taken = [
+        path
+        for name in workers
+        for path in (directory / f"{name}.key_secret", directory / f"{name}.key", admitted / f"{name}.key")
+        if path.exists()
+    ]
+    if taken:
+        raise ConfigError(
+            f"{taken[0]} exists already and is not overwritten:",
+            key="directory",
+            value=str(directory),
+            hint="choose another directory, add a key by another name with --workers NAME, or delete the old one.",
+        )
+    made: list[Path] = []
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        admitted.mkdir(mode=0o755, exist_ok=True)
+        learner = directory / "learner.key_secret"
+        if learner.exists():
+            read_secret_key(learner)
+            read_public_key(learner.with_suffix(".key"))
+        else:
+            made += _write_pair(directory, "learner")
+        for name in workers:
+            made += _write_pair(directory, name)
+            made.append(_write(admitted / f"{name}.key", (directory / f"{name}.key").read_text(), 0o644))
+    except OSError as error:
+        raise SecurityError(
+            f"cannot write keys to {directory} ({error.strerror}: {error.filename}):",
+            key="directory",
+            value=str(directory),
+            hint="check that it is yours and that the disk has room.",
+        ) from error
+    return made
+
+
+def _write_pair(directory: Path, name: str) -> list[Path]:
+    public_key, secret_key = zmq.curve_keypair()
+    facts = {"what": f"key of {name!r}", "public": public_key.decode(), "secret": secret_key.decode()}
+    return [
+        _write(directory / f"{name}.key_secret", _SECRET.format(**facts), 0o600),
+        _write(directory / f"{name}.key", _PUBLIC.format(**facts), 0o644),
+    ]
+
+
+def _write(path: Path, text: str, mode: int) -> Path:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "w", encoding="ascii") as file:
+        os.fchmod(descriptor, mode)
+        file.write(text)
+    return path
+
+
+def _next_steps(directory: Path, workers: tuple[str, ...], made: list[Path]) -> str:
+    files = "\n".join(f"  {path}" for path in made)
+    copies = "\n".join(
+        f"  {directory / name}.key_secret and {directory / 'learner.key'}"
+        + ("  to each worker host" if name == "worker" else f"  to host {name!r}")
+        for name in workers
+    )
+    return (
+        f"Made:\n{files}\n\n"
+        f"Copy (files ending in key_secret stay at mode 0600), for example with scp -p, into one directory there:\n"
+        f"{copies}\n\n"
+        "Start the learner:\n"
+        f"  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys {directory}\n"
+        "Start workers on another host:\n"
+        "  python -m aiorl.worker --connect tcp://THIS-HOST:5557 --keys THAT-DIRECTORY\n"
+        f"Who may connect: the public keys in {directory / ADMITTED}. Add or delete files there at any time; it takes\n"
+        "effect without a restart.\n"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0, or 1 with one plain sentence on standard error."""
+    options = tyro.cli(KeyOptions, args=arguments, prog="python -m aiorl.keys", description=_HELP)
+    directory = options.directory.expanduser()
+    try:
+        made = make_keys(directory, options.workers)
+    except AiorlError as error:
+        sys.stderr.write(f"aiorl.keys: {error}\n")
+        return 1
+    sys.stdout.write(_next_steps(directory, options.workers, made))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

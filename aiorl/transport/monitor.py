@@ -1,0 +1,107 @@
+"""What happens to a socket's connections, read from its monitor and put in plain words."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable
+
+import zmq
+
+from aiorl.transport.pump import SocketPump
+
+__all__ = ["SocketMonitor", "reason_seen_by_learner", "reason_seen_by_worker"]
+
+_EVENT = struct.Struct("=HI")
+_names = itertools.count()
+
+_MECHANISM_MISMATCH = 0x11000002
+_CRYPTOGRAPHIC = 0x11000001
+
+
+class SocketMonitor:
+    """Tells ``handler(event, value)`` of each connection event of a socket, in order.
+
+    ``value`` is the descriptor for ACCEPTED, CONNECTED, DISCONNECTED and CLOSED, the error or protocol code for
+    failed handshakes. Close it before its socket.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], handler: Callable[[int, int], None]) -> None:
+        address = f"inproc://aiorl.monitor.{next(_names)}"
+        self._socket = socket
+        self._handler = handler
+        socket.monitor(address, int(zmq.EVENT_ALL))
+        self._pair: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
+        self._pair.connect(address)
+        self._pump = SocketPump(self._pair, self._receive)
+
+    def drain(self) -> None:
+        """Handle everything that has been reported up to now."""
+        self._pump.drain()
+
+    def look(self) -> bool:
+        """See `SocketPump.look`."""
+        return self._pump.look()
+
+    def close(self) -> None:
+        """Stop monitoring."""
+        self._pump.close()
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+        self._pair.close(0)
+
+    def _receive(self) -> None:
+        head, *_ = self._pair.recv_multipart(zmq.DONTWAIT)
+        event, value = _EVENT.unpack(head)
+        self._handler(event, value)
+
+
+def reason_seen_by_learner(event: int, code: int, *, with_keys: bool) -> str:
+    """Why a handshake failed, in words for the learner's user."""
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+        if code == _CRYPTOGRAPHIC:
+            return (
+                "its message could not be decrypted: it holds another learner's public key; give it this "
+                "learner's learner.key"
+            )
+        if code == _MECHANISM_MISMATCH and with_keys:
+            return "it came without keys, and this learner asks for them: start it with --keys DIR"
+        if code == _MECHANISM_MISMATCH:
+            return "it came with keys, and this learner has none: start this learner with --keys DIR"
+        return f"it broke the ZeroMQ handshake (protocol error {code:#x}): is it something other than a worker?"
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+        if with_keys:
+            return (
+                "it left or fell silent in the middle of the handshake: it may have no keys (--keys DIR), or be "
+                "no worker at all"
+            )
+        return (
+            "it left or fell silent in the middle of the handshake: it may use keys while this learner has none, "
+            "or be no worker at all"
+        )
+    return "its handshake was refused"
+
+
+def reason_seen_by_worker(event: int, code: int, *, with_keys: bool, public_key_file: str) -> str:
+    """Why a handshake failed, in words for the worker's user."""
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        if with_keys:
+            return (
+                f"the learner refused our key: add {public_key_file} to its 'admitted' directory (it takes effect "
+                "without a restart)"
+            )
+        return "the learner refused us: it may want keys (--keys DIR)"
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+        if code == _MECHANISM_MISMATCH and with_keys:
+            return "we have keys but the learner uses no keys: start it with --keys DIR, or us without"
+        if code == _MECHANISM_MISMATCH:
+            return "the learner asks for keys: start the worker with --keys DIR"
+        if code == _CRYPTOGRAPHIC:
+            return "the learner's answer could not be decrypted: is our learner.key that of this learner?"
+        return f"the other side broke the ZeroMQ handshake (protocol error {code:#x}): is it a learner?"
+    if with_keys:
+        return (
+            "the other side ended the handshake: server key mismatch? our learner.key must be that of this learner "
+            "(or it uses no keys, or is no learner)"
+        )
+    return "the other side ended the handshake: it may want keys (--keys DIR), or be no learner at all"

@@ -1,0 +1,354 @@
+"""Who may connect: keys on disk, what may be bound without them, and the list of admitted clients.
+
+Key files are ZeroMQ certificates, as `python -m aiorl.keys` makes them::
+
+    DIR/learner.key_secret   the learner's private key, mode 0600
+    DIR/learner.key          its public key; every worker needs a copy
+    DIR/worker.key_secret    a worker's private key, mode 0600
+    DIR/worker.key           its public key
+    DIR/admitted/worker.key  who may connect: public keys the learner admits; a file's name is the worker's name
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+import zmq.utils.z85
+
+from aiorl.errors import ConfigError, SecurityError
+
+__all__ = [
+    "ADMITTED",
+    "AdmittedKeys",
+    "LearnerKeys",
+    "WorkerKeys",
+    "check_bind",
+    "is_loopback",
+    "load_learner_keys",
+    "load_worker_keys",
+    "read_public_key",
+    "read_secret_key",
+    "split_address",
+]
+
+logger = logging.getLogger(__name__)
+
+ADMITTED = "admitted"
+_MAX_KEY_FILE_BYTES = 16 << 10
+_Z85_CHARS = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerKeys:
+    """What the learner needs to admit workers by key.
+
+    Attributes:
+        public_key: Z85, 40 bytes.
+        secret_key: Z85, 40 bytes.
+        admitted: directory of admitted public keys, read again whenever it changes.
+    """
+
+    public_key: bytes
+    secret_key: bytes
+    admitted: Path
+
+    def __repr__(self) -> str:
+        return f"LearnerKeys(public_key={self.public_key!r}, admitted={str(self.admitted)!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKeys:
+    """What a worker needs to be admitted, and to know the learner.
+
+    Attributes:
+        public_key: Z85, 40 bytes.
+        secret_key: Z85, 40 bytes.
+        learner_key: the learner's public key, Z85, 40 bytes.
+        public_key_file: the file an administrator has to copy to the learner's admitted directory.
+    """
+
+    public_key: bytes
+    secret_key: bytes
+    learner_key: bytes
+    public_key_file: str
+
+    def __repr__(self) -> str:
+        return f"WorkerKeys(public_key={self.public_key!r}, public_key_file={self.public_key_file!r})"
+
+
+def split_address(address: str, *, key: str = "") -> tuple[str, int]:
+    """Host and port of "tcp://HOST:PORT" or "HOST:PORT"; an IPv6 host stands in brackets.
+
+    Args:
+        address: what a user wrote.
+        key: name of the setting it came from, for the error.
+
+    Raises:
+        ConfigError: it is no such address.
+    """
+    rest = address.removeprefix("tcp://")
+    host, colon, port_text = rest.rpartition(":")
+    if "://" in rest or not colon or not host or not port_text.isdecimal() or int(port_text) > 65534:
+        raise ConfigError(
+            f"{address!r} is no address:",
+            key=key,
+            value=address,
+            hint="write tcp://HOST:PORT, such as tcp://127.0.0.1:5557; PORT up to 65534, the next one is used too.",
+        )
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(
+            f"{address!r} is no address:",
+            key=key,
+            value=address,
+            hint="put an IPv6 host in brackets: tcp://[::1]:5557.",
+        )
+    return host, int(port_text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a socket bound to ``host``."""
+    if host in ("localhost", "::1"):
+        return True
+    parts = host.split(".")
+    return (
+        len(parts) == 4
+        and parts[0] == "127"
+        and all(part.isascii() and part.isdecimal() and int(part) < 256 for part in parts)
+    )
+
+
+def check_bind(address: str, keys: LearnerKeys | None, *, insecure: bool) -> None:
+    """Refuse to open a port to the network without keys, unless that is said aloud.
+
+    Raises:
+        SecurityError: the address is not a loopback one, there are no keys, and ``insecure`` is False.
+        ConfigError: the address is malformed.
+    """
+    host, _ = split_address(address, key="bind")
+    if keys is not None or is_loopback(host):
+        return
+    if not insecure:
+        raise SecurityError(
+            f"binding {address} would let anyone on the network feed this learner:",
+            key="bind",
+            value=address,
+            hint="make keys with `python -m aiorl.keys DIR` and add --keys DIR, or say --insecure if you trust "
+            "everyone who can reach that address.",
+        )
+    logger.warning("%s is open to everyone who can reach it: no keys, --insecure was given", address)
+
+
+def load_learner_keys(directory: Path | str) -> LearnerKeys:
+    """The learner's keys in a directory made by `python -m aiorl.keys`.
+
+    Raises:
+        SecurityError: a file is missing, unreadable, malformed or readable by others.
+    """
+    directory = Path(directory)
+    _check_directory(directory)
+    public_key, secret_key = read_secret_key(directory / "learner.key_secret")
+    admitted = directory / ADMITTED
+    if not admitted.is_dir():
+        raise SecurityError(
+            f"{admitted} is missing: it holds the public keys of the workers to admit;",
+            key="keys",
+            value=str(directory),
+            hint=f"make it, and copy each worker's .key file there, or run `python -m aiorl.keys {directory}`.",
+        )
+    return LearnerKeys(public_key, secret_key, admitted)
+
+
+def load_worker_keys(path: Path | str) -> WorkerKeys:
+    """A worker's own key pair and the learner's public key.
+
+    Args:
+        path: a directory with ``learner.key`` and one worker's ``.key_secret`` (``worker.key_secret`` is preferred
+            if there are several), or such a ``.key_secret`` file with ``learner.key`` beside it.
+
+    Raises:
+        SecurityError: a file is missing, unreadable, malformed or readable by others, or the choice is unclear.
+    """
+    path = Path(path)
+    if path.suffix == ".key_secret":
+        secret_file, directory = path, path.parent
+    else:
+        directory = path
+        _check_directory(directory)
+        secret_file = _own_secret_file(directory)
+    public_key, secret_key = read_secret_key(secret_file)
+    learner_key = read_public_key(directory / "learner.key")
+    return WorkerKeys(public_key, secret_key, learner_key, str(secret_file.with_suffix(".key")))
+
+
+def read_public_key(path: Path) -> bytes:
+    """The public key in a certificate, or in a file with nothing but the 40 characters.
+
+    Raises:
+        SecurityError: the file is missing, unreadable or malformed.
+    """
+    public_key = _parse(_read(path), path).get("public-key")
+    if public_key is None:
+        raise _malformed(path, "public")
+    return public_key
+
+
+def read_secret_key(path: Path) -> tuple[bytes, bytes]:
+    """Public and secret key of a private certificate.
+
+    Raises:
+        SecurityError: the file is missing, unreadable, malformed or readable by others than its owner.
+    """
+    text = _read(path, private=True)
+    secret_key = _parse(text, path).get("secret-key")
+    if secret_key is None:
+        raise _malformed(path, "secret")
+    return bytes(zmq.curve_public(secret_key)), secret_key
+
+
+class AdmittedKeys:
+    """The public keys in a directory, read again whenever a file there has changed.
+
+    A file that is no key is left out and named in the log.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._signature: tuple[object, ...] = ()
+        self._names: dict[bytes, str] = {}
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Take up what has changed on disk; returns whether anything has."""
+        signature = self._look()
+        if signature == self._signature:
+            return False
+        names: dict[bytes, str] = {}
+        for path in sorted(self._directory.glob("*.key")):
+            try:
+                names.setdefault(read_public_key(path), path.stem)
+            except SecurityError as error:
+                logger.warning("left out of the admitted keys: %s", error)
+        self._signature = signature
+        self._names = names
+        logger.info("%d keys are admitted by %s: %s", len(names), self._directory, ", ".join(names.values()))
+        return True
+
+    def name_of(self, public_key: bytes) -> str | None:
+        """Name of an admitted key (Z85), None if it is not admitted; sees the directory as it is now."""
+        self.refresh()
+        return self._names.get(public_key)
+
+    def names(self) -> frozenset[str]:
+        """Names of all admitted keys, as of the last refresh."""
+        return frozenset(self._names.values())
+
+    def _look(self) -> tuple[object, ...]:
+        try:
+            with os.scandir(self._directory) as entries:
+                files = []
+                for entry in entries:
+                    if entry.name.endswith(".key"):
+                        found = entry.stat()
+                        files.append((entry.name, found.st_mtime_ns, found.st_size, found.st_ino))
+        except OSError as error:
+            return ("unreadable", error.errno)
+        return tuple(sorted(files))
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise SecurityError(
+            f"{directory} is no directory of keys:",
+            key="keys",
+            value=str(directory),
+            hint=f"make one with `python -m aiorl.keys {directory}`.",
+        )
+
+
+def _own_secret_file(directory: Path) -> Path:
+    preferred = directory / "worker.key_secret"
+    if preferred.exists():
+        return preferred
+    found = sorted(path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret")
+    if not found:
+        raise SecurityError(
+            f"{directory} holds no worker's private key (NAME.key_secret):",
+            key="keys",
+            value=str(directory),
+            hint="copy one there from where `python -m aiorl.keys` was run, with learner.key.",
+        )
+    if len(found) > 1:
+        raise SecurityError(
+            f"{directory} holds several private keys ({', '.join(path.name for path in found)}):",
+            key="keys",
+            value=str(directory),
+            hint=f"name the one to use, such as --keys {found[0]}.",
+        )
+    return found[0]
+
+
+def _read(path: Path, *, private: bool = False) -> str:
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if private and stat.S_IMODE(found.st_mode) & 0o077:
+                raise SecurityError(
+                    f"{path} can be read or written by others (mode {stat.S_IMODE(found.st_mode):04o}):",
+                    key="keys",
+                    value=str(path),
+                    hint=f"run `chmod 600 {path}`; if others may have read it, make new keys.",
+                )
+            data = file.read(_MAX_KEY_FILE_BYTES)
+    except FileNotFoundError:
+        raise SecurityError(
+            f"{path} is missing:",
+            key="keys",
+            value=str(path),
+            hint="copy it from where `python -m aiorl.keys` was run, or run that to make keys.",
+        ) from None
+    except OSError as error:
+        raise SecurityError(
+            f"{path} cannot be read ({error.strerror}):", key="keys", value=str(path), hint="check its owner and mode."
+        ) from error
+    return data.decode("utf-8", errors="replace")
+
+
+def _parse(text: str, path: Path) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for line in text.splitlines():
+        line = line.strip()
+        name, equals, value = line.partition("=")
+        name, value = name.strip(), value.strip()
+        if equals and name in ("public-key", "secret-key") and value[:1] == value[-1:] == '"':
+            found[name] = _check_key(value[1:-1], path)
+    bare = text.strip()
+    if not found and len(bare) == 40:
+        return {"public-key": _check_key(bare, path)}
+    return found
+
+
+def _check_key(text: str, path: Path) -> bytes:
+    key = text.encode("utf-8")
+    if len(key) != 40 or not _Z85_CHARS.issuperset(key):
+        raise _malformed(path, "Z85")
+    try:
+        zmq.utils.z85.decode(key)
+    except Exception as error:
+        raise _malformed(path, "Z85") from error
+    return key
+
+
+def _malformed(path: Path, what: str) -> SecurityError:
+    return SecurityError(
+        f"{path} holds no {what} key:",
+        key="keys",
+        value=str(path),
+        hint="it should be a file made by `python -m aiorl.keys`; copy it again.",
+    )

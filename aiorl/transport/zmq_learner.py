@@ -1,0 +1,457 @@
+"""The learner's endpoint over ZeroMQ: one ROUTER for all that is addressed, one XPUB for all that goes to everyone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import struct
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from aiorl.errors import EndpointClosed
+from aiorl.transport.buffers import keep_receive_buffers
+from aiorl.transport.connections import Connection, ConnectionTable
+from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
+from aiorl.transport.monitor import SocketMonitor, reason_seen_by_learner
+from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
+from aiorl.transport.security import AdmittedKeys, LearnerKeys, check_bind, split_address
+from aiorl.transport.send_queues import SendQueues
+from aiorl.transport.zap import Authenticator
+from aiorl.transport.zmq_sockets import bind_pair, make_socket, serve, term, url
+
+__all__ = ["BROADCAST_HEAD", "ZmqLearnerEndpoint"]
+
+logger = logging.getLogger(__name__)
+
+BROADCAST_HEAD = struct.Struct("<8sQ")
+"""First frame of a broadcast: the learner endpoint's random epoch, and how many broadcasts it has made.
+A message with this frame alone only announces that number."""
+
+_SETTLE_S = 0.05
+_RETRY_S = 0.02
+_MAX_SUBSCRIPTION_BYTES = 4096
+_MAX_REMEMBERED = 1024
+
+
+class ZmqLearnerEndpoint:
+    """`LearnerEndpoint` over ZeroMQ.
+
+    Args:
+        bind: "tcp://HOST:PORT"; the broadcast port is PORT + 1. PORT 0 takes a free pair.
+        keys: the learner's keys, None for none.
+        insecure: allow a bind that is open to the network without keys.
+        limits: every bound.
+        io_threads: ZeroMQ's threads; two help where many workers use keys.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        *,
+        keys: LearnerKeys | None = None,
+        insecure: bool = False,
+        limits: EndpointLimits | None = None,
+        io_threads: int = 1,
+    ) -> None:
+        check_bind(bind, keys, insecure=insecure)
+        self.on_message: Callable[[bytes, list[memoryview], str], None] = lambda peer, frames, user_id: None
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self._host, self._port = split_address(bind, key="bind")
+        self._keys = keys
+        self._limits = limits or EndpointLimits()
+        self._io_threads = io_threads
+        self._queues = SendQueues(self._limits.peer_queue_messages, self._limits.queue_bytes)
+        self._peers = ConnectionTable()
+        self._subscribers = ConnectionTable()
+        self._epoch = secrets.token_bytes(8)
+        self._broadcasts = 0
+        self._announced = True
+        self._num_silent = {"samples": 0, "broadcast": 0}
+        self._failure = {"samples": "", "broadcast": ""}
+        self._reported: dict[tuple[str, str], int] = {}
+        self._discarding = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._started = False
+        self._closed = False
+        self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
+        self._rejected = self._refused = self._dropped = self._stalls = 0
+
+    @property
+    def address(self) -> str:
+        """Where workers connect to; valid after `start`."""
+        return url(self._host, self._port)
+
+    def start(self) -> None:
+        """Bind both ports and begin to receive.
+
+        Raises:
+            ConfigError: a port is in use, or the address is not one of this machine.
+        """
+        self._loop = asyncio.get_running_loop()
+        keep_receive_buffers()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(self._io_threads)
+        self._admitted = None if self._keys is None else AdmittedKeys(self._keys.admitted)
+        self._router = self._make(zmq.ROUTER)
+        self._router.router_mandatory = True
+        self._xpub = self._make(zmq.XPUB)
+        self._xpub.sndhwm = self._limits.broadcast_messages
+        self._xpub.maxmsgsize = _MAX_SUBSCRIPTION_BYTES
+        self._xpub.setsockopt(zmq.XPUB_VERBOSER, 1)
+        self._authenticator = Authenticator(self._context, self._admitted, self._on_unauthenticated)
+        self._monitors = [
+            SocketMonitor(self._router, lambda event, value: self._on_monitor("samples", self._peers, event, value)),
+            SocketMonitor(
+                self._xpub, lambda event, value: self._on_monitor("broadcast", self._subscribers, event, value)
+            ),
+        ]
+        try:
+            self._port = bind_pair(self._router, self._xpub, self._host, self._port)
+        except BaseException:
+            self._release()
+            self._router.close(0)
+            self._xpub.close(0)
+            self._context.term()
+            raise
+        self._pump = SocketPump(
+            self._router, self._receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
+        )
+        self._subscription_pump = SocketPump(self._xpub, self._receive_subscription)
+        self._started = True
+        self._tick_handle = self._loop.call_later(self._limits.tick_s, self._tick)
+        logger.info("listening on %s and on port %d", self.address, self._port + 1)
+
+    def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        """Send one message to a peer, or queue it while its connection is busy.
+
+        A peer whose queue is full is cut off (an event says so).
+
+        Returns: False if that peer is not connected (any more).
+
+        Raises:
+            EndpointClosed: after `close`.
+        """
+        self._check_open()
+        connection = self._peers.by_peer(peer)
+        if connection is None or connection.reason:
+            return False
+        if peer not in self._queues:
+            sent = self._try_send(peer, frames)
+            if sent is not None:
+                return sent
+        if not self._queues.put(peer, frames):
+            self.drop(peer, f"it does not read what we send it: {self._queues.waiting(peer)} messages wait")
+            return False
+        self._retry_soon()
+        return True
+
+    def broadcast(self, frames: Sequence[Buffer]) -> None:
+        """Send one message to every worker whose subscription is in force; never waits.
+
+        A subscriber that is too slow misses it, and learns so from the numbering of the next one.
+
+        Raises:
+            EndpointClosed: after `close`.
+        """
+        self._check_open()
+        self._broadcasts += 1
+        self._xpub.send(self._head(), zmq.SNDMORE | zmq.DONTWAIT)
+        send_frames(self._xpub, frames)
+        self._announced = False
+        self._messages_out += 1
+        self._bytes_out += total_bytes(frames)
+        self._subscription_pump.schedule()
+
+    def drop(self, peer: bytes, reason: str) -> None:
+        """Cut a peer off; what waits for it is thrown away, what it sent and we have not read may still come."""
+        self._queues.forget(peer)
+        connection = self._peers.by_peer(peer)
+        if connection is not None and not self._closed:
+            self._cut(self._peers, connection, reason)
+
+    def stats(self) -> EndpointStats:
+        """Counters now."""
+        return EndpointStats(
+            messages_in=self._messages_in,
+            messages_out=self._messages_out,
+            bytes_in=self._bytes_in,
+            bytes_out=self._bytes_out,
+            queued_messages=self._queues.num_messages,
+            queued_bytes=self._queues.num_bytes,
+            peers=self._peers.num_peers,
+            rejected=self._rejected,
+            refused=self._refused,
+            dropped=self._dropped,
+            stalls=self._stalls,
+        )
+
+    async def close(self, *, flush_s: float = 0.5) -> None:
+        """Let goodbyes leave for up to ``flush_s`` seconds, then free everything; takes at most 2 s more."""
+        if self._closed or not self._started:
+            self._closed = True
+            return
+        until = self._loop.time() + flush_s
+        while self._queues and self._loop.time() < until:
+            self._flush()
+            await asyncio.sleep(_RETRY_S)
+        self._closed = True
+        for handle in (self._retry, self._tick_handle):
+            if handle is not None:
+                handle.cancel()
+        self._pump.close()
+        self._subscription_pump.close()
+        self._release()
+        await term(self._context, [self._router, self._xpub], max(0.0, until - self._loop.time()))
+
+    # --- sending
+
+    def _try_send(self, peer: bytes, frames: Sequence[Buffer]) -> bool | None:
+        """Send now: True if sent, False if there is no such peer, None if its connection is busy."""
+        try:
+            self._router.send(peer, zmq.SNDMORE | zmq.DONTWAIT)
+        except zmq.Again:
+            return None
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        finally:
+            self._pump.schedule()
+        send_frames(self._router, frames)
+        self._messages_out += 1
+        self._bytes_out += total_bytes(frames)
+        return True
+
+    def _flush(self) -> None:
+        self._queues.flush(self._try_send)
+        if self._queues:
+            self._retry_soon()
+
+    def _retry_soon(self) -> None:
+        if self._retry is None:
+            self._retry = self._loop.call_later(_RETRY_S, self._run_retry)
+
+    def _run_retry(self) -> None:
+        self._retry = None
+        self._flush()
+
+    def _announce(self) -> None:
+        """Tell all subscribers how many broadcasts there have been, without one.
+
+        A new subscriber learns so that its subscription is in force; one that has missed the last broadcast
+        learns that.
+        """
+        self._xpub.send(self._head(), zmq.DONTWAIT)
+        self._announced = True
+        self._subscription_pump.schedule()
+
+    def _head(self) -> bytes:
+        return BROADCAST_HEAD.pack(self._epoch, self._broadcasts)
+
+    # --- receiving
+
+    def _receive(self) -> None:
+        if self._discarding:
+            self._discard_some()
+            return
+        id_frame = self._router.recv(zmq.DONTWAIT, copy=False)
+        peer = id_frame.bytes
+        connection = self._peers.by_peer(peer)
+        if connection is None:
+            connection = self._attach(id_frame, peer)
+        frames: list[memoryview] = []
+        num_bytes = 0
+        more = id_frame.more
+        while more:
+            frame = self._router.recv(zmq.DONTWAIT, copy=False)
+            num_bytes += len(frame)
+            frames.append(keep(frame))
+            more = frame.more
+            if len(frames) > self._limits.max_frames or num_bytes > self._limits.max_message_bytes:
+                self._discarding = more
+                self._rejected += 1
+                size = f"{len(frames)} frames, {num_bytes} bytes"
+                self._cut(self._peers, connection, f"its message is beyond the limit: {size}")
+                return
+        connection.delivered += 1
+        if not num_bytes and len(frames) == 1:
+            return  # a worker's endpoint makes itself known
+        if connection.reason:
+            self._rejected += 1  # it was cut off; this was on its way before
+            return
+        self._messages_in += 1
+        self._bytes_in += num_bytes
+        self.on_message(peer, frames, connection.user_id)
+
+    def _discard_some(self) -> None:
+        for _ in range(self._limits.max_frames):
+            if not self._router.recv(zmq.DONTWAIT, copy=False).more:
+                self._discarding = False
+                return
+
+    def _attach(self, frame: zmq.Frame, peer: bytes) -> Connection:
+        self._monitors[0].drain()  # what was reported before this message comes first
+        known = self._peers.by_fd(_fd_of(frame))
+        if known is None or not known.peer:
+            self._num_silent["samples"] -= 1
+        return self._peers.attach(_fd_of(frame), peer, _user_id_of(frame))
+
+    def _receive_subscription(self) -> None:
+        frame = self._xpub.recv(zmq.DONTWAIT, copy=False)
+        while frame.more:
+            frame = self._xpub.recv(zmq.DONTWAIT, copy=False)
+        fd = _fd_of(frame)
+        if fd < 0:
+            return  # made by libzmq itself when a subscriber is gone
+        self._monitors[1].drain()
+        connection = self._subscribers.attach(fd, b"", _user_id_of(frame))
+        if not connection.delivered:
+            self._num_silent["broadcast"] -= 1
+        connection.delivered += 1
+        if frame.bytes not in (b"\x01", b"\x00"):
+            self._rejected += 1
+            self._cut(self._subscribers, connection, "it sent more than a subscription to the broadcast port")
+        elif connection.delivered == 1:
+            self._announce()
+
+    # --- connections
+
+    def _on_monitor(self, port: str, table: ConnectionTable, event: int, value: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            connection = table.accept(value)
+            if len(table) > self._limits.max_peers:
+                self._cut(table, connection, f"there are {self._limits.max_peers} connections already")
+            else:
+                self.on_event(Event(EventKind.CONNECTED, address=connection.address))
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._num_silent[port] += 1
+        elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+            self._failure[port] = reason_seen_by_learner(event, value, with_keys=self._keys is not None)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._failure[port] = "-"  # told by the authenticator already
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._on_disconnected(port, table, value)
+        elif event == zmq.EVENT_ACCEPT_FAILED:
+            self._report("", f"a connection could not be accepted (errno {value}): too many open files?")
+
+    def _on_disconnected(self, port: str, table: ConnectionTable, fd: int) -> None:
+        connection = table.end(fd)
+        failure, self._failure[port] = self._failure[port], ""
+        if connection is None:
+            return
+        if connection.peer:
+            self._loop.call_later(_SETTLE_S, self._report_gone, connection)
+        elif failure:
+            if failure != "-":
+                self._on_refused(connection.address, failure)
+        elif not connection.delivered and not connection.reason:
+            self._loop.call_later(_SETTLE_S, self._judge_silent, port, connection)
+
+    def _judge_silent(self, port: str, connection: Connection) -> None:
+        """A connection ended without a word: refused, unless a handshake was made that nobody else lays claim to."""
+        if self._closed:
+            return
+        self._pump.drain(at_most=self._limits.messages_per_turn)
+        if self._num_silent[port] > 0:
+            self._num_silent[port] -= 1
+        else:
+            reason = "it made no ZeroMQ handshake: is something else calling this port?"
+            self._on_refused(connection.address, reason)
+
+    def _report_gone(self, connection: Connection) -> None:
+        """Tell that a peer is gone, after all that it sent has been delivered."""
+        if self._closed:
+            return
+        if not self._pump.drain(at_most=self._limits.messages_per_turn):
+            self._loop.call_soon(self._report_gone, connection)
+            return
+        if self._peers.by_peer(connection.peer) is not connection:
+            return
+        self._peers.forget(connection)
+        self._queues.forget(connection.peer)
+        reason = connection.reason or "its connection ended"
+        self.on_event(Event(EventKind.DISCONNECTED, reason, connection.peer, connection.address))
+
+    def _cut(self, table: ConnectionTable, connection: Connection, reason: str) -> None:
+        if connection.reason:
+            return
+        connection.reason = reason
+        self._dropped += 1
+        self._report(connection.address, f"cut off: {reason}")
+        table.cut(connection)
+        self.on_event(Event(EventKind.DROPPED, reason, connection.peer, connection.address))
+
+    def _on_unauthenticated(self, ip: str, reason: str) -> None:
+        self._on_refused(ip, reason)
+
+    def _on_refused(self, address: str, reason: str) -> None:
+        self._refused += 1
+        self._report(address, f"refused: {reason}")
+        self.on_event(Event(EventKind.REFUSED, reason, address=address))
+
+    def _report(self, address: str, what: str) -> None:
+        """Log once per host and reason; count the rest."""
+        host = address.rpartition(":")[0] or address or "a peer"
+        key = (host, what)
+        if key not in self._reported and len(self._reported) >= _MAX_REMEMBERED:
+            self._reported.pop(next(iter(self._reported)))
+        count = self._reported[key] = self._reported.get(key, 0) + 1
+        if count == 1:
+            logger.warning("%s %s", address or "a peer", what)
+        else:
+            logger.debug("%s %s (%d times)", address or "a peer", what, count)
+
+    # --- upkeep
+
+    def _tick(self) -> None:
+        self._tick_handle = self._loop.call_later(self._limits.tick_s, self._tick)
+        self._stalls += self._pump.look() + self._subscription_pump.look() + self._authenticator.look()
+        for monitor in self._monitors:
+            self._stalls += monitor.look()
+        self._flush()
+        if not self._announced:
+            self._announce()
+        if self._admitted is not None and self._admitted.refresh():
+            self._cut_withdrawn(self._admitted.names())
+        if self._pump.drain(at_most=self._limits.messages_per_turn):
+            for table in (self._peers, self._subscribers):
+                for connection in table.find_floods(self._limits.max_message_bytes):
+                    self._rejected += 1
+                    self._cut(table, connection, "its message does not end")
+
+    def _cut_withdrawn(self, names: frozenset[str]) -> None:
+        for table in (self._peers, self._subscribers):
+            for connection in table:
+                if connection.user_id and connection.user_id not in names:
+                    self._cut(table, connection, f"its key {connection.user_id!r} is not admitted any more")
+
+    def _make(self, kind: int) -> zmq.Socket[bytes]:
+        socket = make_socket(self._context, kind, self._limits, ipv6=":" in self._host)
+        serve(socket, self._keys)
+        return socket
+
+    def _release(self) -> None:
+        for monitor in self._monitors:
+            monitor.close()
+        self._authenticator.close()
+
+    def _check_open(self) -> None:
+        if self._closed or not self._started:
+            raise EndpointClosed("the endpoint is closed" if self._closed else "the endpoint was not started")
+
+
+def _fd_of(frame: zmq.Frame) -> int:
+    """Descriptor of the connection a frame came over, -1 if it came over none."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
+def _user_id_of(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""

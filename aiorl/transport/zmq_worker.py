@@ -1,0 +1,446 @@
+"""The worker's endpoint over ZeroMQ: one DEALER for all that is addressed, one SUB for what goes to everyone.
+
+A pair of sockets lives as long as its connection: when either connection ends or is refused, both sockets are
+given up and a new pair, with a new routing id, connects. So the learner never meets an old routing id again,
+nothing is delivered twice, and a refused worker gets another chance (libzmq by itself would not try again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import zmq
+
+from aiorl.errors import EndpointClosed
+from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
+from aiorl.transport.monitor import SocketMonitor, reason_seen_by_worker
+from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
+from aiorl.transport.security import WorkerKeys, split_address
+from aiorl.transport.zmq_learner import BROADCAST_HEAD
+from aiorl.transport.zmq_sockets import make_socket, present, term, url
+
+__all__ = ["ZmqWorkerEndpoint"]
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_S = 0.1
+_RETRY_S = 0.02
+_PATIENCE_S = 2.0
+_ROUTING_ID_BYTES = 16
+
+
+@dataclass(slots=True)
+class _Channel:
+    """One socket of a pair and how far its connection has come."""
+
+    name: str
+    port: int
+    socket: zmq.Socket[bytes]
+    tcp_since: float | None = None
+    ready: bool = False
+    pump: SocketPump = field(init=False)
+    monitor: SocketMonitor = field(init=False)
+
+    def close(self) -> None:
+        self.pump.close()
+        self.monitor.close()
+
+
+class ZmqWorkerEndpoint:
+    """`WorkerEndpoint` over ZeroMQ.
+
+    Args:
+        connect: "tcp://HOST:PORT" of the learner; broadcasts are taken from PORT + 1.
+        keys: the worker's keys, None for none.
+        limits: every bound.
+    """
+
+    def __init__(self, connect: str, *, keys: WorkerKeys | None = None, limits: EndpointLimits | None = None) -> None:
+        self.on_message: Callable[[list[memoryview]], None] = lambda frames: None
+        self.on_broadcast: Callable[[list[memoryview]], None] = lambda frames: None
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self._host, self._port = split_address(connect, key="connect")
+        self._keys = keys
+        self._limits = limits or EndpointLimits()
+        self._channels: tuple[_Channel, ...] = ()
+        self._connected = False
+        self._ending = False
+        self._since = 0.0
+        self._pause_s = self._limits.retry_s
+        self._last_reason = ""
+        self._seen: tuple[bytes, int] | None = None
+        self._queue: deque[Sequence[Buffer]] = deque()
+        self._queued_bytes = 0
+        self._writable: list[asyncio.Future[None]] = []
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._lookup: asyncio.Task[None] | None = None
+        self._started = False
+        self._closed = False
+        self._num_connected = 0
+        self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
+        self._rejected = self._refused = self._missed = self._stalls = 0
+
+    @property
+    def connected(self) -> bool:
+        """Whether both channels are up."""
+        return self._connected
+
+    @property
+    def address(self) -> str:
+        """Where the learner is looked for."""
+        return url(self._host, self._port)
+
+    def start(self) -> None:
+        """Begin to connect; call it on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._started = True
+        self._connect()
+        self._set_timer("tick", self._limits.tick_s, self._tick)
+
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        """Send one message, or queue it while the connection is busy.
+
+        Returns: False if it was not taken: not connected, or the queue is full. See `wait_writable`.
+
+        Raises:
+            EndpointClosed: after `close`.
+        """
+        self._check_open()
+        if not self._connected or self._ending:
+            return False
+        if not self._queue and self._try_send(frames):
+            return True
+        num_bytes = total_bytes(frames)
+        if not self._has_room(num_bytes):
+            return False
+        self._queue.append(frames)
+        self._queued_bytes += num_bytes
+        return True
+
+    async def wait_writable(self) -> None:
+        """Wait until the endpoint is connected and its queue has emptied. Cancelling it leaves nothing behind.
+
+        Raises:
+            EndpointClosed: the endpoint was closed meanwhile.
+        """
+        self._check_open()
+        while not (self._connected and not self._ending and not self._queue):
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._writable.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._writable:
+                    self._writable.remove(waiter)
+            self._check_open()
+
+    def stats(self) -> EndpointStats:
+        """Counters now."""
+        return EndpointStats(
+            messages_in=self._messages_in,
+            messages_out=self._messages_out,
+            bytes_in=self._bytes_in,
+            bytes_out=self._bytes_out,
+            queued_messages=len(self._queue),
+            queued_bytes=self._queued_bytes,
+            peers=int(self._connected),
+            rejected=self._rejected,
+            refused=self._refused,
+            reconnects=max(0, self._num_connected - 1),
+            missed_broadcasts=self._missed,
+            stalls=self._stalls,
+        )
+
+    async def close(self, *, flush_s: float = 0.5) -> None:
+        """Let goodbyes leave for up to ``flush_s`` seconds, then free everything; takes at most 2 s more."""
+        if self._closed or not self._started:
+            self._closed = True
+            return
+        until = self._loop.time() + flush_s
+        while self._queue and self._connected and self._loop.time() < until:
+            self._flush()
+            await asyncio.sleep(_RETRY_S)
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._lookup is not None:
+            self._lookup.cancel()
+        was_connected = self._connected
+        sockets = self._give_up_channels()
+        self._wake_writers()
+        await term(self._context, sockets, max(0.0, until - self._loop.time()) if was_connected else 0.0)
+
+    # --- sending
+
+    def _try_send(self, frames: Sequence[Buffer]) -> bool:
+        channel = self._channels[0]
+        try:
+            send_frames(channel.socket, frames)
+        except zmq.Again:
+            # half a message is only left behind when the connection broke: its end will be reported
+            return False
+        finally:
+            channel.pump.schedule()
+        self._messages_out += 1
+        self._bytes_out += total_bytes(frames)
+        return True
+
+    def _flush(self) -> None:
+        if not self._connected or self._ending:
+            return
+        while self._queue and self._try_send(self._queue[0]):
+            self._queued_bytes -= total_bytes(self._queue.popleft())
+        if not self._queue:
+            self._wake_writers()
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return not self._queue or (
+            len(self._queue) < self._limits.queue_messages
+            and self._queued_bytes + num_bytes <= self._limits.queue_bytes
+        )
+
+    def _wake_writers(self) -> None:
+        waiters, self._writable = self._writable, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # --- receiving
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> list[memoryview]:
+        """One whole message; [] if it was beyond the limits."""
+        frames: list[memoryview] = []
+        num_bytes = 0
+        more = True
+        while more:
+            frame = socket.recv(zmq.DONTWAIT, copy=False)
+            more = frame.more
+            num_bytes += len(frame)
+            if len(frames) <= self._limits.max_frames and num_bytes <= self._limits.max_message_bytes:
+                frames.append(keep(frame))
+        if len(frames) > self._limits.max_frames or num_bytes > self._limits.max_message_bytes:
+            self._rejected += 1
+            return []
+        return frames
+
+    def _receive_message(self) -> None:
+        frames = self._receive(self._channels[0].socket)
+        if frames and self._connected:
+            self._messages_in += 1
+            self._bytes_in += total_bytes(frames)
+            self.on_message(frames)
+
+    def _receive_broadcast(self) -> None:
+        frames = self._receive(self._channels[1].socket)
+        if not frames:
+            return
+        if frames[0].nbytes != BROADCAST_HEAD.size:
+            self._rejected += 1
+            return
+        epoch, number = BROADCAST_HEAD.unpack(frames[0])
+        expected = number if len(frames) == 1 else number - 1
+        seen, self._seen = self._seen, (epoch, number)
+        if not self._channels[1].ready:  # our subscription is in force: from here on we see everything
+            self._channels[1].ready = True
+            self._on_progress()
+        elif seen is not None and seen[0] == epoch and expected > seen[1]:
+            missed = expected - seen[1]
+            self._missed += missed
+            self.on_event(Event(EventKind.GAP, f"{missed} broadcasts were missed", count=missed))
+        if len(frames) == 1 or not self._connected:
+            return
+        del frames[0]
+        self._messages_in += 1
+        self._bytes_in += total_bytes(frames)
+        self.on_broadcast(frames)
+
+    # --- connections
+
+    def _connect(self) -> None:
+        self._ending = False
+        self._since = self._loop.time()
+        self._seen = None
+        ipv6 = ":" in self._host
+        dealer = make_socket(self._context, zmq.DEALER, self._limits, ipv6=ipv6)
+        dealer.routing_id = b"w" + secrets.token_bytes(_ROUTING_ID_BYTES)
+        # Not IMMEDIATE: with it libzmq throws away what was received but not read yet when a connection ends, such
+        # as a goodbye. Nothing is queued towards nobody all the same: we send only while connected.
+        sub = make_socket(self._context, zmq.SUB, self._limits, ipv6=ipv6)
+        sub.rcvhwm = self._limits.broadcast_messages
+        sub.subscribe(b"")
+        self._channels = (_Channel("samples", self._port, dealer), _Channel("broadcast", self._port + 1, sub))
+        for channel, receive in zip(self._channels, (self._receive_message, self._receive_broadcast), strict=True):
+            present(channel.socket, self._keys)
+            channel.monitor = SocketMonitor(channel.socket, self._monitor_handler(channel))
+            channel.pump = SocketPump(
+                channel.socket, receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
+            )
+            channel.socket.connect(url(self._host, channel.port))
+
+    def _monitor_handler(self, channel: _Channel) -> Callable[[int, int], None]:
+        return lambda event, value: self._on_monitor(channel, event, value)
+
+    def _on_monitor(self, channel: _Channel, event: int, value: int) -> None:
+        if self._ending or channel not in self._channels:
+            return
+        if event == zmq.EVENT_CONNECTED:
+            channel.tcp_since = self._loop.time()
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            channel.tcp_since = None
+            if channel is self._channels[0]:
+                channel.ready = True
+                self._introduce(channel)
+                self._on_progress()
+        elif event in (
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+        ):
+            key_file = self._keys.public_key_file if self._keys else ""
+            self._on_refused(
+                channel,
+                reason_seen_by_worker(event, value, with_keys=self._keys is not None, public_key_file=key_file),
+            )
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._on_ended(channel)
+        elif event == zmq.EVENT_CLOSED and not self._connected:
+            self._wait_for(f"nothing answers at {url(self._host, channel.port)}: is the learner running there?")
+
+    def _introduce(self, channel: _Channel) -> None:
+        """Send the empty message by which the learner's endpoint learns of our routing id and tells of our end."""
+        with contextlib.suppress(zmq.Again):
+            channel.socket.send(b"", zmq.DONTWAIT)
+        channel.pump.schedule()
+
+    def _on_progress(self) -> None:
+        if self._connected or not all(channel.ready for channel in self._channels):
+            return
+        self._connected = True
+        self._num_connected += 1
+        self._pause_s = self._limits.retry_s
+        self._last_reason = ""
+        logger.info("connected to %s", self.address)
+        self.on_event(Event(EventKind.CONNECTED, f"connected to {self.address}", address=self.address))
+        if not self._queue:
+            self._wake_writers()
+
+    def _on_ended(self, channel: _Channel) -> None:
+        """The connection of an accepted pair has ended; deliver what has come before, then tell."""
+        self._ending = True
+        self._set_timer("ended", _SETTLE_S, lambda: self._report_ended(channel))
+
+    def _report_ended(self, channel: _Channel) -> None:
+        if self._closed:
+            return
+        for each in self._channels:
+            each.pump.drain()
+        if not self._channels:  # a callback has closed us
+            return
+        was_connected, self._connected = self._connected, False
+        for socket in self._give_up_channels():
+            socket.close(0)
+        if was_connected:
+            reason = f"the connection to {url(self._host, channel.port)} ended"
+            logger.info("%s; connecting again", reason)
+            self.on_event(Event(EventKind.DISCONNECTED, reason, address=self.address))
+            self._again(_RETRY_S)
+        else:
+            self._again(self._next_pause())
+
+    def _on_refused(self, channel: _Channel, reason: str) -> None:
+        was_connected, self._connected = self._connected, False
+        self._ending = True
+        self._refused += 1
+        address = url(self._host, channel.port)
+        pause_s = self._next_pause()
+        self._loop.call_soon(self._close_refused)
+        if was_connected:
+            self.on_event(Event(EventKind.DISCONNECTED, f"the connection to {address} ended", address=self.address))
+        self._log_once(f"{address}: {reason}; trying again")
+        self.on_event(Event(EventKind.REFUSED, reason, address=address))
+        self._again(pause_s)
+
+    def _close_refused(self) -> None:
+        if not self._closed and self._ending:
+            for socket in self._give_up_channels():
+                socket.close(0)
+
+    def _again(self, pause_s: float) -> None:
+        if not self._closed:
+            self._set_timer("again", pause_s, self._connect)
+
+    def _next_pause(self) -> float:
+        pause_s = self._pause_s
+        self._pause_s = min(2 * pause_s, self._limits.max_retry_s)
+        return pause_s * random.uniform(0.75, 1.25)
+
+    def _give_up_channels(self) -> list[zmq.Socket[bytes]]:
+        channels, self._channels = self._channels, ()
+        self._connected = False
+        self._queue.clear()
+        self._queued_bytes = 0
+        for channel in channels:
+            channel.close()
+        return [channel.socket for channel in channels]
+
+    # --- upkeep
+
+    def _tick(self) -> None:
+        self._set_timer("tick", self._limits.tick_s, self._tick)
+        for channel in self._channels:
+            self._stalls += channel.pump.look() + channel.monitor.look()
+        self._flush()
+        if self._connected or self._ending or not self._channels:
+            return
+        now = self._loop.time()
+        for channel in self._channels:
+            if channel.tcp_since is not None and now - channel.tcp_since > self._limits.handshake_s:
+                self._on_refused(
+                    channel, "it took our connection but made no ZeroMQ handshake: is that the learner's port?"
+                )
+                return
+        if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
+            self._lookup = self._loop.create_task(self._find_host())
+
+    async def _find_host(self) -> None:
+        """Say why nothing happens; cancelling it only means that it isn't said."""
+        try:
+            await self._loop.getaddrinfo(self._host, self._port)
+        except OSError as error:
+            self._wait_for(f"the host name {self._host!r} cannot be found ({error.strerror})")
+        else:
+            waiting = [channel for channel in self._channels if not channel.ready] or list(self._channels)
+            names = " and ".join(url(self._host, channel.port) for channel in waiting)
+            self._wait_for(f"no answer from {names} yet: is the learner running, are both ports open to us?")
+        finally:
+            self._lookup = None
+
+    def _wait_for(self, reason: str) -> None:
+        if self._closed or self._connected or reason == self._last_reason:
+            return
+        self._log_once(f"{reason} Trying on.")
+        self._last_reason = reason
+        self.on_event(Event(EventKind.WAITING, reason, address=self.address))
+
+    def _log_once(self, reason: str) -> None:
+        if reason != self._last_reason:
+            self._last_reason = reason
+            logger.warning("%s", reason)
+
+    def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:
+        old = self._timers.pop(name, None)
+        if old is not None:
+            old.cancel()
+        self._timers[name] = self._loop.call_later(after_s, call)
+
+    def _check_open(self) -> None:
+        if self._closed or not self._started:
+            raise EndpointClosed("the endpoint is closed" if self._closed else "the endpoint was not started")

@@ -1,0 +1,316 @@
+"""Who may connect: binds, key files, the admitted directory, and what a refused handshake says on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorl.errors import ConfigError, SecurityError
+from aiorl.keys import make_keys
+from aiorl.transport.endpoint import EndpointLimits, EventKind
+from aiorl.transport.security import (
+    AdmittedKeys,
+    check_bind,
+    is_loopback,
+    load_learner_keys,
+    load_worker_keys,
+    read_public_key,
+    read_secret_key,
+    split_address,
+)
+
+FAST = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    make_keys(tmp_path / "keys", ("worker", "other"))
+    return tmp_path / "keys"
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("tcp://127.0.0.1:5557", ("127.0.0.1", 5557)),
+        ("learner-host:5557", ("learner-host", 5557)),
+        ("tcp://[::1]:0", ("::1", 0)),
+        ("tcp://*:1", ("*", 1)),
+    ],
+)
+def test_an_address_is_split_into_host_and_port(address, expected):
+    assert split_address(address) == expected
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", "tcp://host", "tcp://:5557", "ipc:///tmp/x", "host:65535", "host:-1", "::1:5557", "h:5x"]
+)
+def test_a_malformed_address_is_a_config_error_that_shows_a_good_one(address):
+    with pytest.raises(ConfigError, match="tcp://"):
+        split_address(address, key="connect")
+
+
+def test_only_addresses_of_this_machine_are_loopback():
+    for host in ("127.0.0.1", "127.8.9.10", "localhost", "::1"):
+        assert is_loopback(host)
+    for host in (
+        "0.0.0.0",
+        "*",
+        "10.0.0.1",
+        "127.0.0.1.example.org",
+        "127.0.0",
+        "128.0.0.1",
+        "::",
+        "127.0.0.256",
+        "eth0",
+    ):
+        assert not is_loopback(host)
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:5557", "tcp://*:5557", "tcp://10.1.2.3:5557", "tcp://[::]:5557"])
+def test_a_bind_open_to_the_network_needs_keys_or_insecure(address, keys, caplog):
+    with pytest.raises(SecurityError, match=r"python -m aiorl\.keys DIR.*--insecure"):
+        check_bind(address, None, insecure=False)
+    check_bind(address, load_learner_keys(keys), insecure=False)
+    assert not caplog.records
+    check_bind(address, None, insecure=True)
+    assert "open to everyone" in caplog.text
+
+
+def test_a_loopback_bind_is_open_without_a_word(caplog):
+    check_bind("tcp://127.0.0.1:5557", None, insecure=False)
+    assert not caplog.records
+
+
+def test_keys_made_by_the_tool_load_on_both_sides(keys):
+    learner, worker = load_learner_keys(keys), load_worker_keys(keys)
+    assert learner.public_key == worker.learner_key
+    assert worker.public_key == read_public_key(keys / "admitted" / "worker.key")
+    assert load_worker_keys(keys / "other.key_secret").public_key == read_public_key(keys / "other.key")
+    for loaded in (learner, worker):
+        assert loaded.secret_key.decode() not in repr(loaded)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o666])
+def test_a_private_key_that_others_can_reach_is_refused_with_the_command_that_mends_it(keys, mode):
+    path = keys / "worker.key_secret"
+    path.chmod(mode)
+    with pytest.raises(SecurityError, match=rf"mode {mode:04o}.*chmod 600 {path}"):
+        load_worker_keys(keys)
+
+
+@pytest.mark.parametrize("name", ["learner.key_secret", "admitted"])
+def test_what_the_learner_misses_is_named(keys, name):
+    path = keys / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(SecurityError, match=rf"{name} is missing"):
+        load_learner_keys(keys)
+
+
+def test_what_the_worker_misses_is_named(keys, tmp_path):
+    with pytest.raises(SecurityError, match="no directory of keys"):
+        load_worker_keys(tmp_path / "nowhere")
+    (keys / "learner.key").unlink()
+    with pytest.raises(SecurityError, match=r"learner\.key is missing"):
+        load_worker_keys(keys)
+    (keys / "worker.key_secret").unlink()
+    shutil.copy2(keys / "other.key_secret", keys / "third.key_secret")
+    with pytest.raises(SecurityError, match=r"several private keys \(other.key_secret, third.key_secret\).*--keys"):
+        load_worker_keys(keys)
+    for name in ("other", "third"):
+        (keys / f"{name}.key_secret").unlink()
+    with pytest.raises(SecurityError, match="holds no worker's private key"):
+        load_worker_keys(keys)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_key_is_named(keys):
+    (keys / "worker.key_secret").chmod(0o000)
+    with pytest.raises(SecurityError, match="cannot be read"):
+        load_worker_keys(keys)
+
+
+def test_a_directory_in_place_of_a_key_is_named(keys):
+    (keys / "learner.key").unlink()
+    (keys / "learner.key").mkdir()
+    with pytest.raises(SecurityError, match=r"learner\.key cannot be read"):
+        load_worker_keys(keys)
+
+
+@given(st.binary(max_size=300))
+def test_no_file_content_gives_anything_but_a_key_or_a_security_error(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("keys") / "x.key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    for read in (read_public_key, read_secret_key):
+        with contextlib.suppress(SecurityError):
+            read(path)
+
+
+def test_a_bare_key_and_pyzmqs_own_certificates_are_read_too(tmp_path):
+    import zmq.auth
+
+    public, _ = zmq.curve_keypair()
+    (tmp_path / "bare.key").write_bytes(public + b"\n")
+    assert read_public_key(tmp_path / "bare.key") == public
+    public_file, secret_file = zmq.auth.create_certificates(tmp_path, "theirs")
+    os.chmod(secret_file, 0o600)
+    expected = zmq.auth.load_certificate(secret_file)
+    from pathlib import Path
+
+    assert read_secret_key(Path(secret_file)) == expected
+    assert read_public_key(Path(public_file)) == expected[0]
+
+
+def test_admitted_keys_follow_the_directory_and_leave_out_what_is_no_key(keys, caplog):
+    admitted = AdmittedKeys(keys / "admitted")
+    key = read_public_key(keys / "worker.key")
+    assert admitted.name_of(key) == "worker"
+    (keys / "admitted" / "worker.key").rename(keys / "admitted" / "renamed.key")
+    assert admitted.name_of(key) == "renamed"
+    (keys / "admitted" / "renamed.key").unlink()
+    assert admitted.name_of(key) is None
+    (keys / "admitted" / "broken.key").write_text("not a key")
+    shutil.copy(keys / "worker.key", keys / "admitted")
+    assert admitted.name_of(key) == "worker"
+    assert "broken.key" in caplog.text
+    shutil.rmtree(keys / "admitted")
+    assert admitted.name_of(key) is None
+
+
+# --- handshakes over loopback
+
+
+async def _exchange(learner, worker):
+    count = len(learner.messages)
+    assert worker.endpoint.send([b"hello"])
+    await learner.until(lambda: len(learner.messages) > count)
+    peer, frames, user_id = learner.messages[-1]
+    assert frames == [b"hello"]
+    assert learner.endpoint.send(peer, [b"welcome"])
+    learner.endpoint.broadcast([b"news"])
+    await worker.until(lambda: worker.messages and worker.broadcasts)
+    return user_id
+
+
+def test_an_admitted_worker_talks_on_both_channels_under_the_name_of_its_key(run, keys):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys))
+        for name in ("worker", "other"):
+            worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / f"{name}.key_secret"))
+            await worker.until_event(EventKind.CONNECTED)
+            assert await _exchange(learner, worker) == name
+
+    run(test)
+
+
+def test_a_key_that_is_not_admitted_is_refused_with_the_reason_on_both_sides_and_joins_once_it_is(run, keys):
+    async def test(stage):
+        (keys / "admitted" / "other.key").unlink()
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST)
+        theirs = await worker.until_event(EventKind.REFUSED)
+        assert f"add {keys / 'other.key'} to its 'admitted' directory" in theirs.reason
+        ours = await learner.until_event(EventKind.REFUSED)
+        assert read_public_key(keys / "other.key").decode() in ours.reason
+        assert ours.address == "127.0.0.1"
+        assert not learner.messages
+        shutil.copy(keys / "other.key", keys / "admitted")
+        await worker.until_event(EventKind.CONNECTED)
+        assert await _exchange(learner, worker) == "other"
+
+    run(test)
+
+
+def test_a_withdrawn_key_is_cut_off_without_a_restart_and_others_stay(run, keys):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        workers = {}
+        for name in ("worker", "other"):
+            workers[name] = stage.worker(
+                learner.endpoint.address, keys=load_worker_keys(keys / f"{name}.key_secret"), limits=FAST
+            )
+            await workers[name].until_event(EventKind.CONNECTED)
+            await _exchange(learner, workers[name])
+        (keys / "admitted" / "other.key").unlink()
+        dropped = await learner.until_event(EventKind.DROPPED)
+        assert "'other' is not admitted any more" in dropped.reason
+        await workers["other"].until_event(EventKind.DISCONNECTED)
+        await workers["other"].until_event(EventKind.REFUSED)
+        await _exchange(learner, workers["worker"])
+        assert EventKind.DISCONNECTED not in workers["worker"].kinds()
+
+    run(test)
+
+
+def test_a_worker_without_keys_is_told_that_the_learner_wants_some(run, keys):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        worker = stage.worker(learner.endpoint.address, limits=FAST)
+        # which side hangs up first is a race; the one that sees it end can only guess
+        assert "--keys DIR" in (await worker.until_event(EventKind.REFUSED)).reason
+        assert "keys" in (await learner.until_event(EventKind.REFUSED)).reason
+
+    run(test)
+
+
+def test_a_worker_with_keys_at_a_learner_without_is_told_so(run, keys):
+    async def test(stage):
+        learner = stage.learner(limits=FAST)
+        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
+        assert "uses no" in (await worker.until_event(EventKind.REFUSED)).reason
+        assert "keys" in (await learner.until_event(EventKind.REFUSED)).reason
+
+    run(test)
+
+
+def test_a_worker_that_holds_another_learners_key_is_told_to_check_it(run, keys, tmp_path):
+    async def test(stage):
+        make_keys(tmp_path / "elsewhere")
+        shutil.copy(tmp_path / "elsewhere" / "learner.key", keys / "learner.key")
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
+        assert "server key mismatch" in (await worker.until_event(EventKind.REFUSED)).reason
+        assert "another learner's public key" in (await learner.until_event(EventKind.REFUSED)).reason
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", ["null", "plain", "junk", "silent"])
+def test_whatever_has_no_key_is_refused_on_both_ports_and_costs_others_nothing(run, keys, kind):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys))
+        await worker.until_event(EventKind.CONNECTED)
+        port = int(learner.endpoint.address.rpartition(":")[2])
+        for count, (number, socket_kind) in enumerate([(port, zmq.DEALER), (port + 1, zmq.SUB)], start=1):
+            with zmq.Context() as context, contextlib.ExitStack() as stack:
+                if kind in ("null", "plain"):
+                    intruder = stack.enter_context(context.socket(socket_kind))
+                    intruder.linger = 0
+                    if kind == "plain":
+                        intruder.plain_username, intruder.plain_password = b"user", b"password"
+                    intruder.connect(f"tcp://127.0.0.1:{number}")
+                    if socket_kind == zmq.DEALER:
+                        intruder.send(b"hello")
+                    else:
+                        intruder.subscribe(b"")
+                else:
+                    _, writer = await asyncio.open_connection("127.0.0.1", number)
+                    stack.callback(writer.close)
+                    writer.write(b"GET / HTTP/1.1\r\n\r\n" if kind == "junk" else b"\xff")
+                await learner.until_event(EventKind.REFUSED, count)
+                learner.endpoint.broadcast([b"secret"])
+                if kind in ("null", "plain") and socket_kind == zmq.SUB:
+                    assert not intruder.poll(50)
+        assert not learner.messages
+        assert await _exchange(learner, worker) == "worker"
+        assert EventKind.DISCONNECTED not in worker.kinds()
+
+    run(test)

@@ -1,0 +1,65 @@
+"""Send queues: order, bounds, and what becomes of peers that are gone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorl.transport.send_queues import SendQueues
+
+
+def test_a_queue_is_bounded_in_messages_and_bytes_but_takes_one_message_of_any_size():
+    queues = SendQueues(max_messages=2, max_bytes=100)
+    assert queues.put(b"a", [bytes(1000)])
+    assert not queues.put(b"a", [b"x"])
+    assert [queues.put(b"b", [b"x"]) for _ in range(3)] == [True, True, False]
+    assert (queues.num_messages, queues.num_bytes, queues.waiting(b"b")) == (3, 1002, 2)
+    queues.forget(b"a")
+    assert (queues.num_messages, queues.num_bytes, len(queues)) == (2, 2, 1)
+
+
+def test_what_waits_for_a_peer_that_is_gone_is_thrown_away_and_others_are_served():
+    queues = SendQueues(10, 100)
+    for peer in (b"gone", b"busy", b"ready"):
+        queues.put(peer, [peer])
+        queues.put(peer, [peer])
+    sent = []
+
+    def send(peer, frames):
+        sent.append(peer)
+        return {b"gone": False, b"busy": None, b"ready": True}[peer]
+
+    queues.flush(send)
+    assert sent == [b"gone", b"busy", b"ready", b"ready"]
+    assert b"busy" in queues
+    assert len(queues) == 1
+    assert queues.num_bytes == 8
+
+
+@given(st.lists(st.one_of(st.tuples(st.sampled_from("ab"), st.integers(1, 30)), st.integers(0, 5)), max_size=60))
+def test_messages_of_a_peer_leave_in_the_order_they_came(steps):
+    queues = SendQueues(5, 60)
+    taken, left = {"a": [], "b": []}, {"a": [], "b": []}
+    number = 0
+    for step in steps:
+        if isinstance(step, tuple):
+            peer, size = step
+            number += 1
+            if queues.put(peer.encode(), [b"%04d" % number, bytes(size)]):
+                taken[peer].append(number)
+        else:
+            budget = [step]
+
+            def send(peer, frames, budget=budget):
+                if not budget[0]:
+                    return None
+                budget[0] -= 1
+                left[peer.decode()].append(int(frames[0]))
+                return True
+
+            queues.flush(send)
+        waiting = {peer: taken[peer][len(left[peer]) :] for peer in taken}
+        assert queues.num_messages == sum(map(len, waiting.values()))
+        assert (queues.num_bytes == 0) == (queues.num_messages == 0)
+    for peer in taken:
+        assert left[peer] == taken[peer][: len(left[peer])]
