@@ -1,0 +1,219 @@
+"""Train batches: fragments laid out for the update, in buffers that are used again and again.
+
+All columns of four bytes an element and at most one dimension a row lie side by side in one float32 array, "packed":
+fetching a minibatch is then one gather of whole rows, and no column costs an allocation. Integers are there bit
+by bit, flags as 1 and 0. Images have arrays of their own. Two sets of buffers take turns, so that one batch can be
+put together while the one before it is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.errors import BatchError
+
+__all__ = ["PACKED", "BatchBuffers", "ColumnSpec", "rounded_up"]
+
+PACKED = "packed"
+"""Name of the array that holds all small columns."""
+
+Array = NDArray[Any]
+Dtype = Literal["float32", "int32", "uint8"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """One column of the train batch.
+
+    Attributes:
+        name: as in the fragment.
+        shape: of one row.
+        dtype: as the update gets it; int64 and bool of the fragment become int32 and float32.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: Dtype = "float32"
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it lies in the packed array."""
+        return len(self.shape) <= 1 and self.dtype in ("float32", "int32")
+
+    @property
+    def width(self) -> int:
+        """Elements of one row."""
+        return prod(self.shape)
+
+
+class BatchBuffers:
+    """Where train batches are put together.
+
+    Batches of rows are ``[R, ...]``; batches of sequences ``[S, T, ...]``, sequence by sequence. Rows that no
+    fragment filled are zero, with VALID 0.
+    """
+
+    def __init__(self, columns: Iterable[ColumnSpec], extras: Iterable[ColumnSpec] = (), *, num_sets: int = 2) -> None:
+        """Lay the columns out; VALID is added.
+
+        Args:
+            columns: of a fragment, [T, N, *shape].
+            extras: of a fragment, [N, *shape]; for batches of sequences only.
+            num_sets: batches that may be in use at a time.
+        """
+        self.columns = (*columns, ColumnSpec(c.VALID))
+        self.extras = tuple(extras)
+        self.slices: dict[str, slice] = {}
+        start = 0
+        for column in self.columns:
+            if column.is_packed:
+                self.slices[column.name] = slice(start, start + column.width)
+                start += column.width
+        self.packed_width = start
+        self._sets: list[dict[str, Array]] = [{} for _ in range(num_sets)]
+        self._next = 0
+
+    def rows(self, fragments: Sequence[Mapping[str, Array]], num_rows: int) -> dict[str, Array]:
+        """All rows of the fragments, one after the other, padded to `num_rows`.
+
+        Returns: arrays [num_rows, ...], valid until `num_sets` further calls.
+        Raises: BatchError if the fragments hold more rows, or a column is missing or does not fit.
+        """
+        batch = self._buffers((num_rows,))
+        filled = 0
+        for fragment in fragments:
+            length, num_envs = self._shape(fragment)
+            end = filled + length * num_envs
+            if end > num_rows:
+                raise BatchError(c.OBS, f"at most {num_rows} rows in all fragments", f"{end} or more")
+            for column in self.columns:
+                source = self._source(fragment, column, (length, num_envs))
+                target = self._target(batch, column)
+                target[filled:end] = source.reshape(end - filled, *target.shape[1:])
+            filled = end
+        self._clear(batch, filled)
+        return batch
+
+    def sequences(
+        self, fragments: Sequence[Mapping[str, Array]], num_sequences: int, length: int
+    ) -> dict[str, Array]:
+        """The fragments' environments as sequences, padded to `num_sequences` of `length` steps.
+
+        Returns: arrays [num_sequences, length, ...] and extras [num_sequences, ...], valid until `num_sets` further
+            calls.
+        Raises: BatchError if the fragments hold more or longer sequences, or a column is missing or does not fit.
+        """
+        batch = self._buffers((num_sequences, length))
+        filled = 0
+        for fragment in fragments:
+            steps, num_envs = self._shape(fragment)
+            end = filled + num_envs
+            if end > num_sequences or steps > length:
+                raise BatchError(
+                    c.OBS, f"at most {num_sequences} sequences of {length} steps", f"{end} or more of {steps}"
+                )
+            for column in self.columns:
+                source = self._source(fragment, column, (steps, num_envs)).swapaxes(0, 1)
+                target = self._target(batch, column)
+                target[filled:end, :steps] = source.reshape(num_envs, steps, *target.shape[2:])
+                target[filled:end, steps:] = 0
+            for extra in self.extras:
+                batch[extra.name][filled:end] = self._source(fragment, extra, (num_envs,))
+            if steps < length and c.LAST_OBS in batch:  # what follows the last step is where a longer one has it
+                obs = next(column for column in self.columns if column.name == c.OBS)
+                target = self._target(batch, obs)
+                target[filled:end, steps] = batch[c.LAST_OBS][filled:end].reshape(num_envs, *target.shape[2:])
+            filled = end
+        self._clear(batch, filled)
+        return batch
+
+    def zeros(self, *leading: int) -> dict[str, Array]:
+        """A batch of `leading` dimensions in which no row is valid, in arrays of its own."""
+        return self._allocate(leading)
+
+    def column(self, batch: Mapping[str, Array], name: str) -> Array:
+        """A column of a batch by name, as a view."""
+        for column in self.columns:
+            if column.name == name:
+                return self._target(batch, column)
+        return batch[name]
+
+    def first_not_finite(self, batch: Mapping[str, Array]) -> str:
+        """The first column that holds a NaN or an infinity; "" if none does."""
+        for column in (*self.columns, *self.extras):
+            if column.dtype == "float32" and not np.isfinite(self.column(batch, column.name)).all():
+                return column.name
+        return ""
+
+    def _buffers(self, leading: tuple[int, ...]) -> dict[str, Array]:
+        batch = self._sets[self._next]
+        if not batch or batch[PACKED].shape[:-1] != leading:
+            batch = self._sets[self._next] = self._allocate(leading)
+        self._next = (self._next + 1) % len(self._sets)
+        return batch
+
+    def _allocate(self, leading: tuple[int, ...]) -> dict[str, Array]:
+        batch: dict[str, Array] = {PACKED: np.zeros((*leading, self.packed_width), np.float32)}
+        for column in self.columns:
+            if not column.is_packed:
+                batch[column.name] = np.zeros((*leading, *column.shape), column.dtype)
+        for extra in self.extras:
+            batch[extra.name] = np.zeros((leading[0], *extra.shape), extra.dtype)
+        return batch
+
+    def _target(self, batch: Mapping[str, Array], column: ColumnSpec) -> Array:
+        if not column.is_packed:
+            return batch[column.name]
+        packed = batch[PACKED] if column.dtype == "float32" else batch[PACKED].view(np.int32)
+        place = self.slices[column.name]
+        return packed[..., place] if column.shape else packed[..., place.start]
+
+    def _clear(self, batch: Mapping[str, Array], filled: int) -> None:
+        for array in batch.values():
+            array[filled:] = 0
+
+    def _shape(self, fragment: Mapping[str, Array]) -> tuple[int, int]:
+        first = fragment.get(self.columns[0].name)
+        if first is None or first.ndim < 2:
+            raise BatchError(self.columns[0].name, "a column [T, N, ...]", "none" if first is None else first.shape)
+        return int(first.shape[0]), int(first.shape[1])
+
+    def _source(self, fragment: Mapping[str, Array], column: ColumnSpec, leading: tuple[int, ...]) -> Array:
+        source = fragment.get(column.name)
+        if source is None:
+            if column.name == c.VALID:
+                return np.broadcast_to(np.float32(1.0), leading)
+            raise BatchError(column.name, "in every fragment", f"only {', '.join(sorted(fragment))}")
+        if source.shape != (*leading, *column.shape):
+            raise BatchError(column.name, f"shape {(*leading, *column.shape)}", source.shape)
+        if not _converts(source.dtype, column.dtype):
+            raise BatchError(column.name, f"what fits {column.dtype}", source.dtype)
+        return source
+
+
+def rounded_up(count: int, least: int) -> int:
+    """`count`, or the next number of a coarse ladder from `least`: few shapes, so few compilations.
+
+    The steps of the ladder are `least` times 1, 1.5, 2, 3, 4, 6, 8...
+    """
+    size = least
+    while size < count:
+        if least > 1 and size * 3 // 2 >= count and size % 2 == 0:
+            return size * 3 // 2
+        size *= 2
+    return size
+
+
+def _converts(given: np.dtype[Any], wanted: str) -> bool:
+    if wanted == "float32":
+        return given.kind in "fb"
+    if wanted == "int32":
+        return given.kind in "iu"
+    return given == np.uint8

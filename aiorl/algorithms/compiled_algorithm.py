@@ -1,0 +1,206 @@
+"""What algorithms share whose update is one `CompiledUpdate`: guard, counters, random order, state."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.algorithms.algorithm import Algorithm, AlgorithmState, Array, Batch, UpdateResult
+from aiorl.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec
+from aiorl.algorithms.compiled_update import CompiledUpdate
+from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+from aiorl.errors import CheckpointError, TrainingDiverged
+
+if TYPE_CHECKING:
+    from aiorl.models.catalog import ActorCritic
+
+__all__ = ["MAX_SKIPS_IN_A_ROW", "CompiledAlgorithm", "model_columns", "state_columns"]
+
+_log = logging.getLogger(__name__)
+
+MAX_SKIPS_IN_A_ROW = 10
+"""So many updates in a row may be skipped for numbers that are not finite before training ends."""
+
+_SEED_KEY = 0x616C676F  # keeps the algorithm's random numbers apart from the workers' of the same seed
+
+
+class CompiledAlgorithm(Algorithm):
+    """Runs a compiled update over minibatches of a train batch in a random order.
+
+    Subclasses set `buffers` and `compiled`, lay out batches, and say which coefficients hold.
+    """
+
+    buffers: BatchBuffers
+    compiled: CompiledUpdate
+
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Take config and model; subclasses then build `buffers` and `compiled`."""
+        self.model = model
+        self._rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,)))
+        self._updates = 0
+        self._skipped = 0
+        self._skipped_in_a_row = 0
+
+    @abstractmethod
+    def coefficients(self, env_steps_total: int) -> dict[str, float]:
+        """What the update is told, after so many env steps."""
+
+    @abstractmethod
+    def nominal_batch(self) -> Batch:
+        """A batch of zeros of the usual shape."""
+
+    @property
+    @abstractmethod
+    def minibatch_size(self) -> int:
+        """Rows or sequences in one minibatch."""
+
+    @property
+    @abstractmethod
+    def num_epochs(self) -> int:
+        """Passes over each train batch."""
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether rows are visited in a random order."""
+        return True
+
+    def after_update(self, metrics: dict[str, float]) -> None:  # most have nothing to do
+        """Called after each update that held, for coefficients that adapt; may add metrics."""
+
+    def extra_state(self) -> dict[str, Any]:
+        """What else must be kept, as JSON can hold it."""
+        return {}
+
+    def set_extra_state(self, values: Mapping[str, Any]) -> None:
+        """Take up what `extra_state` gave."""
+
+    def warm_up(self) -> None:
+        """Compile the update for batches of the usual shape; changes neither weights nor random states."""
+        batch = self.nominal_batch()
+        size = len(batch[PACKED])
+        self.compiled.warm_up(batch, np.zeros(self._order_shape(size), np.int32))
+
+    def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
+        """Learn from one train batch; skip it if a loss or gradient is not finite.
+
+        Raises: TrainingDiverged after `MAX_SKIPS_IN_A_ROW` skipped updates in a row.
+        """
+        coefficients = self.coefficients(env_steps_total)
+        metrics, held = self.compiled(batch, self._order(len(batch[PACKED])), coefficients)
+        reported = {
+            "cur_lr": coefficients["lr"],
+            "entropy_coeff": coefficients["entropy_coeff"],
+            "num_sgd_steps": metrics["num_sgd_steps"],
+        }
+        if held:
+            self._updates += 1
+            self._skipped_in_a_row = 0
+            self.after_update(metrics)
+            return UpdateResult({**metrics, **reported, "updates_skipped": float(self._skipped)})
+        self._skipped += 1
+        self._skipped_in_a_row += 1
+        column = self.buffers.first_not_finite(batch)
+        where = f"column {column!r} of the batch" if column else "the loss or its gradient; the batch itself is finite"
+        _log.warning("update skipped: a number in %s is not finite; weights stay as they were", where)
+        if self._skipped_in_a_row >= MAX_SKIPS_IN_A_ROW:
+            raise TrainingDiverged(
+                f"{self._skipped_in_a_row} updates in a row were skipped because numbers were not finite, the last "
+                f"in {where}. The weights are those of the last good update. Check the environment's rewards and "
+                "observations, or set a lower lr or a smaller grad_clip."
+            )
+        return UpdateResult({**reported, "updates_skipped": float(self._skipped)}, skipped=True, bad_column=column)
+
+    def get_weights(self) -> dict[str, Array]:
+        """Copies of the weights by the names the acting graph knows."""
+        return self.model.get_weights()
+
+    def get_state(self) -> AlgorithmState:
+        """Weights, optimiser, order of rows to come, counters."""
+        tensors = {f"weights/{name}": weight for name, weight in self.get_weights().items()}
+        for name, variable in self._optimizer_variables().items():
+            tensors[f"optimizer/{name}"] = np.array(variable.numpy())
+        values = {
+            "rng": self._rng.bit_generator.state,
+            "updates": self._updates,
+            "updates_skipped": self._skipped,
+            "skipped_in_a_row": self._skipped_in_a_row,
+            **self.extra_state(),
+        }
+        return AlgorithmState(tensors, values)
+
+    def set_state(self, state: AlgorithmState) -> None:
+        """Go on from `state`; all of it is checked before any of it is taken.
+
+        Raises: CheckpointError if a tensor is missing, left over or of another shape, or a value is missing.
+        """
+        variables = self._optimizer_variables()
+        wanted = {f"weights/{name}": weight.shape for name, weight in self.get_weights().items()}
+        wanted |= {f"optimizer/{name}": tuple(variable.shape) for name, variable in variables.items()}
+        given = {name: tensor.shape for name, tensor in state.tensors.items()}
+        if wanted != given:
+            differing = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
+            first = differing[0]
+            raise CheckpointError(
+                "tensors",
+                f"they don't fit this model: {first} is {given.get(first, 'missing')} there and "
+                f"{wanted.get(first, 'unknown')} here ({len(differing)} differ)",
+            )
+        self._set_values(state.values)
+        weights = {name: state.tensors[f"weights/{name}"] for name in self.get_weights()}
+        self.model.set_weights(weights)
+        for name, variable in variables.items():
+            variable.assign(state.tensors[f"optimizer/{name}"])
+
+    def _set_values(self, values: Mapping[str, Any]) -> None:
+        try:
+            self.set_extra_state(values)
+            self._rng.bit_generator.state = values["rng"]
+            self._updates = int(values["updates"])
+            self._skipped = int(values["updates_skipped"])
+            self._skipped_in_a_row = int(values["skipped_in_a_row"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError("values", f"a counter or random state is missing or wrong: {error!r}") from error
+
+    def _optimizer_variables(self) -> dict[str, Any]:
+        """Keras variables of the optimiser by names that don't change from run to run."""
+        return {f"{index:03d}": variable for index, variable in enumerate(self.compiled.optimizer.variables)}
+
+    def _order_shape(self, size: int) -> tuple[int, int]:
+        steps, rest = divmod(size, self.minibatch_size)
+        if rest:
+            raise AssertionError(f"{size} rows are no whole number of minibatches of {self.minibatch_size}")
+        return self.num_epochs * steps, self.minibatch_size
+
+    def _order(self, size: int) -> NDArray[np.int32]:
+        """Indices of every minibatch: each epoch a new permutation."""
+        order = np.tile(np.arange(size, dtype=np.int32), (self.num_epochs, 1))
+        if self.shuffles:
+            order = self._rng.permuted(order, axis=1)
+        return order.reshape(self._order_shape(size))
+
+
+def model_columns(model: ActorCritic) -> dict[str, ColumnSpec]:
+    """The columns and extras whose shape or dtype the model decides."""
+    distribution = model.distribution
+    action_dtype: Literal["int32", "float32"] = "int32" if distribution.action_dtype.kind in "iu" else "float32"
+    specs = [
+        ColumnSpec(c.OBS, model.obs_shape, "uint8" if model.obs_dtype == "uint8" else "float32"),
+        ColumnSpec(c.LAST_OBS, model.obs_shape, "uint8" if model.obs_dtype == "uint8" else "float32"),
+        ColumnSpec(c.ACTIONS, distribution.action_shape, action_dtype),
+        ColumnSpec(c.ACTION_DIST_INPUTS, (distribution.num_inputs,)),
+        *(ColumnSpec(c.state_in(index), shape) for index, shape in enumerate(model.state_shapes)),
+    ]
+    return {spec.name: spec for spec in specs}
+
+
+def state_columns(config: CommonConfig) -> tuple[str, ...]:
+    """Names of the recurrent states that a fragment must bring along; known without the model."""
+    cells = 1 if config.model.vf_share_layers else 2  # policy and value have a cell each
+    components = 2 * config.model.use_lstm + config.model.use_gru
+    return tuple(c.state_in(index) for index in range(cells * components))

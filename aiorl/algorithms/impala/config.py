@@ -1,0 +1,114 @@
+"""Settings of IMPALA; loads no TensorFlow."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from aiorl.algorithms.schedules import Schedule
+from aiorl.config.schema import CommonConfig, key
+from aiorl.errors import ConfigError
+
+__all__ = ["IMPALAConfig"]
+
+_GROUP = "IMPALA"
+
+
+class IMPALAConfig(CommonConfig):
+    """IMPALA's own settings, and its defaults of the common ones."""
+
+    on_policy: ClassVar[bool] = False
+
+    algo: str = key("impala", "Algorithm: the name of a folder in aiorl/algorithms.", group="Run", where="both")
+    lr: float = key(5e-4, "Learning rate.", group="Learning", gt=0)
+    train_batch_size: int = key(
+        4096, "Env steps in one train batch: a whole number of fragments.", group="Learning", unit="env steps", ge=1
+    )
+    num_envs_per_worker: int = key(
+        32, "Environments that one worker steps together.", group="Sampling", where="workers", unit="environments",
+        ge=1,
+    )  # fmt: skip
+    rollout_fragment_length: int = key(
+        64, "Steps of each environment in one fragment.", group="Sampling", where="workers", unit="steps", ge=1
+    )
+
+    vtrace: bool = key(
+        True, "Correct for old policies by V-trace; false takes all importance ratios as 1.", group=_GROUP
+    )
+    vtrace_clip_rho_threshold: float = key(
+        1.0, "Cut of the importance ratios in the value targets.", group=_GROUP, gt=0
+    )
+    vtrace_clip_pg_rho_threshold: float = key(
+        1.0, "Cut of the importance ratios of the policy gradient.", group=_GROUP, gt=0
+    )
+    lambda_: float = key(
+        1.0, "Decay of the trace; 1 is V-trace as published, less trusts the values more.", group=_GROUP, ge=0, le=1
+    )
+    vf_loss_coeff: float = key(0.5, "Weight of the value loss.", group=_GROUP, ge=0)
+    entropy_coeff: float = key(0.01, "Weight of the entropy bonus, per nat.", group=_GROUP, ge=0)
+    entropy_coeff_schedule: list[tuple[float, float]] | None = key(
+        None, "entropy_coeff over env steps, as [[env step, value], ...].", group=_GROUP
+    )
+    lr_schedule: list[tuple[float, float]] | None = key(
+        None, "lr over env steps, as [[env step, value], ...].", group=_GROUP
+    )
+    normalize_advantages: bool = key(
+        False, "Scale the advantages of each minibatch to mean 0 and deviation 1.", group=_GROUP
+    )
+    grad_clip: float | None = key(1.0, "Largest global norm of a gradient; null: not clipped.", group=_GROUP, gt=0)
+    opt_type: Literal["adam", "rmsprop"] = key("adam", "Optimizer.", group=_GROUP)
+    epsilon: float = key(1e-5, "The optimizer's epsilon; with rmsprop the paper takes 0.1.", group=_GROUP, gt=0)
+    decay: float = key(0.99, "rmsprop: decay of the mean square.", group=_GROUP, ge=0, lt=1)
+    momentum: float = key(0.0, "rmsprop: momentum.", group=_GROUP, ge=0, lt=1)
+    num_sgd_iter: int = key(1, "Passes over each train batch.", group=_GROUP, unit="epochs", ge=1)
+    sgd_minibatch_size: int | None = key(
+        None, "Env steps in one minibatch, whole sequences; null takes a sixteenth of the train batch, at least 256.",
+        group=_GROUP, unit="env steps", ge=1,
+    )  # fmt: skip
+    max_policy_lag: int | None = key(
+        10, "A fragment sampled more policy versions ago than this is discarded; null: never.", group=_GROUP,
+        unit="versions", ge=0,
+    )  # fmt: skip
+    outstanding_fragments_per_worker: int = key(
+        3, "Fragments that a worker may owe or have under way at a time.", group=_GROUP, unit="fragments", ge=1
+    )
+
+    def fragments_per_batch(self) -> int:
+        """Fragments that make up a train batch."""
+        return -(-self.train_batch_size // (self.rollout_fragment_length * self.num_envs_per_worker))
+
+    def sequence_length(self) -> int:
+        """Steps of one sequence; of complete episodes, the least there are."""
+        whole = self.batch_mode == "complete_episodes"  # their fragments are one long row of episodes
+        return self.rollout_fragment_length * (self.num_envs_per_worker if whole else 1)
+
+    def sequences_per_minibatch(self) -> int:
+        """Sequences in one minibatch."""
+        steps = self.sgd_minibatch_size or max(self.train_batch_size // 16, 256)
+        return max(1, steps // self.sequence_length())
+
+    def check(self) -> None:
+        """Refuses values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
+        Schedule.of(self.entropy_coeff, self.entropy_coeff_schedule, key="entropy_coeff_schedule")
+        fragment = self.rollout_fragment_length * self.num_envs_per_worker
+        if self.batch_mode == "truncate_episodes" and self.train_batch_size % fragment:
+            below = self.train_batch_size - self.train_batch_size % fragment
+            raise ConfigError(
+                f"train_batch_size {self.train_batch_size} can't be made up of fragments of {fragment} env steps "
+                f"(rollout_fragment_length {self.rollout_fragment_length} x num_envs_per_worker "
+                f"{self.num_envs_per_worker}).",
+                key="train_batch_size", value=self.train_batch_size,
+                hint=f"Set train_batch_size to {f'{below} or ' if below else ''}{below + fragment}.",
+            )  # fmt: skip
+        given = self.sgd_minibatch_size
+        if given is not None and (given % self.rollout_fragment_length or given > self.train_batch_size):
+            raise ConfigError(
+                f"sgd_minibatch_size {given} is no multiple of rollout_fragment_length "
+                f"{self.rollout_fragment_length} up to train_batch_size {self.train_batch_size}: a minibatch of "
+                "V-trace holds whole sequences.",
+                key="sgd_minibatch_size", value=given, hint="Leave it out to have it chosen.",
+            )  # fmt: skip

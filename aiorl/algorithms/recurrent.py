@@ -1,0 +1,62 @@
+"""Running a recurrent model over the sequences of a minibatch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from aiorl.data import columns as c
+
+if TYPE_CHECKING:
+    from aiorl.models.catalog import ActorCritic
+
+__all__ = ["flattened", "sequence_forward", "sequence_forward_with_last", "state_resets"]
+
+
+def state_resets(terminateds: tf.Tensor, truncateds: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    """Where a sequence's state starts afresh: in the row behind one that ended an episode or is no transition.
+
+    Args:
+        terminateds: [T, M] float32, 1 or 0; so are the others.
+        truncateds: [T, M].
+        valid: [T, M].
+    Returns: [T, M] bool; False in the first row, which starts from the state that was sent along.
+    """
+    ended = (terminateds > 0) | (truncateds > 0) | (valid <= 0)
+    return tf.concat([tf.zeros_like(ended[:1]), ended[:-1]], axis=0)
+
+
+def sequence_forward(model: ActorCritic, columns: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Distribution inputs [T, M, P] and values [T, M] of time-major columns."""
+    resets = state_resets(columns[c.TERMINATEDS], columns[c.TRUNCATEDS], columns[c.VALID])
+    states = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]
+    dist_inputs, values = model.forward_sequence(columns[c.OBS], states, resets)
+    return dist_inputs, values
+
+
+def flattened(x: tf.Tensor) -> tf.Tensor:
+    """[T, M, ...] as rows [T * M, ...]."""
+    return tf.reshape(x, [x.shape[0] * x.shape[1], *x.shape[2:]])
+
+
+def sequence_forward_with_last(
+    model: ActorCritic, columns: dict[str, tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Distribution inputs [T, M, P], values [T, M], and values [M] of the observations behind the last step.
+
+    One pass over T + 1 rows; models without state see them all as rows of one batch.
+    """
+    obs = tf.concat([columns[c.OBS], columns[c.LAST_OBS][None]], axis=0)
+    if model.is_recurrent:
+        ends = {name: _with_zero_row(columns[name]) for name in (c.TERMINATEDS, c.TRUNCATEDS, c.VALID)}
+        dist_inputs, values = sequence_forward(model, {**columns, **ends, c.OBS: obs})
+    else:
+        flat_inputs, flat_values = model.forward(flattened(obs))
+        values = tf.reshape(flat_values, obs.shape[:2])
+        dist_inputs = tf.reshape(flat_inputs, [*obs.shape[:2], flat_inputs.shape[-1]])
+    return dist_inputs[:-1], values[:-1], values[-1]
+
+
+def _with_zero_row(x: tf.Tensor) -> tf.Tensor:
+    return tf.concat([x, tf.zeros_like(x[:1])], axis=0)

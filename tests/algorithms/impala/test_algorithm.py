@@ -1,0 +1,47 @@
+"""IMPALA: its plans, and what is its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiorl.algorithms.impala.algorithm import IMPALA
+from aiorl.algorithms.impala.config import IMPALAConfig
+from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.data import columns as c
+from aiorl.errors import InternalError
+
+SHAPE: dict[str, Any] = {"env": "x", "rollout_fragment_length": 8, "num_envs_per_worker": 4, "train_batch_size": 64}
+
+
+def test_wants_leases_topped_up_with_a_bound_on_policy_lag() -> None:
+    config = IMPALAConfig.from_mapping({**SHAPE, "outstanding_fragments_per_worker": 5, "max_policy_lag": 7})
+    plan = IMPALA.lease_plan(config)
+    assert (plan.mode, plan.fragments_per_batch) == ("streaming", 2)
+    assert (plan.outstanding_per_worker, plan.max_policy_lag) == (5, 7)
+
+
+def test_asks_workers_for_raw_transitions() -> None:
+    plan = IMPALA.sample_plan(IMPALAConfig.from_mapping(SHAPE))
+    assert plan.postprocess == "none"
+    assert c.ADVANTAGES not in plan.columns
+    assert {c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES} <= set(plan.columns)
+    assert plan.extras == (c.LAST_OBS,)
+    recurrent = IMPALA.sample_plan(IMPALAConfig.from_mapping({**SHAPE, "model": {"use_gru": True}}))
+    assert recurrent.extras == (c.LAST_OBS, c.state_in(0), c.state_in(1))
+
+
+def test_refuses_another_algorithms_config() -> None:
+    with pytest.raises(InternalError, match="PPOConfig"):
+        IMPALA.lease_plan(PPOConfig())
+
+
+@pytest.mark.parametrize("opt_type", ["adam", "rmsprop"])
+def test_takes_the_optimiser_that_was_asked_for(make_model: Any, make_fragment: Any, opt_type: str) -> None:
+    config = IMPALAConfig.from_mapping({**SHAPE, "opt_type": opt_type, "momentum": 0.5, "xla": "off"})
+    model = make_model()
+    algorithm = IMPALA(config, model)
+    assert type(algorithm.compiled.optimizer).__name__.lower() == opt_type
+    fragments = [make_fragment(IMPALA.sample_plan(config), model, 8, 4, seed) for seed in range(2)]
+    assert not algorithm.update(algorithm.make_batch(fragments), 0).skipped

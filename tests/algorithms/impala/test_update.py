@@ -1,0 +1,73 @@
+"""IMPALA's loss against the same formula in NumPy, with the NumPy distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from aiorl.algorithms.batch_buffers import BatchBuffers, ColumnSpec
+from aiorl.algorithms.compiled_algorithm import model_columns
+from aiorl.algorithms.impala.algorithm import IMPALA
+from aiorl.algorithms.impala.config import IMPALAConfig
+from aiorl.algorithms.impala.update import impala_spec
+from aiorl.data import columns as c
+from aiorl.losses.vtrace import vtrace
+
+COEFFICIENTS = {
+    "lr": 0.0, "gamma": 0.9, "rho_bar": 1.1, "rho_bar_pg": 0.9, "vf_loss_coeff": 0.7, "entropy_coeff": 0.03,
+}  # fmt: skip
+LENGTH, NUM = 5, 4
+
+
+@pytest.mark.parametrize("settings", [{}, {"vtrace": False}, {"lambda_": 0.8}, {"normalize_advantages": True}])
+def test_loss_equals_the_formula_in_numpy(
+    make_model: Callable[..., Any], make_fragment: Callable[..., Any], settings: dict[str, Any]
+) -> None:
+    config = IMPALAConfig(env="x", **settings)
+    model = make_model()
+    for name, variable in model.variables.items():
+        variable.assign(variable + 0.1 * tf.random.stateless_normal(variable.shape, [7, len(name)]))
+    plan = IMPALA.sample_plan(config)
+    x = make_fragment(plan, model, LENGTH, NUM, 3, invalid=True)
+    specs = model_columns(model)
+    columns = [specs.get(name, ColumnSpec(name)) for name in plan.columns]
+    buffers = BatchBuffers(columns, [specs[name] for name in plan.extras])
+    batch = {name: tf.constant(array) for name, array in buffers.sequences([x], NUM, LENGTH).items()}
+    coefficients = {name: tf.constant(value) for name, value in COEFFICIENTS.items()}
+    total, metrics = impala_spec(config, model, buffers).loss(batch, coefficients)
+
+    def flat(column: Any) -> Any:
+        return column.reshape(LENGTH * NUM, *column.shape[2:])
+
+    inputs, values = (output.numpy() for output in model.forward(tf.constant(flat(x[c.OBS]))))
+    values = values.reshape(LENGTH, NUM)
+    logp = model.distribution.logp(inputs, flat(x[c.ACTIONS])).reshape(LENGTH, NUM)
+    valid = x[c.VALID]
+    log_rhos = np.where(valid, logp - x[c.ACTION_LOGP], 0).astype(np.float32)
+    returns = vtrace(  # itself held against a slow reference by its own test
+        *(
+            tf.constant(np.asarray(column, np.float32))
+            for column in (
+                values, model.forward(tf.constant(x[c.LAST_OBS]))[1], x[c.REWARDS], x[c.TERMINATEDS],
+                x[c.TRUNCATEDS], x[c.BOOTSTRAP_VALUES], log_rhos if config.vtrace else 0 * log_rhos,
+            )
+        ),
+        gamma=0.9, lam=config.lambda_, rho_bar=1.1, rho_bar_pg=0.9, valid=tf.constant(valid.astype(np.float32)),
+    )  # fmt: skip
+    vs, advantages = (tensor.numpy()[valid] for tensor in returns)
+    if config.normalize_advantages:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    policy_loss = -(logp[valid] * advantages).mean()
+    vf_loss = ((values[valid] - vs) ** 2).mean()
+    entropy = model.distribution.entropy(inputs).reshape(LENGTH, NUM)[valid].mean()
+    rhos = np.exp(log_rhos)[valid]
+    assert metrics["policy_loss"].numpy() == pytest.approx(policy_loss, rel=1e-4, abs=1e-5)
+    assert metrics["vf_loss"].numpy() == pytest.approx(vf_loss, rel=1e-4)
+    assert metrics["entropy"].numpy() == pytest.approx(entropy, rel=1e-4)
+    assert metrics["mean_rho"].numpy() == pytest.approx(np.minimum(rhos, 1.1).mean(), rel=1e-4)
+    assert metrics["clipped_rhos"].numpy() == pytest.approx((rhos > 1.1).mean(), abs=1e-6)
+    assert total.numpy() == pytest.approx(policy_loss + 0.7 * vf_loss - 0.03 * entropy, rel=1e-4, abs=1e-5)

@@ -1,0 +1,44 @@
+"""PPO's settings: which don't go together, and what follows from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.errors import ConfigError
+
+
+def test_defaults_go_together() -> None:
+    PPOConfig.from_mapping({"env": "CartPole-v1"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"train_batch_size": 4000}, "train_batch_size"),
+        ({"train_batch_size": 2048, "sgd_minibatch_size": 4096}, "sgd_minibatch_size"),
+        ({"model": {"use_lstm": True}, "sgd_minibatch_size": 100}, "sgd_minibatch_size"),
+        ({"lr_schedule": [[10, 1e-3], [5, 1e-4]]}, "lr_schedule"),
+        ({"entropy_coeff_schedule": []}, "entropy_coeff_schedule"),
+        ({"clip_param": 0}, "clip_param"),
+        ({"lambda_": 1.5}, "lambda_"),
+        ({"num_sgd_iter": 0}, "num_sgd_iter"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_name_of_the_key(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PPOConfig.from_mapping({"env": "CartPole-v1", **settings})
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(("batch", "minibatch"), [(4096, 256), (65_536, 4096), (128, 128), (2048, 256)])
+def test_minibatches_grow_with_the_train_batch(batch: int, minibatch: int) -> None:
+    config = PPOConfig(train_batch_size=batch, num_envs_per_worker=1, rollout_fragment_length=64)
+    assert config.minibatch_steps() == minibatch
+    assert config.fragments_per_batch() == batch // 64
+
+
+def test_every_key_says_what_it_means() -> None:
+    assert all(field.description for field in PPOConfig.model_fields.values())

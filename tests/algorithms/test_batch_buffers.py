@@ -1,0 +1,150 @@
+"""Train batches against plain concatenation, and what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from aiorl.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec, rounded_up
+from aiorl.data import columns as c
+from aiorl.errors import BatchError
+
+COLUMNS = (
+    ColumnSpec(c.OBS, (3,)),
+    ColumnSpec(c.ACTIONS, (), "int32"),
+    ColumnSpec(c.REWARDS),
+    ColumnSpec(c.TERMINATEDS),
+    ColumnSpec("image", (2, 2, 1), "uint8"),
+)
+EXTRAS = (ColumnSpec(c.LAST_OBS, (3,)), ColumnSpec(c.state_in(0), (5,)))
+
+
+def fragment(length: int, num_envs: int, seed: int = 0, *, valid: bool = False) -> dict[str, NDArray[Any]]:
+    rng = np.random.default_rng(seed)
+    columns: dict[str, NDArray[Any]] = {
+        c.OBS: rng.normal(size=(length, num_envs, 3)).astype(np.float32),
+        c.ACTIONS: rng.integers(-5, 2**31 - 1, (length, num_envs)),
+        c.REWARDS: rng.normal(size=(length, num_envs)).astype(np.float32),
+        c.TERMINATEDS: rng.random((length, num_envs)) < 0.3,
+        "image": rng.integers(0, 255, (length, num_envs, 2, 2, 1)).astype(np.uint8),
+        c.LAST_OBS: rng.normal(size=(num_envs, 3)).astype(np.float32),
+        c.state_in(0): rng.normal(size=(num_envs, 5)).astype(np.float32),
+    }
+    if valid:
+        columns[c.VALID] = rng.random((length, num_envs)) < 0.5
+    return columns
+
+
+def test_rows_are_those_of_the_fragments_one_after_the_other() -> None:
+    buffers = BatchBuffers(COLUMNS)
+    fragments = [fragment(4, 2, 1), fragment(3, 3, 2, valid=True)]
+    batch = buffers.rows(fragments, 20)
+    for spec in COLUMNS:
+        expected = np.concatenate([f[spec.name].reshape(-1, *spec.shape) for f in fragments])
+        np.testing.assert_array_equal(buffers.column(batch, spec.name)[:17], expected)
+    valid = np.concatenate([np.ones(8), fragments[1][c.VALID].reshape(-1), np.zeros(3)])
+    np.testing.assert_array_equal(buffers.column(batch, c.VALID), valid)
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_sequences_are_the_environments_of_the_fragments(length: int) -> None:
+    buffers = BatchBuffers(COLUMNS, EXTRAS)
+    fragments = [fragment(4, 2, 1), fragment(3, 3, 2, valid=True)]
+    batch = buffers.sequences(fragments, 6, length)
+    assert batch[PACKED].shape[:2] == (6, length)
+    for spec in COLUMNS:
+        column = buffers.column(batch, spec.name)
+        np.testing.assert_array_equal(column[:2, :4], fragments[0][spec.name].swapaxes(0, 1))
+        np.testing.assert_array_equal(column[2:5, :3], fragments[1][spec.name].swapaxes(0, 1))
+        assert (column[5] == 0).all()
+    for spec in EXTRAS:
+        np.testing.assert_array_equal(batch[spec.name][:5], np.concatenate([f[spec.name] for f in fragments]))
+    valid = buffers.column(batch, c.VALID)
+    np.testing.assert_array_equal(valid[2:5, :3], fragments[1][c.VALID].T)
+    assert (valid[:2, 4:] == 0).all()
+    assert (valid[2:, 3:] == 0).all()
+
+
+def test_behind_a_short_sequence_stands_the_observation_that_followed_it() -> None:
+    """So that a row's successor is the next row, wherever its sequence ends."""
+    buffers = BatchBuffers(COLUMNS, EXTRAS)
+    given_fragment = fragment(3, 2)
+    obs = buffers.column(buffers.sequences([given_fragment], 2, 5), c.OBS)
+    np.testing.assert_array_equal(obs[:, 3], given_fragment[c.LAST_OBS])
+    assert (obs[:, 4] == 0).all()
+
+
+def test_buffers_are_used_again_after_two_batches_and_nothing_stale_is_left_in_them() -> None:
+    buffers = BatchBuffers(COLUMNS)
+    first = buffers.rows([fragment(4, 4, 1)], 16)
+    kept = first[PACKED].copy()
+    second = buffers.rows([fragment(4, 4, 2)], 16)
+    np.testing.assert_array_equal(first[PACKED], kept)
+    third = buffers.rows([fragment(2, 2, 3)], 16)
+    assert third[PACKED] is first[PACKED]
+    assert second[PACKED] is not first[PACKED]
+    assert (third[PACKED][4:] == 0).all()
+    assert (third["image"][4:] == 0).all()
+
+
+def test_zeros_have_the_same_arrays_as_a_batch_and_no_valid_row() -> None:
+    buffers = BatchBuffers(COLUMNS, EXTRAS)
+    zeros = buffers.zeros(6, 4)
+    batch = buffers.sequences([fragment(4, 6)], 6, 4)
+    assert {name: (a.shape, a.dtype) for name, a in zeros.items()} == {
+        name: (a.shape, a.dtype) for name, a in batch.items()
+    }
+    assert not any(array.any() for array in zeros.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "said"),
+    [
+        (c.REWARDS, None, "in every fragment"),
+        (c.REWARDS, np.zeros((4, 3), np.float32), "shape"),
+        (c.OBS, np.zeros((4, 2, 4), np.float32), "shape"),
+        (c.ACTIONS, np.zeros((4, 2), np.float32), "int32"),
+        ("image", np.zeros((4, 2, 2, 2, 1), np.float32), "uint8"),
+        (c.OBS, None, "a column"),
+    ],
+)
+def test_a_column_that_is_missing_or_does_not_fit_is_named(name: str, column: Any, said: str) -> None:
+    broken = fragment(4, 2)
+    if column is None:
+        del broken[name]
+    else:
+        broken[name] = column
+    with pytest.raises(BatchError, match=said) as caught:
+        BatchBuffers(COLUMNS).rows([broken], 8)
+    assert caught.value.column == name
+
+
+def test_more_rows_or_longer_sequences_than_there_is_room_for_are_refused() -> None:
+    with pytest.raises(BatchError, match="at most 7 rows"):
+        BatchBuffers(COLUMNS).rows([fragment(4, 2)], 7)
+    with pytest.raises(BatchError, match="at most 2 sequences of 3"):
+        BatchBuffers(COLUMNS, EXTRAS).sequences([fragment(4, 2)], 2, 3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_first_column_with_a_number_that_is_not_finite_is_named(bad: float) -> None:
+    buffers = BatchBuffers(COLUMNS, EXTRAS)
+    batch = buffers.sequences([fragment(4, 2)], 2, 4)
+    assert buffers.first_not_finite(batch) == ""
+    batch[c.state_in(0)][1, 1] = bad
+    assert buffers.first_not_finite(batch) == c.state_in(0)
+    buffers.column(batch, c.REWARDS)[0, 0] = bad
+    assert buffers.first_not_finite(batch) == c.REWARDS
+
+
+@given(count=st.integers(1, 10_000), least=st.integers(1, 100))
+def test_rounding_up_gives_few_sizes_and_wastes_at_most_half(count: int, least: int) -> None:
+    size = rounded_up(count, least)
+    assert size >= max(count, least)
+    assert size % least == 0 or (2 * size) % (3 * least) == 0
+    assert size == least or size < 2 * count

@@ -1,0 +1,255 @@
+"""What holds for every algorithm with a compiled update: guard, state, determinism, one compilation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.algorithms.algorithm import Algorithm, AlgorithmState
+from aiorl.algorithms.compiled_algorithm import MAX_SKIPS_IN_A_ROW, state_columns
+from aiorl.algorithms.registry import algorithm_class, config_class
+from aiorl.data import columns as c
+from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
+
+SHAPE = {
+    "rollout_fragment_length": 6, "num_envs_per_worker": 4, "train_batch_size": 48, "sgd_minibatch_size": 12,
+    "xla": "off",  # compiling takes the longest here; test_compiled_update holds both kinds equal
+}  # fmt: skip
+ALL = pytest.mark.parametrize("name", ["ppo", "impala"])
+
+
+class Setup:
+    """An algorithm and the fragments it asks for."""
+
+    def __init__(self, make_model: Any, make_fragment: Any, name: str, net: Any = None, **settings: Any) -> None:
+        self.config = config_class(name).from_mapping({"env": "x", "seed": 3, "num_sgd_iter": 2, **SHAPE, **settings})
+        cls = algorithm_class(name)
+        self.model = net or make_model(**settings.get("model", {}))
+        self.plan = cls.sample_plan(self.config)
+        self.algorithm: Algorithm = cls(self.config, self.model)
+        self.make_fragment = make_fragment
+
+    def fragments(self, seed: int = 0, count: int = 2, **options: Any) -> list[dict[str, Any]]:
+        return [self.make_fragment(self.plan, self.model, 6, 4, 10 * seed + index, **options) for index in range(count)]
+
+    def train(self, seed: int = 0, **options: Any) -> Any:
+        return self.algorithm.update(self.algorithm.make_batch(self.fragments(seed, **options)), 0)
+
+
+@pytest.fixture
+def setup(make_model: Callable[..., Any], make_fragment: Callable[..., Any]) -> Callable[..., Setup]:
+    def build(name: str, **options: Any) -> Setup:
+        return Setup(make_model, make_fragment, name, **options)
+
+    return build
+
+
+def equal(x: dict[str, Any], y: dict[str, Any]) -> bool:
+    return x.keys() == y.keys() and all(np.array_equal(x[name], y[name]) for name in x)
+
+
+@ALL
+def test_one_batch_is_one_compilation_whatever_is_in_it(setup: Callable[..., Setup], name: str) -> None:
+    it = setup(name, lr_schedule=[[0, 1e-2], [100, 1e-3]], xla="auto")
+    it.algorithm.warm_up()
+    for seed in range(3):
+        before = it.algorithm.get_weights()
+        result = it.train(seed, invalid=seed == 1)
+        assert not result.skipped
+        assert all(np.isfinite(value) for value in result.metrics.values())
+        assert not equal(before, it.algorithm.get_weights())
+    assert it.algorithm.compiled.traces == 1  # type: ignore[attr-defined]
+
+
+@ALL
+def test_warming_up_changes_neither_weights_nor_optimiser_nor_random_states(
+    setup: Callable[..., Setup], name: str
+) -> None:
+    it = setup(name)
+    before = it.algorithm.get_state()
+    it.algorithm.warm_up()
+    after = it.algorithm.get_state()
+    assert equal(before.tensors, after.tensors)
+    assert before.values == after.values
+
+
+@ALL
+def test_the_same_seed_and_batches_give_bit_equal_weights(setup: Callable[..., Setup], name: str) -> None:
+    first, second, other = setup(name), setup(name), setup(name, seed=4)
+    for seed in range(3):
+        first.train(seed)
+        second.train(seed)
+        other.train(seed)
+    assert equal(first.algorithm.get_weights(), second.algorithm.get_weights())
+    assert not equal(first.algorithm.get_weights(), other.algorithm.get_weights())
+
+
+@ALL
+def test_a_run_that_is_resumed_goes_on_as_if_never_interrupted(setup: Callable[..., Setup], name: str) -> None:
+    """State goes through JSON, as in a checkpoint; random order and optimiser come back too."""
+    through, first = setup(name), setup(name)
+    for seed in range(4):
+        through.train(seed)
+    first.train(0)
+    first.train(1)
+    state = first.algorithm.get_state()
+    stored = AlgorithmState(state.tensors, json.loads(json.dumps(state.values)))
+    resumed = setup(name, seed=99)
+    resumed.algorithm.set_state(stored)
+    resumed.train(2)
+    resumed.train(3)
+    expected, got = through.algorithm.get_state(), resumed.algorithm.get_state()
+    assert equal(expected.tensors, got.tensors)
+    assert expected.values == got.values
+
+
+@ALL
+def test_state_that_does_not_fit_is_refused_before_any_of_it_is_taken(
+    setup: Callable[..., Setup], make_model: Callable[..., Any], name: str
+) -> None:
+    it = setup(name)
+    before = it.algorithm.get_state()
+    other = setup(name, model={"fcnet_hiddens": (5,)}).algorithm.get_state()
+    with pytest.raises(CheckpointError, match="don't fit this model"):
+        it.algorithm.set_state(other)
+    values = {key: value for key, value in before.values.items() if key != "rng"}
+    with pytest.raises(CheckpointError, match="rng"):
+        it.algorithm.set_state(AlgorithmState(before.tensors, values))
+    assert equal(before.tensors, it.algorithm.get_state().tensors)
+
+
+@ALL
+@pytest.mark.parametrize("column", [c.ACTION_LOGP, c.OBS])
+def test_a_number_that_is_not_finite_skips_the_update_and_names_the_column(
+    setup: Callable[..., Setup], name: str, column: str
+) -> None:
+    it = setup(name)
+    it.train(0)
+    before = it.algorithm.get_state()
+    fragments = it.fragments(1)
+    fragments[1][column][2, 1] = np.nan
+    result = it.algorithm.update(it.algorithm.make_batch(fragments), 0)
+    assert result.skipped
+    assert result.bad_column == column
+    assert result.metrics["updates_skipped"] == 1.0
+    assert equal(before.tensors, it.algorithm.get_state().tensors)
+    result = it.train(2)
+    assert not result.skipped
+    assert result.metrics["updates_skipped"] == 1.0
+
+
+@ALL
+def test_training_ends_after_many_skipped_updates_in_a_row(setup: Callable[..., Setup], name: str) -> None:
+    it = setup(name)
+    fragments = it.fragments()
+    fragments[0][c.ACTION_LOGP][0, 0] = np.nan
+    for _ in range(MAX_SKIPS_IN_A_ROW - 1):
+        assert it.algorithm.update(it.algorithm.make_batch(fragments), 0).skipped
+    with pytest.raises(TrainingDiverged, match=c.ACTION_LOGP):
+        it.algorithm.update(it.algorithm.make_batch(fragments), 0)
+    assert all(np.isfinite(weight).all() for weight in it.algorithm.get_weights().values())
+
+
+@ALL
+def test_rows_that_are_no_transitions_teach_nothing(setup: Callable[..., Setup], name: str) -> None:
+    """Whatever stands in them: one epoch over one minibatch, so that the order doesn't matter either."""
+    whole = {"num_sgd_iter": 1, "sgd_minibatch_size": 48}
+    weights = []
+    for noise in (0.0, 5.0):
+        it = setup(name, **whole)
+        fragments = it.fragments(invalid=True)
+        for fragment in fragments:
+            invalid = ~fragment[c.VALID]
+            assert invalid.any()
+            for column in (c.TERMINATEDS, c.TRUNCATEDS):  # an episode never goes on across such a row
+                if column in fragment:
+                    fragment[column] &= fragment[c.VALID]
+                    fragment[column][:-1] |= invalid[1:]
+            for column in (c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS, c.REWARDS, c.OBS):
+                if column in fragment:
+                    fragment[column][invalid] += noise
+        it.algorithm.update(it.algorithm.make_batch(fragments), 0)
+        weights.append(it.algorithm.get_weights())
+    for key, weight in weights[0].items():
+        np.testing.assert_allclose(weight, weights[1][key], rtol=1e-5, atol=1e-7)
+
+
+@ALL
+@pytest.mark.parametrize(
+    "space",
+    [spaces.MultiDiscrete([2, 3]), spaces.Box(-2.0, 2.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (), np.float64)],
+)
+def test_learns_with_every_kind_of_action(
+    setup: Callable[..., Setup], make_model: Callable[..., Any], name: str, space: Any
+) -> None:
+    it = setup(name, net=make_model(space))
+    assert not it.train().skipped
+
+
+@ALL
+def test_learns_from_images_with_a_plain_graph(
+    setup: Callable[..., Setup], make_model: Callable[..., Any], name: str
+) -> None:
+    it = setup(name, net=make_model(obs_shape=(10, 10, 1)), xla="auto")
+    before = it.algorithm.get_weights()
+    assert not it.train().skipped
+    assert it.algorithm.compiled.mode == "graph"  # type: ignore[attr-defined]
+    assert not equal(before, it.algorithm.get_weights())
+
+
+@ALL
+@pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_learns_with_recurrent_models(setup: Callable[..., Setup], name: str, cell: str, shared: bool) -> None:
+    xla = "on" if cell == "use_lstm" and shared else "off"
+    it = setup(name, model={cell: True, "vf_share_layers": shared}, xla=xla)
+    assert len(state_columns(it.config)) == len(it.model.state_shapes)
+    it.algorithm.warm_up()
+    before = it.algorithm.get_weights()
+    assert not it.train(invalid=True).skipped
+    after = it.algorithm.get_weights()
+    assert all(not np.array_equal(before[key], after[key]) for key in before)
+    assert it.algorithm.compiled.traces == 1  # type: ignore[attr-defined]
+
+
+@ALL
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_fragments_of_whole_episodes_are_padded_to_few_shapes(
+    setup: Callable[..., Setup], name: str, recurrent: bool
+) -> None:
+    """They are rows of episodes one after the other, [B, 1], at least as many as a fragment of steps has."""
+    it = setup(name, batch_mode="complete_episodes", model={"use_gru": recurrent})
+    for length in (24, 30, 33, 41):
+        fragments = [it.make_fragment(it.plan, it.model, length, 1, index) for index in range(2)]
+        batch = it.algorithm.make_batch(fragments)
+        valid = it.algorithm.buffers.column(batch, c.VALID)  # type: ignore[attr-defined]
+        assert valid.sum() == 2 * length
+        assert valid.size <= 4 * length
+        assert not it.algorithm.update(batch, 0).skipped
+    assert it.algorithm.compiled.traces <= 3  # type: ignore[attr-defined]
+
+
+@ALL
+def test_a_missing_column_is_named(setup: Callable[..., Setup], name: str) -> None:
+    it = setup(name)
+    fragments = it.fragments()
+    del fragments[1][c.ACTIONS]
+    with pytest.raises(BatchError, match=c.ACTIONS):
+        it.algorithm.make_batch(fragments)
+
+
+@ALL
+def test_schedules_go_by_the_env_steps_trained_on(setup: Callable[..., Setup], name: str) -> None:
+    it = setup(name, lr_schedule=[[0, 1e-2], [100, 0.0]], entropy_coeff_schedule=[[0, 0.1], [100, 0.3]])
+    batch = it.algorithm.make_batch(it.fragments())
+    metrics = it.algorithm.update(batch, 50).metrics
+    assert metrics["cur_lr"] == pytest.approx(5e-3)
+    assert metrics["entropy_coeff"] == pytest.approx(0.2)
+    before = it.algorithm.get_weights()
+    it.algorithm.update(batch, 1000)
+    assert equal(before, it.algorithm.get_weights())

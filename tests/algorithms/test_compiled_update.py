@@ -1,0 +1,182 @@
+"""The compiled update: against a plain loop in NumPy, traced once, and never leaving numbers that are not finite."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from aiorl.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec
+from aiorl.algorithms.compiled_update import CompiledUpdate, UpdateSpec, unpacked
+from aiorl.data import columns as c
+from aiorl.errors import ConfigError
+
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(12, 3)).astype(np.float32)
+Y = (X @ np.array([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)
+BATCH = {"x": X, "y": Y}
+ORDER = np.stack([RNG.permutation(12).reshape(3, 4) for _ in range(2)]).reshape(6, 4).astype(np.int32)
+
+
+def squared_error(w: tf.Variable, b: tf.Variable) -> UpdateSpec:
+    def loss(minibatch: dict[str, Any], coefficients: dict[str, Any]) -> Any:
+        errors = tf.linalg.matvec(minibatch["x"], w) + b - minibatch["y"]
+        mse = tf.reduce_mean(tf.square(errors))
+        return coefficients["scale"] * mse, {"mse": mse}
+
+    return UpdateSpec(loss, ("mse",), ("lr", "scale", "limit"))
+
+
+def make(xla: Any = "on", *, grad_clip: float | None = None, **options: Any) -> tuple[CompiledUpdate, Any, Any]:
+    w, b = tf.Variable([0.5, 0.0, 0.0]), tf.Variable(0.0)
+    spec = squared_error(w, b)
+    if options:
+        spec = UpdateSpec(spec.loss, spec.metric_names, spec.coefficient_names, **options)
+    return CompiledUpdate(spec, [w, b], keras.optimizers.SGD(0.1), grad_clip=grad_clip, xla=xla), w, b
+
+
+def plain_loop(lr: float, scale: float, clip: float | None, steps: int = 6) -> tuple[Any, float, float]:
+    w, b, errors = np.array([0.5, 0.0, 0.0]), 0.0, []
+    for rows in ORDER[:steps]:
+        error = X[rows] @ w + b - Y[rows]
+        errors.append(np.mean(error**2))
+        gw, gb = scale * 2 * X[rows].T @ error / 4, scale * 2 * error.mean()
+        norm = np.sqrt((gw**2).sum() + gb**2)
+        factor = 1.0 if clip is None else min(1.0, clip / norm)
+        w, b = w - lr * factor * gw, b - lr * factor * gb
+    return w, b, float(np.mean(errors))
+
+
+@pytest.mark.parametrize("xla", ["on", "off"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_runs_all_minibatches_in_the_given_order(xla: str, clip: float | None) -> None:
+    update, w, b = make(xla, grad_clip=clip)
+    metrics, held = update(BATCH, ORDER, {"lr": 0.05, "scale": 2.0, "limit": 0.0})
+    expected_w, expected_b, expected_error = plain_loop(0.05, 2.0, clip)
+    np.testing.assert_allclose(w.numpy(), expected_w, rtol=1e-5)
+    assert b.numpy() == pytest.approx(expected_b, rel=1e-4)
+    assert held
+    assert metrics["mse"] == pytest.approx(expected_error, rel=1e-5)
+    assert metrics["loss"] == pytest.approx(2.0 * metrics["mse"], rel=1e-5)
+    assert metrics["num_sgd_steps"] == 6
+
+
+def test_new_coefficients_and_weights_compile_nothing_anew() -> None:
+    update, w, _ = make()
+    update.warm_up(BATCH, ORDER)
+    for lr in (0.1, 0.01, 0.0):
+        update(BATCH, ORDER, {"lr": lr, "scale": lr, "limit": 1.0})
+        w.assign(w + 1.0)
+    assert update.traces == 1
+
+
+def test_warming_up_changes_nothing() -> None:
+    update, w, b = make()
+    before = [variable.numpy() for variable in (w, b, *update.optimizer.variables)]
+    update.warm_up(BATCH, ORDER)
+    after = [variable.numpy() for variable in (w, b, *update.optimizer.variables)]
+    assert all(np.array_equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("xla", ["on", "off"])
+@pytest.mark.parametrize("row", [0, 11])
+def test_a_number_that_is_not_finite_leaves_weights_and_optimiser_as_they_were(xla: str, row: int) -> None:
+    """Also if some minibatches before it were fine."""
+    w, b = tf.Variable([0.5, 0.0, 0.0]), tf.Variable(0.0)
+    update = CompiledUpdate(squared_error(w, b), [w, b], keras.optimizers.Adam(0.1), grad_clip=1.0, xla=xla)
+    coefficients = {"lr": 0.1, "scale": 1.0, "limit": 0.0}
+    update(BATCH, ORDER, coefficients)
+    before = [variable.numpy() for variable in (w, b, *update.optimizer.variables)]
+    y = Y.copy()
+    y[ORDER[2, 0] if row else ORDER[0, 0]] = np.nan
+    _, held = update({"x": X, "y": y}, ORDER, coefficients)
+    after = [variable.numpy() for variable in (w, b, *update.optimizer.variables)]
+    assert not held
+    assert all(np.array_equal(x, z) for x, z in zip(before, after, strict=True))
+    _, held = update(BATCH, ORDER, coefficients)
+    assert held
+
+
+def test_a_finite_loss_whose_gradient_overflows_is_not_taken() -> None:
+    update, w, _ = make()
+    _, held = update({"x": X * 1e15, "y": Y}, ORDER, {"lr": 0.1, "scale": 1e6, "limit": 0.0})
+    assert not held
+    np.testing.assert_array_equal(w.numpy(), [0.5, 0.0, 0.0])
+
+
+def test_ends_after_the_minibatch_whose_metric_is_above_the_limit() -> None:
+    update, w, _ = make(stop_when=("mse", "limit"))
+    metrics, held = update(BATCH, ORDER, {"lr": 0.05, "scale": 1.0, "limit": 0.0})
+    assert held
+    assert metrics["num_sgd_steps"] == 1
+    np.testing.assert_allclose(w.numpy(), plain_loop(0.05, 1.0, None, steps=1)[0], rtol=1e-5)
+    metrics, _ = update(BATCH, ORDER, {"lr": 0.05, "scale": 1.0, "limit": 1e9})
+    assert metrics["num_sgd_steps"] == 6
+
+
+def test_auto_takes_xla_for_dense_layers_and_a_plain_graph_for_convolutions(caplog: Any) -> None:
+    dense, _, _ = make("auto")
+    assert dense.mode == "xla"
+    kernel = tf.Variable(tf.zeros([3, 3, 1, 2]))
+    spec = UpdateSpec(lambda m, c: (tf.reduce_sum(kernel) * c["lr"], {}), (), ("lr",))
+    convolutional = CompiledUpdate(spec, [kernel], keras.optimizers.SGD(0.1), grad_clip=None)
+    assert convolutional.mode == "graph"
+    with caplog.at_level(logging.INFO):
+        convolutional.warm_up(BATCH, ORDER)
+    assert "compiled as graph (convolutions)" in caplog.text
+
+
+def uncompilable(xla: Any) -> CompiledUpdate:
+    """XLA has no strings."""
+    w = tf.Variable([1.0])
+
+    def loss(minibatch: dict[str, Any], coefficients: dict[str, Any]) -> Any:
+        length = tf.strings.length(tf.strings.as_string(minibatch["y"][0]))
+        return tf.reduce_sum(w) * coefficients["lr"] * tf.cast(length, tf.float32), {}
+
+    return CompiledUpdate(UpdateSpec(loss, (), ("lr",)), [w], keras.optimizers.SGD(0.1), grad_clip=None, xla=xla)
+
+
+def test_auto_falls_back_to_a_plain_graph_with_a_warning_where_xla_cannot(caplog: Any) -> None:
+    update = uncompilable("auto")
+    update.warm_up(BATCH, ORDER)
+    assert update.mode == "graph"
+    assert "XLA can't compile this network" in caplog.text
+    assert update(BATCH, ORDER, {"lr": 0.1})[1]
+
+
+def test_xla_asked_for_where_it_cannot_is_an_error_that_says_what_to_set() -> None:
+    with pytest.raises(ConfigError, match="Set xla: auto or off") as caught:
+        uncompilable("on").warm_up(BATCH, ORDER)
+    assert caught.value.key == "xla"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_packed_columns_come_out_as_they_went_in(compiled: bool) -> None:
+    """Integers bit by bit, also the small and the largest ones, through gathers and transposes under XLA."""
+    specs = [ColumnSpec(c.OBS, (3,)), ColumnSpec(c.ACTIONS, (2,), "int32"), ColumnSpec("image", (2, 2, 1), "uint8")]
+    buffers = BatchBuffers(specs, [ColumnSpec(c.LAST_OBS, (3,))])
+    rng = np.random.default_rng(0)
+    actions = rng.choice([-(2**31), -1, 0, 1, 2, 2**24 + 1, 2**31 - 1], (4, 5, 2)).astype(np.int64)
+    fragment = {
+        c.OBS: rng.normal(size=(4, 5, 3)).astype(np.float32),
+        c.ACTIONS: actions,
+        "image": rng.integers(0, 255, (4, 5, 2, 2, 1)).astype(np.uint8),
+        c.LAST_OBS: rng.normal(size=(5, 3)).astype(np.float32),
+    }
+    batch = buffers.sequences([fragment], 5, 4)
+    assert PACKED in batch
+
+    def fetch(arrays: dict[str, Any]) -> dict[str, Any]:
+        minibatch = {name: tf.gather(array, [4, 0, 2]) for name, array in arrays.items()}
+        return unpacked(minibatch, buffers, time_major=True)
+
+    function = tf.function(fetch, jit_compile=True) if compiled else fetch
+    columns = function({name: tf.constant(array) for name, array in batch.items()})
+    for name in (c.OBS, c.ACTIONS, "image"):
+        np.testing.assert_array_equal(columns[name].numpy(), fragment[name][:, [4, 0, 2]])
+    np.testing.assert_array_equal(columns[c.LAST_OBS].numpy(), fragment[c.LAST_OBS][[4, 0, 2]])
