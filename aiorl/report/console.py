@@ -131,7 +131,7 @@ class PlainDisplay:
         self._line(
             f"iteration {int(result.get('training_iteration', 0)):<5,d}"
             f" steps {int(result.get('timesteps_total', 0)):<11,d}"
-            f" return {mean_return_text(result, Headline('', '', 0)):<8}"
+            f" return {mean_return_text(result, Headline('', '', 0)):<14}"
             f" sampled/s {rate_text(number_at(result, 'sampled_steps_per_s')):<8}"
             f" trained/s {rate_text(number_at(result, 'trained_steps_per_s')):<8}"
             f" lag {lag_text(result)}"

@@ -101,6 +101,7 @@ class _Curve:
         self.steps, self.mean, self.low, self.high, self.seconds = columns
 
 
+_TICK_GAP = 0.08
 _COLUMNS = ("timesteps_total", "episode_reward_mean", "episode_reward_min", "episode_reward_max", "time_total_s")
 
 
@@ -129,11 +130,18 @@ def _finish_axes(axes: Axes, curve: _Curve, title: str) -> None:
     factor, unit = _time_unit(float(curve.seconds[-1]))
     above = axes.twiny()
     above.set_xlim(axes.get_xlim())
-    ticks = MaxNLocator(nbins=6).tick_values(0, float(curve.seconds[-1]) / factor)
+    ticks = MaxNLocator(nbins=12).tick_values(0, float(curve.seconds[-1]) / factor)
     seconds = np.concatenate([[0.0], curve.seconds])
     steps = np.concatenate([[0.0], curve.steps])
-    shown = [tick for tick in ticks if 0 <= tick * factor <= seconds[-1]]
-    above.set_xticks([float(np.interp(tick * factor, seconds, steps)) for tick in shown], [f"{t:g}" for t in shown])
+    places: list[float] = []
+    labels: list[str] = []
+    for tick in ticks:
+        place = float(np.interp(tick * factor, seconds, steps))
+        # The start-up takes time and no steps: its ticks would stand on one another
+        if 0 < tick * factor <= seconds[-1] and place - (places[-1] if places else 0.0) > _TICK_GAP * steps[-1]:
+            places.append(place)
+            labels.append(f"{tick:g}")
+    above.set_xticks(places, labels)
     above.set_xlabel(f"wall time in {unit}", loc="right", color="#777777", fontsize=9)
     above.tick_params(colors="#777777", labelsize=8, length=3)
     for side in ("top", "right", "left", "bottom"):

@@ -1,0 +1,1 @@
+"""The learner: takes fragments in, trains, gives weights out."""

@@ -1,0 +1,103 @@
+"""`python -m aiorl.learner`: trains here and now, workers included."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiorl.algorithms.registry import config_class
+from aiorl.config.command_line import configure_learner
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import AiorlError, CheckpointError, ConfigError
+from aiorl.process.signals import on_stop_signals
+
+__all__ = ["main"]
+
+logger = logging.getLogger("aiorl.learner")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train; the exit status: 0 a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage."""
+    from aiorl.learner.run_dir import RunDirectory
+
+    config = configure_learner(sys.argv[1:] if argv is None else argv, config_class)
+    for name, value in config.extra_python_environs_for_driver.items():
+        os.environ[name] = value
+    try:
+        directory = RunDirectory.open(config)
+    except (ConfigError, CheckpointError) as error:
+        sys.stderr.write(f"aiorl: {error}\n")
+        return 1
+    _log_to(directory.log, config)
+    try:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    except ImportError:  # no wheel for this platform
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(_train(config, directory))
+
+
+async def _train(config: CommonConfig, directory: object) -> int:
+    from aiorl.learner.run import Run
+    from aiorl.learner.run_dir import RunDirectory
+
+    assert isinstance(directory, RunDirectory)
+    run = Run(config, directory)
+    asked = False
+
+    def stop(name: str) -> None:
+        nonlocal asked
+        asked = True
+        run.request_stop(f"Ended by {name}.")
+
+    on_stop_signals(stop)
+    try:
+        outcome = await run.run()
+    except AiorlError as error:
+        logger.exception("the run failed")
+        return _failed(str(error), directory.log)
+    except Exception as error:
+        logger.exception("the run failed")
+        return _failed(f"unexpected {type(error).__name__}: {error}", directory.log)
+    picture = "" if asked else await asyncio.to_thread(_draw, directory.path, config)
+    run.show(run.summary(outcome, picture))
+    return 0 if outcome.ok else 1
+
+
+def _draw(path: Path, config: CommonConfig) -> str:
+    from aiorl.report.plot import plot_learning_curve
+
+    with contextlib.suppress(ImportError, OSError):
+        picture = plot_learning_curve(path, title=f"{config.algo} on {config.env}", stop_return=config.stop_return)
+        return "" if picture is None else str(picture)
+    return ""
+
+
+def _failed(sentence: str, log: Path) -> int:
+    sys.stderr.write(f"aiorl: {sentence}\n(the traceback is in {log})\n")
+    return 1
+
+
+def _log_to(path: Path, config: CommonConfig) -> None:
+    """All records of aiorl to the run's log file; the display shows warnings by itself."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    logging.getLogger("aiorl").setLevel(config.log_level.replace("WARN", "WARNING"))
+    logging.captureWarnings(True)
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # TensorFlow's threads, or an import still under way, must not hold the process

@@ -1,0 +1,203 @@
+"""From fragments as they arrive to train batches in an order that depends on nothing but who sampled what.
+
+`BatchAssembler` holds references only; columns are copied once, by `Algorithm.make_batch`. It has no clock, no
+socket and no thread. Whatever it won't hand out it gives a reason for, so that the ledger balances.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from aiorl.algorithms.algorithm import LeasePlan
+from aiorl.errors import InternalError
+
+__all__ = ["AssembledBatch", "BatchAssembler", "Discarded", "QueuedFragment"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedFragment:
+    """A fragment that waits to be trained on.
+
+    Attributes:
+        slot: worker slot it came from.
+        seq: its number among that worker's fragments.
+        version: oldest policy version that acted in it.
+        arrays: columns and extras by name.
+        env_steps: transitions in it.
+        incarnation: registration life of the worker.
+        filter_deltas: policy id -> what its observations add to the filter.
+    """
+
+    slot: int
+    seq: int
+    version: int
+    arrays: Mapping[str, NDArray[Any]] = field(repr=False)
+    env_steps: int
+    incarnation: str = ""
+    filter_deltas: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Env steps that will not be trained on.
+
+    Attributes:
+        reason: "stale" (older than the bound on policy lag), "surplus" (more than a batch wants) or "overflow" (more
+            than the queue holds).
+        env_steps: how many.
+    """
+
+    reason: str
+    env_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledBatch:
+    """The fragments of one train batch, ready for `Algorithm.make_batch`.
+
+    Attributes:
+        fragments: on-policy by slot, then seq; streaming in the order of arrival.
+        env_steps: transitions in all of them.
+        lags: versions between each fragment's policy and the learner's, when they were taken.
+    """
+
+    fragments: tuple[QueuedFragment, ...]
+    env_steps: int
+    lags: tuple[int, ...]
+
+    @property
+    def arrays(self) -> list[Mapping[str, NDArray[Any]]]:
+        """Columns and extras of each fragment."""
+        return [fragment.arrays for fragment in self.fragments]
+
+
+class BatchAssembler:
+    """Queues fragments and hands them out by the batch.
+
+    On-policy it takes fragments of the current version only, as many as one batch wants, and hands them out sorted,
+    so that two runs with the same seeds train on the same batches whatever order the network delivered them in.
+    Streaming it is a bounded queue that drops what has become too old.
+
+    The version is the learner's: `set_version` after each update. Doubles must be dropped before (the session does).
+    """
+
+    def __init__(self, plan: LeasePlan, *, max_batches: int = 4) -> None:
+        """Start empty, at version 0.
+
+        Args:
+            plan: the algorithm's.
+            max_batches: streaming: train batches' worth of fragments that are held at most.
+        """
+        self._plan = plan
+        self._max_fragments = max(max_batches, 1) * plan.fragments_per_batch
+        self._queue: deque[QueuedFragment] = deque()
+        self._version = 0
+        self._queued_env_steps = 0
+        self._discarded: list[Discarded] = []
+
+    @property
+    def version(self) -> int:
+        """The learner's policy version."""
+        return self._version
+
+    @property
+    def queued_env_steps(self) -> int:
+        """Transitions that wait."""
+        return self._queued_env_steps
+
+    @property
+    def queued_fragments(self) -> int:
+        """Fragments that wait."""
+        return len(self._queue)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the arrays that wait."""
+        return sum(array.nbytes for fragment in self._queue for array in fragment.arrays.values())
+
+    @property
+    def room(self) -> int:
+        """Fragments that can still be taken before any overflows."""
+        limit = self._plan.fragments_per_batch if self._plan.mode == "on_policy" else self._max_fragments
+        return limit - len(self._queue)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` has a whole batch."""
+        return len(self._queue) >= self._plan.fragments_per_batch
+
+    def add(self, fragment: QueuedFragment) -> bool:
+        """Queue a fragment; False if it was discarded, for a reason that `take_discarded` tells.
+
+        Raises: InternalError on-policy if the fragment is of a version that the learner has not reached.
+        """
+        lag = self._version - fragment.version
+        if lag < 0:
+            raise InternalError(f"a fragment of version {fragment.version} at version {self._version}")
+        if self._is_stale(fragment):
+            return self._discard("stale", fragment)
+        if self.room <= 0:
+            return self._discard("surplus" if self._plan.mode == "on_policy" else "overflow", fragment)
+        self._queue.append(fragment)
+        self._queued_env_steps += fragment.env_steps
+        return True
+
+    def take(self) -> AssembledBatch:
+        """One train batch.
+
+        Raises: InternalError if none is ready.
+        """
+        if not self.is_ready:
+            raise InternalError(f"{len(self._queue)} of {self._plan.fragments_per_batch} fragments are no train batch")
+        taken = [self._queue.popleft() for _ in range(self._plan.fragments_per_batch)]
+        if self._plan.mode == "on_policy":
+            taken.sort(key=lambda fragment: (fragment.slot, fragment.seq))
+        env_steps = sum(fragment.env_steps for fragment in taken)
+        self._queued_env_steps -= env_steps
+        return AssembledBatch(tuple(taken), env_steps, tuple(self._version - fragment.version for fragment in taken))
+
+    def set_version(self, version: int) -> None:
+        """The learner has a new policy; what is now too old is discarded.
+
+        Raises: InternalError if versions go back.
+        """
+        if version < self._version:
+            raise InternalError(f"version {version} after {self._version}")
+        self._version = version
+        self.prune()
+
+    def prune(self, ahead: int = 0) -> None:
+        """Discard what will be too old to be trained on once ``ahead`` more updates are done."""
+        kept: deque[QueuedFragment] = deque()
+        for fragment in self._queue:
+            if self._is_stale(fragment, ahead):
+                self._queued_env_steps -= fragment.env_steps
+                self._discard("stale", fragment)
+            else:
+                kept.append(fragment)
+        self._queue = kept
+
+    def take_discarded(self) -> list[Discarded]:
+        """What was discarded since the last call, for the ledger."""
+        discarded, self._discarded = self._discarded, []
+        return discarded
+
+    def check_valid(self) -> None:
+        """Raise AssertionError if the count of queued env steps or the bound is wrong."""
+        if self._queued_env_steps != sum(fragment.env_steps for fragment in self._queue):
+            raise AssertionError("queued env steps are miscounted")
+        if self.room < 0 or any(self._is_stale(fragment) for fragment in self._queue):
+            raise AssertionError("a fragment is queued that should not be")
+
+    def _is_stale(self, fragment: QueuedFragment, ahead: int = 0) -> bool:
+        bound = self._plan.max_policy_lag
+        return bound is not None and self._version + ahead - fragment.version > bound
+
+    def _discard(self, reason: str, fragment: QueuedFragment) -> bool:
+        self._discarded.append(Discarded(reason, fragment.env_steps))
+        return False

@@ -1,0 +1,543 @@
+"""One training run from start to end: files, display, workers, stop criteria, checkpoints.
+
+Bind and start workers; TensorFlow loads beside them; resume; warm up; train until a criterion, a signal or an error;
+checkpoint; goodbye.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import shlex
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import CheckpointError, ConfigError, WorkerError
+from aiorl.learner.build import Learning, build_learning
+from aiorl.learner.checkpoint import Checkpoint, check_compatible, list_checkpoints, load_newest_valid, save_checkpoint
+from aiorl.learner.publish import Publisher
+from aiorl.learner.run_dir import RunDirectory
+from aiorl.learner.service import Counters, LearnerService
+from aiorl.learner.state import RunState
+from aiorl.learner.tf_runtime import prepare_environment
+from aiorl.learner.update_thread import (
+    StateTaken,
+    UpdateDone,
+    UpdateEvent,
+    UpdateFailed,
+    UpdateThread,
+    WarmUpDone,
+)
+from aiorl.learner.worker_set import LocalWorkers
+from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildRestarting
+from aiorl.protocol.events import WorkerFailed
+from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.protocol.ledger import Ledger
+from aiorl.report.console import Display, DisplayHandler, Headline, Summary, make_display
+from aiorl.report.loggers import Loggers, open_loggers
+from aiorl.report.results import Results
+from aiorl.report.system import SystemUsage
+from aiorl.transport.endpoint import EndpointLimits
+from aiorl.transport.security import load_learner_keys
+from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
+
+__all__ = ["Outcome", "Run"]
+
+logger = logging.getLogger(__name__)
+
+_JOIN_WAIT_S = 60.0
+_SAY_WAITING_S = 10.0
+_UPDATE_WAIT_S = 2.0
+_GOODBYE_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        ok: a stop criterion was met or the user ended it.
+        reason: one plain sentence.
+        result: the last result, empty if there is none.
+    """
+
+    ok: bool
+    reason: str
+    result: dict[str, Any]
+
+
+class Run:
+    """Runs once. ``request_stop`` may be called at any time on the event loop."""
+
+    def __init__(self, config: CommonConfig, directory: RunDirectory, display: Display | None = None) -> None:
+        """Take an open run directory; ``display`` None shows a live panel or plain lines on stdout."""
+        self._config = config
+        self._directory = directory
+        self._display = display or make_display(
+            Headline(
+                config.algo,
+                config.env or "",
+                config.num_workers,
+                config.stop_return,
+                config.stop_timesteps,
+                config.stop_time_s,
+            )
+        )
+        self._display_logs = DisplayHandler()
+        self._display_logs.addFilter(lambda record: not hasattr(record, "shown"))
+        self._results = Results(config.metrics_smoothing_episodes, time.monotonic())
+        self._usage = SystemUsage() if config.log_sys_usage else None
+        self._iteration_began = time.monotonic()
+        self._steps_at_iteration = 0
+        self._began = time.monotonic()
+        self._checkpointed = time.monotonic()
+        self._state_wanted: asyncio.Future[StateTaken] | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._last_result: dict[str, Any] = {}
+        self._last_heard = time.monotonic()
+        self._checkpoint_path = ""
+        self._warm = False
+        self._last_failure = ""
+
+    # The way through ------------------------------------------------------------------------------------------
+
+    async def run(self) -> Outcome:
+        """Train until the end; everything started is ended, whatever happens.
+
+        Raises:
+            ConfigError: a setting turns out impossible.
+            AiorlError: training cannot go on; the newest checkpoint is saved first where there is something to save.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._stopped: asyncio.Future[tuple[bool, str]] = self._loop.create_future()
+        self._stopped.add_done_callback(_retrieve)
+        self._display.start(time.monotonic())
+        logging.getLogger().addHandler(self._display_logs)
+        prepare_environment(self._config)
+        checkpoint = self._checkpoint_to_resume()
+        self._make_service(checkpoint)
+        ticker = asyncio.create_task(self._tick(), name="display")
+        loggers: Loggers | None = None
+        updates: UpdateThread | None = None
+        workers: LocalWorkers | None = None
+        final = False
+        reason = "the learner failed"
+        try:
+            address = self._bind()
+            self._directory.save_address(address)
+            self._tell(f"more workers join with: python -m aiorl.worker --connect {address}", logging.INFO)
+            workers = self._workers = self._make_workers()
+            await workers.start()
+            loggers = self._loggers = self._open_loggers(checkpoint)
+            learning = self._learning = await self._until_stopped(self._build(checkpoint))
+            updates = self._updates = UpdateThread(
+                learning.algorithm,
+                self._on_update_thread,
+                env_steps_total=self._service.counters.env_steps_trained,
+                max_queued=1,
+            )
+            updates.start()
+            self._service.begin(learning, updates, Publisher(learning.filter))
+            await self._until_stopped(self._first_workers())
+            self._service.grant_leases()
+            ok, reason = await self._stopped
+            final = True
+            return await self._finish(updates, ok, reason)
+        except _Stopped as stopped:  # before there was anything to save
+            final, reason = True, stopped.reason
+            return Outcome(stopped.ok, f"{stopped.reason} Nothing was trained yet, so there is nothing to save.", {})
+        finally:
+            await self._release(ticker, updates, workers, loggers, reason, final=final)
+
+    def request_stop(self, reason: str) -> None:
+        """End the run in an orderly way: checkpoint, goodbye, exit status 0."""
+        self._stop(True, reason)
+
+    def _stop(self, ok: bool, reason: str) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result((ok, reason))
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._stopped.done():
+            self._stopped.set_exception(error)
+
+    async def _until_stopped(self, step: Any) -> Any:
+        """The result of a step of the start-up, unless the run is stopped before."""
+        task = asyncio.ensure_future(step)
+        await asyncio.wait([task, self._stopped], return_when=asyncio.FIRST_COMPLETED)
+        if self._stopped.done():
+            task.cancel()
+            error = self._stopped.exception()
+            if error is not None:
+                raise error
+            raise _Stopped(*self._stopped.result())
+        return task.result()
+
+    # Start ----------------------------------------------------------------------------------------------------
+
+    def _checkpoint_to_resume(self) -> Checkpoint | None:
+        if not self._config.resume:
+            return None
+        if not list_checkpoints(self._directory.checkpoints):
+            self._tell("the run has no checkpoint yet: it starts from the beginning", logging.WARNING)
+            return None
+        checkpoint = load_newest_valid(self._directory.checkpoints)
+        self._tell(f"going on from {checkpoint.path}", logging.INFO)
+        return checkpoint
+
+    def _make_service(self, checkpoint: Checkpoint | None) -> None:
+        config = self._config
+        transport = config.transport
+        keys = None if config.keys is None else load_learner_keys(Path(config.keys))
+        self._limits = EndpointLimits(
+            max_frame_bytes=transport.max_message_bytes,
+            max_message_bytes=transport.max_message_bytes,
+            receive_messages=transport.receive_queue_length,
+            send_messages=transport.send_queue_length,
+            dead_after_s=transport.heartbeat_timeout_s,
+        )
+        self._make_endpoint: Callable[[str], ZmqLearnerEndpoint] = lambda bind: ZmqLearnerEndpoint(
+            bind, keys=keys, insecure=config.insecure, limits=self._limits
+        )
+        state = None if checkpoint is None else RunState.from_meta(checkpoint)
+        session = LearnerSession(
+            self._directory.run_id,
+            secrets.token_hex(8),
+            LearnerSettings(
+                heartbeat_interval_s=transport.heartbeat_interval_s,
+                heartbeat_timeout_s=transport.heartbeat_timeout_s,
+                num_workers=config.num_workers,
+            ),
+            None if state is None else Ledger.from_state(state.ledger),
+        )
+        self._make_learner: Callable[[ZmqLearnerEndpoint], LearnerService] = lambda endpoint: LearnerService(
+            config,
+            endpoint,
+            session,
+            self._results,
+            on_event=self._tell,
+            on_worker_failed=self._on_worker_failed,
+        )
+        self._counters = Counters() if state is None else state.counters
+        self._restored = state
+
+    def _bind(self) -> str:
+        """Listen where the run listened before the resume if that is free, else where the configuration says."""
+        wanted = self._config.bind
+        if self._directory.last_address and wanted.endswith(":0"):
+            try:
+                return self._start_service(self._directory.last_address)
+            except ConfigError as error:
+                self._tell(f"workers will not find the learner where it was: {error}", logging.WARNING)
+        return self._start_service(wanted)
+
+    def _start_service(self, bind: str) -> str:
+        service = self._make_learner(self._make_endpoint(bind))
+        address = service.start()
+        self._service = service
+        service.counters = self._counters
+        if self._restored is not None:
+            self._results.from_state(self._restored.results, time.monotonic(), service.progress(None))
+        return address
+
+    def _open_loggers(self, checkpoint: Checkpoint | None) -> Loggers:
+        if checkpoint is None or self._restored is None:
+            return open_loggers(self._directory.path)
+        return open_loggers(
+            self._directory.path,
+            resume_iteration=self._results.training_iteration,
+            resume_step=self._restored.counters.env_steps_sampled,
+        )
+
+    def _make_workers(self) -> LocalWorkers:
+        config, session = self._config, self._service.session
+        environment = {
+            "OMP_NUM_THREADS": str(config.num_cpus_per_worker),
+            **config.extra_python_environs_for_worker,
+        }
+        return LocalWorkers(
+            config.num_workers,
+            self._service.address,
+            max_restarts=config.max_worker_restarts,
+            keys=None if config.keys is None else Path(config.keys),
+            environment=environment,
+            log_path=self._directory.worker_log,
+            reserve=session.reserve_slot,
+            on_ended=lambda worker_id, reason: session.lose_worker_id(worker_id, reason, time.monotonic()),
+            on_event=self._on_child,
+        )
+
+    async def _build(self, checkpoint: Checkpoint | None) -> Learning:
+        """Load TensorFlow and build, in a daemon thread: a stop during the import need not wait for it."""
+        self._display.status("loading TensorFlow and building the model", time.monotonic())
+        done: asyncio.Future[Learning] = self._loop.create_future()
+
+        def tell(set_it: Callable[[Any], None], value: object) -> None:
+            if not done.done():
+                set_it(value)
+
+        def build() -> None:
+            try:
+                learning = build_learning(self._config, self._directory.log)
+                if checkpoint is not None:
+                    assert self._restored is not None
+                    check_compatible(checkpoint, self._identity(learning))
+                    self._restored.apply(checkpoint, learning)
+            except BaseException as error:
+                self._loop.call_soon_threadsafe(tell, done.set_exception, error)
+            else:
+                self._loop.call_soon_threadsafe(tell, done.set_result, learning)
+
+        threading.Thread(target=build, name="build", daemon=True).start()
+        learning = await done
+        spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in learning.seconds.items())
+        logger.info("built: %s", spent)
+        return learning
+
+    async def _first_workers(self) -> None:
+        """Wait for the workers started here, so that a run with a seed always begins with the same ones."""
+        wanted = max(1, self._config.num_workers)
+        while not await self._service.wait_for_workers(wanted, _SAY_WAITING_S):
+            present = len(self._service.session.slots)
+            down = len(self._workers.given_up)
+            if present and (present + down >= wanted or time.monotonic() - self._began > _JOIN_WAIT_S):
+                break
+            if not present and self._config.num_workers == 0:
+                self._tell(self._service.waiting_for(time.monotonic()), logging.INFO)
+            else:
+                self._tell(f"waiting for workers: {present} of {wanted} are here", logging.INFO)
+
+    # While it goes --------------------------------------------------------------------------------------------
+
+    def _on_update_thread(self, event: UpdateEvent) -> None:
+        self._loop.call_soon_threadsafe(self._handle_update, event)
+
+    def _handle_update(self, event: UpdateEvent) -> None:
+        match event:
+            case WarmUpDone(took_s):
+                self._warm = True
+                self._last_heard = time.monotonic()
+                logger.info("the update is compiled, in %.1f s", took_s)
+            case UpdateDone():
+                self._last_heard = time.monotonic()
+                self._service.take_update(event)
+                self._after_update()
+            case StateTaken():
+                if self._state_wanted is not None and not self._state_wanted.done():
+                    self._state_wanted.set_result(event)
+            case UpdateFailed(error, batch):
+                if batch is not None:
+                    self._service.drop_batch(batch)
+                self._fail(error)
+
+    def _after_update(self) -> None:
+        now, config, counters = time.monotonic(), self._config, self._service.counters
+        reason = self._stop_reason(now)
+        grown = counters.env_steps_trained - self._steps_at_iteration
+        is_due = now - self._iteration_began >= config.min_iter_time_s and grown >= config.timesteps_per_iteration
+        if reason or is_due or counters.updates == 1:  # the first at once: it shows that all is well
+            self._finish_iteration(now)
+        if reason:
+            self._stop(True, reason)
+        elif config.checkpoint_interval_s and now - self._checkpointed >= config.checkpoint_interval_s:
+            self._checkpointed = now
+            if self._saving is None or self._saving.done():
+                self._saving = asyncio.create_task(self._save_in_passing(), name="checkpoint")
+
+    def _stop_reason(self, now: float) -> str:
+        config, counters = self._config, self._service.counters
+        if config.stop_return is not None and self._results.has_reached(config.stop_return):
+            return f"Solved: mean return {self._results.mean_last():.1f} over the last 100 episodes."
+        if config.stop_timesteps is not None and counters.env_steps_trained >= config.stop_timesteps:
+            return f"Done: {counters.env_steps_trained:,} env steps were trained on."
+        if config.stop_time_s is not None and now - self._began >= config.stop_time_s:
+            return f"Done: {now - self._began:.0f} s have passed."
+        return ""
+
+    def _finish_iteration(self, now: float) -> None:
+        perf = self._usage.look() if self._usage is not None else None
+        result = self._results.finish_iteration(now, self._service.progress(perf), timestamp=time.time())
+        result["run_id"] = self._directory.run_id
+        self._iteration_began = now
+        self._steps_at_iteration = self._service.counters.env_steps_trained
+        self._last_result = result
+        self._loggers.write(result)
+        self._display.update(result, now)
+
+    def _on_child(self, event: ChildEvent) -> None:
+        match event:
+            case ChildRestarting(slot, status, restarts, wait_s):
+                self._tell(
+                    f"local worker {slot} ended with status {status}; restart {restarts} of "
+                    f"{self._config.max_worker_restarts} in {wait_s:g} s",
+                    logging.WARNING,
+                )
+            case ChildGaveUp(slot, status, restarts):
+                text = f"local worker {slot} ended with status {status} after {restarts} restarts and stays down"
+                log = self._directory.worker_log(slot)
+                others = len(self._service.session.slots) or len(self._workers.pids)
+                if self._config.ignore_worker_failures and others:
+                    self._tell(f"{text}; training goes on with the others (log: {log})", logging.ERROR)
+                else:
+                    self._fail(WorkerError(slot, f"{self._last_failure or text} (log: {log})"))
+            case _:
+                logger.info("%s", event)
+
+    def _on_worker_failed(self, failed: WorkerFailed) -> None:
+        """A worker of this host that could not be set up would fail the same way again: the run ends at once."""
+        self._last_failure = failed.message
+        if failed.kind == "setup" and failed.slot in self._workers.pids and not self._config.ignore_worker_failures:
+            self._fail(WorkerError(failed.slot, failed.message, failed.traceback))
+
+    def _tell(self, text: str, level: int) -> None:
+        logger.log(level, "%s", text, extra={"shown": True})
+        self._display.event(text, time.monotonic(), level)
+
+    async def _tick(self) -> None:
+        said = 0.0
+        while True:
+            await asyncio.sleep(0.5)
+            now = time.monotonic()
+            self._display_logs.drain(self._display, now)
+            self._display.tick(now)
+            config = self._config
+            if config.stop_time_s is not None and now - self._began >= config.stop_time_s and self._warm:
+                self._stop(True, f"Done: {now - self._began:.0f} s have passed.")
+            silent = now - max(self._last_heard, self._began)
+            if self._warm and silent > _SAY_WAITING_S and now - said > 3 * _SAY_WAITING_S:
+                said = now
+                self._tell(f"no update for {silent:.0f} s: {self._service.waiting_for(now)}", logging.WARNING)
+
+    # Checkpoints ----------------------------------------------------------------------------------------------
+
+    def _identity(self, learning: Learning) -> dict[str, Any]:
+        return {"env": self._config.env, "algo": self._config.algo, "spaces": learning.spaces}
+
+    async def _save(self, timeout_s: float | None) -> str:
+        """Write a checkpoint of the state between two updates.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            TimeoutError: a running update did not end in time.
+        """
+        self._state_wanted = self._loop.create_future()
+        self._updates.request_state()
+        async with asyncio.timeout(timeout_s):
+            taken = await self._state_wanted
+        assert self._service.publisher is not None
+        state = RunState(
+            counters=self._service.counters,
+            results=self._results.to_state(),
+            ledger=self._service.session.ledger.to_state(),
+        )
+        tensors = {
+            **{f"algorithm/{name}": array for name, array in taken.state.tensors.items()},
+            **{f"filter/{name}": array for name, array in self._service.publisher.filter.state().items()},
+        }
+        meta = {
+            **self._identity(self._learning),
+            "run_id": self._directory.run_id,
+            "algorithm": taken.state.values,
+            **state.to_meta(),
+        }
+        path = await asyncio.to_thread(
+            save_checkpoint,
+            self._directory.checkpoints,
+            self._service.counters.updates,
+            tensors,
+            meta,
+            keep=self._config.checkpoint_keep,
+        )
+        self._checkpoint_path = str(path)
+        logger.info("checkpoint %s", path)
+        return str(path)
+
+    async def _save_in_passing(self) -> None:
+        try:
+            await self._save(None)
+        except CheckpointError as error:
+            self._tell(f"{error}; training goes on", logging.ERROR)
+
+    # End ------------------------------------------------------------------------------------------------------
+
+    async def _finish(self, updates: UpdateThread, ok: bool, reason: str) -> Outcome:
+        self._service.stop_training()
+        if self._saving is not None and not self._saving.done():
+            await asyncio.wait([self._saving], timeout=_UPDATE_WAIT_S)
+        now = time.monotonic()
+        if self._service.counters.env_steps_trained > self._steps_at_iteration:
+            self._finish_iteration(now)
+        if not self._service.counters.updates:
+            return Outcome(ok, f"{reason} Nothing was trained yet, so there is nothing to save.", {})
+        try:
+            await self._save(_UPDATE_WAIT_S)
+        except TimeoutError:
+            self._tell("the running update did not end in time; the checkpoint before is the newest", logging.WARNING)
+        except CheckpointError as error:
+            ok, reason = False, str(error)
+        return Outcome(ok, reason, self._last_result)
+
+    async def _release(
+        self,
+        ticker: asyncio.Task[None],
+        updates: UpdateThread | None,
+        workers: LocalWorkers | None,
+        loggers: Loggers | None,
+        reason: str,
+        *,
+        final: bool,
+    ) -> None:
+        ticker.cancel()
+        if updates is not None:
+            updates.stop()
+        if hasattr(self, "_service"):
+            await self._service.close(reason, final=final)
+        if workers is not None:
+            await workers.stop(grace_s=_GOODBYE_S)
+        if loggers is not None:
+            loggers.close()
+        self._display_logs.drain(self._display, time.monotonic())
+        logging.getLogger().removeHandler(self._display_logs)
+        self._display.close()
+
+    def summary(self, outcome: Outcome, picture: str) -> Summary:
+        """What to show at the end."""
+        directory = shlex.quote(str(self._directory.path))
+        steps = []
+        if self._checkpoint_path:
+            steps.append(("go on training from here", f"python -m aiorl.learner --resume {directory}"))
+        steps.append(("draw the learning curve again", f"python -m aiorl.report.plot {directory}"))
+        steps.append(("look at all figures", f"tensorboard --logdir {directory}"))
+        steps.append(("add workers to a running learner", "python -m aiorl.worker --connect tcp://HOST:PORT"))
+        return Summary(
+            reason=outcome.reason,
+            run_dir=str(self._directory.path),
+            ok=outcome.ok,
+            checkpoint=self._checkpoint_path,
+            picture=picture,
+            next_steps=steps,
+        )
+
+    def show(self, summary: Summary) -> None:
+        """Show the summary after ``run`` has returned."""
+        self._display.finish(summary, time.monotonic())
+
+
+class _Stopped(Exception):
+    """The way out of a start-up that was stopped; no error."""
+
+    def __init__(self, ok: bool, reason: str) -> None:
+        super().__init__(reason)
+        self.ok, self.reason = ok, reason
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """A failure that nobody came to wait for is still no unretrieved exception."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,434 @@
+"""The learner's tasks around its endpoint and its session.
+
+    frames -> decode -> session -> accepted fragments -> assembler -> update thread -> weights -> snapshot -> all
+
+Everything here runs on the event loop except the updates, which have a thread of their own, so receiving and
+decoding go on beside them. Nothing here knows an algorithm's name: the algorithm's lease plan says how much may
+be sampled and at which version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiorl.algorithms.algorithm import LeasePlan
+from aiorl.config.schema import CommonConfig
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.errors import BatchError, RemoteProtocolError
+from aiorl.learner.build import Learning
+from aiorl.learner.ingest import AssembledBatch, BatchAssembler, QueuedFragment
+from aiorl.learner.publish import Publisher
+from aiorl.learner.update_thread import UpdateDone, UpdateThread
+from aiorl.protocol import events as ev
+from aiorl.protocol.codec import decode, encode
+from aiorl.protocol.learner_session import BROADCAST, LearnerSession
+from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
+from aiorl.protocol.messages import DownMessage
+from aiorl.report.results import Progress, Results
+from aiorl.transport.endpoint import Event, EventKind, LearnerEndpoint
+
+__all__ = ["Counters", "LearnerService"]
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+_QUEUED_BATCHES = 2
+_QUEUED_BYTES = 1 << 30
+_HUNG_S = 60.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals of the run, kept over a resume.
+
+    Attributes:
+        env_steps_sampled: env steps that arrived.
+        agent_steps_sampled: rows that arrived.
+        env_steps_trained: env steps trained on.
+        updates: updates done, skipped ones included.
+        updates_skipped: updates that were not finite.
+    """
+
+    env_steps_sampled: int = 0
+    agent_steps_sampled: int = 0
+    env_steps_trained: int = 0
+    updates: int = 0
+    updates_skipped: int = 0
+
+
+class LearnerService:
+    """Keeps workers sampling and the update thread busy.
+
+    ``start`` binds, so that workers can already connect while TensorFlow is loading; ``begin`` starts training.
+
+    Attributes:
+        session: the protocol's state.
+        counters: totals of the run.
+        results: episodes and rates.
+        publisher: version and merged filter; None before ``begin``.
+        learner_metrics: metrics of the newest update.
+    """
+
+    def __init__(
+        self,
+        config: CommonConfig,
+        endpoint: LearnerEndpoint,
+        session: LearnerSession,
+        results: Results,
+        *,
+        on_event: Callable[[str, int], None],
+        on_worker_failed: Callable[[ev.WorkerFailed], None] = lambda failed: None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        """Take the parts; nothing is started.
+
+        Args:
+            config: the effective configuration.
+            endpoint: not started yet.
+            session: fresh, or with the ledger of the run to resume.
+            results: where episodes and lags go.
+            on_event: told (text, logging level) what users want to know.
+            on_worker_failed: told what workers report of failures of their own.
+            limits: bounds of messages.
+        """
+        self.session = session
+        self.counters = Counters()
+        self.results = results
+        self.publisher: Publisher | None = None
+        self.learner_metrics: dict[str, float] = {}
+        self._config = config
+        self._endpoint = endpoint
+        self._on_event = on_event
+        self._on_worker_failed = on_worker_failed
+        self._limits = limits
+        self._compress = config.transport.compression != "off"
+        self._plan: LeasePlan | None = None
+        self._assembler: BatchAssembler | None = None
+        self._updates: UpdateThread | None = None
+        self._num_in_thread = 0
+        self._granting = False
+        self._pump_due = False
+        self._ticker: asyncio.Task[None] | None = None
+        self._hung: dict[str, float] = {}
+        self._joined = asyncio.Event()
+        self._stopping = False
+
+    @property
+    def address(self) -> str:
+        """Where workers connect to."""
+        return self._endpoint.address
+
+    @property
+    def _is_streaming(self) -> bool:
+        return self._plan is not None and self._plan.mode == "streaming"
+
+    # Life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> str:
+        """Bind and answer workers from now on; returns the address they connect to.
+
+        Raises:
+            ConfigError: the address is in use, or not this host's.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._endpoint.on_message = self._on_message
+        self._endpoint.on_event = self._on_endpoint_event
+        self._endpoint.start()
+        self._ticker = asyncio.create_task(self._tick(), name="tick")
+        return self._endpoint.address
+
+    def begin(self, learning: Learning, updates: UpdateThread, publisher: Publisher) -> None:
+        """Admit workers and publish the first snapshot; sampling starts with ``grant_leases``."""
+        self.publisher = publisher
+        self._updates = updates
+        self._plan = type(learning.algorithm).lease_plan(self._config)
+        self._assembler = BatchAssembler(self._plan, max_batches=2 * _QUEUED_BATCHES)
+        now = time.monotonic()
+        self.session.set_registration(learning.worker_part.to_dict(), learning.graphs, now)
+        self._publish(learning.algorithm.get_weights())
+        self._pump()
+
+    async def wait_for_workers(self, count: int, timeout_s: float) -> bool:
+        """Wait until so many workers are registered; False if they are not after ``timeout_s`` seconds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(self.session.slots) < count:
+                    self._joined.clear()
+                    await self._joined.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def grant_leases(self) -> None:
+        """Start sampling: from now on leases follow the algorithm's plan."""
+        self._granting = True
+        self._grant_next_batch()
+        self._pump()
+
+    def stop_training(self) -> None:
+        """Take nothing more into updates; workers go on being answered."""
+        self._stopping = True
+        self._granting = False
+
+    async def close(self, reason: str, *, final: bool) -> None:
+        """Say goodbye to the workers and close the endpoint."""
+        self.session.shutdown(reason, final, time.monotonic())
+        self._pump()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await self._endpoint.close()
+
+    # What arrives ---------------------------------------------------------------------------------------------
+
+    def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
+        now = time.monotonic()
+        try:
+            message = decode(frames, self._limits)
+        except RemoteProtocolError as error:
+            self.session.bad_frames(peer, error, now)
+        else:
+            self.session.receive(peer, message, now, user_id or None)
+        if not self._pump_due:  # one turn for all messages of this wake-up
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _on_endpoint_event(self, event: Event) -> None:
+        match event.kind:
+            case EventKind.DISCONNECTED | EventKind.DROPPED:
+                if event.peer:
+                    self.session.peer_gone(event.peer, time.monotonic())
+                if event.kind is EventKind.DROPPED:
+                    self._on_event(event.reason, logging.WARNING)
+            case EventKind.REFUSED:
+                self._on_event(event.reason, logging.WARNING)
+            case _:
+                logger.debug("connection: %s", event)
+        self._pump()
+
+    async def _tick(self) -> None:
+        while True:
+            self.session.tick(time.monotonic())
+            self._pump()
+            self._look_for_hung_workers()
+            await asyncio.sleep(_TICK_S)
+
+    # What follows ---------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        rejected: list[ev.PeerRejected] = []
+        for event in self.session.events():
+            self._handle(event)
+            if isinstance(event, ev.PeerRejected) and event.dropped:
+                rejected.append(event)
+        self._feed_updates()
+        for target, message in self.session.messages_to_send():
+            self._say(target, message)
+        for event in rejected:  # after it was told why
+            self._endpoint.drop(event.peer, event.reason)
+        self.session.ledger.check()
+
+    def _say(self, target: bytes | None, message: DownMessage) -> None:
+        frames = encode(message, compress=self._compress, limits=self._limits)
+        if target is BROADCAST:
+            self._endpoint.broadcast(frames)
+        else:
+            self._endpoint.send(target, frames)
+
+    def _handle(self, event: ev.LearnerEvent) -> None:
+        match event:
+            case ev.SamplesAccepted():
+                self._take_samples(event)
+            case ev.WorkerJoined(slot, _, _, host, pid, local):
+                kind = "local worker" if local else "worker"
+                self._on_event(f"{kind} {slot} joined ({host}, pid {pid})", logging.INFO)
+                self._joined.set()
+                self._top_up()
+            case ev.WorkerLost(slot, incarnation, _, reason, lost_env_steps):
+                lost = f"; {lost_env_steps:,} env steps on their way are lost" if lost_env_steps else ""
+                self._on_event(f"worker {slot} lost: {reason}{lost}", logging.WARNING)
+                if self.publisher is not None:
+                    self.publisher.forget(incarnation)
+            case ev.WorkerFailed(slot, _, _, message, text, _):
+                self._on_event(f"worker {slot} failed: {message}\n{text}".rstrip(), logging.ERROR)
+                self._on_worker_failed(event)
+            case ev.SamplesDropped(slot, _, reason, env_steps):
+                self._on_event(f"{env_steps:,} env steps of worker {slot} were not used: {reason}", logging.WARNING)
+            case ev.PeerRejected(_, reason, dropped):
+                self._on_event(f"a peer {'was dropped' if dropped else 'erred'}: {reason}", logging.WARNING)
+            case ev.CallReplied(slot, _, ok, result):
+                if ok:
+                    logger.warning("what worker %d is doing:\n%s", slot, result)
+
+    def _take_samples(self, event: ev.SamplesAccepted) -> None:
+        message, assembler, publisher = event.message, self._assembler, self.publisher
+        if assembler is None or publisher is None:
+            self.session.ledger.discard("before training began", message.env_steps)
+            return
+        self.counters.env_steps_sampled += message.env_steps
+        self.counters.agent_steps_sampled += message.agent_steps
+        episodes = message.episodes
+        if "lengths" in episodes and "rewards" in episodes:
+            self.results.add_episodes(episodes["lengths"], episodes["rewards"])
+        self.results.add_perf(message.perf)
+        columns = message.batches.get(DEFAULT_POLICY_ID)
+        if columns is None:
+            self.session.ledger.discard("no rows of the trained policy", message.env_steps)
+            return
+        fragment = QueuedFragment(
+            slot=event.slot,
+            seq=message.seq,
+            version=message.first_version,
+            arrays=columns,
+            env_steps=message.env_steps,
+            incarnation=event.incarnation,
+            filter_deltas=message.filter_deltas,
+        )
+        taken = assembler.add(fragment)
+        if self._is_streaming or not taken:
+            self._merge(fragment)
+
+    # Updates --------------------------------------------------------------------------------------------------
+
+    def _feed_updates(self) -> None:
+        """Hand out train batches while the update thread has room, and lease what replaces them."""
+        assembler, updates = self._assembler, self._updates
+        if assembler is None or updates is None or self._stopping:
+            return
+        took = False
+        while updates.has_room:
+            assembler.prune(ahead=self._num_in_thread)
+            if not assembler.is_ready:
+                break
+            batch = assembler.take()
+            if not self._is_streaming:  # in worker order, so that every bit of the statistic is repeatable
+                for fragment in batch.fragments:
+                    self._merge(fragment)
+            updates.submit_nowait(batch)
+            self._num_in_thread += 1
+            took = True
+        for discarded in assembler.take_discarded():
+            self.session.ledger.discard(discarded.reason, discarded.env_steps)
+        if took:
+            self._top_up()
+
+    def _merge(self, fragment: QueuedFragment) -> None:
+        assert self.publisher is not None
+        try:
+            self.publisher.merge_deltas(fragment.incarnation, fragment.seq, fragment.filter_deltas)
+        except BatchError as error:
+            self._on_event(f"worker {fragment.slot} sent a filter delta that was left out: {error}", logging.WARNING)
+
+    def take_update(self, done: UpdateDone) -> None:
+        """An update has ended: account for it, publish its weights, lease what comes next."""
+        assert self.publisher is not None
+        assert self._assembler is not None
+        self._num_in_thread -= 1
+        for fragment in done.batch.fragments:
+            self.results.add_lag(self.publisher.version - fragment.version, fragment.env_steps)
+        self.session.ledger.train(done.batch.env_steps)
+        self.counters.env_steps_trained += done.batch.env_steps
+        self.counters.updates += 1
+        if done.result.skipped:
+            self.counters.updates_skipped += 1
+            where = f": column {done.result.bad_column!r} is not finite" if done.result.bad_column else ""
+            self._on_event(f"an update was skipped, its loss or gradients were not finite{where}", logging.WARNING)
+        self.learner_metrics = {
+            **done.result.metrics,
+            "update_s": done.update_s,
+            "make_batch_s": done.make_batch_s,
+            "wait_for_batch_s": done.wait_s,
+        }
+        self._publish(done.weights)
+        self._assembler.set_version(self.publisher.version)
+        self._grant_next_batch()
+        self._pump()
+
+    def drop_batch(self, batch: AssembledBatch) -> None:
+        """A batch the update thread failed on: its env steps are accounted for."""
+        self._num_in_thread -= 1
+        self.session.ledger.discard("the update failed", batch.env_steps)
+
+    def _publish(self, weights: Mapping[str, Any]) -> None:
+        assert self.publisher is not None
+        global_vars = {"timestep": self.counters.env_steps_sampled}
+        self.session.publish(self.publisher.next_snapshot(weights, global_vars), time.monotonic())
+
+    # Leases ---------------------------------------------------------------------------------------------------
+
+    def _grant_next_batch(self) -> None:
+        """On-policy: lease exactly one train batch of the newest version. Streaming: keep leases topped up."""
+        if not self._granting or self._plan is None or self.publisher is None:
+            return
+        if self._plan.mode == "on_policy":
+            self.session.deal(self.publisher.version, self._plan.fragments_per_batch)
+        else:
+            self._top_up()
+
+    def _top_up(self) -> None:
+        plan, assembler, publisher = self._plan, self._assembler, self.publisher
+        if not self._granting or plan is None or assembler is None or publisher is None or plan.mode != "streaming":
+            return
+        if assembler.queued_fragments >= _QUEUED_BATCHES * plan.fragments_per_batch:
+            return  # what is queued is enough; taking it tops up again
+        if assembler.queued_bytes >= (self._config.object_store_memory or _QUEUED_BYTES):
+            return
+        oldest = publisher.version if plan.max_policy_lag is None else publisher.version - plan.max_policy_lag
+        self.session.top_up(plan.outstanding_per_worker, max(0, oldest))
+
+    # Reports --------------------------------------------------------------------------------------------------
+
+    def progress(self, perf: Mapping[str, float] | None) -> Progress:
+        """Where the learner stands now."""
+        stats, counters = self._endpoint.stats(), self.counters
+        queued = self._assembler.queued_fragments if self._assembler is not None else 0
+        return Progress(
+            env_steps_sampled=counters.env_steps_sampled,
+            env_steps_trained=counters.env_steps_trained,
+            agent_steps_sampled=counters.agent_steps_sampled,
+            updates=counters.updates,
+            updates_skipped=counters.updates_skipped,
+            num_healthy_workers=len(self.session.slots),
+            ledger=self.session.ledger.as_dict(),
+            transport={
+                "queued_fragments": queued,
+                "queued_messages_out": stats.queued_messages,
+                "rejected_messages": stats.rejected,
+                "refused_connections": stats.refused,
+                "dropped_peers": stats.dropped,
+            },
+            bytes_in=stats.bytes_in,
+            bytes_out=stats.bytes_out,
+            learner=self.learner_metrics,
+            perf=perf,
+        )
+
+    def waiting_for(self, now: float) -> str:
+        """Why nothing happens, in plain words: what each worker says of itself."""
+        workers = self.session.workers(now)
+        if not workers:
+            return f"no worker is connected; they join with: python -m aiorl.worker --connect {self._endpoint.address}"
+        return "; ".join(
+            f"worker {info.slot}: {info.state}" + (f" ({info.in_env_s:.0f} s in one step)" if info.in_env_s > 1 else "")
+            for info in workers
+        )
+
+    def _look_for_hung_workers(self) -> None:
+        """Name a worker whose environment does not return, and have it say where it is stuck."""
+        now = time.monotonic()
+        for info in self.session.workers(now):
+            if info.in_env_s < _HUNG_S:
+                self._hung.pop(info.incarnation, None)
+            elif info.incarnation not in self._hung:
+                self._hung[info.incarnation] = now
+                self._on_event(
+                    f"worker {info.slot}: its environment has not returned for {info.in_env_s:.0f} s; "
+                    "its stacks follow in the log",
+                    logging.WARNING,
+                )
+                self.session.call(info.slot, "stacks", {}, now)

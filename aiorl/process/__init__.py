@@ -1,0 +1,1 @@
+"""Worker processes of one host: started, watched, restarted, ended."""

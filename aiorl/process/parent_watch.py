@@ -1,0 +1,36 @@
+"""End this process when its parent ends, however the parent ended.
+
+The parent holds the other end of our standard input and never writes to it. When the parent is gone, also by
+SIGKILL, the pipe ends. A thread waits for that, so that neither a blocked event loop nor an environment stuck
+in C code can keep an orphan alive.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+__all__ = ["watch_parent"]
+
+
+def watch_parent(on_lost: Callable[[], None] = lambda: None, *, grace_s: float = 2.0) -> threading.Thread:
+    """Start the watching thread.
+
+    Args:
+        on_lost: called once in the watching thread when the parent is gone, to end in an orderly way.
+        grace_s: seconds given to that before the process is ended with status 3.
+    """
+
+    def wait_for_end() -> None:
+        descriptor = sys.stdin.fileno()
+        while os.read(descriptor, 4096):
+            pass
+        on_lost()
+        threading.Event().wait(grace_s)
+        os._exit(3)
+
+    thread = threading.Thread(target=wait_for_end, name="parent-watch", daemon=True)
+    thread.start()
+    return thread

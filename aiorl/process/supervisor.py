@@ -1,0 +1,198 @@
+"""Supervisor: keeps a set of child processes alive and leaves none behind.
+
+A child that ends with status 0 is done; any other end is a failure, and the child is started again after a
+growing pause, at most ``max_restarts`` times in a row. A child that has run healthily for ``healthy_after_s``
+gets its allowance back.
+
+Children are started by ``exec`` (never forked copies of a process that has loaded TensorFlow or ZeroMQ), in a
+session of their own so that a terminal's Ctrl-C reaches only the supervisor, and with a pipe as standard
+input that ends when the supervisor does: see ``parent_watch``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["ChildEvent", "ChildGaveUp", "ChildRestarting", "ChildStarted", "Supervisor"]
+
+logger = logging.getLogger(__name__)
+
+_BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEvent:
+    """Something happened to the child of this slot."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStarted(ChildEvent):
+    """The child runs.
+
+    Attributes:
+        pid: its process id.
+        restarts: how often it had to be started again in a row.
+    """
+
+    pid: int
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildRestarting(ChildEvent):
+    """The child failed and will be started again after ``wait_s`` seconds."""
+
+    status: int
+    restarts: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChildGaveUp(ChildEvent):
+    """The child failed more often than allowed and stays down."""
+
+    status: int
+    restarts: int
+
+
+@dataclass(slots=True)
+class _Child:
+    slot: int
+    process: asyncio.subprocess.Process | None = None
+    restarts: int = 0
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class Supervisor:
+    """Runs one child process per slot until told to stop.
+
+    ``start`` and ``stop`` belong to one task of the event loop; ``on_event`` is called on that loop.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        slots: Sequence[int],
+        *,
+        max_restarts: int,
+        environment: dict[str, str] | None = None,
+        log_path: Callable[[int], Path] | None = None,
+        healthy_after_s: float = 60.0,
+        on_event: Callable[[ChildEvent], None] = lambda event: None,
+    ) -> None:
+        """Take the command line of each slot.
+
+        Args:
+            command: slot -> argument vector, the program first.
+            slots: one child each.
+            max_restarts: restarts in a row after which a child stays down.
+            environment: variables added to this process's own.
+            log_path: slot -> file its output is appended to; None = this process's own output.
+            healthy_after_s: seconds after which a running child's restarts are forgotten.
+            on_event: told of every start, restart and surrender.
+        """
+        self._command = command
+        self._max_restarts = max_restarts
+        self._environment = {**os.environ, **(environment or {})}
+        self._log_path = log_path
+        self._healthy_after_s = healthy_after_s
+        self._on_event = on_event
+        self._children = {slot: _Child(slot) for slot in slots}
+        self._stopping = False
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process id of every running child by slot."""
+        return {
+            slot: child.process.pid
+            for slot, child in self._children.items()
+            if child.process is not None and child.process.returncode is None
+        }
+
+    @property
+    def all_down(self) -> bool:
+        """Whether every child has ended for good."""
+        return all(child.task is not None and child.task.done() for child in self._children.values())
+
+    async def start(self) -> None:
+        """Start every child; returns once all are running.
+
+        Raises:
+            OSError: a program that cannot be started.
+        """
+        for child in self._children.values():
+            await self._spawn(child)
+            child.task = asyncio.create_task(self._watch(child), name=f"supervise-{child.slot}")
+
+    async def wait(self) -> None:
+        """Return when every child has ended for good."""
+        tasks = [child.task for child in self._children.values() if child.task is not None]
+        await asyncio.gather(*tasks)
+
+    async def stop(self, grace_s: float = 2.0) -> None:
+        """End every child: wait ``grace_s`` for those that leave by themselves, then SIGTERM, then SIGKILL."""
+        self._stopping = True
+        for wait_s, number in ((grace_s, signal.SIGTERM), (min(1.0, grace_s), signal.SIGKILL), (5.0, None)):
+            running = [c.process for c in self._children.values() if c.process and c.process.returncode is None]
+            if not running:
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await asyncio.gather(*(process.wait() for process in running))
+            for process in running:
+                if process.returncode is None and number is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.send_signal(number)
+        for child in self._children.values():
+            if child.task is not None:
+                child.task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await child.task
+
+    async def _spawn(self, child: _Child) -> None:
+        command = list(self._command(child.slot))
+        path = self._log_path(child.slot) if self._log_path else None
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(path.open("ab")) if path else None
+            child.process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                start_new_session=True,
+            )
+        self._on_event(ChildStarted(child.slot, child.process.pid, child.restarts))
+
+    async def _watch(self, child: _Child) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            assert child.process is not None
+            started = loop.time()
+            status = await child.process.wait()
+            if status == 0 or self._stopping:
+                return
+            if loop.time() - started > self._healthy_after_s:
+                child.restarts = 0
+            if child.restarts >= self._max_restarts:
+                self._on_event(ChildGaveUp(child.slot, status, child.restarts))
+                return
+            wait_s = _BACKOFF_S[min(child.restarts, len(_BACKOFF_S) - 1)]
+            child.restarts += 1
+            self._on_event(ChildRestarting(child.slot, status, child.restarts, wait_s))
+            await asyncio.sleep(wait_s)
+            try:
+                await self._spawn(child)
+            except OSError:
+                logger.exception("worker %d could not be started again", child.slot)
+                self._on_event(ChildGaveUp(child.slot, status, child.restarts))
+                return

@@ -1,0 +1,380 @@
+"""The worker's tasks around its endpoint and its session: receive, sample, send, beat.
+
+The session decides; this module feeds it what arrives, sends what it says, and runs samplers under the leases
+it holds. Each sampler works in a thread of its own, so a blocked environment stops neither heartbeats nor
+subscriptions. Several samplers of one process overlap their waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import psutil
+
+from aiorl.config.worker import WorkerPart
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.fragment import Fragment
+from aiorl.errors import AiorlError, EnvError, LocalProtocolError, RemoteProtocolError
+from aiorl.protocol import events as ev
+from aiorl.protocol.codec import decode, encode
+from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
+from aiorl.protocol.messages import AnyArray, Message, Samples, Snapshot, Welcome
+from aiorl.protocol.worker_session import WorkerSession, WorkerState
+from aiorl.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
+from aiorl.worker.apply import StopSampling
+from aiorl.worker.unit import Produced, SamplerUnit
+
+__all__ = ["WorkerOutcome", "WorkerService"]
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+_STATUS_AFTER_S = 2.0
+_STATUS_EVERY_S = 60.0
+_STOP_WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOutcome:
+    """How a worker ended.
+
+    Attributes:
+        ok: the run is over or the worker was asked to stop; False after a failure.
+        reason: one plain sentence.
+    """
+
+    ok: bool
+    reason: str
+
+
+class _Running:
+    """A sampler unit with its thread and its task."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"sampler-{index}")
+        self.unit: SamplerUnit | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class WorkerService:
+    """Samples for whichever learner answers, until the run is over or ``stop`` is called."""
+
+    def __init__(self, endpoint: WorkerEndpoint, session: WorkerSession, *, limits: Limits = DEFAULT_LIMITS) -> None:
+        """Take an endpoint that is not started yet, and a fresh session."""
+        self._endpoint = endpoint
+        self._session = session
+        self._limits = limits
+        self._compress = True
+        self._outbox: deque[Sequence[Buffer]] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self._running: list[_Running] = []
+        self._building: asyncio.Task[None] | None = None
+        self._newest: Snapshot | None = None
+        self._has_sent = False
+        self._wake = asyncio.Event()
+        self._done: asyncio.Future[WorkerOutcome] | None = None
+        self._status = ""
+        self._status_since = 0.0
+        self._status_logged = ("", 0.0)
+
+    async def run(self) -> WorkerOutcome:
+        """Sample until the run ends, the learner refuses us for good, a sampler fails, or ``stop``.
+
+        Cancelling it stops the samplers and closes the endpoint.
+        """
+        loop = asyncio.get_running_loop()
+        self._done = loop.create_future()
+        self._endpoint.on_message = self._on_message
+        self._endpoint.on_broadcast = self._on_broadcast
+        self._endpoint.on_event = self._on_event
+        self._endpoint.start()
+        ticker = asyncio.create_task(self._tick(), name="tick")
+        try:
+            outcome = await self._done
+        finally:
+            ticker.cancel()
+            await self._stop_units()
+            if self._sender is not None:
+                self._sender.cancel()
+            await self._endpoint.close()
+        return outcome
+
+    def stop(self, reason: str) -> None:
+        """Leave the learner and end; to be called on the event loop."""
+        self._session.leaving(reason, time.monotonic())
+        self._pump()
+        self._finish(WorkerOutcome(True, reason))
+
+    # What arrives ---------------------------------------------------------------------------------------------
+
+    def _on_message(self, frames: list[memoryview]) -> None:
+        self._take(frames, broadcast=False)
+
+    def _on_broadcast(self, frames: list[memoryview]) -> None:
+        self._take(frames, broadcast=True)
+
+    def _take(self, frames: list[memoryview], *, broadcast: bool) -> None:
+        now = time.monotonic()
+        try:
+            message = decode(frames, self._limits)
+            if broadcast:
+                self._session.broadcast(message, now)
+            else:
+                self._session.receive(message, now)
+        except RemoteProtocolError as error:
+            logger.warning("a message from the learner was not understood and left out: %s", error)
+        self._pump()
+
+    def _on_event(self, event: Event) -> None:
+        now = time.monotonic()
+        match event.kind:
+            case EventKind.CONNECTED:
+                self._session.connected(now)
+            case EventKind.DISCONNECTED:
+                self._outbox.clear()
+                self._session.disconnected(now, event.reason)
+            case EventKind.GAP:
+                self._session.gap(now)
+            case EventKind.REFUSED | EventKind.WAITING:
+                self._session.disconnected(now, event.reason)
+            case _:
+                logger.debug("connection: %s", event)
+        self._pump()
+
+    async def _tick(self) -> None:
+        while True:
+            now = time.monotonic()
+            in_env_s = max((r.unit.in_env_s for r in self._running if r.unit is not None), default=0.0)
+            self._session.note_progress(0, state=self._session.status_text(now), in_env_s=in_env_s)
+            self._session.tick(now)
+            self._pump()
+            self._tell_status(now)
+            await asyncio.sleep(_TICK_S)
+
+    # What is sent ---------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Act on what the session decided: events first, then what it wants said."""
+        for event in self._session.events():
+            self._handle(event)
+        for message in self._session.messages_to_send():
+            self._say(message)
+        self._wake.set()
+
+    def _say(self, message: Message) -> None:
+        try:
+            frames = encode(message, compress=self._compress, limits=self._limits)
+        except LocalProtocolError as error:
+            self._fail("protocol", f"a message cannot be sent: {error}", "")
+            return
+        if self._outbox or not self._endpoint.send(frames):
+            if not self._endpoint.connected:
+                return  # the session says it all again after the next connection
+            self._outbox.append(frames)
+            if self._sender is None or self._sender.done():
+                self._sender = asyncio.create_task(self._send_waiting(), name="send")
+
+    async def _send_waiting(self) -> None:
+        while self._outbox:
+            await self._endpoint.wait_writable()
+            while self._outbox and self._endpoint.send(self._outbox[0]):
+                self._outbox.popleft()
+        self._wake.set()
+
+    # What follows ---------------------------------------------------------------------------------------------
+
+    def _handle(self, event: ev.WorkerEvent) -> None:
+        match event:
+            case ev.Registered(welcome):
+                logger.info("registered as worker %d of run %s", welcome.slot, welcome.run_id)
+                self._restart_units(welcome)
+            case ev.SnapshotReceived(snapshot):
+                self._newest = snapshot
+                for running in self._running:
+                    if running.unit is not None:
+                        running.unit.offer(snapshot)
+            case ev.Reincarnated(_, reason):
+                logger.info("registering anew: %s", reason)
+                self._newest = None
+                self._restart_units(None)
+            case ev.LearnerLost(reason):
+                logger.warning("%s; no new fragment is begun until it answers", reason)
+            case ev.LearnerBack():
+                logger.info("the learner answers again")
+            case ev.WasRefused(reason, retry, _):
+                logger.warning("the learner refused this worker: %s", reason)
+                if not retry:
+                    self._finish(WorkerOutcome(False, f"the learner refused this worker: {reason}"))
+            case ev.Shutdown(reason, final):
+                logger.info("the learner said goodbye: %s", reason)
+                if final:
+                    self._finish(WorkerOutcome(True, reason))
+            case ev.CallRequested(call_id, method, _):
+                self._answer(call_id, method)
+            case _:
+                pass
+
+    def _answer(self, call_id: int, method: str) -> None:
+        now = time.monotonic()
+        if method == "stacks":
+            self._session.reply(call_id, True, _stacks(), now)
+        else:
+            self._session.reply(call_id, False, f"a worker has no method {method!r}", now)
+
+    def _fail(self, kind: str, message: str, traceback_text: str) -> None:
+        if self._session.state is WorkerState.ENDED:
+            return
+        self._session.failure(kind, message, traceback_text, True, time.monotonic())
+        self._pump()
+        self._finish(WorkerOutcome(False, message))
+
+    def _finish(self, outcome: WorkerOutcome) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(outcome)
+
+    def _tell_status(self, now: float) -> None:
+        """One INFO line when what the worker waits for has changed and stayed so; again once a minute."""
+        text = self._session.status_text(now)
+        kind = re.sub(r"\d+(\.\d+)?", "#", text)
+        if kind != self._status:
+            self._status, self._status_since = kind, now
+        said, said_at = self._status_logged
+        if now - self._status_since >= _STATUS_AFTER_S and (kind != said or now - said_at >= _STATUS_EVERY_S):
+            self._status_logged = (kind, now)
+            level = logging.DEBUG if kind == said and kind == "sampling" else logging.INFO
+            logger.log(level, "%s", text)
+
+    # Sampling -------------------------------------------------------------------------------------------------
+
+    def _restart_units(self, welcome: Welcome | None) -> None:
+        """End the samplers of the registration before, then start those of the new one."""
+        previous = self._building
+        self._building = asyncio.create_task(self._rebuild(previous, welcome), name="build-samplers")
+
+    async def _rebuild(self, previous: asyncio.Task[None] | None, welcome: Welcome | None) -> None:
+        if previous is not None:
+            await asyncio.wait([previous])
+        await self._stop_units()
+        if welcome is None or welcome.slot != self._session.slot:
+            return
+        try:
+            part = WorkerPart.from_dict(welcome.config)
+            self._compress = part.transport.compression != "off"
+            logging.getLogger("aiorl").setLevel(part.log_level.replace("WARN", "WARNING"))
+            for index in range(part.samplers_per_worker):
+                running = _Running(index)
+                self._running.append(running)
+                await self._build(running, part, welcome)
+        except EnvError as error:
+            self._fail("env", str(error), error.traceback_text)
+        except AiorlError as error:
+            self._fail("setup", str(error), "")
+        except Exception as error:
+            logger.exception("the samplers could not be built")
+            self._fail("setup", f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
+        incarnation = self._session.incarnation
+
+        def build() -> SamplerUnit:
+            return SamplerUnit(
+                part,
+                welcome.graphs,
+                welcome.snapshot,
+                slot=welcome.slot,
+                unit_index=running.index,
+                incarnation=incarnation,
+            )
+
+        unit = await asyncio.get_running_loop().run_in_executor(running.executor, build)
+        running.unit = unit
+        if self._newest is not None:
+            unit.offer(self._newest)
+        running.task = asyncio.create_task(self._sample(running, unit), name=f"sample-{running.index}")
+
+    async def _sample(self, running: _Running, unit: SamplerUnit) -> None:
+        """Produce fragments under the leases held, one after the other, until cancelled or failed."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                lease_id = None if self._outbox else self._session.start_fragment(self._session.version)
+                if lease_id is None:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                produced = await loop.run_in_executor(running.executor, unit.sample)
+                self._send_fragment(unit, lease_id, produced)
+        except StopSampling:
+            pass
+        except EnvError as error:
+            self._fail("env", str(error), error.traceback_text)
+        except Exception as error:
+            logger.exception("the sampler failed")
+            self._fail("sampler", f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    def _send_fragment(self, unit: SamplerUnit, lease_id: int, produced: Produced) -> None:
+        fragment = produced.fragment
+        delta = unit.take_delta(self._session.next_seq)
+        samples = Samples(
+            seq=0,
+            lease_id=lease_id,
+            env_steps=fragment.env_steps,
+            agent_steps=fragment.env_steps,
+            first_version=produced.first_version,
+            last_version=produced.last_version,
+            num_envs=fragment.num_envs,
+            length=fragment.length,
+            batches={DEFAULT_POLICY_ID: _arrays(fragment)},
+            episodes=produced.episodes.to_arrays(),
+            filter_deltas={DEFAULT_POLICY_ID: delta} if delta else {},
+            perf=produced.perf,
+        )
+        self._session.fragment_done(samples, time.monotonic())
+        self._pump()
+        if not self._has_sent:
+            self._has_sent = True
+            age_s = time.time() - psutil.Process().create_time()
+            logger.info("the first fragment is sent, %.2f s after this process was started", age_s)
+
+    async def _stop_units(self) -> None:
+        """End every sampler at its next step; one stuck in its environment is left to its daemon thread."""
+        units, self._running = self._running, []
+        for running in units:
+            if running.unit is not None:
+                running.unit.stop()
+        tasks = [running.task for running in units if running.task is not None]
+        self._wake.set()
+        for task in tasks:
+            if not task.done() and task is not asyncio.current_task():
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_STOP_WAIT_S)
+        loop = asyncio.get_running_loop()
+        for running in units:
+            if running.unit is not None:
+                close = loop.run_in_executor(running.executor, running.unit.close)
+                await asyncio.wait([close], timeout=_STOP_WAIT_S)
+            running.executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _arrays(fragment: Fragment) -> dict[str, AnyArray]:
+    return {**fragment.columns, **fragment.extras}
+
+
+def _stacks() -> str:
+    """What every thread of this process is doing, for the learner's terminal when an environment hangs."""
+    lines: list[str] = []
+    for identity, frame in sys._current_frames().items():
+        lines.append(f"thread {identity}:")
+        lines.extend(line.rstrip() for line in traceback.format_stack(frame))
+    return "\n".join(lines)

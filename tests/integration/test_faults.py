@@ -1,0 +1,167 @@
+"""Killed workers, killed learners, broken environments, hostile peers: training goes on or says why not."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import socket
+import time
+
+import psutil
+import pytest
+
+
+def test_r8_a_killed_worker_is_back_within_5_s_and_training_never_stops(processes, ledger_balances) -> None:
+    learner = processes.learner("--seed=1", "--stop-time-s=90", "--min-iter-time-s=0.2")
+    learner.wait_for_result(lambda result: result["updates_total"] >= 5)
+    seen = len(learner.lines)
+    os.kill(learner.worker_pids()[0], signal.SIGKILL)
+    killed = time.monotonic()
+    learner.wait_for(r"worker \d lost", after=seen)
+    updates = learner.results()[-1]["updates_total"]
+    learner.wait_for(r"local worker \d joined", 5.0, after=seen)
+    assert time.monotonic() - killed < 5
+    learner.wait_for_result(lambda result: result["updates_total"] > updates + 5)
+    learner.wait_for_result(lambda result: result["num_healthy_workers"] == 2 and result["updates_total"] > updates)
+    learner.send(signal.SIGINT)
+    assert learner.wait() == 0, learner.text
+    for result in learner.results():
+        ledger_balances(result)
+    times = [result["time_total_s"] for result in learner.results()]
+    assert max(later - earlier for earlier, later in itertools.pairwise(times[2:])) < 5
+
+
+def test_workers_end_within_10_s_of_the_learners_sigkill(processes, until) -> None:
+    learner = processes.learner("--seed=1")
+    learner.wait_for_result(lambda result: result["updates_total"] >= 1)
+    workers = [psutil.Process(pid) for pid in learner.worker_pids()]
+    learner.send(signal.SIGKILL)
+    until(lambda: not any(worker.is_running() for worker in workers), 10.0, "the end of the workers")
+
+
+def test_external_workers_rejoin_a_resumed_learner_by_themselves(processes, ledger_balances) -> None:
+    options = ("--num-workers=0", "--min-iter-time-s=0.2", "--checkpoint-interval-s=1")
+    learner = processes.learner("--seed=1", *options)
+    worker = processes.worker(learner.address)
+    learner.wait_for_result(lambda result: result["time_this_iter_s"] > 0 and result["updates_total"] >= 20)
+    checkpoint = re.compile(r"checkpoint .*checkpoint-(\d+)")
+    deadline = time.monotonic() + 20
+    while not checkpoint.search(learner.log) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    learner.send(signal.SIGKILL)
+    learner.wait()
+    saved = int(checkpoint.findall(learner.log)[-1])
+    resumed = processes.learner(resume=True)
+    resumed.wait_for(r"worker \d joined", 40.0)
+    resumed.wait_for_result(lambda result: result["updates_total"] > saved + 3)
+    assert worker.process.poll() is None
+    resumed.send(signal.SIGINT)
+    assert resumed.wait() == 0, resumed.text
+    for result in resumed.results():
+        ledger_balances(result)
+    assert worker.wait(15) == 0, worker.text  # told that the run is over
+
+
+def test_a_worker_waits_for_a_learner_and_says_so(processes) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    worker = processes.worker(f"tcp://127.0.0.1:{port}")
+    worker.wait_for("cannot reach the learner", 20.0)
+    worker.send(signal.SIGTERM)
+    assert worker.wait(5) == 0
+
+
+def test_several_workers_under_one_supervisor_join_and_leave(processes, until) -> None:
+    learner = processes.learner("--num-workers=0", "--min-iter-time-s=0.2")
+    supervisor = processes.worker(learner.address, "--num-workers=2")
+    learner.wait_for(r"worker 1 joined", 40.0)
+    learner.wait_for(r"worker 2 joined", 40.0)
+    learner.wait_for_result(lambda result: result["num_healthy_workers"] == 2)
+    children = psutil.Process(supervisor.pid).children()
+    supervisor.send(signal.SIGINT)
+    assert supervisor.wait(10) == 0, supervisor.text
+    until(lambda: not any(child.is_running() for child in children))
+    learner.wait_for("worker 1 lost")
+    learner.wait_for("no worker is connected|no update for", 40.0)
+
+
+@pytest.mark.parametrize(
+    ("env_config", "said"),
+    [
+        ("{fault: step, at_step: 3}", "at step 3 of its episode"),
+        ("{fault: reset}", "at reset"),
+        ("{fault: nan_obs, at_step: 2}", "at step 2 of its episode"),
+        ("{fault: nan_reward, at_step: 2}", "at step 2 of its episode"),
+    ],
+)
+def test_a_broken_environment_is_reported_restarted_and_then_ends_the_run(processes, env_config, said) -> None:
+    env = "aiorl.testing.envs:FaultyEnv"
+    learner = processes.learner(
+        f"--env={env}", f"--env-config={env_config}", "--num-workers=1", "--max-worker-restarts=1",
+        "--num-envs-per-worker=1", "--train-batch-size=64", "--rollout-fragment-length=64", "--stop-time-s=60",
+    )  # fmt: skip
+    assert learner.wait(90) == 1, learner.text
+    assert said in learner.text
+    assert "restart 1 of 1" in learner.text
+    assert env in learner.text
+
+
+def test_garbage_on_both_ports_costs_the_run_nothing(processes, ledger_balances) -> None:
+    learner = processes.learner("--seed=1", "--min-iter-time-s=0.2", "--stop-time-s=60")
+    learner.wait_for_result(lambda result: result["updates_total"] >= 2)
+    port = int(learner.address.rpartition(":")[2])
+    for target in (port, port + 1):
+        for junk in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", os.urandom(4096), b"\xff" + bytes(7) + b"\x01\x7f"):
+            with socket.create_connection(("127.0.0.1", target)) as connection:
+                connection.sendall(junk)
+    updates = learner.results()[-1]["updates_total"]
+    learner.wait_for_result(lambda result: result["updates_total"] > updates + 10)
+    learner.send(signal.SIGINT)
+    assert learner.wait() == 0, learner.text
+    assert learner.results()[-1]["num_healthy_workers"] == 2
+    ledger_balances(learner.results()[-1])
+    assert "worker 1 lost" not in learner.text
+
+
+def test_a_port_in_use_and_an_unusable_run_directory_end_in_one_sentence(processes, tmp_path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        learner = processes.learner(f"--bind=tcp://127.0.0.1:{port}")
+        assert learner.wait(30) == 1
+    assert str(port) in learner.text
+    assert "Traceback" not in learner.text
+    (tmp_path / "file").write_text("not a directory")
+    learner = processes.learner(run="file")
+    assert learner.wait(30) == 1
+    assert "run directory" in learner.text
+    assert "Traceback" not in learner.text
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--env=CartPole-v9", "CartPole"),
+        ("--algo=pppo", "ppo"),
+        ("--train-batch-sise=3", "--train-batch-size"),
+        ("--train-batch-size=1000", "1000"),
+        ("--num-workers=-1", "num"),
+        ("--stop-return=high", "stop"),
+        ("--bind=0.0.0.0", "tcp://"),
+        ("--bind=tcp://0.0.0.0:5557", "aiorl.keys"),
+        ("--resume=/nowhere", "nowhere"),
+        ("--config=/nowhere.yaml", "nowhere"),
+        ("--vectorize=fast", "serial"),
+        ("--seed=x", "seed"),
+    ],
+)
+def test_a_mistake_in_a_flag_gets_a_plain_sentence(processes, option: str, said: str) -> None:
+    learner = processes.learner(option)
+    assert learner.wait(30) in (1, 2)
+    assert said in learner.text
+    assert "Traceback" not in learner.text
+    assert len(learner.text.splitlines()) <= 4

@@ -1,0 +1,128 @@
+"""Whole runs with real processes: solve, stop, resume, repeat."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from safetensors.numpy import load_file
+
+
+def newest_tensors(run_dir: Path) -> dict[str, np.ndarray]:
+    return load_file(sorted((run_dir / "checkpoints").iterdir())[-1] / "tensors.safetensors")
+
+
+def test_r3_one_command_trains_cartpole_through_worker_processes(processes, ledger_balances) -> None:
+    learner = processes.learner("--stop-return=475", "--seed=1", "--stop-time-s=120")
+    assert learner.wait(150) == 0, learner.text
+    assert "Solved" in learner.text
+    results = learner.results()
+    for result in results:
+        ledger_balances(result)
+    last = results[-1]
+    assert last["episode_reward_mean_last_100"] >= 475
+    assert last["policy_lag"]["max"] == 0
+    assert last["num_healthy_workers"] == 2
+    files = {path.name for path in learner.run_dir.iterdir()}
+    assert {"config.yaml", "progress.csv", "result.jsonl", "learning_curve.png", "log.txt", "checkpoints"} <= files
+    assert any(name.startswith("events.out.tfevents") for name in files)
+    assert f"--resume {learner.run_dir}" in learner.text
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_same_seed_gives_bit_equal_weights_after_20_updates(processes, num_workers: int) -> None:
+    options = ("--seed=7", f"--num-workers={num_workers}", "--train-batch-size=2048", "--rollout-fragment-length=32")
+    # 20 updates of at most 2048 steps: the rows that only reset an environment are not counted
+    runs = [
+        processes.learner(*options, "--stop-timesteps=39000", "--observation-filter=MeanStdFilter", run=name)
+        for name in ("first", "second")
+    ]
+    assert [run.wait(120) for run in runs] == [0, 0], runs[0].text
+    first, second = (newest_tensors(run.run_dir) for run in runs)
+    assert runs[0].results()[-1]["updates_total"] == runs[1].results()[-1]["updates_total"] >= 20
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name], err_msg=name)
+
+
+def test_ctrl_c_saves_says_goodbye_and_ends_with_0_within_5_s(processes, until) -> None:
+    learner = processes.learner("--seed=1")
+    learner.wait_for_result(lambda result: result["updates_total"] >= 3)
+    workers = [psutil.Process(pid) for pid in learner.worker_pids()]
+    assert len(workers) == 2
+    learner.send(signal.SIGINT)
+    began = time.monotonic()
+    assert learner.wait(10) == 0
+    assert time.monotonic() - began < 5
+    assert "Ended by SIGINT" in learner.text
+    assert list((learner.run_dir / "checkpoints").glob("checkpoint-*"))
+    until(lambda: not any(worker.is_running() for worker in workers), what="the end of the workers")
+
+
+def test_resume_goes_on_with_counters_episodes_and_weights(processes, ledger_balances) -> None:
+    first = processes.learner("--seed=1", "--stop-timesteps=20000")
+    assert first.wait(90) == 0
+    before = first.results()[-1]
+    weights = newest_tensors(first.run_dir)
+    second = processes.learner("--stop-timesteps=20001", resume=True)
+    assert second.wait(90) == 0, second.text
+    after = second.results()[-1]
+    assert after["training_iteration"] > before["training_iteration"]
+    assert after["updates_total"] == before["updates_total"] + 1
+    assert after["timesteps_total"] > before["timesteps_total"]
+    assert after["time_total_s"] > before["time_total_s"]
+    assert after["episodes_total"] >= before["episodes_total"]
+    ledger_balances(after)
+    moved = newest_tensors(second.run_dir)
+    assert moved.keys() == weights.keys()
+    drift = max(float(np.abs(moved[name] - weights[name]).max()) for name in weights if "kernel" in name)
+    assert 0 < drift < 0.5  # one update away, not another start
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(processes) -> None:
+    first = processes.learner("--seed=1", "--stop-timesteps=4000")
+    assert first.wait(90) == 0
+    good = sorted((first.run_dir / "checkpoints").iterdir())[-1]
+    bad = good.with_name("checkpoint-999999")
+    bad.mkdir()
+    for file in good.iterdir():
+        (bad / file.name).write_bytes(file.read_bytes())
+    tensors = bad / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-8] + b"damaged!")
+    second = processes.learner("--stop-timesteps=4001", resume=True)
+    assert second.wait(90) == 0, second.text
+    assert "checkpoint-999999" in second.text
+    assert f"going on from {good}" in second.text
+
+
+def test_a_checkpoint_of_another_environment_is_refused_in_one_sentence(processes) -> None:
+    first = processes.learner("--seed=1", "--stop-timesteps=4000")
+    assert first.wait(90) == 0
+    config = first.run_dir / "config.yaml"
+    config.write_text(config.read_text().replace("CartPole-v1", "Acrobot-v1"))
+    second = processes.learner("--stop-timesteps=9000", resume=True)
+    assert second.wait(60) == 1
+    assert "env is 'CartPole-v1' there and 'Acrobot-v1' here" in second.text
+    assert "Traceback" not in second.text
+
+
+def test_results_hold_the_keys_of_spec_11_and_plain_lines_reach_a_pipe(processes) -> None:
+    learner = processes.learner("--seed=1", "--stop-timesteps=9000")
+    assert learner.wait(90) == 0
+    result = learner.results()[-1]
+    wanted = {
+        "timesteps_total", "time_total_s", "time_this_iter_s", "training_iteration", "episode_reward_mean",
+        "episode_reward_min", "episode_reward_max", "episode_len_mean", "episodes_this_iter", "num_healthy_workers",
+        "sampler_perf", "hist_stats", "policy_lag", "ledger", "sampled_steps_per_s", "trained_steps_per_s",
+    }  # fmt: skip
+    assert wanted <= result.keys()
+    assert set(result["policy_lag"]) == {"min", "mean", "max"}
+    assert "\x1b" not in learner.text  # no terminal codes in a pipe
+    rows = (learner.run_dir / "progress.csv").read_text().splitlines()
+    assert len(rows) == len(learner.results()) + 1
+    assert json.loads((learner.run_dir / "run.json").read_text())["run_id"] == result["run_id"]

@@ -1,0 +1,200 @@
+"""Checkpoints: what goes in comes out, damage is found and named, and nothing is ever half written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from aiorl.errors import CheckpointError
+from aiorl.learner import checkpoint as module
+from aiorl.learner.checkpoint import (
+    check_compatible,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest_valid,
+    save_checkpoint,
+)
+
+TENSORS = {"weights/a": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7, np.int64)}
+META: dict[str, Any] = {"env": "CartPole-v1", "algo": "ppo", "spaces": {"obs": [4]}, "rng": 2**100}
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path / "checkpoints", 12, TENSORS, META)
+    assert path.name == "checkpoint-000012"
+    found = load_newest_valid(tmp_path / "checkpoints")
+    assert (found.path, found.number, found.meta, found.damaged) == (path, 12, META, ())
+    assert found.tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        np.testing.assert_array_equal(found.tensors[name], tensor)
+        assert found.tensors[name].dtype == tensor.dtype
+
+
+DTYPES = st.sampled_from([np.dtype(name) for name in ("f4", "f8", "i4", "i8", "u1", "?", "f2")])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@given(
+    tensors=st.dictionaries(
+        st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1).filter(
+            lambda name: name != "__metadata__"
+        ),
+        DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))),
+        max_size=4,
+    ),
+    meta=st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text(), max_size=4),
+)
+def test_anything_that_fits_comes_back_bit_by_bit(
+    tmp_path: Path, tensors: dict[str, Any], meta: dict[str, Any]
+) -> None:
+    save_checkpoint(tmp_path, 1, tensors, meta)
+    found = load_newest_valid(tmp_path)
+    assert found.meta == meta
+    assert found.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found.tensors[name].dtype == tensor.dtype
+        assert found.tensors[name].shape == tensor.shape
+        assert found.tensors[name].tobytes() == tensor.tobytes()
+
+
+def test_arrays_that_are_views_are_saved_as_they_look(tmp_path: Path) -> None:
+    view = np.arange(12).reshape(3, 4).T[::2]
+    np.testing.assert_array_equal(load_checkpoint(save_checkpoint(tmp_path, 1, {"x": view}, {})).tensors["x"], view)
+
+
+def test_only_the_newest_are_kept_and_strangers_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    for number in (1, 2, 9, 10, 1_000_000):
+        save_checkpoint(tmp_path, number, TENSORS, META, keep=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-000010", "checkpoint-1000000"]
+    assert (tmp_path / "notes").is_dir()
+
+
+def test_the_same_number_again_replaces_it(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    save_checkpoint(tmp_path, 1, {"x": np.ones(1)}, {})
+    assert load_newest_valid(tmp_path).tensors.keys() == {"x"}
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+def flip_a_byte(path: Path) -> None:
+    payload = bytearray(path.read_bytes())
+    payload[-1] ^= 1
+    path.write_bytes(payload)
+
+
+def edit_meta(path: Path, **changes: Any) -> None:
+    header = json.loads(path.read_bytes())
+    path.write_text(json.dumps({name: value for name, value in {**header, **changes}.items() if value is not None}))
+
+
+DAMAGE = {
+    "a byte of the tensors": (lambda d: flip_a_byte(d / "tensors.safetensors"), "digest"),
+    "tensors cut short": (lambda d: os.truncate(d / "tensors.safetensors", 20), "digest"),
+    "no tensors": (lambda d: (d / "tensors.safetensors").unlink(), "can't be read"),
+    "no meta": (lambda d: (d / "meta.json").unlink(), "can't be read"),
+    "meta cut short": (lambda d: os.truncate(d / "meta.json", 30), "meta.json is damaged"),
+    "meta that is no object": (lambda d: (d / "meta.json").write_text("[]"), "meta.json is damaged"),
+    "meta without digest": (lambda d: edit_meta(d / "meta.json", tensors_sha256=None), "meta.json is damaged"),
+    "meta of a wrong kind": (lambda d: edit_meta(d / "meta.json", meta=5), "meta.json is damaged"),
+    "a number in meta": (lambda d: edit_meta(d / "meta.json", meta={**META, "rng": 1}), "meta.json is damaged"),
+    "another format": (lambda d: edit_meta(d / "meta.json", format_version=99), "format version 99"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_newest_is_named_and_the_one_before_it_taken(tmp_path: Path, kind: str, caplog: Any) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    newest = save_checkpoint(tmp_path, 2, TENSORS, META)
+    damage, said = DAMAGE[kind]
+    damage(newest)
+    found = load_newest_valid(tmp_path)
+    assert (found.number, found.damaged) == (1, (newest,))
+    assert "checkpoint-000002" in caplog.text
+    assert said in caplog.text
+    with pytest.raises(CheckpointError, match=said):
+        load_checkpoint(newest)
+
+
+def test_tensors_that_are_none_are_damage_even_with_a_right_digest(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "save_tensors", lambda tensors: b"no safetensors")
+    path = save_checkpoint(tmp_path, 1, TENSORS, META)
+    with pytest.raises(CheckpointError, match=r"tensors\.safetensors is damaged"):
+        load_checkpoint(path)
+
+
+def test_where_none_can_be_used_the_error_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is none"):
+        load_newest_valid(tmp_path / "missing")
+    path = save_checkpoint(tmp_path, 1, TENSORS, META)
+    flip_a_byte(path / "tensors.safetensors")
+    with pytest.raises(CheckpointError, match="damaged: checkpoint-000001"):
+        load_newest_valid(tmp_path)
+
+
+def test_a_checkpoint_of_something_else_is_refused_with_all_that_differs(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    found = load_newest_valid(tmp_path)
+    check_compatible(found, {"env": "CartPole-v1", "algo": "ppo", "spaces": {"obs": (4,)}})
+    with pytest.raises(CheckpointError) as caught:
+        check_compatible(found, {"env": "Pendulum-v1", "algo": "impala", "spaces": {"obs": [4]}})
+    assert "env is 'CartPole-v1' there and 'Pendulum-v1' here" in str(caught.value)
+    assert "algo is 'ppo' there and 'impala' here" in str(caught.value)
+    assert "spaces" not in str(caught.value)
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "rename"])
+def test_a_full_disk_leaves_the_older_ones_intact_and_nothing_behind(
+    tmp_path: Path, monkeypatch: Any, step: str
+) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if step == "write":
+        monkeypatch.setattr(module, "_write", full)
+    elif step == "fsync":
+        monkeypatch.setattr(module.os, "fsync", full)
+    else:
+        monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device\. Older ones are intact"):
+        save_checkpoint(tmp_path, 2, TENSORS, META)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+    assert load_newest_valid(tmp_path).number == 1
+
+
+def test_a_place_that_cannot_be_written_is_one_plain_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="can't be written: "):
+        save_checkpoint(tmp_path / "file", 1, TENSORS, META)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "meta"), [({"x": np.array([object()])}, {}), ({}, {"x": object()}), ({}, {"x": float("nan")})]
+)
+def test_what_has_no_place_in_a_checkpoint_is_refused_before_anything_is_written(
+    tmp_path: Path, tensors: dict[str, Any], meta: dict[str, Any]
+) -> None:
+    with pytest.raises(CheckpointError, match="can't be stored"):
+        save_checkpoint(tmp_path / "new", 1, tensors, meta)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_a_crash_left_behind_is_no_checkpoint_and_is_overwritten(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META)
+    shutil.move(path, tmp_path / ".partial-checkpoint-000001")
+    assert list_checkpoints(tmp_path) == []
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    assert [item.name for item in tmp_path.iterdir()] == ["checkpoint-000001"]

@@ -1,0 +1,172 @@
+"""The update thread: order of events on one tape, bounds, errors, stopping."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiorl.algorithms.algorithm import AlgorithmState, UpdateResult
+from aiorl.errors import InternalError, TrainingDiverged
+from aiorl.learner.ingest import AssembledBatch, QueuedFragment
+from aiorl.learner.update_thread import (
+    StateTaken,
+    UpdateDone,
+    UpdateEvent,
+    UpdateFailed,
+    UpdateThread,
+    WarmUpDone,
+)
+
+TIMEOUT_S = 20.0
+
+
+class FakeAlgorithm:
+    """Writes what is called on a tape; waits in update until let go, if told to hold."""
+
+    def __init__(self) -> None:
+        self.tape: list[str] = []
+        self.threads: set[str] = set()
+        self.go = threading.Event()
+        self.go.set()
+        self.begun = threading.Semaphore(0)
+        self.fail_in: str = ""
+
+    def _note(self, what: str) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.tape.append(what)
+        if what.startswith(self.fail_in or "-"):
+            raise TrainingDiverged("the test wants it so")
+
+    def warm_up(self) -> None:
+        self._note("warm_up")
+
+    def make_batch(self, fragments: Any) -> dict[str, Any]:
+        self._note(f"make_batch {len(fragments)}")
+        return {"x": np.zeros(1)}
+
+    def update(self, batch: Any, env_steps_total: int) -> UpdateResult:
+        self.begun.release()
+        assert self.go.wait(TIMEOUT_S)
+        self._note(f"update {env_steps_total}")
+        return UpdateResult({"loss": 1.0})
+
+    def get_weights(self) -> dict[str, Any]:
+        self._note("get_weights")
+        return {"w": np.ones(2, np.float32)}
+
+    def get_state(self) -> AlgorithmState:
+        self._note("get_state")
+        return AlgorithmState({}, {"n": len(self.tape)})
+
+
+def batch(env_steps: int = 10) -> AssembledBatch:
+    fragment = QueuedFragment(0, 0, 0, {}, env_steps)
+    return AssembledBatch((fragment,), env_steps, (0,))
+
+
+@pytest.fixture
+def algorithm() -> FakeAlgorithm:
+    return FakeAlgorithm()
+
+
+@pytest.fixture
+def events() -> queue.Queue[UpdateEvent]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def thread(algorithm: Any, events: queue.Queue[UpdateEvent]) -> Iterator[UpdateThread]:
+    thread = UpdateThread(algorithm, events.put, env_steps_total=100, max_queued=2)
+    yield thread
+    algorithm.go.set()
+    thread.stop()
+    assert thread.join(TIMEOUT_S)
+
+
+def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
+    thread: UpdateThread, algorithm: FakeAlgorithm, events: queue.Queue[UpdateEvent]
+) -> None:
+    thread.start()
+    assert isinstance(events.get(timeout=TIMEOUT_S), WarmUpDone)
+    for env_steps, total in ((10, 110), (5, 115)):
+        assert thread.submit_nowait(batch(env_steps))
+        done = events.get(timeout=TIMEOUT_S)
+        assert isinstance(done, UpdateDone)
+        assert done.env_steps_total == total
+        assert done.batch.env_steps == env_steps
+        assert done.weights["w"].tolist() == [1.0, 1.0]
+        assert min(done.wait_s, done.make_batch_s, done.update_s, done.weights_s) >= 0
+    assert algorithm.tape == [
+        "warm_up", "make_batch 1", "update 100", "get_weights", "make_batch 1", "update 110", "get_weights",
+    ]  # fmt: skip
+    assert algorithm.threads == {"aiorl-update"}
+
+
+def test_takes_no_more_batches_than_may_wait(
+    thread: UpdateThread, algorithm: FakeAlgorithm, events: queue.Queue[UpdateEvent]
+) -> None:
+    algorithm.go.clear()
+    thread.start()
+    assert thread.submit_nowait(batch())
+    assert algorithm.begun.acquire(timeout=TIMEOUT_S)  # one is being learned from
+    assert [thread.submit_nowait(batch()) for _ in range(3)] == [True, True, False]
+    assert not thread.has_room
+    algorithm.go.set()
+    done = [events.get(timeout=TIMEOUT_S) for _ in range(4)]
+    assert [type(event) for event in done] == [WarmUpDone, UpdateDone, UpdateDone, UpdateDone]
+    assert thread.has_room
+
+
+def test_state_is_taken_between_two_updates(thread: UpdateThread, events: queue.Queue[UpdateEvent]) -> None:
+    thread.start()
+    thread.submit_nowait(batch())
+    thread.request_state()
+    found = [events.get(timeout=TIMEOUT_S) for _ in range(3)]
+    assert isinstance(found[2], StateTaken)
+    assert found[2].env_steps_total == 110
+    assert found[2].state.values == {"n": 5}
+
+
+@pytest.mark.parametrize("where", ["warm_up", "make_batch", "update", "get_weights"])
+def test_an_error_ends_the_thread_and_is_delivered_with_its_batch(
+    thread: UpdateThread, algorithm: FakeAlgorithm, events: queue.Queue[UpdateEvent], where: str
+) -> None:
+    algorithm.fail_in = where
+    thread.submit_nowait(batch(7))
+    thread.start()
+    found = [events.get(timeout=TIMEOUT_S) for _ in range(1 if where == "warm_up" else 2)]
+    failed = found[-1]
+    assert isinstance(failed, UpdateFailed)
+    assert isinstance(failed.error, TrainingDiverged)
+    assert (failed.batch is None) == (where == "warm_up")
+    assert failed.batch is None or failed.batch.env_steps == 7
+    assert thread.join(TIMEOUT_S)
+    with pytest.raises(InternalError, match="stopped"):
+        thread.submit_nowait(batch())
+
+
+def test_stopping_finishes_the_update_under_way_and_no_other(
+    thread: UpdateThread, algorithm: FakeAlgorithm, events: queue.Queue[UpdateEvent]
+) -> None:
+    algorithm.go.clear()
+    thread.start()
+    thread.submit_nowait(batch())
+    assert algorithm.begun.acquire(timeout=TIMEOUT_S)
+    thread.submit_nowait(batch())
+    thread.stop()
+    assert not thread.has_room
+    assert not thread.join(0.01)
+    algorithm.go.set()
+    assert thread.join(TIMEOUT_S)
+    assert not thread.is_alive
+    assert [type(events.get_nowait()) for _ in range(2)] == [WarmUpDone, UpdateDone]
+    assert events.empty()
+
+
+def test_a_thread_that_never_started_is_joined_at_once(thread: UpdateThread) -> None:
+    assert thread.join(0.0)

@@ -1,0 +1,78 @@
+"""The bars of the literature, with real training through real processes; long, so marked slow.
+
+Returns are true means of the last 100 finished episodes. Solved scores: CartPole-v1 475 (its reward threshold),
+Pendulum-v1 -250 (a swing-up from a random angle costs 120 to 400). RecallEnv: a policy without memory earns 0.5 in
+expectation whatever it does (proof in its docstring), one with memory 1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SEEDS = (1, 2, 3, 4, 5)
+
+
+def train(run_dir: Path, *options: str) -> dict[str, Any]:
+    """The last result of a run; it must have ended by reaching its return."""
+    done = subprocess.run(
+        [sys.executable, "-m", "aiorl.learner", f"--run-dir={run_dir}", *options],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search("^Solved", done.stdout, re.MULTILINE), done.stdout
+    return json.loads((run_dir / "result.jsonl").read_text().splitlines()[-1])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
+def test_cartpole_is_solved_with_the_defaults(tmp_path: Path, algo: str, seed: int) -> None:
+    result = train(
+        tmp_path / "run", "--env=CartPole-v1", f"--algo={algo}", f"--seed={seed}", "--stop-return=475",
+        "--stop-time-s=120",
+    )  # fmt: skip
+    assert result["episode_reward_mean_last_100"] >= 475
+    assert result["ledger"]["trained"] == result["env_steps_trained_total"]
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_ppo_solves_pendulum_with_continuous_actions_and_a_filter(tmp_path: Path, seed: int) -> None:
+    result = train(
+        tmp_path / "run", "--env=Pendulum-v1", f"--seed={seed}", "--observation-filter=MeanStdFilter", "--gamma=0.9",
+        "--num-envs-per-worker=16", "--rollout-fragment-length=128", "--train-batch-size=4096",
+        "--sgd-minibatch-size=256", "--lr=1e-3", "--stop-return=-250", "--stop-time-s=240",
+    )  # fmt: skip
+    assert result["episode_reward_mean_last_100"] >= -250
+
+
+@pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
+def test_ppo_with_a_recurrent_cell_recalls_what_no_memoryless_policy_can(tmp_path: Path, cell: str) -> None:
+    result = train(
+        tmp_path / "run", "--env=aiorl.testing.envs:RecallEnv", "--seed=1", f"--model.{cell}=true",
+        "--num-envs-per-worker=16", "--stop-return=0.9", "--stop-time-s=240",
+    )  # fmt: skip
+    assert result["episode_reward_mean_last_100"] >= 0.9
+
+
+def test_ppo_without_memory_stays_at_chance_in_the_recall_environment(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    subprocess.run(
+        [
+            sys.executable, "-m", "aiorl.learner", f"--run-dir={run_dir}", "--env=aiorl.testing.envs:RecallEnv",
+            "--seed=1", "--num-envs-per-worker=16", "--stop-timesteps=80000",
+        ],
+        capture_output=True, timeout=200, check=True,
+    )  # fmt: skip
+    result = json.loads((run_dir / "result.jsonl").read_text().splitlines()[-1])
+    assert abs(result["episode_reward_mean"] - 0.5) < 0.15

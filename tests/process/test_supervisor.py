@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildRestarting, ChildStarted, Supervisor
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def exits_with(status: int) -> list[str]:
+    return [sys.executable, "-S", "-c", f"import sys; sys.exit({status})"]
+
+
+def supervise(command: list[str], slots: list[int], **options: object) -> tuple[Supervisor, list[ChildEvent]]:
+    events: list[ChildEvent] = []
+    options.setdefault("max_restarts", 2)
+    return Supervisor(lambda slot: command, slots, on_event=events.append, **options), events  # type: ignore[arg-type]
+
+
+def test_a_child_that_ends_with_0_is_done_and_not_started_again() -> None:
+    async def main() -> list[ChildEvent]:
+        supervisor, events = supervise(exits_with(0), [1, 2])
+        await supervisor.start()
+        await supervisor.wait()
+        assert supervisor.all_down
+        await supervisor.stop()
+        return events
+
+    events = asyncio.run(main())
+    assert [type(event) for event in events] == [ChildStarted, ChildStarted]
+    assert [event.slot for event in events] == [1, 2]
+
+
+def test_a_failing_child_is_restarted_as_often_as_allowed_with_growing_pauses() -> None:
+    async def main() -> list[ChildEvent]:
+        supervisor, events = supervise(exits_with(7), [3], max_restarts=2)
+        await supervisor.start()
+        await supervisor.wait()
+        return events
+
+    events = asyncio.run(main())
+    waits = [event.wait_s for event in events if isinstance(event, ChildRestarting)]
+    assert waits == sorted(waits)
+    assert len(waits) == 2
+    assert events[-1] == ChildGaveUp(3, 7, 2)
+    assert len({event.pid for event in events if isinstance(event, ChildStarted)}) == 3
+
+
+def test_a_healthy_time_gives_the_restarts_back() -> None:
+    async def main() -> list[ChildEvent]:
+        supervisor, events = supervise(exits_with(1), [1], max_restarts=1, healthy_after_s=0.0)
+        await supervisor.start()
+        while sum(isinstance(event, ChildRestarting) for event in events) < 3:
+            await asyncio.sleep(0.02)
+        await supervisor.stop(grace_s=0.0)
+        return events
+
+    events = asyncio.run(main())
+    assert not any(isinstance(event, ChildGaveUp) for event in events)
+    assert {event.restarts for event in events if isinstance(event, ChildRestarting)} == {1}
+
+
+@pytest.mark.parametrize("code", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"])
+def test_stop_ends_children_even_if_they_ignore_sigterm(code: str) -> None:
+    async def main() -> list[psutil.Process]:
+        supervisor, _ = supervise(
+            [sys.executable, "-c", f"{code}import time; print(1, flush=True); time.sleep(60)"], [1]
+        )
+        await supervisor.start()
+        processes = [psutil.Process(pid) for pid in supervisor.pids.values()]
+        await asyncio.sleep(0.3)
+        await supervisor.stop(grace_s=0.1)
+        return processes
+
+    assert not any(process.is_running() for process in asyncio.run(main()))
+
+
+def test_output_goes_to_the_slots_log_and_the_environment_is_extended(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import os; print(os.environ['GREETING'])"]
+
+    async def main() -> None:
+        supervisor, _ = supervise(
+            command, [4], environment={"GREETING": "hello"}, log_path=lambda slot: tmp_path / f"{slot}.txt"
+        )
+        await supervisor.start()
+        await supervisor.wait()
+
+    asyncio.run(main())
+    assert (tmp_path / "4.txt").read_text() == "hello\n"
+
+
+def test_a_program_that_cannot_be_started_raises() -> None:
+    async def main() -> None:
+        supervisor, _ = supervise(["/nowhere/program"], [1])
+        await supervisor.start()
+
+    with pytest.raises(OSError, match="nowhere"):
+        asyncio.run(main())
+
+
+def test_a_child_without_its_supervisor_sees_the_end_of_its_input(tmp_path: Path) -> None:
+    """The parent watch's other half: the pipe ends with the parent, also by SIGKILL."""
+    child = (
+        "from aiorl.process.parent_watch import watch_parent; import time; watch_parent(grace_s=0.1); time.sleep(60)"
+    )
+    parent = (
+        "import asyncio, sys\n"
+        "from aiorl.process.supervisor import Supervisor\n"
+        f"command = [sys.executable, '-c', {child!r}]\n"
+        "async def main():\n"
+        "    supervisor = Supervisor(lambda slot: command, [1], max_restarts=0)\n"
+        "    await supervisor.start()\n"
+        "    print(supervisor.pids[1], flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+
+    async def main() -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
+        )
+        assert process.stdout is not None
+        pid = int(await process.stdout.readline())
+        child_process = psutil.Process(pid)
+        process.kill()
+        await process.wait()
+        return await asyncio.to_thread(child_process.wait, 10)
+
+    assert asyncio.run(main()) in (3, None)
