@@ -1,0 +1,92 @@
+"""`python -m benchmarks [NAME...] [--json FILE]`: measure, each figure beside its baseline, and print a table."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.result import Figure
+
+__all__ = ["main"]
+
+MODULES = ("sampler", "wire", "update", "train", "startup")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmarks named, all by default; the exit status is 1 if a bound does not hold."""
+    known = _functions()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog="A NAME is a benchmark or the beginning of one: sampler, train_impala. Known: " + ", ".join(known),
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to measure; default: everything")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    args = parser.parse_args(argv)
+    chosen = [name for name in known if not args.names or any(name.startswith(prefix) for prefix in args.names)]
+    unmatched = [prefix for prefix in args.names if not any(name.startswith(prefix) for name in known)]
+    if unmatched:
+        parser.error(f"no benchmark is called {unmatched[0]!r}; known: {', '.join(known)}")
+    console = Console()
+    figures: list[Figure] = []
+    for name in chosen:
+        console.print(f"[dim]{name} ...[/dim]", highlight=False)
+        figures += known[name]()
+        console.print(_line(figures[-1]), highlight=False)
+    console.print(_table(figures))
+    if args.json is not None:
+        args.json.write_text(json.dumps([figure.to_dict() for figure in figures], indent=1) + "\n", encoding="utf-8")
+    return 0 if all(figure.ok for figure in figures) else 1
+
+
+def _functions() -> dict[str, Callable[[], list[Figure]]]:
+    found: dict[str, Callable[[], list[Figure]]] = {}
+    for name in MODULES:
+        module = importlib.import_module(f"benchmarks.{name}")
+        for function in module.__all__:
+            if function.startswith(f"{name}_"):
+                found[function] = getattr(module, function)
+    return found
+
+
+def _table(figures: Sequence[Figure]) -> Table:
+    table = Table(title="aiorl benchmarks: medians, baselines run beside them")
+    for column in ("name", "value", "unit", "baseline", "ratio", "target", "ok"):
+        table.add_column(column, justify="left" if column in ("name", "unit", "ok") else "right")
+    for figure in figures:
+        table.add_row(*_cells(figure))
+    return table
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    sign = "<=" if figure.smaller_is_better else ">="
+    targets = [f"{sign} {_number(figure.target)}"] if figure.target is not None else []
+    targets += [f"ratio {sign} {figure.target_ratio:g}"] if figure.target_ratio is not None else []
+    return (
+        figure.name,
+        _number(figure.value),
+        figure.unit,
+        "" if figure.baseline is None else _number(figure.baseline),
+        "" if figure.ratio is None else f"{figure.ratio:.2f}",
+        ", ".join(targets),
+        "yes" if figure.ok else "NO",
+    )
+
+
+def _line(figure: Figure) -> str:
+    return "  ".join(cell for cell in _cells(figure) if cell)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

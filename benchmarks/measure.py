@@ -1,0 +1,49 @@
+"""How figures are measured: subject and baseline in turn, medians, on one core, in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["SINGLE_THREADED", "alternate", "pin_to_one_core", "run_fresh"]
+
+SINGLE_THREADED = {
+    name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+}
+"""Environment variables that keep numerical libraries to one thread; they are read when NumPy is imported."""
+
+
+def alternate(subject: Callable[[], float], baseline: Callable[[], float], rounds: int = 5) -> tuple[float, float]:
+    """Medians of subject and baseline, measured in turn so that both see the same machine."""
+    pairs = [(subject(), baseline()) for _ in range(rounds)]
+    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+
+
+def pin_to_one_core() -> None:
+    """Keep this process to the last of the cores it may use, where the system lets us."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def run_fresh(module: str, *arguments: str, timeout_s: float = 300.0) -> Any:
+    """What ``python -m module arguments`` printed as JSON, with numerical libraries on one thread.
+
+    Raises:
+        RuntimeError: it failed; the message ends with what it wrote to stderr.
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", module, *arguments],
+        env={**os.environ, **SINGLE_THREADED},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{module} {' '.join(arguments)} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout)

@@ -1,0 +1,55 @@
+"""Figure: one measured number beside its baseline and its target."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Figure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the table that ``python -m benchmarks`` prints.
+
+    Attributes:
+        name: what was measured.
+        value: median of the rounds.
+        unit: of value, baseline and target.
+        baseline: the same measured without aiorl, in the same rounds; None = there is none.
+        target: bound on the value; None = there is none.
+        target_ratio: bound on value / baseline; None = there is none.
+        smaller_is_better: the bounds are upper ones.
+    """
+
+    name: str
+    value: float
+    unit: str
+    baseline: float | None = None
+    target: float | None = None
+    target_ratio: float | None = None
+    smaller_is_better: bool = False
+
+    @property
+    def ratio(self) -> float | None:
+        """Value over baseline."""
+        return None if not self.baseline else self.value / self.baseline
+
+    @property
+    def ok(self) -> bool:
+        """Every bound that there is holds."""
+        pairs = ((self.value, self.target), (self.ratio, self.target_ratio))
+        return all(
+            got <= bound if self.smaller_is_better else got >= bound
+            for got, bound in pairs
+            if got is not None and bound is not None
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, with ratio and ok, for JSON."""
+        return {**asdict(self), "ratio": self.ratio, "ok": self.ok}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Figure:
+        """The figure that ``to_dict`` described."""
+        return cls(**{key: value for key, value in data.items() if key not in ("ratio", "ok")})

@@ -1,0 +1,180 @@
+"""The sampler alone: CartPole-v1, 64x64 tanh actor and critic, all PPO columns with GAE, on one core.
+
+The baseline is a minimal loop in NumPy: same environments, same network, the same columns recorded, no GAE.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.env.adapt import make_lockstep_env
+from aiorl.sampler.columnar import ColumnarSampler
+from benchmarks.acting_mlp import NumpyActor, make_onnx_policy, mlp_weights
+from benchmarks.measure import alternate, pin_to_one_core, run_fresh
+from benchmarks.result import Figure
+
+__all__ = [
+    "PPO_COLUMNS",
+    "sampler_native_64",
+    "sampler_native_1024",
+    "sampler_serial_1",
+    "sampler_serial_8",
+    "sampler_serial_64",
+]
+
+PPO_COLUMNS = (
+    c.OBS,
+    c.ACTIONS,
+    c.REWARDS,
+    c.TERMINATEDS,
+    c.TRUNCATEDS,
+    c.ACTION_LOGP,
+    c.ACTION_DIST_INPUTS,
+    c.VF_PREDS,
+    c.ADVANTAGES,
+    c.VALUE_TARGETS,
+)
+
+ENV_ID = "CartPole-v1"
+TARGET_RATIO = 0.6
+ROUND_S = 0.7
+ROUNDS = 5
+
+Advance = Callable[[], int]
+
+
+def sampler_serial_1() -> list[Figure]:
+    """One Python CartPole."""
+    return _measured("serial", 1, 15_000)
+
+
+def sampler_serial_8() -> list[Figure]:
+    """Eight Python CartPoles stepped in turn."""
+    return _measured("serial", 8, 45_000)
+
+
+def sampler_serial_64() -> list[Figure]:
+    """64 Python CartPoles stepped in turn."""
+    return _measured("serial", 64, 55_000)
+
+
+def sampler_native_64() -> list[Figure]:
+    """Gymnasium's vectorised CartPole, 64 copies."""
+    return _measured("native", 64, 300_000)
+
+
+def sampler_native_1024() -> list[Figure]:
+    """Gymnasium's vectorised CartPole, 1024 copies."""
+    return _measured("native", 1024, 900_000)
+
+
+def _measured(vectorize: str, num_envs: int, target: float) -> list[Figure]:
+    value, baseline = run_fresh("benchmarks.sampler", vectorize, str(num_envs))
+    name = f"sampler, {vectorize} CartPole x {num_envs}"
+    return [Figure(name, value, "steps/s", baseline, target, TARGET_RATIO)]
+
+
+def _make_subject(vectorize: str, num_envs: int, steps: int) -> Advance:
+    env = make_lockstep_env(ENV_ID, {}, num_envs, vectorize)
+    policy = make_onnx_policy(4, env.action_space, 2, mlp_weights(4, 2))
+    sampler = ColumnarSampler(
+        env,
+        policy,
+        fragment_length=steps,
+        columns=PPO_COLUMNS,
+        postprocess="gae",
+        postprocess_settings={"gamma": 0.99, "lam": 0.95},
+    )
+    return lambda: sampler.sample().env_steps
+
+
+class _SerialBaseline:
+    """Plain environments in a list, reset where they end."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._envs = [gymnasium.make(ENV_ID, disable_env_checker=True) for _ in range(num_envs)]
+
+    def reset(self) -> NDArray[Any]:
+        return np.stack([env.reset(seed=index)[0] for index, env in enumerate(self._envs)])
+
+    def step(
+        self, actions: NDArray[Any], obs: NDArray[Any], rewards: NDArray[Any], terms: NDArray[Any], truncs: NDArray[Any]
+    ) -> None:
+        for index, (env, action) in enumerate(zip(self._envs, actions.tolist(), strict=True)):
+            one, rewards[index], terminated, truncated, _ = env.step(action)
+            terms[index], truncs[index] = terminated, truncated
+            obs[index] = env.reset()[0] if terminated or truncated else one
+
+
+class _NativeBaseline:
+    """Gymnasium's vector environment as it is."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._env = gymnasium.make_vec(ENV_ID, num_envs, vectorization_mode="vector_entry_point")
+
+    def reset(self) -> NDArray[Any]:
+        return np.asarray(self._env.reset(seed=0)[0])
+
+    def step(
+        self, actions: NDArray[Any], obs: NDArray[Any], rewards: NDArray[Any], terms: NDArray[Any], truncs: NDArray[Any]
+    ) -> None:
+        obs[:], rewards[:], terms[:], truncs[:], _ = self._env.step(actions)
+
+
+def _make_baseline(vectorize: str, num_envs: int, steps: int) -> Advance:
+    env = _SerialBaseline(num_envs) if vectorize == "serial" else _NativeBaseline(num_envs)
+    network = NumpyActor(mlp_weights(4, 2))
+    rng = np.random.default_rng(0)
+    last = env.reset()
+    shape = (steps, num_envs)
+
+    def advance() -> int:
+        obs = np.empty((steps + 1, num_envs, 4), np.float32)
+        actions, logp = np.empty(shape, np.int64), np.empty(shape, np.float32)
+        logits_column, values = np.empty((*shape, 2), np.float32), np.empty(shape, np.float32)
+        rewards, terms, truncs = np.empty(shape, np.float32), np.empty(shape, np.bool_), np.empty(shape, np.bool_)
+        uniform = rng.random(shape, dtype=np.float32)
+        obs[0] = last
+        for t in range(steps):
+            logits, value = network(obs[t])
+            difference = logits[:, 1] - logits[:, 0]
+            second = uniform[t] < 1.0 / (1.0 + np.exp(-difference))
+            actions[t] = second
+            logp[t] = -np.log1p(np.exp(np.where(second, -difference, difference)))
+            logits_column[t], values[t] = logits, value
+            env.step(actions[t], obs[t + 1], rewards[t], terms[t], truncs[t])
+        last[:] = obs[-1]
+        return steps * num_envs
+
+    return advance
+
+
+def _rate(advance: Advance) -> float:
+    steps, began = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < ROUND_S:
+        steps += advance()
+    return steps / elapsed
+
+
+def main() -> None:
+    """Measure one width; prints ``[value, baseline]`` as JSON."""
+    vectorize, num_envs = sys.argv[1], int(sys.argv[2])
+    pin_to_one_core()
+    steps = max(32, min(500, 16_384 // num_envs))
+    subject = _make_subject(vectorize, num_envs, steps)
+    baseline = _make_baseline(vectorize, num_envs, steps)
+    subject(), baseline()
+    print(json.dumps(alternate(lambda: _rate(subject), lambda: _rate(baseline), ROUNDS)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""From a process's start to its first work, to a solved CartPole, and a worker's memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.result import Figure
+
+__all__ = ["startup_learner", "startup_solve_cartpole", "startup_worker", "startup_worker_memory"]
+
+ROUNDS = 5
+
+
+def startup_learner() -> list[Figure]:
+    """Process start to the first update."""
+    seconds = []
+    for seed in range(ROUNDS):
+        with _learner("--stop-timesteps=1", f"--seed={seed}") as (process, run_dir):
+            began = time.monotonic()
+            results = run_dir / "result.jsonl"
+            while not (results.exists() and results.stat().st_size) and process.poll() is None:
+                time.sleep(0.01)
+            seconds.append(time.monotonic() - began)
+    median = statistics.median(seconds)
+    return [Figure("startup/learner to first update", median, "s", target=6.0, smaller_is_better=True)]
+
+
+def startup_solve_cartpole() -> list[Figure]:
+    """Process start until the mean return of the last 100 episodes is 475, five seeds."""
+    seconds = []
+    for seed in range(1, 6):
+        with _learner("--stop-return=475", f"--seed={seed}", "--stop-time-s=60") as (process, _):
+            began = time.monotonic()
+            assert process.stdout is not None
+            solved = any("Solved" in line for line in process.stdout)
+            seconds.append(time.monotonic() - began if solved else 999.0)
+    return [
+        Figure("startup/CartPole to 475, median", statistics.median(seconds), "s", None, 13.0, smaller_is_better=True),
+        Figure("startup/CartPole to 475, slowest", max(seconds), "s", None, 30.0, smaller_is_better=True),
+    ]
+
+
+def startup_worker() -> list[Figure]:
+    """Process start to the first fragment sent, joining a learner that waits for it."""
+    seconds = []
+    with _learner("--num-workers=0") as (_, run_dir):
+        address = _address(run_dir)
+        _wait_for_log(run_dir, "is compiled")
+        for _ in range(ROUNDS):
+            with _worker(address) as worker:
+                assert worker.stderr is not None
+                for line in worker.stderr:
+                    found = re.search(r"first fragment is sent, ([\d.]+) s", line)
+                    if found:
+                        seconds.append(float(found[1]))
+                        break
+    median = statistics.median(seconds)
+    return [Figure("startup/worker to first fragment", median, "s", target=1.5, smaller_is_better=True)]
+
+
+def startup_worker_memory() -> list[Figure]:
+    """Proportional set size of a worker that samples CartPole."""
+    with _learner("--num-workers=1", "--stop-time-s=60") as (process, run_dir):
+        results = run_dir / "result.jsonl"
+        while not (results.exists() and results.read_text().count("\n") >= 5) and process.poll() is None:
+            time.sleep(0.1)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        rollup = Path(f"/proc/{children[0]}/smaps_rollup").read_text()
+    megabytes = int(re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)[1]) / 1024  # type: ignore[index]
+    return [Figure("startup/worker memory (PSS)", megabytes, "MiB", target=110.0, smaller_is_better=True)]
+
+
+@contextmanager
+def _learner(*options: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        command = [sys.executable, "-m", "aiorl.learner", "--env=CartPole-v1", f"--run-dir={run_dir}", *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            yield process, run_dir
+        finally:
+            _end(process)
+
+
+@contextmanager
+def _worker(address: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "aiorl.worker", f"--connect={address}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def _address(run_dir: Path) -> str:
+    _wait_until((run_dir / "run.json").exists)
+    return str(json.loads((run_dir / "run.json").read_text())["address"])
+
+
+def _wait_for_log(run_dir: Path, text: str) -> None:
+    _wait_until(lambda: text in (run_dir / "log.txt").read_text())
+
+
+def _wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the learner was not ready within {timeout_s:g} s")
+        time.sleep(0.02)
