@@ -21,7 +21,10 @@ def example(
 ) -> dict[str, F32]:
     """Random inputs; after each end, perhaps, a row that is no transition, as NEXT_STEP environments give."""
     rng = np.random.default_rng(seed)
-    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+
+    def normal(*shape: int) -> F32:
+        return rng.normal(size=shape).astype(np.float32)
+
     terminateds = (rng.random((length, num)) < ends).astype(np.float32)
     truncateds = (rng.random((length, num)) < ends).astype(np.float32)
     valid = np.ones((length, num), np.float32)
@@ -88,8 +91,11 @@ def run(x: dict[str, F32], *, compiled: bool = False, **settings: float) -> tupl
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 7, 8])
-def test_equals_the_slow_reference_with_ends_and_rows_that_are_no_transitions(length: int, compiled: bool) -> None:
-    x = example(length, length=length)
+@pytest.mark.parametrize("invalid", [False, True])
+def test_equals_the_slow_reference_with_ends_and_rows_that_are_no_transitions(
+    length: int, compiled: bool, invalid: bool
+) -> None:
+    x = example(length, length=length, invalid=invalid)
     vs, advantages = run(x, compiled=compiled, gamma=0.9, lam=0.8, rho_bar=1.3, rho_bar_pg=0.9, c_bar=1.1)
     expected_vs, expected_advantages = reference(x, 0.9, 0.8, 1.3, 0.9, 1.1)
     np.testing.assert_allclose(vs, expected_vs, rtol=1e-4, atol=1e-5)
@@ -115,9 +121,10 @@ def test_hand_worked_numbers() -> None:
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
-def test_on_policy_value_targets_are_those_of_gae(lam: float) -> None:
+@pytest.mark.parametrize("invalid", [False, True])
+def test_on_policy_value_targets_are_those_of_gae(lam: float, invalid: bool) -> None:
     """The worker's GAE is an oracle of its own: other code, other recursion, NumPy."""
-    x = example(11, length=9, num=6, on_policy=True)
+    x = example(11, length=9, num=6, invalid=invalid, on_policy=True)
     _, targets = gae(
         x["rewards"], x["values"], x["last_values"], x["terminateds"] > 0, x["truncateds"] > 0,
         x["bootstrap_values"], gamma=0.95, lam=lam, valid=x["valid"] > 0,

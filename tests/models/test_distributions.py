@@ -9,6 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiorl.data.actions import ActionLayout
 from aiorl.models.distributions import make_distribution, to_tf_distribution
 from aiorl.policy import distributions as acting
 
@@ -20,6 +21,8 @@ SPACES = [
     (spaces.Box(-1.0, 1.0, (3,)), False),
     (spaces.Box(-1.0, 1.0, (2, 2), np.float64), False),
     (spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32)), True),
+    (spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, (2, 2))]), False),
+    (spaces.Dict({"b": spaces.Discrete(3, start=4), "a": spaces.Tuple([spaces.Box(-2.0, 1.0, (2,))])}), True),
 ]
 TWINS = [
     (acting.make_distribution(space, squash=squash), make_distribution(space, squash=squash))
@@ -66,10 +69,21 @@ def test_samples_belong_to_the_space_and_bear_their_logp(index):
     assert actions.dtype == numpy_twin.action_dtype
     assert actions.shape == (ROWS, *numpy_twin.action_shape)
     np.testing.assert_allclose(logp, numpy_twin.logp(inputs, actions), rtol=1e-4, atol=1e-4)
-    if numpy_twin.name != "diag_gaussian":
+    if numpy_twin.action_space.shape is None:
+        rows = ActionLayout(numpy_twin.action_space).to_env(actions)
+        assert numpy_twin.name == "composite" or all(numpy_twin.action_space.contains(row) for row in rows)
+    elif numpy_twin.name != "diag_gaussian":
         assert all(numpy_twin.action_space.contains(action) for action in actions)
     again, _ = COMPILED[index]["sample_with_logp"](inputs, tf.constant([1, 2]))
     np.testing.assert_array_equal(again, actions)
+
+
+def test_features_of_actions_by_hand():
+    space = spaces.Tuple([spaces.Discrete(2, start=1), spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, (2,))])
+    twin = make_distribution(space)
+    assert twin.num_features == 2 + 5 + 2
+    features = twin.features(np.array([[2, 2, 0, 0.5, -0.5], [0, 0, 0, 0, 0]], np.float32))
+    np.testing.assert_array_equal(features, [[0, 1, 0, 0, 1, 1, 0, 0.5, -0.5], [0, 0, 1, 0, 0, 1, 0, 0, 0]])
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -1,0 +1,188 @@
+"""The launch scripts: they parse, and ssh.sh does what it says through an ssh that runs on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aiorl.keys import make_keys
+from aiorl.transport.security import load_worker_keys
+
+LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
+
+FAKE_SSH = """#!/usr/bin/env bash
+# ssh [-o OPTION]... HOST COMMAND: each host is a home directory of its own on this machine
+while [[ $1 == -o ]]; do shift 2; done
+[[ $1 != unreachable ]] || { echo "ssh: connect to host unreachable: No route to host" >&2; exit 255; }
+export HOME=$FAKE_HOMES/$1
+mkdir -p "$HOME"
+cd "$HOME"
+exec bash -c "$2"
+"""
+
+FAKE_PYTHON = """#!/usr/bin/env bash
+echo "arguments: $*"
+[[ "$*" != *dies* ]] || { echo "it failed"; exit 1; }
+exec -a "$0 $*" sleep 60
+"""
+
+FAKE_SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+echo "srun: $*"
+[[ "$*" != *aiorl.worker* ]] || exec sleep 60
+"""
+
+
+@pytest.mark.parametrize("name", ["ssh.sh", "slurm.sbatch"])
+def test_scripts_have_no_syntax_error_and_are_clean_where_shellcheck_is_there(name):
+    subprocess.run(["bash", "-n", LAUNCH / name], check=True, timeout=20)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", LAUNCH / name], check=True, timeout=60)
+
+
+class Hosts:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.homes = folder / "homes"
+        bin_folder = folder / "bin"
+        bin_folder.mkdir()
+        for name, text in (("ssh", FAKE_SSH), ("worker-python", FAKE_PYTHON), ("srun", FAKE_SRUN)):
+            (bin_folder / name).write_text(text)
+            (bin_folder / name).chmod(0o755)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+            "FAKE_HOMES": str(self.homes),
+            "PYTHON": str(bin_folder / "worker-python"),
+            "KEYS": str(folder / "keys"),
+        }
+
+    def ssh(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [LAUNCH / "ssh.sh", *arguments],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    made = Hosts(tmp_path)
+    yield made
+    if made.homes.exists():
+        made.ssh("stop", *(home.name for home in made.homes.iterdir()))
+
+
+def test_workers_are_started_listed_and_stopped_on_every_host_of_a_file(hosts):
+    make_keys(hosts.folder / "keys", ("worker", "host2"))
+    (hosts.folder / "hosts.txt").write_text("host1\n# a comment\nuser@host2 = 16  # a big one\n\n")
+    started = hosts.ssh("start", "tcp://10.0.0.1:5557", "hosts.txt")
+    assert started.returncode == 0, started.stdout
+    assert "host1: started 4 workers" in started.stdout
+    assert "user@host2: started 16 workers" in started.stdout
+    for host, own in (("host1", "worker"), ("user@host2", "host2")):
+        folder = hosts.homes / host / ".aiorl"
+        keys = load_worker_keys(folder / "keys")  # refuses keys that others can read
+        assert keys.public_key == load_worker_keys(hosts.folder / "keys" / f"{own}.key_secret").public_key
+        assert stat.S_IMODE((folder / "keys").stat().st_mode) == 0o700
+        assert sorted(path.name for path in (folder / "keys").iterdir()) == ["learner.key", "worker.key_secret"]
+    log = (hosts.homes / "user@host2" / ".aiorl" / "worker.log").read_text()
+    assert "-m aiorl.worker --connect tcp://10.0.0.1:5557 --num-workers 16 --keys=keys" in log
+
+    again = hosts.ssh("start", "tcp://10.0.0.1:5557", "host1")
+    assert again.returncode == 1
+    assert "already running" in again.stdout
+    assert hosts.ssh("status", "hosts.txt").stdout.count("running (process") == 2
+    pids = [int((home / ".aiorl" / "worker.pid").read_text()) for home in hosts.homes.iterdir()]
+    stopped = hosts.ssh("stop", "hosts.txt")
+    assert stopped.stdout.count("stopped") == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert hosts.ssh("status", "hosts.txt").stdout.count("not running") == 2
+    assert "not running" in hosts.ssh("stop", "host1").stdout
+
+
+def test_hosts_that_fail_are_named_and_the_others_go_on(hosts):
+    hosts.environment["KEYS"] = ""
+    started = hosts.ssh("start", "tcp://dies:5557", "unreachable", "host1")
+    assert started.returncode == 1
+    assert "unreachable: ssh: connect to host unreachable: No route to host" in started.stdout
+    assert "host1: ended at once" in started.stdout
+    assert "it failed" in started.stdout
+    assert hosts.ssh("start", "tcp://10.0.0.1:5557", "unreachable", "host1").stdout.count("started 4 workers") == 1
+    assert "--keys" not in (hosts.homes / "host1" / ".aiorl" / "worker.log").read_text()
+
+
+def test_missing_keys_are_named(hosts):
+    started = hosts.ssh("start", "tcp://10.0.0.1:5557", "host1")
+    assert started.returncode == 1
+    assert "worker.key_secret: No such file" in started.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("start",), ("start", "host1", "host2"), ("restart", "host1"), ("stop",)])
+def test_wrong_usage_shows_examples(hosts, arguments):
+    shown = hosts.ssh(*arguments)
+    assert shown.returncode == 2
+    assert "ssh.sh start tcp://LEARNER:5557 host1 host2=16" in shown.stderr
+
+
+def test_the_slurm_job_runs_the_learner_first_and_ends_the_workers_with_it(hosts):
+    bin_folder = hosts.folder / "bin"
+    (bin_folder / "scontrol").write_text("#!/usr/bin/env bash\nprintf 'node1\\nnode2\\nnode3\\n'\n")
+    (bin_folder / "scontrol").chmod(0o755)
+    environment = {
+        **hosts.environment,
+        "HOME": str(hosts.folder),
+        "SLURM_JOB_NAME": "aiorl",
+        "SLURM_JOB_ID": "4242",
+        "SLURM_JOB_NODELIST": "node[1-3]",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_CPUS_PER_TASK": "8",
+        "STOP": "--stop-return 475",
+    }
+    make_keys(hosts.folder / ".aiorl" / "keys")
+    done = subprocess.run(
+        ["bash", LAUNCH / "slurm.sbatch"],
+        env=environment, cwd=hosts.folder, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    learner, worker = sorted(line.partition("-m ")[2] for line in done.stdout.splitlines())
+    keys = hosts.folder / ".aiorl" / "keys"
+    assert learner == (
+        "aiorl.learner --run-dir runs/aiorl --env CartPole-v1 --algo ppo --stop-return 475 "
+        f"--bind tcp://0.0.0.0:28484 --keys {keys} --num-workers 6"
+    )
+    assert worker == f"aiorl.worker --connect tcp://node1:28484 --keys {keys} --num-workers 8"
+
+
+def test_the_kubernetes_objects_fit_together():
+    documents = list(yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text()))
+    by_kind = {document["kind"]: document for document in documents}
+    assert set(by_kind) == {"PersistentVolumeClaim", "Service", "Job", "Deployment"}
+    ports = [port["port"] for port in by_kind["Service"]["spec"]["ports"]]
+    assert ports[1] == ports[0] + 1
+    job, deployment = by_kind["Job"]["spec"]["template"], by_kind["Deployment"]["spec"]["template"]
+    assert by_kind["Service"]["spec"]["selector"].items() <= job["metadata"]["labels"].items()
+    assert by_kind["Deployment"]["spec"]["selector"]["matchLabels"].items() <= deployment["metadata"]["labels"].items()
+    (learner,), (worker,) = job["spec"]["containers"], deployment["spec"]["containers"]
+    name = by_kind["Service"]["metadata"]["name"]
+    assert f"tcp://{name}:{ports[0]}" in worker["args"]
+    assert f"--bind tcp://0.0.0.0:{ports[0]}" in learner["args"][0]
+    subprocess.run(["bash", "-n", "-c", learner["args"][0]], check=True, timeout=20)
+    for pod in (job, deployment):
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        assert {mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]} == set(volumes)
+        assert volumes["keys"]["secret"]["defaultMode"] == 0o400
+    given = {item["path"] for item in deployment["spec"]["volumes"][0]["secret"]["items"]}
+    assert given == {"worker.key_secret", "learner.key"}, "the learner's private key is none of a worker's business"

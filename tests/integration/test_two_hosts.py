@@ -1,0 +1,109 @@
+"""A learner on one host, workers on another: keys, strangers, a cut link, a slow and lossy one."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from netns import LEARNER_HOST, NEEDS_NAMESPACES, PORT, Network, Process, network
+from processes import check_ledger
+
+from aiorl.keys import make_keys
+
+__all__ = ["network"]
+
+pytestmark = NEEDS_NAMESPACES
+
+
+class Training:
+    """A learner and a worker with keys, each in its own namespace."""
+
+    def __init__(self, net: Network, folder: Path, *options: str) -> None:
+        self.net, self.run_dir, self.keys = net, folder / "run", folder / "keys"
+        make_keys(self.keys)
+        self.learner = net.start(
+            net.learner, sys.executable, "-m", "aiorl.learner", "--env=CartPole-v1", f"--bind=tcp://0.0.0.0:{PORT}",
+            f"--keys={self.keys}", f"--run-dir={self.run_dir}", "--num-workers=0", "--min-iter-time-s=0.2",
+            "--seed=1", *options,
+        )  # fmt: skip
+        self.worker = self.start_worker(f"--keys={self.keys}")
+
+    def start_worker(self, *options: str) -> Process:
+        address = f"tcp://{LEARNER_HOST}:{PORT}"
+        return self.net.start(self.net.worker, sys.executable, "-m", "aiorl.worker", f"--connect={address}", *options)
+
+    def results(self) -> list[dict[str, Any]]:
+        path = self.run_dir / "result.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def updates(self) -> int:
+        results = self.results()
+        return int(results[-1]["updates_total"]) if results else 0
+
+    def wait_for_updates(self, more: int, timeout_s: float = 60.0) -> None:
+        wanted = self.updates() + more
+        deadline = time.monotonic() + timeout_s
+        while self.updates() < wanted:
+            assert time.monotonic() < deadline, f"{self.learner.text}\n{self.worker.text}"
+            time.sleep(0.1)
+
+    def check_ledgers(self) -> None:
+        for result in self.results():
+            check_ledger(result)
+
+
+@pytest.fixture
+def train(network: Callable[..., Network], tmp_path: Path) -> Callable[..., Training]:
+    def start(*options: str, **link: float) -> Training:
+        return Training(network(**link), tmp_path, *options)
+
+    return start
+
+
+def test_workers_with_keys_train_from_another_host_and_strangers_cost_nothing(train, tmp_path: Path) -> None:
+    training = train()
+    training.wait_for_updates(3)
+    make_keys(tmp_path / "stranger")
+    (tmp_path / "stranger" / "learner.key").write_bytes((training.keys / "learner.key").read_bytes())
+    stranger = training.start_worker(f"--keys={tmp_path / 'stranger'}")
+    stranger.wait_for_text("refused our key")
+    training.learner.wait_for_text("refused|not admitted")
+    bare = training.start_worker()
+    bare.wait_for_text("--keys DIR", 30.0)
+    junk = (
+        f"import socket; s = socket.create_connection(('{LEARNER_HOST}', {PORT}), 5); s.sendall(b'x' * 5000);"
+        "s.settimeout(15)\ntry:\n while s.recv(100): pass\nexcept OSError: pass\nprint('closed')"
+    )
+    training.net.start(training.net.worker, sys.executable, "-c", junk).wait_for_text("closed", 30.0)
+    training.wait_for_updates(5)
+    assert training.results()[-1]["num_healthy_workers"] == 1
+    assert "worker 1 lost" not in training.learner.text
+    training.check_ledgers()
+
+
+@pytest.mark.parametrize("cut_s", [5.0, pytest.param(20.0, marks=pytest.mark.slow)])
+def test_training_goes_on_after_the_link_was_cut(train, cut_s: float) -> None:
+    training = train()
+    training.wait_for_updates(3)
+    training.net.cut()
+    time.sleep(cut_s)
+    before = training.updates()
+    training.net.mend()
+    training.wait_for_updates(5, 45.0)
+    assert training.updates() >= before + 5
+    training.check_ledgers()
+    if cut_s > 10:
+        assert re.search("worker 1 lost", training.learner.text)
+
+
+def test_training_goes_on_over_a_slow_and_lossy_link(train) -> None:
+    training = train(delay_s=0.05, loss=0.01)
+    training.wait_for_updates(8, 90.0)
+    training.check_ledgers()

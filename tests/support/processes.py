@@ -1,0 +1,181 @@
+"""Real learner and worker processes for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = ["Processes", "Started", "StartedLearner", "check_ledger", "wait_until"]
+
+
+class Started:
+    """A process of ours whose output is read as it comes."""
+
+    def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def text(self) -> str:
+        with self._news:
+            return "".join(self.lines)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self.lines.append(line)
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+    def wait_for(self, pattern: str, timeout_s: float = 60.0, *, after: int = 0) -> int:
+        """Wait for a line that matches, from line ``after`` on; the number of the line behind it."""
+        deadline = time.monotonic() + timeout_s
+        number = after
+        with self._news:
+            while True:
+                while number < len(self.lines):
+                    if re.search(pattern, self.lines[number]):
+                        return number + 1
+                    number += 1
+                left = deadline - time.monotonic()
+                if left <= 0 or (not self._reader.is_alive() and number >= len(self.lines)):
+                    raise AssertionError(f"no line matches {pattern!r} in:\n{''.join(self.lines)}")
+                self._news.wait(min(left, 0.5))
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        status = self.process.wait(timeout_s)
+        self._reader.join(5.0)
+        return status
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(5.0)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+class StartedLearner(Started):
+    """A learner and its run directory."""
+
+    def __init__(self, run_dir: Path, *options: str, environment: dict[str, str] | None = None) -> None:
+        self.run_dir = run_dir
+        super().__init__([sys.executable, "-m", "aiorl.learner", *options], environment)
+
+    @property
+    def address(self) -> str:
+        wait_until((self.run_dir / "run.json").exists)
+        return str(json.loads((self.run_dir / "run.json").read_text())["address"])
+
+    def results(self) -> list[dict[str, Any]]:
+        path = self.run_dir / "result.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def wait_for_result(self, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0) -> dict[str, Any]:
+        """The first result, of those that come from now on too, that meets the condition."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for result in reversed(self.results()):
+                if condition(result):
+                    return result
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"no such result in {timeout_s} s:\n{self.text}\n{self.log}")
+
+    @property
+    def log(self) -> str:
+        path = self.run_dir / "log.txt"
+        return path.read_text() if path.exists() else ""
+
+    def worker_pids(self) -> list[int]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child.pid for child in psutil.Process(self.pid).children() if "aiorl.worker" in child.cmdline()]
+        return []
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 30.0, what: str = "the condition") -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come about within {timeout_s:g} s")
+        time.sleep(0.02)
+
+
+def check_ledger(result: dict[str, Any]) -> None:
+    """The sum by hand: sampled = trained + queued + in flight + discarded + lost."""
+    ledger = result["ledger"]
+    parts = ledger["trained"] + ledger["queued"] + ledger["in_flight"]
+    parts += sum(ledger["discarded"].values()) + sum(ledger["lost"].values())
+    assert ledger["sampled"] == parts, ledger
+    assert all(value >= 0 for value in (ledger["queued"], ledger["in_flight"]))
+
+
+class Processes:
+    """Starts learners and workers, and ends what is left of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[Started] = []
+
+    def learner(
+        self, *options: str, run: str = "run", resume: bool = False, environment: dict[str, str] | None = None
+    ) -> StartedLearner:
+        run_dir = self._folder / run
+        place = [f"--resume={run_dir}"] if resume else [f"--run-dir={run_dir}"]
+        if not resume and not any(option.startswith("--env=") for option in options):
+            place.append("--env=CartPole-v1")
+        learner = StartedLearner(run_dir, *place, *options, environment=environment)
+        self._started.append(learner)
+        return learner
+
+    def command(self, command: list[str]) -> Started:
+        started = Started(command)
+        self._started.append(started)
+        return started
+
+    def worker(self, address: str, *options: str) -> Started:
+        return self.command([sys.executable, "-m", "aiorl.worker", f"--connect={address}", *options])
+
+    def end(self) -> None:
+        for started in self._started:
+            children: list[psutil.Process] = []
+            with contextlib.suppress(psutil.NoSuchProcess):
+                children = psutil.Process(started.pid).children(recursive=True)
+            started.end()
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.wait(10)  # they end by themselves once their parent is gone

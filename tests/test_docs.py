@@ -1,0 +1,167 @@
+"""The documentation says what is: links, make targets, commands, file names, protocol fields, config keys."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tyro
+
+from aiorl.algorithms.registry import config_class
+from aiorl.config.command_line import parse_learner_args, parse_worker_args
+from aiorl.config.load import load_config
+from aiorl.keys import KeyOptions
+from aiorl.protocol.codec import decode
+from aiorl.protocol.messages import Hello
+from aiorl.protocol.schema import MESSAGE_TYPES
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`([^`]+)`")
+_MAKE = re.compile(r"^(?:make) ([a-z-]+)")
+_MODULE = re.compile(r"^(?:\S*/)?python3? -m (aiorl\S*|benchmarks\S*)")
+_FILE = re.compile(r"[\w./-]+\.(?:py|md|sh|sbatch|svg|png)")
+_PLACEHOLDERS = {"HOST:PORT": "learner-host:5557", "ADDRESS": "tcp://learner-host:5557", "NAME": "ppo", " N ": " 2 "}
+_REDIRECTION = re.compile(r"\s+(?:\d?>>?|\|).*$")
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def commands_of(name: str) -> Iterator[str]:
+    """Every shell command of a page: the lines of its sh blocks, and what stands in backticks."""
+    text = text_of(name)
+    for language, block in _FENCE.findall(text):
+        if language == "sh":
+            yield from (line.strip() for line in block.replace("\\\n", " ").splitlines() if line.strip())
+    for code in _INLINE.findall(_FENCE.sub("", text)):
+        yield " ".join(code.split())
+
+
+def words_of(command: str) -> list[str]:
+    for placeholder, value in _PLACEHOLDERS.items():
+        command = f"{command} ".replace(placeholder, value).strip()
+    return shlex.split(_REDIRECTION.sub("", command), comments=True)
+
+
+def module_commands() -> list[tuple[str, str]]:
+    return [(name, command) for name in NAMES for command in commands_of(name) if _MODULE.match(command)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_relative_link_leads_somewhere(name: str) -> None:
+    for target in _LINK.findall(_FENCE.sub("", text_of(name))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (ROOT / name).parent / path if path else ROOT / name
+        assert found.exists(), f"{name}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_make_target_named_exists(name: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
+    for command in commands_of(name):
+        found = _MAKE.match(command)
+        if found:
+            assert found[1] in targets, f"{name}: {command}"
+
+
+def test_make_help_lists_what_the_readme_begins_with() -> None:
+    first = next(block for language, block in _FENCE.findall(text_of("README.md")) if language == "sh")
+    assert [line.split()[1] for line in first.splitlines()] == ["train", "test", "help"]
+
+
+@pytest.mark.parametrize(("name", "command"), module_commands())
+def test_every_command_line_of_ours_is_understood(name: str, command: str) -> None:
+    words = words_of(command)
+    module, arguments = words[2], words[3:]
+    if module == "aiorl.learner":
+        check_learner(arguments)
+    elif module == "aiorl.worker":
+        if arguments:
+            assert parse_worker_args(arguments).connect.startswith("tcp://")
+    elif module == "aiorl.keys":
+        if arguments:
+            assert tyro.cli(KeyOptions, args=arguments).directory
+    else:
+        assert importlib.util.find_spec(module) is not None
+
+
+def check_learner(arguments: list[str]) -> None:
+    """The options are known and their values good; files that users have are not looked for."""
+    args = parse_learner_args(arguments)
+    overrides = {key: value for key, value in args.overrides.items() if key != "resume"}
+    if args.config_file is not None or args.help_config or "resume" in args.overrides or not arguments:
+        overrides.setdefault("env", "CartPole-v1")
+    assert load_config(config_class, overrides=overrides).env
+
+
+def test_a_mistake_in_a_command_would_be_found() -> None:
+    with pytest.raises(SystemExit):
+        parse_worker_args(words_of("python -m aiorl.worker --conect tcp://learner-host:5557")[3:])
+    with pytest.raises(ValueError, match="train_batch_sise"):
+        check_learner(words_of("python -m aiorl.learner --env CartPole-v1 --train-batch-sise 3")[3:])
+    assert len(module_commands()) > 20
+
+
+@pytest.mark.parametrize("name", ["docs/architecture.md", "docs/protocol.md", "docs/security.md", "CONTRIBUTING.md"])
+def test_every_file_named_exists(name: str) -> None:
+    for code in _INLINE.findall(_FENCE.sub("", text_of(name))):
+        if "/" in code and _FILE.fullmatch(code):
+            assert (ROOT / code).is_file(), f"{name}: {code}"
+        elif code.endswith("/") and code.startswith(("aiorl", "tests", "examples", "docs")):
+            assert (ROOT / code).is_dir(), f"{name}: {code}"
+
+
+def test_every_key_named_in_the_documentation_exists() -> None:
+    known: set[str] = set()
+    for algo in ("ppo", "impala"):
+        fields = config_class(algo).model_fields
+        known |= fields.keys()
+        for group in ("model", "transport", "multiagent"):
+            annotation = fields[group].annotation
+            known |= {f"{group}.{key}" for key in annotation.model_fields}
+    for name in NAMES:
+        for code in _INLINE.findall(_FENCE.sub("", text_of(name))):
+            if re.fullmatch(r"(?:model|transport|multiagent)\.[a-z_]+", code):
+                assert code in known, f"{name}: {code}"
+
+
+def test_the_protocol_page_has_every_message_with_every_field() -> None:
+    rows = {
+        found[1]: line
+        for line in text_of("docs/protocol.md").splitlines()
+        if (found := re.match(r"\| `([a-z_]+)` \| `", line))
+    }
+    assert rows.keys() == MESSAGE_TYPES.keys()
+    for kind in MESSAGE_TYPES.values():
+        for field in kind.scalars.keys() | kind.arrays.keys():
+            assert f"`{field}`" in rows[kind.name], f"{kind.name}.{field}"
+
+
+def test_the_hello_on_the_protocol_page_decodes() -> None:
+    dump = next(block for language, block in _FENCE.findall(text_of("docs/protocol.md")) if language == "text")
+    assert decode([bytes.fromhex(dump)]) == Hello(1, "", "w1", "i1", 0, "host1", 42, "")
+
+
+def test_the_changelog_has_the_current_version() -> None:
+    from aiorl import __version__
+
+    assert f"## [{__version__}]" in text_of("CHANGELOG.md")
+    kinds = re.findall(r"^### (\w+)$", text_of("CHANGELOG.md"), re.MULTILINE)
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    versions = re.findall(r"^## \[([\d.]+|Unreleased)\]", text_of("CHANGELOG.md"), re.MULTILINE)
+    assert len(set(versions)) == len(versions)

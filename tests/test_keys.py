@@ -1,0 +1,95 @@
+"""`python -m aiorl.keys`: what it makes, what it refuses, what it says."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from aiorl.errors import ConfigError, SecurityError
+from aiorl.keys import main, make_keys
+from aiorl.transport.security import load_learner_keys, load_worker_keys, read_public_key
+
+
+def _mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_it_makes_both_pairs_and_admits_the_worker_with_private_files_at_0600(tmp_path):
+    directory = tmp_path / "new" / "keys"
+    made = make_keys(directory)
+    assert sorted(path.relative_to(directory).as_posix() for path in made) == [
+        "admitted/worker.key",
+        "learner.key",
+        "learner.key_secret",
+        "worker.key",
+        "worker.key_secret",
+    ]
+    assert _mode(directory) == 0o700
+    for path in made:
+        assert _mode(path) == (0o600 if path.suffix == ".key_secret" else 0o644)
+    learner, worker = load_learner_keys(directory), load_worker_keys(directory)
+    assert worker.learner_key == learner.public_key
+    assert read_public_key(learner.admitted / "worker.key") == worker.public_key
+    for path in made:
+        if path.suffix == ".key":
+            assert "secret-key" not in path.read_text()
+
+
+def test_a_second_run_adds_workers_and_keeps_the_learners_key(tmp_path):
+    make_keys(tmp_path)
+    before = (tmp_path / "learner.key_secret").read_bytes()
+    made = make_keys(tmp_path, ("host1", "host2"))
+    assert (tmp_path / "learner.key_secret").read_bytes() == before
+    assert {path.name for path in made} == {
+        "host1.key", "host1.key_secret", "host2.key", "host2.key_secret",
+    }  # fmt: skip
+    assert len({read_public_key(path) for path in (tmp_path / "admitted").iterdir()}) == 3
+
+
+def test_nothing_is_overwritten_and_nothing_is_half_done(tmp_path):
+    make_keys(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"worker.key_secret exists already and is not overwritten"):
+        make_keys(tmp_path, ("fresh", "worker"))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["learner", "../evil", "a/b", "", ".hidden", "x" * 65, "ä"])
+def test_a_name_that_is_no_file_name_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="is no name for a worker's key"):
+        make_keys(tmp_path / "keys", (name,))
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_name_given_twice_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="twice"):
+        make_keys(tmp_path, ("a", "a"))
+
+
+def test_a_directory_that_cannot_be_made_is_one_plain_sentence(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SecurityError, match="cannot write keys"):
+        make_keys(tmp_path / "file" / "keys")
+    assert main([str(tmp_path / "file" / "keys")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("aiorl.keys: cannot write keys")
+    assert error.count("\n") == 1
+
+
+def test_it_says_what_to_copy_where_and_what_to_type_next(tmp_path, capsys):
+    assert main([str(tmp_path / "keys"), "--workers", "host1"]) == 0
+    said = capsys.readouterr().out
+    for part in ("host1.key_secret", "learner.key", "python -m aiorl.learner", "python -m aiorl.worker", "admitted"):
+        assert part in said
+    secret = (tmp_path / "keys" / "host1.key_secret").read_text().split('secret-key = "')[1][:40]
+    assert secret not in said
+
+
+def test_help_teaches_by_example_and_wrong_usage_is_status_2(tmp_path):
+    command = [sys.executable, "-m", "aiorl.keys"]
+    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "python -m aiorl.keys ~/keys --workers host1 host2" in shown
+    assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 2
