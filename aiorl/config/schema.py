@@ -59,7 +59,7 @@ class CommonConfig(BaseModel):
         None, "End once the mean return of the last 100 finished episodes is at least this.", group="Run"
     )
     stop_timesteps: int | None = key(
-        None, "End once timesteps_total, the env steps sampled, reaches this.", group="Run", unit="env steps", ge=1
+        None, "End after so many env steps were trained on.", group="Run", unit="env steps", ge=1
     )
     stop_time_s: float | None = key(None, "End after this time.", group="Run", unit="s", gt=0)
     run_dir: str | None = key(

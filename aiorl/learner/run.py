@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import shlex
 import threading
@@ -39,12 +40,13 @@ from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildRestarting
 from aiorl.protocol.events import WorkerFailed
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.protocol.ledger import Ledger
+from aiorl.protocol.limits import limits_of
 from aiorl.report.console import Display, DisplayHandler, Headline, Summary, make_display
 from aiorl.report.loggers import Loggers, open_loggers
 from aiorl.report.results import Results
 from aiorl.report.system import SystemUsage
 from aiorl.transport.endpoint import EndpointLimits
-from aiorl.transport.security import load_learner_keys
+from aiorl.transport.security import load_learner_keys, local_worker_keys, reachable_from_elsewhere, reachable_from_here
 from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
 
 __all__ = ["Outcome", "Run"]
@@ -55,6 +57,7 @@ _JOIN_WAIT_S = 60.0
 _SAY_WAITING_S = 10.0
 _UPDATE_WAIT_S = 2.0
 _GOODBYE_S = 1.5
+_CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,10 @@ class Run:
         try:
             address = self._bind()
             self._directory.save_address(address)
-            self._tell(f"more workers join with: python -m aiorl.worker --connect {address}", logging.INFO)
+            self._tell(
+                f"more workers join with: python -m aiorl.worker --connect {reachable_from_elsewhere(address)}",
+                logging.INFO,
+            )
             workers = self._workers = self._make_workers()
             await workers.start()
             loggers = self._loggers = self._open_loggers(checkpoint)
@@ -223,6 +229,7 @@ class Run:
             self._results,
             on_event=self._tell,
             on_worker_failed=self._on_worker_failed,
+            limits=limits_of(transport),
         )
         self._counters = Counters() if state is None else state.counters
         self._restored = state
@@ -263,9 +270,9 @@ class Run:
         }
         return LocalWorkers(
             config.num_workers,
-            self._service.address,
+            reachable_from_here(self._service.address),
             max_restarts=config.max_worker_restarts,
-            keys=None if config.keys is None else Path(config.keys),
+            keys=None if config.keys is None else local_worker_keys(config.keys),
             environment=environment,
             log_path=self._directory.worker_log,
             reserve=session.reserve_slot,
@@ -396,6 +403,7 @@ class Run:
             self._fail(WorkerError(failed.slot, failed.message, failed.traceback))
 
     def _tell(self, text: str, level: int) -> None:
+        text = _CONTROL.sub("?", text)  # parts of it may come from a peer
         logger.log(level, "%s", text, extra={"shown": True})
         self._display.event(text, time.monotonic(), level)
 

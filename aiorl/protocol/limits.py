@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-__all__ = ["DEFAULT_LIMITS", "Limits"]
+__all__ = ["DEFAULT_LIMITS", "Limits", "limits_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,3 +36,24 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+
+
+class SizeSettings(Protocol):
+    """The sizes that a configuration sets."""
+
+    @property
+    def max_header_bytes(self) -> int:
+        """Largest message header."""
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Largest message, after decompression."""
+
+
+def limits_of(settings: SizeSettings) -> Limits:
+    """The bounds that a configuration sets; the others are the default ones."""
+    return Limits(
+        max_header_bytes=settings.max_header_bytes,
+        max_array_bytes=settings.max_message_bytes,
+        max_message_bytes=settings.max_message_bytes,
+    )

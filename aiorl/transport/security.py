@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ __all__ = [
     "is_loopback",
     "load_learner_keys",
     "load_worker_keys",
+    "local_worker_keys",
+    "reachable_from_elsewhere",
+    "reachable_from_here",
     "read_public_key",
     "read_secret_key",
     "split_address",
@@ -185,6 +189,40 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
     public_key, secret_key = read_secret_key(secret_file)
     learner_key = read_public_key(directory / "learner.key")
     return WorkerKeys(public_key, secret_key, learner_key, str(secret_file.with_suffix(".key")))
+
+
+def local_worker_keys(directory: Path | str) -> Path:
+    """The private key that the learner's own workers use: ``worker``'s, else the first admitted one that is here.
+
+    Raises:
+        SecurityError: there is none.
+    """
+    directory = Path(directory)
+    secrets = sorted(path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret")
+    secrets.sort(key=lambda path: path.stem != "worker")
+    for path in secrets:
+        if (directory / ADMITTED / f"{path.stem}.key").exists():
+            return path
+    raise SecurityError(
+        f"{directory} holds no private key of an admitted worker, which the learner's own workers need:",
+        key="keys",
+        value=str(directory),
+        hint="make one with `python -m aiorl.keys`, or start the learner with --num-workers 0.",
+    )
+
+
+def reachable_from_here(address: str) -> str:
+    """Where processes of this host connect to a bound address: a bind to all interfaces is met on loopback."""
+    host, port = split_address(address)
+    if host in ("*", "0.0.0.0"):
+        return f"tcp://127.0.0.1:{port}"
+    return f"tcp://[::1]:{port}" if host == "::" else address
+
+
+def reachable_from_elsewhere(address: str) -> str:
+    """Where other hosts connect to a bound address, for people to read: by this host's name."""
+    host, port = split_address(address)
+    return f"tcp://{socket.gethostname()}:{port}" if host in ("*", "0.0.0.0", "::") else address
 
 
 def read_public_key(path: Path) -> bytes:

@@ -30,6 +30,8 @@ __all__ = ["ZmqWorkerEndpoint"]
 
 logger = logging.getLogger(__name__)
 
+_SAY_AGAIN_S = 60.0
+
 _SETTLE_S = 0.1
 _RETRY_S = 0.02
 _PATIENCE_S = 2.0
@@ -75,6 +77,7 @@ class ZmqWorkerEndpoint:
         self._since = 0.0
         self._pause_s = self._limits.retry_s
         self._last_reason = ""
+        self._said: dict[str, float] = {}
         self._seen: tuple[bytes, int] | None = None
         self._queue: deque[Sequence[Buffer]] = deque()
         self._queued_bytes = 0
@@ -327,6 +330,7 @@ class ZmqWorkerEndpoint:
         self._num_connected += 1
         self._pause_s = self._limits.retry_s
         self._last_reason = ""
+        self._said.clear()
         logger.info("connected to %s", self.address)
         self.on_event(Event(EventKind.CONNECTED, f"connected to {self.address}", address=self.address))
         if not self._queue:
@@ -431,8 +435,9 @@ class ZmqWorkerEndpoint:
         self.on_event(Event(EventKind.WAITING, reason, address=self.address))
 
     def _log_once(self, reason: str) -> None:
-        if reason != self._last_reason:
-            self._last_reason = reason
+        now = self._loop.time()
+        if now - self._said.get(reason, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
+            self._said[reason] = now
             logger.warning("%s", reason)
 
     def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:

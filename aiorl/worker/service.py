@@ -8,7 +8,9 @@ subscriptions. Several samplers of one process overlap their waits.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+import os
 import re
 import sys
 import time
@@ -20,13 +22,14 @@ from dataclasses import dataclass
 
 import psutil
 
+from aiorl.config.parts import TransportConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import Fragment
 from aiorl.errors import AiorlError, EnvError, LocalProtocolError, RemoteProtocolError
 from aiorl.protocol import events as ev
 from aiorl.protocol.codec import decode, encode
-from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
+from aiorl.protocol.limits import DEFAULT_LIMITS, Limits, limits_of
 from aiorl.protocol.messages import AnyArray, Message, Samples, Snapshot, Welcome
 from aiorl.protocol.worker_session import WorkerSession, WorkerState
 from aiorl.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
@@ -270,6 +273,8 @@ class WorkerService:
         try:
             part = WorkerPart.from_dict(welcome.config)
             self._compress = part.transport.compression != "off"
+            self._take_settings(part.transport)
+            os.environ.update(part.extra_python_environs_for_worker)
             logging.getLogger("aiorl").setLevel(part.log_level.replace("WARN", "WARNING"))
             for index in range(part.samplers_per_worker):
                 running = _Running(index)
@@ -282,6 +287,17 @@ class WorkerService:
         except Exception as error:
             logger.exception("the samplers could not be built")
             self._fail("setup", f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    def _take_settings(self, transport: TransportConfig) -> None:
+        """From the handshake on, times and limits are those of the learner's configuration."""
+        self._session.settings = dataclasses.replace(
+            self._session.settings,
+            heartbeat_interval_s=transport.heartbeat_interval_s,
+            heartbeat_timeout_s=transport.heartbeat_timeout_s,
+            resend_after_s=transport.resend_after_s,
+            hello_backoff_s=(min(0.5, transport.reconnect_max_s), transport.reconnect_max_s),
+        )
+        self._limits = limits_of(transport)
 
     async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
         incarnation = self._session.incarnation
