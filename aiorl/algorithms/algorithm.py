@@ -110,6 +110,13 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
+    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+        """Refuse a fragment that `make_batch` could not use, before it is queued. May be called in any thread.
+
+        Raises: BatchError naming the column at fault.
+        """
+
+    @abstractmethod
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
         """Learn from one train batch.
 

@@ -89,7 +89,7 @@ class BatchBuffers:
         batch = self._buffers((num_rows,))
         filled = 0
         for fragment in fragments:
-            length, num_envs = self._shape(fragment)
+            length, num_envs = self.shape_of(fragment)
             end = filled + length * num_envs
             if end > num_rows:
                 raise BatchError(c.OBS, f"at most {num_rows} rows in all fragments", f"{end} or more")
@@ -101,9 +101,7 @@ class BatchBuffers:
         self._clear(batch, filled)
         return batch
 
-    def sequences(
-        self, fragments: Sequence[Mapping[str, Array]], num_sequences: int, length: int
-    ) -> dict[str, Array]:
+    def sequences(self, fragments: Sequence[Mapping[str, Array]], num_sequences: int, length: int) -> dict[str, Array]:
         """The fragments' environments as sequences, padded to `num_sequences` of `length` steps.
 
         Returns: arrays [num_sequences, length, ...] and extras [num_sequences, ...], valid until `num_sets` further
@@ -113,7 +111,7 @@ class BatchBuffers:
         batch = self._buffers((num_sequences, length))
         filled = 0
         for fragment in fragments:
-            steps, num_envs = self._shape(fragment)
+            steps, num_envs = self.shape_of(fragment)
             end = filled + num_envs
             if end > num_sequences or steps > length:
                 raise BatchError(
@@ -133,6 +131,23 @@ class BatchBuffers:
             filled = end
         self._clear(batch, filled)
         return batch
+
+    def check(self, fragment: Mapping[str, Array], steps: int | None, num_envs: int | None) -> None:
+        """Refuse a fragment that could not be laid out. Safe in any thread.
+
+        Args:
+            fragment: columns and extras by name.
+            steps: T it must have, None for any.
+            num_envs: N it must have, None for any.
+        Raises: BatchError naming the column at fault.
+        """
+        shape = self.shape_of(fragment)
+        if (steps is not None and shape[0] != steps) or (num_envs is not None and shape[1] != num_envs):
+            raise BatchError(self.columns[0].name, f"[{steps}, {num_envs}, ...]", f"[{shape[0]}, {shape[1]}, ...]")
+        for column in self.columns:
+            self._source(fragment, column, shape)
+        for extra in self.extras:
+            self._source(fragment, extra, shape[1:])
 
     def zeros(self, *leading: int) -> dict[str, Array]:
         """A batch of `leading` dimensions in which no row is valid, in arrays of its own."""
@@ -179,7 +194,11 @@ class BatchBuffers:
         for array in batch.values():
             array[filled:] = 0
 
-    def _shape(self, fragment: Mapping[str, Array]) -> tuple[int, int]:
+    def shape_of(self, fragment: Mapping[str, Array]) -> tuple[int, int]:
+        """T and N of a fragment.
+
+        Raises: BatchError if it lacks the first column.
+        """
         first = fragment.get(self.columns[0].name)
         if first is None or first.ndim < 2:
             raise BatchError(self.columns[0].name, "a column [T, N, ...]", "none" if first is None else first.shape)

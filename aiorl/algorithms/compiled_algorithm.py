@@ -41,6 +41,8 @@ class CompiledAlgorithm(Algorithm):
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Take config and model; subclasses then build `buffers` and `compiled`."""
+        cut = config.batch_mode == "truncate_episodes"
+        self._fragment_shape = (config.rollout_fragment_length, config.num_envs_per_worker) if cut else (None, 1)
         self.model = model
         self._rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,)))
         self._updates = 0
@@ -79,6 +81,13 @@ class CompiledAlgorithm(Algorithm):
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
         """Take up what `extra_state` gave."""
+
+    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+        """Refuse a fragment that `make_batch` could not use, before it is queued. May be called in any thread.
+
+        Raises: BatchError naming the column at fault.
+        """
+        self.buffers.check(fragment, *self._fragment_shape)
 
     def warm_up(self) -> None:
         """Compile the update for batches of the usual shape; changes neither weights nor random states."""

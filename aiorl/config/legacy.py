@@ -37,6 +37,8 @@ def rename_legacy(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises: ConfigError when the old and the new name are set to different values.
     """
     renamed = _rename(dict(values), "sample_batch_size", "rollout_fragment_length")
+    if "lambda" in renamed and "lambda_" not in renamed:  # the field can't bear the name, which Python keeps
+        renamed["lambda_"] = renamed.pop("lambda")
     multiagent = renamed.get("multiagent")
     if isinstance(multiagent, Mapping):
         renamed["multiagent"] = _rename(dict(multiagent), "policy_graphs", "policies", "multiagent.")

@@ -6,17 +6,42 @@ socket and no thread. Whatever it won't hand out it gives a reason for, so that 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.algorithms.algorithm import LeasePlan
-from aiorl.errors import InternalError
+from aiorl.data.columns import VALID
+from aiorl.errors import BatchError, InternalError
+from aiorl.protocol.messages import Samples
 
-__all__ = ["AssembledBatch", "BatchAssembler", "Discarded", "QueuedFragment"]
+__all__ = ["AssembledBatch", "BatchAssembler", "Discarded", "QueuedFragment", "check_samples"]
+
+
+def check_samples(samples: Samples, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse counts and episodes that do not belong to the columns; a peer may send anything.
+
+    Raises: BatchError naming what is wrong.
+    """
+    first = next(iter(columns.values()), None)
+    valid = columns.get(VALID)
+    if first is None or first.ndim < 2:
+        raise BatchError("batches", "columns [T, N, ...]", "none")
+    rows = first.shape[0] * first.shape[1] if valid is None else int(np.count_nonzero(valid))
+    if samples.env_steps != rows:
+        raise BatchError("env_steps", rows, samples.env_steps)
+    lengths, rewards = samples.episodes.get("lengths"), samples.episodes.get("rewards")
+    if lengths is None or rewards is None or lengths.ndim != 1 or lengths.shape != rewards.shape:
+        raise BatchError("episodes", "lengths and rewards [E]", sorted(samples.episodes))
+    if lengths.dtype.kind != "i" or rewards.dtype.kind != "f" or not np.isfinite(rewards).all():
+        raise BatchError("episodes", "whole lengths and finite rewards", f"{lengths.dtype}, {rewards.dtype}")
+    if not all(math.isfinite(value) for value in samples.perf.values()):
+        raise BatchError("perf", "finite numbers", dict(samples.perf))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,14 @@ from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError, RemoteProtocolError
 from aiorl.learner.build import Learning
-from aiorl.learner.ingest import AssembledBatch, BatchAssembler, QueuedFragment
+from aiorl.learner.ingest import AssembledBatch, BatchAssembler, QueuedFragment, check_samples
 from aiorl.learner.publish import Publisher
 from aiorl.learner.update_thread import UpdateDone, UpdateThread
 from aiorl.protocol import events as ev
 from aiorl.protocol.codec import decode, encode
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession
 from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
-from aiorl.protocol.messages import DownMessage
+from aiorl.protocol.messages import Arrays, DownMessage
 from aiorl.report.results import Progress, Results
 from aiorl.transport.endpoint import Event, EventKind, LearnerEndpoint
 
@@ -110,6 +110,7 @@ class LearnerService:
         self._plan: LeasePlan | None = None
         self._assembler: BatchAssembler | None = None
         self._updates: UpdateThread | None = None
+        self._check_fragment: Callable[[Arrays], None] = lambda fragment: None
         self._num_in_thread = 0
         self._granting = False
         self._pump_due = False
@@ -147,6 +148,7 @@ class LearnerService:
         self.publisher = publisher
         self._updates = updates
         self._plan = type(learning.algorithm).lease_plan(self._config)
+        self._check_fragment = learning.algorithm.check_fragment
         self._assembler = BatchAssembler(self._plan, max_batches=2 * _QUEUED_BATCHES)
         now = time.monotonic()
         self.session.set_registration(learning.worker_part.to_dict(), learning.graphs, now)
@@ -270,16 +272,19 @@ class LearnerService:
         if assembler is None or publisher is None:
             self.session.ledger.discard("before training began", message.env_steps)
             return
+        columns = message.batches.get(DEFAULT_POLICY_ID, {})
+        try:
+            self._check_fragment(columns)
+            check_samples(message, columns)
+        except BatchError as error:
+            self.session.ledger.discard("malformed", message.env_steps)
+            self._on_event(f"worker {event.slot} sent what can't be trained on: {error}", logging.ERROR)
+            self.session.lose(event.slot, "it sent a malformed fragment", time.monotonic())
+            return
         self.counters.env_steps_sampled += message.env_steps
         self.counters.agent_steps_sampled += message.agent_steps
-        episodes = message.episodes
-        if "lengths" in episodes and "rewards" in episodes:
-            self.results.add_episodes(episodes["lengths"], episodes["rewards"])
+        self.results.add_episodes(message.episodes["lengths"], message.episodes["rewards"])
         self.results.add_perf(message.perf)
-        columns = message.batches.get(DEFAULT_POLICY_ID)
-        if columns is None:
-            self.session.ledger.discard("no rows of the trained policy", message.env_steps)
-            return
         fragment = QueuedFragment(
             slot=event.slot,
             seq=message.seq,

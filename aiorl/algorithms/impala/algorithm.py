@@ -78,7 +78,7 @@ class IMPALA(CompiledAlgorithm):
 
         Raises: BatchError if a column is missing or does not fit.
         """
-        shapes = [fragment[c.REWARDS].shape for fragment in fragments]
+        shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
         num_sequences = self._padded(sum(num_envs for _, num_envs in shapes))
         length = rounded_up(max(steps for steps, _ in shapes), self._config.sequence_length())
         return self.buffers.sequences(fragments, num_sequences, length)

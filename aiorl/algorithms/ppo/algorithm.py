@@ -87,7 +87,7 @@ class PPO(CompiledAlgorithm):
 
         Raises: BatchError if a column is missing or does not fit.
         """
-        shapes = [fragment[c.ADVANTAGES].shape for fragment in fragments]
+        shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
         if self.model.is_recurrent:
             num_sequences = self._padded(sum(num_envs for _, num_envs in shapes), self._nominal_sequences())
             length = rounded_up(max(steps for steps, _ in shapes), self._config.sequence_length())
