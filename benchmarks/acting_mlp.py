@@ -12,7 +12,7 @@ from aiorl.data.spaces import space_to_dict
 from aiorl.policy.acting_graph import ActingSpec, ArraySpec
 from aiorl.policy.onnx_policy import OnnxPolicy
 
-__all__ = ["NumpyActor", "make_onnx_policy", "mlp_weights"]
+__all__ = ["NumpyActor", "make_acting_graph", "make_onnx_policy", "mlp_weights"]
 
 F32 = NDArray[np.float32]
 
@@ -32,7 +32,16 @@ def mlp_weights(inputs: int, outputs: int, *, hidden: int = 64, seed: int = 0) -
 
 
 def make_onnx_policy(inputs: int, action_space: Any, outputs: int, weights: dict[str, F32]) -> OnnxPolicy:
-    """The network as an acting graph with external weights, run by ONNX Runtime."""
+    """The network run by ONNX Runtime."""
+    policy = OnnxPolicy(*make_acting_graph(inputs, action_space, outputs, weights))
+    policy.set_weights(weights)
+    return policy
+
+
+def make_acting_graph(
+    inputs: int, action_space: Any, outputs: int, weights: dict[str, F32]
+) -> tuple[bytes, ActingSpec]:
+    """The network as an acting graph with external weights, and its description."""
     nodes = []
     for tower in ("pi", "vf"):
         previous = "obs"
@@ -76,9 +85,7 @@ def make_onnx_policy(inputs: int, action_space: Any, outputs: int, weights: dict
         action_space=space_to_dict(action_space),
         weights=tuple(ArraySpec(name, weight.shape, "float32") for name, weight in weights.items()),
     )
-    policy = OnnxPolicy(model.SerializeToString(), spec)
-    policy.set_weights(weights)
-    return policy
+    return model.SerializeToString(), spec
 
 
 class NumpyActor:

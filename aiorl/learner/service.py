@@ -305,7 +305,6 @@ class LearnerService:
         assembler, updates = self._assembler, self._updates
         if assembler is None or updates is None or self._stopping:
             return
-        took = False
         while updates.has_room:
             assembler.prune(ahead=self._num_in_thread)
             if not assembler.is_ready:
@@ -316,11 +315,9 @@ class LearnerService:
                     self._merge(fragment)
             updates.submit_nowait(batch)
             self._num_in_thread += 1
-            took = True
         for discarded in assembler.take_discarded():
             self.session.ledger.discard(discarded.reason, discarded.env_steps)
-        if took:
-            self._top_up()
+        self._top_up()
 
     def _merge(self, fragment: QueuedFragment) -> None:
         assert self.publisher is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def configure_tensorflow(config: CommonConfig, log: Path | None = None) -> None:
         ConfigError: GPUs were asked for and TensorFlow sees none.
     """
     prepare_environment(config)
-    with _stderr_to(log):
+    with _stderr_to(log), _hidden("matplotlib"):
         import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(num_threads(config))
@@ -65,6 +66,19 @@ def configure_tensorflow(config: CommonConfig, log: Path | None = None) -> None:
         tf.config.experimental.set_memory_growth(gpu, True)
     if config.eager:
         tf.config.run_functions_eagerly(True)
+
+
+@contextlib.contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """Let imports of an optional package fail: Keras would load pyplot for helpers of its own, half a second."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]  # how the import system is told so
+    try:
+        yield
+    finally:
+        del sys.modules[package]
 
 
 @contextlib.contextmanager

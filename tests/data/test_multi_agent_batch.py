@@ -36,3 +36,13 @@ def test_r2_only_the_default_policy_gives_a_plain_batch() -> None:
 def test_a_negative_count_is_refused() -> None:
     with pytest.raises(ValueError, match=r"count is -1"):
         MultiAgentBatch({}, -1)
+
+
+def test_r65_compression_reaches_every_policys_observations() -> None:
+    obs = np.zeros((4, 100), np.uint8)
+    batch = MultiAgentBatch({name: SampleBatch(obs=obs, actions=np.arange(4)) for name in "ab"}, 4)
+    batch.compress("bulk")
+    assert all(rows.packed == {"obs"} for rows in batch.policy_batches.values())
+    np.testing.assert_array_equal(batch.policy_batches["a"]["obs"], obs)
+    batch.decompress()
+    assert not any(rows.packed for rows in batch.policy_batches.values())

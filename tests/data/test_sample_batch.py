@@ -78,3 +78,55 @@ def test_rows_and_mapping_protocol() -> None:
     assert batch.count == 5
     batch["x"] = np.zeros(2)
     assert (batch.count, batch.nbytes) == (2, 16)
+
+
+def make_images(rows: int, start: int = 0) -> SampleBatch:
+    index = np.arange(start, start + rows)
+    obs = np.repeat(index.astype(np.uint8), 64).reshape(rows, 8, 8)
+    return SampleBatch(obs=obs, new_obs=obs + 1, actions=index, eps_id=index // 3)
+
+
+@pytest.mark.parametrize("mode", ["rows", "bulk"])
+def test_r65_only_observations_are_compressed_and_access_decompresses_them(mode: str) -> None:
+    batch, plain = make_images(20), make_images(20)
+    batch.compress(mode)
+    assert batch.packed == {"obs", "new_obs"}
+    assert batch.nbytes < plain.nbytes / 2
+    assert batch.count == 20
+    for name in plain:
+        np.testing.assert_array_equal(batch[name], plain[name])
+        np.testing.assert_array_equal(dict(batch.items())[name], plain[name])
+    batch.compress(mode)
+    batch.decompress()
+    assert batch.packed == frozenset()
+    np.testing.assert_array_equal(batch["obs"], plain["obs"])
+
+
+@pytest.mark.parametrize("mode", ["rows", "bulk"])
+def test_r65_every_operation_works_on_compressed_columns(mode: str) -> None:
+    batch, plain = make_images(9), make_images(9)
+    batch.compress(mode)
+    pairs = [
+        (batch.slice(2, 7), plain.slice(2, 7)),
+        (batch.take(np.array([3, 0])), plain.take(np.array([3, 0]))),
+        (batch.copy(), plain),
+        (SampleBatch.concat([batch, make_images(2, 9)]), make_images(11)),
+        (SampleBatch.concat([batch, batch]), SampleBatch.concat([plain, plain])),
+        *zip(batch.split_by_episode(), plain.split_by_episode(), strict=True),
+    ]
+    for mine, theirs in pairs:
+        assert mine.count == theirs.count
+        for name in theirs:
+            np.testing.assert_array_equal(mine[name], theirs[name])
+    np.testing.assert_array_equal(list(batch.rows())[4]["obs"], plain["obs"][4])
+    assert batch.slice(0, 2).packed == ({"obs", "new_obs"} if mode == "rows" else set())
+
+
+def test_r65_compression_of_what_is_not_there_or_no_array_of_numbers_does_nothing() -> None:
+    batch = SampleBatch(obs=np.array([{}, {}], dtype=object), actions=np.zeros(2))
+    batch.compress("rows", ["obs", "new_obs"])
+    assert not batch.packed
+    with pytest.raises(ValueError, match="'rows' or 'bulk'"):
+        batch.compress(True)  # type: ignore[arg-type]
+    with pytest.raises(BatchError, match="2 rows"):
+        batch["more"] = np.zeros(3)

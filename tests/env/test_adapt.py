@@ -6,13 +6,24 @@ import gymnasium
 import numpy as np
 import pytest
 
-from aiorl.env.adapt import choose_vectorize, make_lockstep_env
+from aiorl.env.adapt import choose_vectorize, make_lockstep_env, to_base_env
+from aiorl.env.base_env import BaseEnv
+from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
+from aiorl.env.lockstep_base_env import LockstepBaseEnv
+from aiorl.env.monitor import STATS_FILE
+from aiorl.env.multi_agent_env import MultiAgentBaseEnv
 from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.registry import resolve_env
+from aiorl.env.remote_base_env import RemoteBaseEnv, RemoteSettings
 from aiorl.env.remote_env import RemoteEnv
+from aiorl.env.stepped_vector_env import VectorBaseEnv, VectorEnv
 from aiorl.env.vector_env import SerialEnv
+from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, EnvError, UnknownEnvError
-from aiorl.testing.envs import CountingEnv
+from aiorl.testing.envs import CountingEnv, CountingVectorEnv
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+
+COUNTING = "aiorl.testing.envs:CountingEnv"
 
 
 def choice(name, num_envs=4, horizon=None, **config) -> str:
@@ -99,3 +110,137 @@ def test_remote_is_made_by_name():
     assert isinstance(env, RemoteEnv)
     assert env.max_episode_steps == 2
     env.close()
+
+
+class MyBaseEnv(BaseEnv):
+    def poll(self):
+        raise NotImplementedError
+
+    def send_actions(self, action_dict):
+        raise NotImplementedError
+
+
+class TwoCounters(VectorEnv):
+    num_envs = 2
+
+    def vector_reset(self):
+        return [0, 0]
+
+    def reset_at(self, index):
+        return 0
+
+    def vector_step(self, actions):
+        return [1, 1], [0.0, 0.0], [False, False], [{}, {}]
+
+
+def test_r161_every_kind_of_environment_becomes_a_base_env():
+    base = MyBaseEnv()
+    assert to_base_env(base, num_envs=3) is base
+    kinds = {
+        VectorBaseEnv: [CountingEnv(), TwoCounters()],
+        MultiAgentBaseEnv: [CountingMultiAgentEnv()],
+        LockstepBaseEnv: [CountingVectorEnv()],
+        ExternalBaseEnv: [ExternalEnv(None, None), ExternalMultiAgentEnv(None, None)],
+    }
+    for kind, envs in kinds.items():
+        for env in envs:
+            made = to_base_env(env)
+            assert isinstance(made, kind)
+            assert to_base_env(made) is made
+            made.stop()
+
+
+@pytest.mark.parametrize(("make", "kind"), [(CountingEnv, VectorBaseEnv), (CountingMultiAgentEnv, MultiAgentBaseEnv)])
+def test_r20_r162_further_copies_are_made_with_their_index_and_the_first_is_the_one_given(make, kind):
+    made = []
+
+    def make_env(index):
+        made.append((index, make()))
+        return made[-1][1]
+
+    first = make()
+    base = to_base_env(first, make_env, 3)
+    assert isinstance(base, kind)
+    assert [index for index, _ in made] == [1, 2]
+    assert list(base.get_unwrapped()) == [first, *(env for _, env in made)]
+    assert len(base.poll().obs) == 3
+
+
+def test_r161_a_users_vector_env_keeps_its_own_number():
+    base = to_base_env(TwoCounters(), make_env=lambda index: pytest.fail("no copies are made"), num_envs=5)
+    assert len(base.poll().obs) == 2
+
+
+def test_r29_the_seed_reaches_every_copy():
+    envs = [CountingEnv(), CountingEnv()]
+    to_base_env(envs[0], lambda index: envs[index], 2, seed=9).poll()
+    assert [env.seeds for env in envs] == [[9], [1_000_009]]
+
+
+@pytest.mark.parametrize("env", [object(), 3, None, "CartPole-v1"])
+def test_r21_what_is_no_environment_is_a_value_error(env):
+    with pytest.raises(ValueError, match="has no reset, step and spaces"):
+        to_base_env(env)
+
+
+def test_numbers_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match="at least 1"):
+        to_base_env(CountingEnv(), num_envs=0)
+    with pytest.raises(ConfigError, match="only one is given"):
+        to_base_env(CountingEnv(), num_envs=2)
+
+
+def test_r161_remote_copies_are_made_in_children_and_the_local_one_is_closed():
+    class Closing(CountingEnv):
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    local = Closing()
+    with pytest.raises(ConfigError, match="how they are made"):
+        to_base_env(local, remote_envs=True)
+    settings = RemoteSettings("aiorl.testing.envs:CountingEnv")
+    base = to_base_env(local, None, 2, True, 10_000, remote_settings=settings)
+    assert isinstance(base, RemoteBaseEnv)
+    assert local.closed
+    assert sorted(base.poll().obs) == [0, 1]
+    base.stop()
+
+
+def test_r26_lockstep_copies_are_wrapped_each_here_and_in_children(tmp_path):
+    wrapping = Wrapping(monitor_path=str(tmp_path))
+    assert isinstance(make_lockstep_env("CartPole-v1", {}, 2), NativeVectorEnv)
+    with pytest.raises(ConfigError, match="wrappers go around each copy"):
+        make_lockstep_env("CartPole-v1", {}, 2, "native", wrapping=wrapping)
+    for vectorize, worker_index in (("auto", 1), ("remote", 2)):
+        env = make_lockstep_env(COUNTING, {"length": 1}, 2, vectorize, worker_index=worker_index, wrapping=wrapping)
+        env.reset()
+        env.step(np.zeros(2, np.int64))
+        assert env.take_finished_games() is None
+        env.close()
+        for index in range(2):
+            lines = (tmp_path / f"worker-{worker_index}-env-{index}" / STATS_FILE).read_text().splitlines()
+            assert len(lines) == 1
+
+
+def test_r124_lockstep_copies_of_atari_games_count_whole_games():
+    pytest.importorskip("ale_py")
+    wrapping = Wrapping(deepmind=True, dim=42)
+    env = make_lockstep_env("ale_py:ALE/Pong-v5", {"frameskip": 1}, 2, wrapping=wrapping)
+    assert isinstance(env, SerialEnv)
+    assert env.reset([1, 2]).shape == (2, 42, 42, 4)
+    env.step(np.zeros(2, np.int64))
+    assert env.take_finished_games() == []
+    env.close()
+
+
+@pytest.mark.parametrize("kind", [MyBaseEnv, TwoCounters, lambda: ExternalEnv(None, None)])
+def test_r28_environments_that_are_seeded_as_one_need_a_seed_method(kind):
+    env = kind()
+    with pytest.raises(ValueError, match="cannot be seeded"):
+        to_base_env(env, seed=5)
+    seeds = []
+    env.seed = seeds.append
+    to_base_env(env, seed=5)
+    assert seeds == [5]

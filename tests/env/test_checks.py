@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.env.checks import ObservationCheck, check_rewards, env_fault
+from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, check_rewards, env_fault
 from aiorl.errors import BadObservationError, BadRewardError, EnvError, UnsupportedSpaceError
 
 
@@ -61,3 +61,48 @@ def test_an_error_that_names_the_environment_already_is_kept():
         fault = env_fault("maze", "step", error, 2, 5)
     assert str(fault) == "environment 'maze', copy 2, at step 5 of its episode: step raised KeyError: 'door'"
     assert "raise KeyError" in fault.traceback_text
+
+
+NEST = spaces.Dict(
+    {"image": spaces.Box(0, 255, (2, 2), np.uint8), "pair": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (1,))])}
+)
+
+
+def nested(obs):
+    return NestedCheck("nested", NEST).coerce(obs, 2, 7)
+
+
+def test_nested_observations_come_out_with_arrays_as_leaves():
+    obs = nested({"image": [[1, 2], [3, 4]], "pair": [2, np.array([0.5])], "extra": 1})
+    assert list(obs) == ["image", "pair"]
+    assert obs["image"].tolist() == [[1, 2], [3, 4]]
+    assert isinstance(obs["pair"], tuple)
+    assert int(obs["pair"][0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("obs", "text"),
+    [
+        ({"image": np.zeros((2, 2), np.uint8)}, "expected the keys"),
+        (3, "int, expected the keys"),
+        ({"image": np.zeros((2, 2), np.uint8), "pair": (1,)}, "expected 2 parts"),
+        ({"image": np.zeros((2, 3), np.uint8), "pair": (1, [0.0])}, "shape"),
+        ({"image": np.zeros((2, 2), np.uint8), "pair": (3, [0.0])}, "outside 0 to 2"),
+        ({"image": np.zeros((2, 2), np.uint8), "pair": (1, [np.nan])}, "NaN"),
+    ],
+)
+def test_a_nested_observation_at_fault_is_named_with_copy_and_step(obs, text):
+    with pytest.raises(BadObservationError, match=text) as caught:
+        nested(obs)
+    assert (caught.value.env_id, caught.value.vector_index, caught.value.step) == ("nested", 2, 7)
+
+
+def test_spaces_without_arrays_are_not_checked():
+    assert NestedCheck("text", spaces.Text(5)).coerce("abc", 0, 0) == "abc"
+
+
+def test_a_reward_is_a_finite_number():
+    assert as_reward(np.float32(0.5), "e", 0, 1) == 0.5
+    for reward, text in ((float("inf"), "inf, expected a finite"), ("a lot", "'a lot' \\(str\\)"), (None, "NoneType")):
+        with pytest.raises(BadRewardError, match=text):
+            as_reward(reward, "e", 0, 1)

@@ -250,3 +250,39 @@ def test_settings_of_others_are_left_alone():
     assert ModelConfig.from_mapping({"framestack": True, "fcnet_hiddens": [3]}) == ModelConfig(fcnet_hiddens=(3,))
     model = build_model((4,), "float32", DISCRETE, ModelConfig(fcnet_hiddens=(3,)))
     assert model.variables["policy/dense_0/kernel"].shape == (4, 3)
+
+
+LOOKS_BACK = SMALL | {"use_lstm": True, "lstm_use_prev_action_reward": True}
+
+
+def test_looking_back_depends_on_the_previous_action_and_reward():
+    model = build_model((4,), "float32", DISCRETE, LOOKS_BACK, seed=0)
+    assert model.looks_back
+    assert model.variables["policy/lstm/kernel"].shape == (8 + 3 + 1, 20)
+    obs, state = obs_of(model, 1), model.initial_state(1)
+    values = [
+        float(model.forward_step(obs, state, np.array([action]), np.array([reward], np.float32))[1][0])
+        for action, reward in ((0, 0.0), (1, 0.0), (2, 0.0), (0, 1.0))
+    ]
+    assert len(set(values)) == 4
+
+
+@pytest.mark.parametrize("given", [(), (np.zeros(2, np.int64),)])
+def test_a_network_that_looks_back_needs_what_it_looks_at(given):
+    model = build_model((4,), "float32", DISCRETE, LOOKS_BACK)
+    with pytest.raises(PolicyError, match="none were given"):
+        model.forward_step(obs_of(model, 2), model.initial_state(2), *given)
+    with pytest.raises(PolicyError, match="none were given"):
+        model.forward_sequence(obs_of(model, 3, 2), model.initial_state(2), np.zeros((3, 2), np.bool_))
+
+
+def test_a_network_that_does_not_look_back_refuses_previous_steps():
+    model = build_model((4,), "float32", DISCRETE, SMALL)
+    assert not model.looks_back
+    with pytest.raises(PolicyError, match="no previous"):
+        model.forward_step(obs_of(model, 2), [], np.zeros(2, np.int64), np.zeros(2))
+
+
+def test_looking_back_needs_a_recurrent_cell():
+    with pytest.raises(ConfigError, match="needs a recurrent cell"):
+        build_model((4,), "float32", DISCRETE, SMALL | {"lstm_use_prev_action_reward": True})

@@ -120,3 +120,10 @@ def test_a_twin_knows_its_numpy_distribution():
     twin = to_tf_distribution(distribution)
     assert twin.acting is distribution
     assert twin.num_inputs == 3
+
+
+def test_components_are_sampled_independently():
+    twin = make_distribution(spaces.Tuple([spaces.Discrete(5), spaces.Discrete(5)]))
+    actions, _ = twin.sample_with_logp(np.zeros((500, 10), np.float32), tf.constant([3, 4]))
+    actions = actions.numpy()
+    np.testing.assert_allclose((actions[:, 0] == actions[:, 1]).mean(), 0.2, atol=0.06)

@@ -17,6 +17,7 @@ from aiorl.policy.distributions import make_distribution
 from aiorl.policy.onnx_policy import OnnxPolicy
 
 DISCRETE = make_distribution(spaces.Discrete(2))
+BOX = spaces.Box(-1.0, 1.0, (2,))
 SMALL = {"fcnet_hiddens": [8, 8], "lstm_cell_size": 5}
 MODELS = {
     "mlp": ((4,), "float32", DISCRETE, SMALL),
@@ -30,8 +31,31 @@ MODELS = {
     "two_cnns": ((12, 12, 1), "uint8", DISCRETE, SMALL | {"conv_filters": [[4, 3, 2]], "fcnet_activation": "gelu"}),
     "lstm": ((4,), "float32", DISCRETE, SMALL | {"use_lstm": True}),
     "gru": ((4,), "float32", DISCRETE, SMALL | {"use_gru": True, "vf_share_layers": True}),
+    "looks_back": (
+        (4,),
+        "float32",
+        make_distribution(spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3]), BOX])),
+        SMALL | {"use_lstm": True, "lstm_use_prev_action_reward": True},
+    ),
+    "looks_back_at_a_choice": (
+        (4,),
+        "float32",
+        DISCRETE,
+        SMALL | {"use_gru": True, "lstm_use_prev_action_reward": True, "vf_share_layers": True},
+    ),
+    "tuple": ((4,), "float32", make_distribution(spaces.Tuple([spaces.Discrete(3), BOX])), SMALL),
     "cnn_lstm": ((12, 12, 1), "uint8", DISCRETE, SMALL | {"conv_filters": [[4, 3, 2]], "use_lstm": True}),
 }
+
+
+def random_previous(policy, rows, seed=0):
+    """Actions and rewards of the step before, or None."""
+    if policy.spec.prev_action is None:
+        return None
+    rng = np.random.default_rng(seed)
+    policy.action_space.seed(seed)
+    actions = np.stack([policy.layout.to_row(policy.action_space.sample()) for _ in range(rows)])
+    return actions, rng.standard_normal(rows).astype(np.float32)
 
 
 def random_obs(model, rows, seed=0):
@@ -53,8 +77,11 @@ def test_a_worker_acts_with_the_models_numbers_before_and_after_new_weights(name
         for rows in (1, 6):
             obs = random_obs(model, rows, seed=turn)
             state = [rng.standard_normal((rows, *shape)).astype(np.float32) for shape in model.state_shapes]
-            wanted_inputs, wanted_values, wanted_state = model.forward_step(obs, [tf.constant(s) for s in state])
-            dist_inputs, values, state_out = policy.graph.run(obs, state)
+            prev = random_previous(policy, rows, seed=turn)
+            wanted_inputs, wanted_values, wanted_state = model.forward_step(
+                obs, [tf.constant(s) for s in state], *(prev or ())
+            )
+            dist_inputs, values, state_out = policy.graph.run(obs, state, prev)
             np.testing.assert_allclose(dist_inputs, wanted_inputs, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(values, wanted_values, rtol=1e-4, atol=1e-5)
             for mine, theirs in zip(state_out, wanted_state, strict=True):
@@ -69,22 +96,27 @@ def test_every_activation_of_the_config_can_be_exported(activation):
     export_acting_graph(build_model((4,), "float32", DISCRETE, SMALL | {"fcnet_activation": activation}))
 
 
-def test_a_sequence_learned_from_equals_the_steps_acted():
-    model = build_model(*MODELS["lstm"], seed=0)
+@pytest.mark.parametrize("name", ["lstm", "looks_back", "looks_back_at_a_choice"])
+def test_a_sequence_learned_from_equals_the_steps_acted(name):
+    model = build_model(*MODELS[name], seed=0)
     policy = OnnxPolicy(*export_acting_graph(model))
     policy.set_weights(model.get_weights())
     steps, rows = 12, 4
     obs = np.random.default_rng(0).standard_normal((steps, rows, 4)).astype(np.float32)
     resets = np.random.default_rng(1).random((steps, rows)) < 0.2
     start = [item + np.float32(0.3) for item in policy.initial_state(rows)]
+    previous = []
+    if model.looks_back:
+        pairs = [random_previous(policy, rows, seed=t) for t in range(steps)]
+        previous = [np.stack(column) for column in zip(*pairs, strict=True)]
     dist_inputs, values = tf.function(model.forward_sequence, jit_compile=True)(
-        tf.constant(obs), [tf.constant(item) for item in start], tf.constant(resets)
+        tf.constant(obs), [tf.constant(item) for item in start], tf.constant(resets), *map(tf.constant, previous)
     )
     state = start
     for t in range(steps):
         for component in state:
             component[resets[t]] = 0.0
-        acted_inputs, acted_values, state = policy.graph.run(obs[t], state)
+        acted_inputs, acted_values, state = policy.graph.run(obs[t], state, pairs[t] if previous else None)
         np.testing.assert_allclose(dist_inputs[t], acted_inputs, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(values[t], acted_values, rtol=1e-5, atol=1e-5)
 

@@ -277,3 +277,53 @@ def test_the_size_of_weights_is_known_before_they_come():
     assert ArraySpec("w", (3, 4), "float16").num_bytes == 24
     assert ArraySpec("w", (), "int64").num_bytes == 8
     assert MAX_WEIGHT_BYTES > 1 << 30
+
+
+def with_previous(network):
+    """The network with the previous reward added to its value, and a previous action it casts and ignores."""
+
+    def change(model):
+        graph = model.graph
+        graph.input.append(helper.make_tensor_value_info("prev_actions", TensorProto.INT64, ["n"]))
+        graph.input.append(helper.make_tensor_value_info("prev_rewards", TensorProto.FLOAT, ["n"]))
+        graph.node[2].output[0] = "sum"
+        graph.node.append(helper.make_node("Cast", ["prev_actions"], ["chosen"], to=TensorProto.FLOAT))
+        graph.node.append(helper.make_node("Add", ["sum", "prev_rewards"], ["half"]))
+        graph.node.append(helper.make_node("Add", ["half", "chosen"], ["vf"]))
+
+    spec = dataclasses.replace(network.spec, prev_action=ArraySpec("prev_actions", (), "int64"))
+    graph = ActingGraph(network.graph(change), spec)
+    graph.set_weights(network.weights())
+    return graph
+
+
+def test_a_graph_that_looks_back_takes_previous_actions_and_rewards(network):
+    graph = with_previous(network)
+    obs = np.ones((2, 3), np.float32)
+    actions, rewards = np.array([2, 0], np.int32), np.array([0.5, -1.0])
+    _, values, _ = graph.run(obs, (), (actions, rewards))
+    np.testing.assert_allclose(values, network.expected(network.weights(), obs)[1] + rewards + actions, rtol=1e-5)
+    for prev in (None, (actions[:1], rewards), (actions, rewards[:1]), (actions[:, None], rewards)):
+        with pytest.raises(PolicyError, match="previous actions"):
+            graph.run(obs, (), prev)
+
+
+def test_a_graph_that_does_not_look_back_refuses_previous_steps(network):
+    graph = ActingGraph(network.graph(), network.spec)
+    graph.set_weights(network.weights())
+    with pytest.raises(PolicyError, match="takes no previous"):
+        graph.run(np.ones((2, 3), np.float32), (), (np.zeros(2, np.int64), np.zeros(2, np.float32)))
+
+
+def test_a_graph_without_the_inputs_its_description_promises_is_refused(network):
+    spec = dataclasses.replace(network.spec, prev_action=ArraySpec("prev_actions", (), "int64"))
+    with pytest.raises(PolicyError, match=r"lacks the inputs \['prev_actions', 'prev_rewards'\]"):
+        ActingGraph(network.graph(), spec).set_weights(network.weights())
+
+
+@pytest.mark.parametrize("given", [0, 2])
+def test_r115_a_mismatched_number_of_state_columns_is_a_value_error(recurrent_network, given):
+    graph = ActingGraph(recurrent_network.graph(), recurrent_network.spec)
+    graph.set_weights(recurrent_network.weights())
+    with pytest.raises(ValueError, match=f"{given} recurrent state components; the policy has 1"):
+        graph.run(np.ones((2, 3), np.float32), [np.zeros((2, 2), np.float32)] * given)

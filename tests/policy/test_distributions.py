@@ -281,8 +281,8 @@ def test_quadrature_weights_are_those_of_a_probability():
         (spaces.MultiBinary(3), False),
         (spaces.Box(0, 10, (2,), np.int32), False),
         (spaces.Box(-np.inf, 1.0, (1,)), True),
-        (spaces.Tuple([spaces.Discrete(2)]), False),
-        (spaces.Dict({"a": spaces.Discrete(2)}), False),
+        (spaces.Tuple([spaces.MultiBinary(2)]), False),
+        (spaces.Text(2), False),
     ],
     ids=str,
 )

@@ -83,3 +83,34 @@ def test_importing_the_policy_package_loads_no_deep_learning_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("space", [spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([spaces.Discrete(2)])])
+def test_r32_a_raw_nested_observation_space_is_refused(space):
+    class Idle(Policy):
+        def compute_actions(self, obs, *_, explore=True, **__):
+            return np.zeros(len(obs)), [], {}
+
+    with pytest.raises(ValueError, match="preprocessor"):
+        Idle(space, spaces.Discrete(2), {})
+
+
+def test_a_single_action_gets_all_that_is_known_of_its_step():
+    seen = []
+
+    class Recording(Policy):
+        def compute_actions(self, obs, *rest, explore=True):
+            seen.append((obs, *rest, explore))
+            return np.ones(1, np.int64), [rest[0][0] + 1], {"extra": np.zeros((1, 2))}
+
+        def get_initial_state(self):
+            return [np.zeros(3, np.float32)]
+
+    policy = Recording(spaces.Box(-1, 1, (1,)), spaces.Discrete(2), {})
+    action, state, columns = policy.compute_single_action(np.zeros(1), (), 1, 0.5, {"a": 1}, "episode", 7)
+    assert (action, state[0].tolist(), columns["extra"].shape) == (1, [1, 1, 1], (2,))
+    (obs, states, prev_actions, prev_rewards, infos, episodes, timestep, explore), *_ = seen
+    assert (obs.shape, states[0].shape, prev_actions.tolist(), prev_rewards.tolist()) == ((1, 1), (1, 3), [1], [0.5])
+    assert (infos, episodes, timestep, explore) == ([{"a": 1}], ["episode"], 7, True)
+    policy.compute_single_action(np.zeros(1), [np.ones(3, np.float32)], explore=False)
+    assert seen[1][2:] == (None, None, None, None, None, False)

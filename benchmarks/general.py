@@ -1,0 +1,244 @@
+"""The general path alone, on one core: any number of agents and policies, dicts in and out.
+
+Two settings: CartPole with four agents in each of 16 environments, odd and even agents on policies of their
+own; and plain CartPole, 64 copies. The network is the one of the sampler benchmark, the rows hold all columns
+that the general path records. The baseline is a minimal loop over the same environments that records the same columns,
+trajectory by trajectory, with the same networks in NumPy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from numpy.typing import NDArray
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.env.base_env import BaseEnv
+from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
+from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv
+from aiorl.observation.filters import NoFilter
+from aiorl.observation.preprocessors import preprocessor_for
+from aiorl.sampler.sync_sampler import SyncSampler
+from benchmarks.acting_mlp import NumpyActor, make_onnx_policy, mlp_weights
+from benchmarks.measure import alternate, pin_to_one_core, run_fresh
+from benchmarks.result import Figure
+
+__all__ = ["MultiAgentCartPole", "general_multi_agent", "general_single_agent"]
+
+AGENTS = 4
+TARGET_RATIO = 0.5
+ROUND_S = 0.7
+ROUNDS = 5
+FRAGMENT = 100
+
+Advance = Callable[[], int]
+
+
+class MultiAgentCartPole(MultiAgentEnv):
+    """Four poles; an agent whose pole has fallen is done, the episode is over when all have."""
+
+    def __init__(self, agents: int = AGENTS) -> None:
+        """Make the poles."""
+        self._poles = [CartPoleEnv() for _ in range(agents)]
+        self.observation_space = self._poles[0].observation_space
+        self.action_space = self._poles[0].action_space
+        self._fallen: set[int] = set()
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """All poles upright."""
+        self._fallen = set()
+        self._steps = 0
+        return {
+            index: pole.reset(seed=None if seed is None else seed + index)[0] for index, pole in enumerate(self._poles)
+        }, {}
+
+    def step(self, action_dict: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
+        """Push."""
+        self._steps += 1
+        obs, rewards, terminateds, truncateds = {}, {}, {}, {}
+        for index, action in action_dict.items():
+            obs[index], rewards[index], terminateds[index], truncateds[index], _ = self._poles[index].step(action)
+            if terminateds[index]:
+                self._fallen.add(index)
+        terminateds["__all__"] = len(self._fallen) == len(self._poles)
+        truncateds["__all__"] = self._steps >= 500
+        return obs, rewards, terminateds, truncateds, {}
+
+
+def general_multi_agent() -> list[Figure]:
+    """Four agents in each of 16 CartPoles, two policies; agent steps."""
+    return _measured("multi", 16, 40_000, "general, 4 agents x 16 CartPoles, 2 policies", "agent steps/s")
+
+
+def general_single_agent() -> list[Figure]:
+    """64 Python CartPoles through the general path."""
+    return _measured("single", 64, 30_000, "general, CartPole x 64", "steps/s")
+
+
+def _measured(kind: str, num_envs: int, target: float, name: str, unit: str) -> list[Figure]:
+    value, baseline = run_fresh("benchmarks.general", kind, str(num_envs))
+    return [Figure(name, value, unit, baseline, target, TARGET_RATIO)]
+
+
+def _policy_of(agent_id: Any) -> str:
+    return f"policy_{agent_id % 2}"
+
+
+def _make_subject(kind: str, num_envs: int) -> Advance:
+    env: BaseEnv
+    if kind == "multi":
+        env = MultiAgentBaseEnv([MultiAgentCartPole() for _ in range(num_envs)], seed=0)
+        ids, mapping = ("policy_0", "policy_1"), _policy_of
+    else:
+        copies = [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(num_envs)]
+        env = VectorBaseEnv(CopiesVectorEnv(copies, seed=0))
+        ids, mapping = (DEFAULT_POLICY_ID,), None  # type: ignore[assignment]
+    space = CartPoleEnv().observation_space
+    policies = {
+        policy_id: make_onnx_policy(4, spaces.Discrete(2), 2, mlp_weights(4, 2, seed=seed))
+        for seed, policy_id in enumerate(ids)
+    }
+    sampler = SyncSampler(
+        None,
+        env,
+        policies,
+        mapping,
+        {policy_id: preprocessor_for(space) for policy_id in ids},
+        {policy_id: NoFilter() for policy_id in ids},
+        False,
+        FRAGMENT,
+        DefaultCallbacks(),
+        pack_episodes=True,
+    )
+
+    def advance() -> int:
+        rows = sum(sampler.get_data().total() for _ in range(num_envs))
+        sampler.get_metrics()
+        return rows
+
+    return advance
+
+
+_DTYPES = {"obs": np.float32, "logits": np.float32, "rewards": np.float32, "prev_rewards": np.float32, "infos": object}
+_NAMES = (
+    *("obs", "actions", "logp", "logits", "values", "prev_actions", "prev_rewards", "rewards", "terminateds"),
+    *("truncateds", "dones", "new_obs", "infos", "t", "eps_id", "agent_index"),
+)
+
+
+class _Agent:
+    """One agent's rows in an episode, as plain tuples."""
+
+    def __init__(self, eps_id: int, index: int, obs: NDArray[Any]) -> None:
+        self.identity = (eps_id, index)
+        self.obs = obs
+        self.last: tuple[int, float] = (0, 0.0)
+        self.rows: list[tuple[Any, ...]] = []
+
+
+def _make_baseline(kind: str, num_envs: int) -> Advance:
+    """Dicts of observations to arrays, one evaluation per policy, actions back; rows by agent, then columns."""
+    multi = kind == "multi"
+    envs: list[Any] = [
+        MultiAgentCartPole() if multi else gymnasium.make("CartPole-v1", disable_env_checker=True)
+        for _ in range(num_envs)
+    ]
+    networks = [NumpyActor(mlp_weights(4, 2, seed=seed)) for seed in range(2 if multi else 1)]
+    rng = np.random.default_rng(0)
+    episodes = itertools.count()
+
+    def begin(env: Any, seed: int | None = None) -> dict[Any, _Agent]:
+        first = env.reset(seed=seed)[0]
+        eps_id = next(episodes)
+        return {a: _Agent(eps_id, a, obs) for a, obs in (first.items() if multi else [(0, first)])}
+
+    live = [begin(env, index) for index, env in enumerate(envs)]
+    steps = [0] * num_envs
+    finished: list[list[list[tuple[Any, ...]]]] = [[] for _ in networks]
+
+    def turn() -> None:
+        acted: list[dict[Any, tuple[Any, ...]]] = [{} for _ in envs]
+        for number, network in enumerate(networks):
+            keys = [(e, a) for e, agents in enumerate(live) for a in agents if a % len(networks) == number]
+            if not keys:
+                continue
+            obs = np.array([live[e][a].obs for e, a in keys], np.float32)
+            logits, values = network(obs)
+            difference = logits[:, 1] - logits[:, 0]
+            second = rng.random(len(keys), dtype=np.float32) < 1.0 / (1.0 + np.exp(-difference))
+            logp = -np.log1p(np.exp(np.where(second, -difference, difference)))
+            for (e, a), *results in zip(keys, obs, second.astype(np.int64).tolist(), logp, logits, values, strict=True):
+                acted[e][a] = tuple(results)
+        for e, env in enumerate(envs):
+            if multi:
+                shown, rewards, terms, truncs, infos = env.step({a: row[1] for a, row in acted[e].items()})
+                over = terms["__all__"] or truncs["__all__"]
+            else:
+                one, reward, term, trunc, info = env.step(acted[e][0][1])
+                shown, rewards, terms, truncs, infos = {0: one}, {0: reward}, {0: term}, {0: trunc}, {0: info}
+                over = term or trunc
+            for a, row in acted[e].items():
+                agent, reward, term, trunc = live[e][a], rewards[a], terms[a], truncs[a]
+                done = term or trunc or over
+                after = (reward, term, trunc, done, shown[a], infos.get(a, {}), steps[e], *agent.identity)
+                agent.rows.append((*row, *agent.last, *after))
+                agent.last = (row[1], reward)
+                agent.obs = shown[a]
+                if done:
+                    finished[a % len(networks)].append(agent.rows)
+                    del live[e][a]
+            steps[e] += 1
+            if over:
+                live[e], steps[e] = begin(env), 0
+
+    def take(number: int) -> int:
+        rows = [row for trajectory in finished[number] for row in trajectory]
+        finished[number] = []
+        for agents in live:
+            for a, agent in agents.items():
+                if a % len(networks) == number:
+                    rows += agent.rows
+                    agent.rows = []
+        columns = {
+            name: np.array(column, _DTYPES.get(name))
+            for name, column in zip(_NAMES, zip(*rows, strict=True), strict=True)
+        }
+        return len(columns["rewards"])
+
+    def advance() -> int:
+        for _ in range(FRAGMENT):
+            turn()
+        return sum(take(number) for number in range(len(networks)))
+
+    return advance
+
+
+def _rate(advance: Advance) -> float:
+    steps, began = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < ROUND_S:
+        steps += advance()
+    return steps / elapsed
+
+
+def main() -> None:
+    """Measure one setting; prints ``[value, baseline]`` as JSON."""
+    kind, num_envs = sys.argv[1], int(sys.argv[2])
+    pin_to_one_core()
+    subject, baseline = _make_subject(kind, num_envs), _make_baseline(kind, num_envs)
+    subject(), baseline()
+    print(json.dumps(alternate(lambda: _rate(subject), lambda: _rate(baseline), ROUNDS)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Actions of any space in columns, and back in the form an environment takes."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.data.actions import ActionLayout, leaf_spaces
+from aiorl.data.spaces import regroup_actions
+from aiorl.errors import BatchError, UnsupportedSpaceError
+
+BOX = spaces.Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, np.inf], np.float32))
+NESTED = spaces.Tuple(
+    [
+        spaces.Discrete(3, start=5),
+        spaces.Dict({"aim": BOX, "keys": spaces.MultiBinary(2)}),
+        spaces.Tuple([spaces.MultiDiscrete([[2, 3]])]),
+    ]
+)
+WHOLE = spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([3, 4])])
+SIMPLE = [spaces.Discrete(4), spaces.MultiDiscrete([2, 3]), BOX, spaces.Box(-1, 1, (2, 2), np.float64)]
+
+simple_spaces = st.sampled_from([*SIMPLE, spaces.MultiBinary((2, 1)), spaces.Discrete(2, start=-1)])
+any_spaces = st.recursive(
+    simple_spaces,
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
+        | st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3).map(spaces.Dict)
+    ),
+    max_leaves=5,
+)
+
+
+def assert_same(space, mine, theirs):
+    """Equal as values of the space, whatever sequence type holds components."""
+    if isinstance(space, spaces.Tuple):
+        for part, a, b in zip(space.spaces, mine, theirs, strict=True):
+            assert_same(part, a, b)
+    elif isinstance(space, spaces.Dict):
+        assert mine.keys() == theirs.keys()
+        for name, part in space.spaces.items():
+            assert_same(part, mine[name], theirs[name])
+    else:
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+
+
+@settings(deadline=None)
+@given(space=any_spaces, rows=st.integers(1, 4), seed=st.integers(0, 2**31))
+def test_r117_every_action_comes_back_from_its_column(space, rows, seed):
+    """R117: whatever the space, the environment gets one action per row, nested as the space is."""
+    space.seed(seed)
+    layout = ActionLayout(space)
+    actions = [space.sample() for _ in range(rows)]
+    column = np.stack([layout.to_row(action) for action in actions])
+    assert column.shape == (rows, *layout.shape)
+    assert column.dtype == layout.dtype
+    back = layout.to_env(column)
+    assert len(back) == rows
+    for mine, theirs in zip(back, actions, strict=True):
+        assert_same(space, mine, theirs)
+    np.testing.assert_array_equal(layout.to_column(layout.to_components(column)), column)
+
+
+def test_r117_a_tuple_action_is_one_list_of_components_per_row():
+    layout = ActionLayout(WHOLE)
+    column = layout.to_column([np.array([1, 0]), np.array([[2, 3], [0, 1]])])
+    assert column.dtype == np.int64
+    assert column.tolist() == [[1, 2, 3], [0, 0, 1]]
+    first, second = layout.to_env(column)
+    assert type(first) is list
+    assert first[0] == 1
+    assert first[1].tolist() == [2, 3]
+    assert second[1].tolist() == [0, 1]
+    assert all(WHOLE.contains(row) for row in (first, second))
+
+
+def test_regrouping_follows_nested_batches():
+    batches = (np.array([1, 2]), {"a": np.array([[3.0], [4.0]]), "b": (np.array([5, 6]),)})
+    rows = regroup_actions(batches)
+    assert [row[0] for row in rows] == [1, 2]
+    assert rows[1][1]["a"].tolist() == [4.0]
+    assert rows[1][1]["b"] == [6]
+
+
+def test_r118_clipping_touches_bounded_components_only():
+    layout = ActionLayout(NESTED)
+    column = np.array([[7, 5.0, -9.0, 1, 0, 1, 2]], np.float32)
+    assert layout.clip(column).tolist() == [[7, 1.0, -9.0, 1, 0, 1, 2]]
+    assert column[0, 1] == 5.0
+    whole = ActionLayout(WHOLE)
+    unchanged = np.array([[9, 9, 9]])
+    assert whole.clip(unchanged) is unchanged
+    mixed = ActionLayout(spaces.Tuple([spaces.Discrete(2), spaces.Box(-3, 3, (1,), np.int16)]))
+    assert mixed.clip(np.array([[1, -8]])).tolist() == [[1, -3]]
+    plain = ActionLayout(BOX)
+    assert plain.clip(np.array([[-5.0, 5.0]], np.float32)).tolist() == [[-1.0, 5.0]]
+    discrete = ActionLayout(spaces.Discrete(2))
+    assert discrete.clip(np.array([1])).tolist() == [1]
+
+
+def test_the_zero_action_is_shaped_like_a_flattened_sample():
+    """SPEC 4.10."""
+    assert ActionLayout(NESTED).zeros().shape == (7,)
+    assert ActionLayout(NESTED).zeros(4).shape == (4, 7)
+    assert ActionLayout(spaces.Discrete(3)).zeros(2).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype"),
+    [
+        (WHOLE, np.int64),
+        (NESTED, np.float32),
+        (spaces.Tuple([BOX, spaces.Box(0, 1, (1,), np.float64)]), np.float64),
+        (spaces.Tuple([BOX, spaces.Discrete(1 << 26)]), np.float64),
+        (spaces.Tuple([BOX, spaces.MultiDiscrete([1 << 26])]), np.float64),
+        (spaces.Tuple([BOX, spaces.Box(0, 1 << 26, (1,), np.int32)]), np.float64),
+    ],
+)
+def test_no_component_loses_its_value_in_the_common_dtype(space, dtype):
+    assert ActionLayout(space).dtype == dtype
+
+
+def test_environments_get_arrays_of_their_own():
+    layout = ActionLayout(BOX)
+    column = np.zeros((2, 2), np.float32)
+    layout.to_env(column)[0][:] = 9.0
+    assert not column.any()
+    assert all(type(action) is int for action in ActionLayout(spaces.Discrete(3)).to_env(np.array([1, 2])))
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        (np.zeros(2), np.zeros((2, 2)), np.zeros(2)),
+        (np.zeros(2), np.zeros((3, 2))),
+        (np.zeros((2, 1)), np.zeros((2, 2))),
+        {"a": np.zeros(2)},
+        np.zeros((2, 4)),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(actions):
+    with pytest.raises(BatchError, match="actions"):
+        ActionLayout(WHOLE).to_column(actions)
+
+
+@pytest.mark.parametrize("action", [(1,), 3, (1, [2]), {"a": 1}])
+def test_an_action_that_does_not_fit_is_refused(action):
+    with pytest.raises(BatchError, match="actions"):
+        ActionLayout(WHOLE).to_row(action)
+    with pytest.raises(BatchError, match="actions"):
+        ActionLayout(BOX).to_row(np.zeros(3))
+
+
+@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Tuple([]), spaces.Tuple([spaces.Text(2)]), spaces.Dict({})])
+def test_other_spaces_are_refused(space):
+    with pytest.raises(UnsupportedSpaceError, match="Discrete"):
+        list(leaf_spaces(space))
+
+
+def test_components_lie_in_gymnasiums_order():
+    space = spaces.Dict({"b": spaces.MultiBinary(2), "a": BOX})
+    space.seed(3)
+    action = space.sample()
+    np.testing.assert_array_equal(ActionLayout(space).to_row(action), gymnasium.spaces.flatten(space, action))

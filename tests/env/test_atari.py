@@ -1,0 +1,201 @@
+"""DeepMind's Atari preprocessing, on a game of our own with an emulator in it, and on the real one."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.env.atari import EpisodicLife, FireAtReset, RealGames, StackFrames, game_counters, is_atari, wrap_deepmind
+from aiorl.env.base_env import FinishedGame
+from aiorl.env.registry import EnvContext, resolve_env
+from aiorl.errors import ConfigError
+from aiorl.testing.envs import CountingEnv
+
+
+class LivesEnv(gymnasium.Env):
+    """Has an emulator; a life is lost every ``per_life`` steps; each step earns 1. Frames show the step."""
+
+    def __init__(self, lives=3, per_life=2, shape=(4, 4), meanings=("NOOP", "FIRE", "UP")):
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = spaces.Discrete(3)
+        self.ale = self
+        self.actions = []
+        self.resets = []
+        self._all_lives, self._per_life, self._meanings = lives, per_life, list(meanings)
+        self._step = 0
+
+    def lives(self):
+        return max(0, self._all_lives - self._step // self._per_life)
+
+    def get_action_meanings(self):
+        return self._meanings
+
+    def _frame(self):
+        return np.full(self.observation_space.shape, self._step, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        self.resets.append(seed)
+        self._step = 0
+        return self._frame(), {}
+
+    def step(self, action):
+        self.actions.append(int(action))
+        self._step += 1
+        return self._frame(), 1.0, self.lives() == 0, False, {}
+
+
+def test_an_atari_game_has_an_emulator_and_shows_pictures():
+    assert is_atari(LivesEnv(shape=(210, 160, 3)))
+    assert is_atari(gymnasium.wrappers.TimeLimit(LivesEnv(shape=(210, 160, 3)), 5))
+    assert not is_atari(LivesEnv(shape=(128,)))
+    assert not is_atari(CountingEnv())
+    assert not is_atari(object())
+
+
+def test_a_lost_life_ends_the_episode_and_a_reset_goes_on_with_the_game():
+    game = LivesEnv(lives=3, per_life=2)
+    env = EpisodicLife(game)
+    env.reset()
+    assert [env.step(2)[2] for _ in range(2)] == [False, True]
+    obs, _ = env.reset()
+    assert int(obs[0, 0]) == 3
+    assert (game.resets, game.actions) == ([None], [2, 2, 0])
+    assert env.step(2)[2]
+    env.reset()
+    assert env.step(2)[2]
+    assert game.lives() == 0
+    assert int(env.reset()[0][0, 0]) == 0
+    assert game.resets == [None, None]
+
+
+def test_a_seed_begins_a_new_game_even_with_lives_left():
+    game = LivesEnv()
+    env = EpisodicLife(game)
+    env.reset()
+    env.step(2)
+    assert int(env.reset(seed=4)[0][0, 0]) == 0
+    assert game.resets == [None, 4]
+
+
+def test_a_game_that_shows_no_lives_for_a_while_goes_on_until_it_ends():
+    class Slow(LivesEnv):
+        def step(self, action):
+            obs, reward, _, _, info = super().step(action)
+            return obs, reward, self._step == 5, False, info
+
+    env = EpisodicLife(Slow(lives=1, per_life=2))
+    env.reset()
+    assert [env.step(2)[2] for _ in range(5)] == [False, False, False, False, True]
+
+
+def test_a_game_that_ends_while_the_next_life_begins_is_begun_anew():
+    game = LivesEnv(lives=2, per_life=1)
+    env = EpisodicLife(game)
+    env.reset()
+    assert env.step(2)[2]
+    assert int(env.reset()[0][0, 0]) == 0
+    assert game.resets == [None, None]
+
+
+def test_r124_games_are_counted_whole_however_many_lives_they_have():
+    games = RealGames(LivesEnv(lives=2, per_life=2))
+    env = EpisodicLife(games)
+    env.reset()
+    ends = 0
+    while ends < 3:
+        if env.step(2)[2]:
+            ends += 1
+            env.reset()
+    assert games.take_finished() == [FinishedGame(4.0, 4)]
+    assert games.take_finished() == []
+    # The no-op that begins a life belongs to the game; a game that is given up is not counted.
+    env.reset(seed=1)
+    assert games.take_finished() == []
+
+
+def test_r124_counters_of_games_are_found_through_other_wrappers_if_every_copy_has_one():
+    games = RealGames(LivesEnv())
+    wrapped = gymnasium.wrappers.TimeLimit(EpisodicLife(games), 5)
+    assert game_counters([wrapped, games]) == [games, games]
+    assert game_counters([wrapped, CountingEnv()]) is None
+    assert game_counters([]) is None
+
+
+def test_fire_is_pressed_after_each_reset():
+    game = LivesEnv()
+    obs, _ = FireAtReset(game).reset()
+    assert (game.actions, int(obs[0, 0])) == ([1], 1)
+    short = LivesEnv(lives=1, per_life=1)
+    assert int(FireAtReset(short).reset()[0][0, 0]) == 0
+    assert short.resets == [None, None]
+
+
+def test_frames_are_stacked_as_channels_oldest_first():
+    env = StackFrames(LivesEnv(), 4)
+    assert env.observation_space == spaces.Box(0, 255, (4, 4, 4), np.uint8)
+    first = env.reset()[0]
+    assert first[0, 0].tolist() == [0, 0, 0, 0]
+    shown = [env.step(0)[0] for _ in range(5)]
+    assert shown[1][0, 0].tolist() == [0, 0, 1, 2]
+    assert shown[4][0, 0].tolist() == [2, 3, 4, 5]
+    assert shown[4].flags.c_contiguous
+    assert first[0, 0].tolist() == [0, 0, 0, 0]
+    with pytest.raises(ConfigError, match="height, width"):
+        StackFrames(LivesEnv(shape=(4,)), 4)
+
+
+def test_a_missing_opencv_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "cv2", None)
+    with pytest.raises(ConfigError, match=r"aiorl\[atari\]"):
+        wrap_deepmind(LivesEnv(shape=(210, 160, 3)))
+
+
+def test_a_missing_emulator_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ale_py", None)
+    monkeypatch.setattr(gymnasium, "registry", {})
+    with pytest.raises(ConfigError, match=r"aiorl\[atari\]"):
+        resolve_env("ALE/Pong-v5")
+
+
+def real_game(name, **config):
+    pytest.importorskip("ale_py")
+    return resolve_env(name)(EnvContext(config))
+
+
+@pytest.mark.parametrize("name", ["ALE/Pong-v5", "PongNoFrameskip-v4", "ale_py:ALE/Pong-v5"])
+def test_a_real_game_is_made_by_its_id_and_recognised(name):
+    env = real_game(name)
+    assert is_atari(env)
+    assert not is_atari(real_game("ALE/Pong-v5", obs_type="ram"))
+    env.close()
+
+
+@pytest.mark.parametrize(("dim", "framestack", "shape"), [(84, True, (84, 84, 4)), (42, False, (42, 42, 1))])
+def test_a_wrapped_game_shows_small_grey_frames(dim, framestack, shape):
+    env = wrap_deepmind(real_game("ALE/Breakout-v5", frameskip=1), dim, framestack)
+    obs, _ = env.reset(seed=1)
+    assert obs.shape == env.observation_space.shape == shape
+    assert obs.dtype == np.uint8
+    assert obs.max() > 0
+    env.close()
+
+
+def test_a_real_life_lost_ends_an_episode_but_no_game():
+    env = wrap_deepmind(real_game("ALE/Breakout-v5", frameskip=1, repeat_action_probability=0.0))
+    games = env.env.env.env
+    assert isinstance(games, RealGames)
+    env.reset(seed=1)
+    episodes = 0
+    finished = []
+    for _ in range(3000):
+        if env.step(0)[2]:
+            episodes += 1
+            env.reset()
+            finished += games.take_finished()
+            if finished:
+                break
+    assert episodes == 5
+    assert finished[0].length > 5
+    env.close()

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from aiorl.env.base_env import ALL_AGENTS
+from aiorl.env.external_episodes import EpisodeTable
+from aiorl.errors import BadRewardError, ClosedEpisodeError, ConfigError, EpisodeTimeout, SamplerDied
+
+
+def always() -> bool:
+    return True
+
+
+def never() -> bool:
+    return False
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asked(table: EpisodeTable, episode_id: str, obs, timeout_s: float = 10.0):
+    """Ask in a thread; returns a function that waits for the actions or the error."""
+    results = []
+
+    def ask() -> None:
+        try:
+            results.append(table.ask(episode_id, obs, None, timeout_s))
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+
+    def result():
+        thread.join(20)
+        return results[0]
+
+    return result
+
+
+def test_r148_ids_are_made_up_or_taken_as_they_are():
+    table = EpisodeTable(100)
+    made_up = {table.start(None, True) for _ in range(50)}
+    assert len(made_up) == 50
+    assert all(int(episode_id, 16) >= 0 for episode_id in made_up)
+    assert table.start("mine", True) == "mine"
+
+
+def test_r155_one_episode_too_many_registers_nothing_and_ending_one_frees_a_place():
+    table = EpisodeTable(2)
+    table.start("a", True)
+    table.start("b", True)
+    with pytest.raises(RuntimeError, match="max_concurrent = 2"):
+        table.start("c", True)
+    with pytest.raises(ClosedEpisodeError, match="unknown"):
+        table.end("c", {})
+    table.end("a", {"x": 1})
+    table.start("c", True)
+    with pytest.raises(ConfigError):
+        EpisodeTable(0)
+
+
+def test_r149_of_many_simultaneous_starts_with_one_id_one_succeeds():
+    table = EpisodeTable(100)
+    barrier = threading.Barrier(8)
+    won = []
+
+    def start() -> None:
+        barrier.wait()
+        with contextlib.suppress(ClosedEpisodeError):
+            won.append(table.start("same", True))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won == ["same"]
+
+
+def test_r154_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
+    table = EpisodeTable(1)
+    table.start("e", True)
+    late = asked(table, "e", {"x": 1}, timeout_s=0.3)
+    assert table.take(always, None)["e"].obs == {"x": 1}
+    assert isinstance(late(), EpisodeTimeout)
+    waiting = asked(table, "e", {"x": 2})
+    while not table._active["e"].items:
+        threading.Event().wait(0.001)
+    table.answer({"e": {"x": "for 1"}})
+    assert table._active["e"].answered == 0
+    assert table.take(always, None)["e"].obs == {"x": 2}
+    table.answer({"e": {"x": "for 2"}})
+    assert waiting() == {"x": "for 2"}
+
+
+def test_r154_what_was_not_polled_in_time_is_withdrawn_and_its_reward_kept():
+    table = EpisodeTable(1)
+    table.start("e", True)
+    table.add_rewards("e", {"x": 2.0}, {}, {"x": True})
+    with pytest.raises(EpisodeTimeout, match=r"no action within 0\.01 s") as caught:
+        table.ask("e", {"x": 1}, None, 0.01)
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.episode_id == "e"
+    table.add_rewards("e", {"x": 1.0}, {}, {})
+    table.end("e", {"x": 3})
+    item = table.take(always, None)["e"]
+    assert (item.obs, item.rewards, item.dones) == ({"x": 3}, {"x": 3.0}, {"x": True, ALL_AGENTS: True})
+    assert table.take(never, None) == {}
+
+
+def test_an_episode_driven_by_two_threads_at_once_is_an_error():
+    table = EpisodeTable(1)
+    table.start("e", True)
+    waiting = asked(table, "e", {"x": 1})
+    table.take(always, None)
+    with pytest.raises(ClosedEpisodeError, match="two threads"):
+        table.ask("e", {"x": 2}, None, 1.0)
+    table.answer({"e": {"x": 5}, "unknown": {}})
+    assert waiting() == {"x": 5}
+
+
+def test_the_episode_of_a_silent_client_is_closed_as_truncated_and_the_others_are_not():
+    clock = Clock()
+    table = EpisodeTable(3, clock)
+    for episode_id in ("dead", "alive", "empty"):
+        table.start(episode_id, True)
+    waiting = [asked(table, episode_id, {"x": np.ones(1)}) for episode_id in ("dead", "alive")]
+    seen = {}
+    while len(seen) < 2:
+        seen.update(table.take(always, 5.0))
+    table.answer({"dead": {"x": 0}, "alive": {"x": 0}})
+    for wait in waiting:
+        assert wait() == {"x": 0}
+    clock.now = 4.0
+    table.add_rewards("alive", {"x": 1.0}, {}, {})
+    table.add_rewards("dead", {}, {}, {})
+    clock.now = 8.0
+    table.add_rewards("alive", {"x": 1.0}, {}, {})
+    clock.now = 9.5
+    items = table.take(always, 5.0)
+    assert list(items) == ["dead"]
+    assert items["dead"].truncateds == {"x": True, ALL_AGENTS: True}
+    assert not items["dead"].dones[ALL_AGENTS]
+    assert items["dead"].obs["x"].tolist() == [1.0]
+    for episode_id in ("dead", "empty"):
+        with pytest.raises(TimeoutError, match="nothing had been heard"):
+            table.ask(episode_id, {"x": 1}, None, 1.0)
+    with pytest.raises(ClosedEpisodeError, match="already completed"):
+        table.start("dead", True)
+    table.end("alive", {"x": 2})
+    assert table.take(never, 5.0)["alive"].rewards == {"x": 2.0}
+    table.check_valid()
+
+
+def test_a_client_that_waits_for_an_action_is_not_silent():
+    clock = Clock()
+    table = EpisodeTable(1, clock)
+    table.start("e", True)
+    waiting = asked(table, "e", {"x": 1})
+    assert list(table.take(always, 5.0)) == ["e"]
+    clock.now = 100.0
+    assert table.take(never, 5.0) == {}
+    table.answer({"e": {"x": 7}})
+    assert waiting() == {"x": 7}
+
+
+def test_stopping_lets_every_waiting_client_go():
+    table = EpisodeTable(1)
+    table.start("e", True)
+    waiting = asked(table, "e", {"x": 1})
+    table.take(always, None)
+    table.stop()
+    assert isinstance(waiting(), SamplerDied)
+    with pytest.raises(SamplerDied):
+        table.add_rewards("e", {}, {}, {})
+    assert table.take(always, None) == {}
+
+
+def test_a_reward_that_is_no_number_is_refused_where_it_is_given():
+    table = EpisodeTable(1)
+    table.start("e", True)
+    with pytest.raises(BadRewardError):
+        table.add_rewards("e", {"x": float("nan")}, {}, {})
+
+
+def test_ids_of_ended_episodes_are_remembered_up_to_a_bound(monkeypatch):
+    monkeypatch.setattr("aiorl.env.external_episodes._REMEMBERED", 3)
+    table = EpisodeTable(1)
+    for number in range(6):
+        table.start(str(number), True)
+        table.end(str(number), {"x": 0})
+        table.take(never, None)
+    assert list(table._ended) == ["3", "4", "5"]
+
+
+class EpisodeLives(RuleBasedStateMachine):
+    """Start, log, end and poll in any order; the model counts rewards by episode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = EpisodeTable(3)
+        self.active: dict[str, float] = {}
+        self.closing: dict[str, float] = {}
+        self.over: set[str] = set()
+
+    ids = st.sampled_from(["a", "b", "c", "d", "e", "f"])
+
+    @rule(episode_id=ids)
+    def start(self, episode_id):
+        if episode_id in self.active or episode_id in self.closing or episode_id in self.over:
+            with pytest.raises(ClosedEpisodeError):
+                self.table.start(episode_id, True)
+        elif len(self.active) == 3:
+            with pytest.raises(RuntimeError):
+                self.table.start(episode_id, True)
+        else:
+            self.table.start(episode_id, True)
+            self.active[episode_id] = 0.0
+
+    @rule(episode_id=ids, reward=st.integers(-3, 3))
+    def log(self, episode_id, reward):
+        if episode_id in self.active:
+            self.table.add_rewards(episode_id, {"x": reward}, {}, {})
+            self.active[episode_id] += reward
+        else:
+            with pytest.raises(ClosedEpisodeError):
+                self.table.add_rewards(episode_id, {"x": reward}, {}, {})
+
+    @rule(episode_id=ids)
+    def end(self, episode_id):
+        if episode_id in self.active:
+            self.table.end(episode_id, {"x": 0})
+            self.closing[episode_id] = self.active.pop(episode_id)
+        else:
+            with pytest.raises(ClosedEpisodeError):
+                self.table.end(episode_id, {"x": 0})
+
+    @precondition(lambda self: self.closing)
+    @rule()
+    def poll(self):
+        items = self.table.take(never, None)
+        assert {episode_id: item.rewards["x"] for episode_id, item in items.items()} == self.closing
+        assert all(item.is_last for item in items.values())
+        self.over |= self.closing.keys()
+        self.closing = {}
+
+    @invariant()
+    def is_valid(self):
+        self.table.check_valid()
+
+
+TestEpisodeLives = EpisodeLives.TestCase
+TestEpisodeLives.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aiorl.env.base_env import ALL_AGENTS
+from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
+from aiorl.errors import (
+    BadObservationError,
+    BadRewardError,
+    ConfigError,
+    EnvContractError,
+    EnvError,
+    UnsupportedEnvError,
+)
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+
+
+def base(*envs, seed=None) -> MultiAgentBaseEnv:
+    return MultiAgentBaseEnv(envs, env_id="pair", seed=seed)
+
+
+def lists(by_agent) -> dict:
+    return {agent: value.tolist() for agent, value in by_agent.items()}
+
+
+def run(env: MultiAgentBaseEnv, steps: int):
+    poll = env.poll()
+    for _ in range(steps):
+        env.send_actions({index: {agent: 0 for agent in obs} for index, obs in poll.obs.items()})
+        poll = env.poll()
+    return poll
+
+
+@pytest.mark.parametrize("form", ["new", "old"])
+def test_r163_r165_the_first_poll_opens_episodes_in_either_form(form):
+    poll = base(CountingMultiAgentEnv(form=form), CountingMultiAgentEnv(form=form)).poll()
+    assert list(poll.obs) == [0, 1]
+    assert lists(poll.obs[0]) == {"a0": [0, 0, 0], "a1": [0, 0, 1]}
+    assert poll.rewards[0] == {"a0": None, "a1": None}
+    assert poll.dones[0] == {"a0": False, "a1": False, ALL_AGENTS: False}
+    assert poll.infos[0] == {"a0": {}, "a1": {}}
+
+
+@pytest.mark.parametrize("form", ["new", "old"])
+def test_r126_agents_leave_when_they_are_done_and_the_last_one_ends_the_episode(form):
+    env = CountingMultiAgentEnv((1, 3), form=form)
+    subject = base(env)
+    poll = run(subject, 1)
+    assert poll.terminateds[0] == {"a0": True, "a1": False, ALL_AGENTS: False}
+    assert poll.rewards[0] == {"a0": 1.0, "a1": 1.0}
+    assert poll.infos[0] == {"a0": {"step": 1}, "a1": {"step": 1}}
+    for _ in range(2):
+        subject.send_actions({0: {"a1": 1}})
+        poll = subject.poll()
+        assert list(poll.obs[0]) == ["a1"]
+    assert poll.terminateds[0] == {"a1": True, ALL_AGENTS: True}
+    assert not any(poll.truncateds[0].values())
+    assert env.last_actions == [{"a0": 0, "a1": 0}, {"a1": 1}, {"a1": 1}]
+    assert lists(subject.try_reset(0)) == {"a0": [1, 0, 0], "a1": [1, 0, 1]}
+
+
+def test_only_environments_that_were_acted_on_are_polled():
+    subject = base(CountingMultiAgentEnv(), CountingMultiAgentEnv())
+    subject.poll()
+    subject.send_actions({1: {"a0": 0, "a1": 0}})
+    assert list(subject.poll().obs) == [1]
+    with pytest.raises(EnvContractError, match="polled twice"):
+        subject.poll()
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        ("no_all", EnvContractError, "no key '__all__'"),
+        ("stray_info", EnvContractError, "infos for agents that were not observed: 'nobody'"),
+        ("comes_back", EnvContractError, "done have been observed again: 'a0'"),
+        ("nan_obs", BadObservationError, "agent 'a1' holds NaN"),
+        ("nan_reward", BadRewardError, "finite"),
+        ("raise", EnvError, "step failed on purpose"),
+    ],
+)
+def test_r127_r128_a_rule_that_is_broken_is_named_with_copy_and_step(fault, error, text):
+    subject = base(CountingMultiAgentEnv(), CountingMultiAgentEnv((1, 9), fault, at_step=2))
+    with pytest.raises(error, match=text) as caught:
+        run(subject, 2)
+    assert (caught.value.env_id, caught.value.vector_index, caught.value.step) == ("pair", 1, 2)
+    if fault != "raise":
+        assert isinstance(caught.value, ValueError)
+
+
+def test_a_new_episode_forgets_who_was_done():
+    subject = base(CountingMultiAgentEnv((1, 1)))
+    run(subject, 1)
+    subject.try_reset(0)
+    subject.send_actions({0: {"a0": 0, "a1": 0}})
+    assert set(subject.poll().obs[0]) == {"a0", "a1"}
+
+
+def test_stepping_an_environment_whose_episode_has_ended_is_an_error():
+    subject = base(CountingMultiAgentEnv((1, 1)))
+    run(subject, 1)
+    with pytest.raises(EnvContractError, match="episode has ended"):
+        subject.send_actions({0: {}})
+
+
+def test_large_finite_observations_are_not_taken_for_infinite_ones():
+    class Large(CountingMultiAgentEnv):
+        def _obs(self, agents):
+            return {agent: np.full(3, 3e38, np.float32) for agent in agents}
+
+    assert run(base(Large()), 1).obs[0]["a0"][0] > 1e38
+
+
+class CutEnv(MultiAgentEnv):
+    """Agents a and b; an old-form step whose infos say which of them were cut by a time limit."""
+
+    def __init__(self, cut, over=True):
+        self.cut, self.over = cut, over
+
+    def reset(self):
+        return {"a": 0, "b": 0}
+
+    def step(self, action_dict):
+        infos = {agent: {"TimeLimit.truncated": agent in self.cut} for agent in ("a", "b")}
+        return {"a": 1, "b": 1}, {}, {"a": True, "b": True, ALL_AGENTS: self.over}, infos
+
+
+@pytest.mark.parametrize(("cut", "all_truncated"), [("ab", True), ("a", False), ("", False)])
+def test_r165_old_dones_are_truncations_where_the_infos_say_so(cut, all_truncated):
+    poll = run(base(CutEnv(cut)), 1)
+    assert poll.truncateds[0] == {"a": "a" in cut, "b": "b" in cut, ALL_AGENTS: all_truncated}
+    assert poll.terminateds[0] == {"a": "a" not in cut, "b": "b" not in cut, ALL_AGENTS: not all_truncated}
+    assert poll.rewards[0] == {}
+
+
+def test_r29_each_copy_is_seeded_once_and_one_that_cannot_be_is_refused():
+    envs = [CountingMultiAgentEnv((1, 1)), CountingMultiAgentEnv((1, 1))]
+    subject = base(*envs, seed=3)
+    run(subject, 1)
+    subject.try_reset(0)
+    assert [env.seeds for env in envs] == [[3, None], [1_000_003]]
+    with pytest.raises(ConfigError, match="cannot be seeded"):
+        base(CutEnv(""), seed=3)
+
+
+@pytest.mark.parametrize("result", [None, ({}, {}, {}), ([], {}, {}, {}, {})])
+def test_a_step_that_returns_something_else_is_named(result):
+    class Odd(CountingMultiAgentEnv):
+        def step(self, action_dict):
+            return result
+
+    with pytest.raises(EnvContractError, match="no tuple of five dicts"):
+        run(base(Odd()), 1)
+
+
+def test_resets_that_fail_or_give_no_dict_are_told():
+    class Broken(CountingMultiAgentEnv):
+        def reset(self, **_):
+            raise RuntimeError("reset failed on purpose")
+
+    class Odd(CountingMultiAgentEnv):
+        def reset(self, **_):
+            return np.zeros(3)
+
+    with pytest.raises(EnvError, match="reset failed on purpose"):
+        base(Broken()).poll()
+    with pytest.raises(EnvContractError, match="reset returned ndarray"):
+        base(Odd()).poll()
+
+
+def test_copies_are_unwrapped_and_closed_once():
+    class Closing(CountingMultiAgentEnv):
+        closed = 0
+
+        def close(self):
+            self.closed += 1
+
+    env = Closing()
+    subject = base(env)
+    assert subject.get_unwrapped() == [env]
+    assert subject.observation_space == env.observation_space
+    subject.stop()
+    subject.stop()
+    assert env.closed == 1
+
+
+def test_what_is_no_environment_is_refused():
+    with pytest.raises(UnsupportedEnvError, match="no copies"):
+        base()
+    with pytest.raises(UnsupportedEnvError, match="has no reset and step"):
+        base(object())

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
+from aiorl.env.atari import RealGames
+from aiorl.env.base_env import ALL_AGENTS, FinishedGame
+from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv, VectorEnv
+from aiorl.errors import (
+    BadObservationError,
+    BadRewardError,
+    ConfigError,
+    EnvContractError,
+    EnvError,
+    UnsupportedEnvError,
+)
+from aiorl.testing.envs import CountingEnv, FaultyEnv
+
+
+def copies(*envs, seed=None) -> VectorBaseEnv:
+    return VectorBaseEnv(CopiesVectorEnv(envs, env_id="counting", seed=seed))
+
+
+def act(*actions) -> dict:
+    return {index: {AGENT: action} for index, action in enumerate(actions)}
+
+
+def values(by_env) -> list:
+    return [np.asarray(by_agent[AGENT]).tolist() for by_agent in by_env.values()]
+
+
+def test_r163_the_first_poll_shows_first_observations_without_rewards():
+    base = copies(CountingEnv(index=0), CountingEnv(index=1))
+    poll = base.poll()
+    assert values(poll.obs) == [[0, 0, 0], [0, 0, 1]]
+    assert values(poll.rewards) == [None, None]
+    assert poll.dones == {index: {AGENT: False, ALL_AGENTS: False} for index in (0, 1)}
+
+
+def test_r162_all_copies_step_with_one_send_and_each_gets_its_own_action():
+    envs = [CountingEnv(9, index=index) for index in range(3)]
+    base = copies(*envs)
+    base.poll()
+    base.send_actions(act(0, 1, 0))
+    poll = base.poll()
+    assert values(poll.obs) == [[0, 1, 0], [0, 1, 1], [0, 1, 2]]
+    assert values(poll.rewards) == [1.0, 1.0, 1.0]
+    assert [env.last_actions for env in envs] == [[0], [1], [0]]
+    assert list(base.get_unwrapped()) == envs
+
+
+def test_ends_keep_their_kind_and_the_final_observation_stands_until_the_reset():
+    base = copies(CountingEnv(1, "terminate"), CountingEnv(1, "truncate", index=1), CountingEnv(5, index=2))
+    base.poll()
+    base.send_actions(act(0, 0, 0))
+    poll = base.poll()
+    assert [flags[ALL_AGENTS] for flags in poll.terminateds.values()] == [True, False, False]
+    assert [flags[ALL_AGENTS] for flags in poll.truncateds.values()] == [False, True, False]
+    assert values(poll.obs)[0] == [0, 1, 0]
+    assert base.try_reset(0)[AGENT].tolist() == [1, 0, 0]
+
+
+def test_a_reset_in_the_middle_of_an_episode_begins_a_new_one():
+    base = copies(CountingEnv(9))
+    base.poll()
+    base.send_actions(act(0))
+    base.poll()
+    assert base.try_reset(0)[AGENT].tolist() == [1, 0, 0]
+
+
+def test_observations_are_kept_although_the_environment_reuses_its_array():
+    class Reusing(CountingEnv):
+        def __init__(self):
+            super().__init__(9)
+            self.array = np.zeros(3, np.float32)
+
+        def reset(self, **kwargs):
+            self.array[:] = super().reset(**kwargs)[0]
+            return self.array, {}
+
+        def step(self, action):
+            obs, *rest = super().step(action)
+            self.array[:] = obs
+            return self.array, *rest
+
+    base = copies(Reusing())
+    shown = [base.poll().obs[0][AGENT]]
+    for _ in range(2):
+        base.send_actions(act(0))
+        shown.append(base.poll().obs[0][AGENT])
+    assert [int(obs[1]) for obs in shown] == [0, 1, 2]
+
+
+def test_r29_copy_v_is_seeded_with_the_workers_seed_and_its_stride_once():
+    envs = [CountingEnv(1), CountingEnv(1)]
+    base = copies(*envs, seed=7)
+    base.poll()
+    base.send_actions(act(0, 0))
+    base.poll()
+    base.try_reset(0)
+    assert [env.seeds for env in envs] == [[7, None], [1_000_007]]
+
+
+class OldEnv:
+    observation_space = spaces.Dict({"n": spaces.Discrete(9)})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.n = 0
+
+    def reset(self):
+        self.n = 0
+        return {"n": 0}
+
+    def step(self, action):
+        self.n += 1
+        return {"n": self.n}, 1, self.n == 2, {"TimeLimit.truncated": self.n == 2}
+
+
+def test_r165_old_environments_with_nested_observations_are_driven_alike():
+    base = copies(OldEnv())
+    assert base.poll().obs == {0: {AGENT: {"n": 0}}}
+    for _ in range(2):
+        base.send_actions(act(0))
+        poll = base.poll()
+    assert poll.obs == {0: {AGENT: {"n": 2}}}
+    assert poll.truncateds[0][ALL_AGENTS]
+    assert not poll.terminateds[0][ALL_AGENTS]
+    with pytest.raises(ConfigError, match="cannot be seeded"):
+        copies(OldEnv(), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        ("step", EnvError, "step failed on purpose"),
+        ("nan_obs", BadObservationError, "NaN"),
+        ("wrong_shape", BadObservationError, "shape"),
+        ("wrong_dtype", BadObservationError, "dtype"),
+        ("nan_reward", BadRewardError, "finite"),
+        ("text_reward", BadRewardError, "a lot"),
+    ],
+)
+def test_faults_name_environment_copy_and_step(fault, error, text):
+    base = copies(CountingEnv(9), FaultyEnv(fault, at_step=2))
+    base.poll()
+    base.send_actions(act(0, 0))
+    base.poll()
+    with pytest.raises(error, match=text) as caught:
+        base.send_actions(act(0, 0))
+    assert (caught.value.env_id, caught.value.vector_index, caught.value.step) == ("counting", 1, 2)
+
+
+def test_a_reset_that_raises_is_told_with_its_copy():
+    base = copies(CountingEnv(), FaultyEnv("reset"))
+    with pytest.raises(EnvError, match="reset failed on purpose") as caught:
+        base.poll()
+    assert (caught.value.vector_index, caught.value.step) == (1, 0)
+
+
+def test_polling_twice_or_leaving_out_an_action_is_an_error():
+    base = copies(CountingEnv(), CountingEnv())
+    base.poll()
+    with pytest.raises(EnvContractError, match="polled twice"):
+        base.poll()
+    with pytest.raises(EnvContractError, match="no actions for all"):
+        base.send_actions({0: {AGENT: 0}})
+    base.send_actions(act(0, 0))
+    base.poll()
+    with pytest.raises(EnvContractError, match="polled twice"):
+        base.poll()
+
+
+def test_what_is_no_environment_is_refused():
+    with pytest.raises(UnsupportedEnvError, match="no copies"):
+        CopiesVectorEnv([])
+    with pytest.raises(UnsupportedEnvError, match="has no reset"):
+        CopiesVectorEnv([object()])
+
+
+class UserVectorEnv(VectorEnv):
+    """Two counters, in the old form or the new."""
+
+    num_envs = 2
+    observation_space = spaces.Discrete(100)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, form="old", fault=""):
+        self.form, self.fault = form, fault
+        self.counts = [0, 0]
+        self.closed = 0
+
+    def vector_reset(self):
+        self.counts = [0, 10]
+        return list(self.counts) if self.form == "old" else (list(self.counts), [{}, {}])
+
+    def reset_at(self, index):
+        self.counts[index] = 10 * index
+        return self.counts[index]
+
+    def vector_step(self, actions):
+        if self.fault == "raise":
+            raise RuntimeError("no more")
+        self.counts = [count + 1 for count in self.counts]
+        obs, rewards = list(self.counts), [float(action) for action in actions]
+        if self.fault == "short":
+            return obs, rewards[:1], [False, False], [{}, {}]
+        if self.fault == "three":
+            return obs, rewards, [False, False]
+        if self.form == "old":
+            return obs, rewards, [True, True], [{}, {"TimeLimit.truncated": True}]
+        return obs, rewards, [True, False], [False, True], [None, {}]
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.mark.parametrize("form", ["old", "new"])
+def test_r161_a_users_vector_env_is_driven_as_it_is_in_either_form(form):
+    env = UserVectorEnv(form)
+    base = VectorBaseEnv(env)
+    assert values(base.poll().obs) == [0, 10]
+    base.send_actions(act(0, 1))
+    poll = base.poll()
+    assert (values(poll.obs), values(poll.rewards)) == ([1, 11], [0.0, 1.0])
+    assert [flags[ALL_AGENTS] for flags in poll.terminateds.values()] == [True, False]
+    assert [flags[ALL_AGENTS] for flags in poll.truncateds.values()] == [False, True]
+    assert poll.infos[0] == {AGENT: {}}
+    assert base.try_reset(1) == {AGENT: 10}
+    assert base.get_unwrapped() == []
+    base.stop()
+    base.stop()
+    assert env.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        ("raise", EnvError, "vector_step raised RuntimeError: no more"),
+        ("short", EnvContractError, "1 rewards, expected 2"),
+        ("three", EnvContractError, "3 values"),
+    ],
+)
+def test_a_users_vector_env_that_breaks_a_rule_is_told_so(fault, error, text):
+    base = VectorBaseEnv(UserVectorEnv(fault=fault))
+    base.poll()
+    with pytest.raises(error, match=text):
+        base.send_actions(act(0, 0))
+
+
+def test_r124_finished_games_are_told_only_if_every_copy_counts_them():
+    assert copies(CountingEnv()).take_finished_games() is None
+    assert copies(CountingEnv(), RealGames(CountingEnv())).take_finished_games() is None
+    base = copies(RealGames(CountingEnv(1)), RealGames(CountingEnv(2)))
+    base.poll()
+    assert base.take_finished_games() == []
+    base.send_actions(act(0, 0))
+    base.poll()
+    assert base.take_finished_games() == [FinishedGame(1.0, 1)]
+    assert base.take_finished_games() == []

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from aiorl.env.atari import game_counters
+from aiorl.env.monitor import STATS_FILE, StatsFile
+from aiorl.env.registry import EnvContext, EnvCreator, resolve_env
+from aiorl.env.wrapping import Wrapping
+from aiorl.testing.envs import CountingEnv
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+
+
+def test_without_a_wish_nothing_is_wrapped():
+    env = CountingEnv()
+    assert Wrapping().wrap(env, EnvContext()) is env
+    assert Wrapping(deepmind=True).wrap(env, EnvContext()) is env
+
+
+def test_r26_the_monitor_has_a_folder_for_each_environment_and_is_the_outermost_wrapper(tmp_path):
+    env = Wrapping(monitor_path=str(tmp_path)).wrap(CountingEnv(), EnvContext({}, 3, 4))
+    assert isinstance(env, StatsFile)
+    assert (tmp_path / "worker-3-env-4" / STATS_FILE).exists()
+    env.close()
+
+
+def test_r22_multi_agent_environments_are_never_wrapped(tmp_path):
+    env = CountingMultiAgentEnv()
+    assert Wrapping(deepmind=True, monitor_path=str(tmp_path)).wrap(env, EnvContext()) is env
+
+
+def test_r23_r26_atari_games_are_preprocessed_then_monitored(tmp_path):
+    pytest.importorskip("ale_py")
+    wrapping = Wrapping(deepmind=True, dim=42, framestack=False, monitor_path=str(tmp_path))
+    game = resolve_env("ALE/Pong-v5")(EnvContext())
+    assert wrapping.wraps_atari(game)
+    assert not Wrapping().wraps_atari(game)
+    env = wrapping.wrap(game, EnvContext())
+    assert env.observation_space.shape == (42, 42, 1)
+    assert game_counters([env])
+    assert isinstance(env, StatsFile)
+    env.close()
+
+
+def test_a_wrapping_is_told_to_child_processes_as_data():
+    wrapping = Wrapping(True, 42, False, "/tmp/monitor")
+    assert Wrapping.from_dict(wrapping.to_dict()) == wrapping
+
+
+def test_the_monitor_asks_for_a_render_mode_that_can_be_filmed_where_there_is_one():
+    monitored = Wrapping(monitor_path="/tmp/monitor")
+    cart_pole = resolve_env("CartPole-v1")
+    assert monitored.env_config(cart_pole, {"a": 1}) == {"a": 1, "render_mode": "rgb_array"}
+    assert monitored.env_config(cart_pole, {"render_mode": None}) == {"render_mode": None}
+    assert monitored.env_config(resolve_env("aiorl.testing.envs:CountingEnv"), {}) == {}
+    assert Wrapping().env_config(cart_pole, {}) == {}
+
+
+def test_only_wrappers_that_go_around_each_copy_keep_copies_from_being_made_together():
+    cart_pole, pong = resolve_env("CartPole-v1"), EnvCreator("pong", print, gym_id="ALE/Pong-v5")
+    assert not Wrapping(deepmind=True).needs_single_envs(cart_pole)
+    assert Wrapping(deepmind=True).needs_single_envs(pong)
+    assert not Wrapping().needs_single_envs(pong)
+    assert Wrapping(monitor_path="/tmp/monitor").needs_single_envs(cart_pole)

@@ -1,0 +1,187 @@
+"""Nested spaces, memory and users' models, from the environment through the sampler to rows that can be learned from."""
+
+from __future__ import annotations
+
+import types
+
+import gymnasium
+import keras
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.data import columns as c
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.adapt import to_base_env
+from aiorl.models.catalog import build_model
+from aiorl.models.export import describe_policy
+from aiorl.observation.filters import NoFilter
+from aiorl.observation.preprocessors import make_preprocessor
+from aiorl.policy.distributions import make_distribution
+from aiorl.policy.loading import load_policy
+from aiorl.policy.postprocess import gae
+from aiorl.sampler.sync_sampler import SyncSampler
+
+OBS = spaces.Dict({"place": spaces.Discrete(5), "speed": spaces.Tuple([spaces.Box(-9.0, 9.0, (2,))])})
+ACTIONS = spaces.Tuple([spaces.Discrete(3, start=1), spaces.Dict({"push": spaces.Box(-0.1, 0.1, (2,))})])
+ENVS = 3
+
+
+class Nested(gymnasium.Env):
+    """Walks on 5 places; every 4th episode is truncated. Notes the actions it gets."""
+
+    observation_space = OBS
+    action_space = ACTIONS
+
+    def __init__(self):
+        self.received = []
+        self.episode = 0
+
+    def _obs(self):
+        return {"place": self.place, "speed": (self.speed,)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.speed, self.steps = 0, np.zeros(2, np.float32), 0
+        self.episode += 1
+        return self._obs(), {}
+
+    def step(self, action):
+        self.received.append(action)
+        self.steps += 1
+        choice, push = action[0], action[1]["push"]
+        self.place = (self.place + choice) % 5
+        self.speed = np.clip(self.speed + push, -9, 9).astype(np.float32)
+        over = self.steps >= 3 + self.episode % 3
+        return self._obs(), float(choice) - 2.0 + float(push[0]), over and self.episode % 4 > 0, over, {}
+
+
+class Plain(Nested):
+    """The same with simple spaces."""
+
+    observation_space = spaces.Box(-9.0, 9.0, (2,))
+    action_space = spaces.Discrete(3)
+
+    def _obs(self):
+        return self.speed
+
+    def step(self, action):
+        return super().step([action, {"push": np.full(2, 0.1 * action)}])
+
+
+def sampler_of(make_env, model_settings, *, config=None):
+    envs = [make_env() for _ in range(ENVS)]
+    preprocessor = make_preprocessor(envs[0].observation_space)
+    distribution = make_distribution(envs[0].action_space)
+    model = build_model(preprocessor.shape, preprocessor.dtype.name, distribution, model_settings, seed=0)
+    policy = load_policy(*describe_policy(model, model_settings), config=config, seed=0)
+    policy.set_weights(model.get_weights())
+    base_env = to_base_env(envs[0], lambda index: envs[index], ENVS, seed=0)
+    policies = {"default_policy": policy}
+    sampler = SyncSampler(
+        types.SimpleNamespace(worker_index=0),
+        base_env,
+        policies,
+        None,
+        {"default_policy": preprocessor},
+        {"default_policy": NoFilter()},
+        clip_rewards=False,
+        fragment_length=10,
+        callbacks=DefaultCallbacks(),
+        pack_episodes=True,
+    )
+    return sampler, model, policy, envs
+
+
+def episodes_of(sampler, batches):
+    rows = SampleBatch.concat([sampler.get_data() for _ in range(batches)])
+    return [rows.take(rows[c.EPS_ID] == episode) for episode in dict.fromkeys(rows[c.EPS_ID].tolist())]
+
+
+RECURRENT = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "lstm_use_prev_action_reward": True}
+
+
+def test_r114_r117_what_was_acted_on_is_what_the_learner_computes_again_from_the_rows():
+    """R98, R100, R111, R114, R117: nested spaces, recurrent state, previous actions and rewards."""
+    sampler, model, _, _ = sampler_of(Nested, RECURRENT)
+    episodes = episodes_of(sampler, 12)
+    assert len(episodes) > 10
+    for rows in episodes:
+        assert rows[c.OBS].shape[1:] == (5 + 2,)
+        assert rows[c.ACTIONS].shape[1:] == (1 + 2,)
+        assert rows[c.T].tolist() == list(range(rows.count))
+        state = model.initial_state(1)
+        prev_action, prev_reward = np.zeros((1, 3), np.float32), np.zeros(1, np.float32)
+        for t in range(rows.count):
+            np.testing.assert_array_equal(rows[c.PREV_ACTIONS][t], prev_action[0])
+            np.testing.assert_allclose(rows[c.PREV_REWARDS][t], prev_reward[0], rtol=1e-6)
+            for index, component in enumerate(state):
+                np.testing.assert_allclose(rows[c.state_in(index)][t], component[0], rtol=1e-4, atol=1e-5)
+            inputs, values, state = model.forward_step(rows[c.OBS][t : t + 1], state, prev_action, prev_reward)
+            np.testing.assert_allclose(rows[c.ACTION_DIST_INPUTS][t], inputs[0], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(rows[c.VF_PREDS][t], values[0], rtol=1e-4, atol=1e-5)
+            if t + 1 < rows.count:
+                np.testing.assert_array_equal(rows[c.NEW_OBS][t], rows[c.OBS][t + 1])
+            prev_action, prev_reward = rows[c.ACTIONS][t : t + 1], rows[c.REWARDS][t : t + 1]
+        logp = model.distribution.logp(rows[c.ACTION_DIST_INPUTS], rows[c.ACTIONS])
+        np.testing.assert_allclose(rows[c.ACTION_LOGP], logp, rtol=1e-3, atol=1e-4)
+
+
+def test_r117_r118_environments_get_clipped_lists_of_components_and_rows_keep_what_was_chosen():
+    sampler, _, policy, envs = sampler_of(Nested, {"fcnet_hiddens": [8]})
+    episodes = episodes_of(sampler, 6)
+    received = [action for env in envs for action in env.received]
+    assert all(type(action) is list and ACTIONS.contains(action) for action in received)
+    sizes = np.concatenate([np.abs(rows[c.ACTIONS][:, 1:]).ravel() for rows in episodes])
+    assert sizes.max() > 0.1, "a standard normal is not within the bounds"
+    chosen = np.concatenate([rows[c.ACTIONS] for rows in episodes])
+    as_sent = policy.layout.to_env(policy.layout.clip(chosen))
+    flat = {tuple(np.round([action[0], *action[1]["push"]], 5)) for action in received}
+    assert all(tuple(np.round([action[0], *action[1]["push"]], 5)) in flat for action in as_sent)
+
+
+def test_trajectories_get_advantages_from_the_policys_settings():
+    """R106: one trajectory of one episode at a time, bootstrapped where it was cut or truncated."""
+    settings = {"gamma": 0.9, "lam": 0.8}
+    sampler, model, _, _ = sampler_of(
+        Nested, {"fcnet_hiddens": [8]}, config={"postprocess": "gae", "postprocess_params": settings}
+    )
+    rows = sampler.get_data()
+    for part in rows.split_by_episode():
+        bootstrap = np.asarray(model.forward(part[c.NEW_OBS][-1:])[1])
+        wanted = gae(
+            part[c.REWARDS][:, None],
+            part[c.VF_PREDS][:, None],
+            bootstrap,
+            part[c.TERMINATEDS][:, None],
+            part[c.TRUNCATEDS][:, None],
+            np.tile(bootstrap, (part.count, 1)),
+            **settings,
+        )
+        np.testing.assert_allclose(part[c.ADVANTAGES], wanted[0][:, 0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(part[c.VALUE_TARGETS], wanted[1][:, 0], rtol=1e-4, atol=1e-5)
+
+
+def small_network(obs_shape, num_outputs, model_config):
+    return keras.Sequential(
+        [keras.layers.Input(obs_shape), keras.layers.Dense(6, "relu"), keras.layers.Dense(num_outputs)]
+    )
+
+
+@pytest.mark.parametrize("exploration", [None, {"type": "EpsilonGreedy", "epsilon": 0.5}])
+def test_a_users_model_acts_in_the_sampler_with_any_exploration(monkeypatch, exploration):
+    monkeypatch.setitem(__import__("sys").modules, "users_small", types.SimpleNamespace(small_network=small_network))
+    sampler, model, policy, _ = sampler_of(
+        Plain, {"custom_model": "users_small:small_network"}, config={"exploration": exploration}
+    )
+    rows = SampleBatch.concat([sampler.get_data() for _ in range(20)])
+    inputs, _ = model.forward(rows[c.OBS])
+    np.testing.assert_allclose(rows[c.ACTION_DIST_INPUTS], inputs, rtol=1e-4, atol=1e-5)
+    greedy = rows[c.ACTIONS] == policy.distribution.deterministic(rows[c.ACTION_DIST_INPUTS])
+    if exploration is None:
+        logp = policy.distribution.logp(rows[c.ACTION_DIST_INPUTS], rows[c.ACTIONS])
+    else:
+        logp = np.log(np.where(greedy, 0.5 + 0.5 / 3, 0.5 / 3))
+        assert 0.55 < greedy.mean() < 0.78
+    np.testing.assert_allclose(rows[c.ACTION_LOGP], logp, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,171 @@
+"""The learner service with real workers in one process: leases, order, lag, accounting, malformed peers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from in_process import LENGTH, NUM_ENVS, InProcess, with_settings
+
+from aiorl.data import columns as c
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.observation.filters import MeanStdFilter
+from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
+
+PER_BATCH = 4 * LENGTH * NUM_ENVS
+
+
+def train(updates: int, num_workers: int = 2, **options: Any) -> InProcess:
+    async def main() -> InProcess:
+        both = InProcess(**options)
+        both.start(num_workers)
+        assert await both.service.wait_for_workers(num_workers, 10)
+        both.service.grant_leases()
+        await both.updates_done(updates)
+        await both.close()
+        return both
+
+    return asyncio.run(main())
+
+
+def test_on_policy_batches_are_exact_of_one_version_and_in_worker_order() -> None:
+    both = train(5)
+    for number, done in enumerate(both.updates[:5]):
+        assert done.batch.env_steps == PER_BATCH
+        assert {fragment.version for fragment in done.batch.fragments} == {number}
+        places = [(fragment.slot, fragment.seq) for fragment in done.batch.fragments]
+        assert places == sorted(places)
+        assert {slot for slot, _ in places} == {1, 2}
+    ledger = both.service.session.ledger.as_dict()
+    assert ledger["trained"] == len(both.updates) * PER_BATCH == both.service.counters.env_steps_trained
+    assert ledger["discarded"] == {}
+
+
+def test_the_same_seed_gives_the_same_batches_with_two_workers_whatever_the_order_of_arrival() -> None:
+    rng = np.random.default_rng(0)
+
+    def jitter(direction: Direction, number: int) -> tuple[float, ...]:
+        return (float(rng.random() * 0.01),)
+
+    first = train(6, observation_filter="MeanStdFilter")
+    second = train(6, network=MemoryNetwork(jitter), observation_filter="MeanStdFilter")
+    for one, other in zip(first.algorithm.batches[:6], second.algorithm.batches[:6], strict=True):
+        for left, right in zip(one, other, strict=True):
+            np.testing.assert_array_equal(left[c.OBS], right[c.OBS])
+            np.testing.assert_array_equal(left[c.ACTIONS], right[c.ACTIONS])
+
+
+def test_r7_streaming_keeps_queues_bounded_with_a_slow_learner_and_loses_nothing() -> None:
+    algorithm = with_settings(mode="streaming", update_s=0.05)
+    both = train(8, algorithm=algorithm)
+    ledger = both.service.session.ledger.as_dict()
+    assert ledger["discarded"] == {}
+    per_worker: dict[int, list[int]] = {}
+    for done in both.updates:
+        for fragment in done.batch.fragments:
+            per_worker.setdefault(fragment.slot, []).append(fragment.seq)
+    assert all(seqs == list(range(1, len(seqs) + 1)) for seqs in per_worker.values())
+    # what may wait: the assembler's queue, what the leases allow, one batch queued and one in the thread
+    assert ledger["sampled"] - ledger["trained"] <= (2 + 1 + 1 + 1) * PER_BATCH
+
+
+def test_the_bound_on_policy_lag_holds_for_every_fragment_trained_on() -> None:
+    algorithm = with_settings(mode="streaming", fragments_per_batch=1, max_policy_lag=2, update_s=0.01)
+    both = train(30, algorithm=algorithm)
+    for number, done in enumerate(both.updates):
+        assert all(number - fragment.version <= 2 for fragment in done.batch.fragments)
+
+
+def test_r139_the_learners_filter_equals_one_filter_that_saw_every_accepted_observation() -> None:
+    both = train(4, observation_filter="MeanStdFilter")
+    publisher = both.service.publisher
+    assert publisher is not None
+    state = publisher.filter.state()
+    merged = [fragment.filter_deltas[DEFAULT_POLICY_ID] for done in both.updates for fragment in done.batch.fragments]
+    assert state["n"] >= sum(int(delta["n"]) for delta in merged)
+    oracle = MeanStdFilter((4,))
+    for delta in merged:
+        oracle.merge_delta(delta)
+    if state["n"] == oracle.state()["n"]:
+        np.testing.assert_allclose(state["mean"], oracle.state()["mean"], rtol=1e-9)
+
+
+def test_a_late_worker_gets_weights_at_registration_and_shares_the_next_batch() -> None:
+    async def main() -> InProcess:
+        both = InProcess()
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        both.service.grant_leases()
+        await both.updates_done(3)
+        both.add_worker()
+        await both.service.wait_for_workers(2, 10)
+        await both.updates_done(len(both.updates) + 3)
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    assert {fragment.slot for fragment in both.updates[-1].batch.fragments} == {1, 2}
+
+
+def test_a_malformed_fragment_costs_its_worker_and_nothing_else() -> None:
+    async def main() -> InProcess:
+        both = InProcess()
+        both.start(1)
+
+        def spoil(service: Any) -> None:
+            send = service._send_fragment
+
+            def send_spoiled(unit: Any, lease_id: int, produced: Any) -> None:
+                produced.fragment.columns[c.OBS] = np.zeros((LENGTH, NUM_ENVS, 3), np.float32)
+                send(unit, lease_id, produced)
+
+            service._send_fragment = send_spoiled
+
+        bad = both.add_worker(spoil)
+        await both.service.wait_for_workers(2, 10)
+        both.service.grant_leases()
+        await both.updates_done(1)
+        bad.stop("enough")
+        await both.updates_done(6)
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    assert both.failure is None
+    assert any("can't be trained on" in text for text in both.events)
+    assert both.service.session.ledger.as_dict()["discarded"]["malformed"] >= LENGTH * NUM_ENVS
+    assert all(batch.shape == (LENGTH, NUM_ENVS, 4) for f in both.algorithm.batches for batch in [f[0][c.OBS]])
+
+
+def test_a_failing_update_is_told_and_its_env_steps_are_accounted_for() -> None:
+    async def main() -> InProcess:
+        both = InProcess()
+        both.algorithm.fail_at = 2
+        both.start(2)
+        await both.service.wait_for_workers(2, 10)
+        both.service.grant_leases()
+        await both.updates_done(99)
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    assert isinstance(both.failure, RuntimeError)
+    assert both.service.session.ledger.as_dict()["discarded"] == {"the update failed": PER_BATCH}
+
+
+def test_waiting_for_says_who_is_waited_for() -> None:
+    async def main() -> tuple[str, str]:
+        both = InProcess()
+        both.start(0)
+        nobody = both.service.waiting_for(0.0)
+        both.add_worker()
+        await both.service.wait_for_workers(1, 10)
+        somebody = both.service.waiting_for(asyncio.get_running_loop().time())
+        await both.close()
+        return nobody, somebody
+
+    nobody, somebody = asyncio.run(main())
+    assert "no worker is connected" in nobody
+    assert "--connect" in nobody
+    assert somebody.startswith("worker 1: ")

@@ -1,0 +1,250 @@
+"""What every policy around a network does: previous steps, nested actions, exploration, postprocessing."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.data import columns as c
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.spaces import regroup_actions, space_to_dict
+from aiorl.errors import BatchError, ConfigError, PolicyError
+from aiorl.policy.acting_graph import ActingSpec, ArraySpec
+from aiorl.policy.distributions import make_distribution
+from aiorl.policy.graph_policy import GraphPolicy
+from aiorl.policy.postprocess import gae
+
+TUPLE = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))])
+
+
+class PlainNetwork:
+    """dist_inputs = mean(obs) + previous reward, vf = sum(obs) + 10 * sum(previous action) + state; state + 1."""
+
+    def __init__(self, num_inputs):
+        self.num_inputs = num_inputs
+        self.calls = []
+
+    def run(self, obs, state=(), prev=None):
+        self.calls.append((len(obs), prev))
+        rows = len(obs)
+        values = obs.sum(axis=1) + (state[0][:, 0] if state else 0)
+        inputs = np.repeat(obs.mean(axis=1, keepdims=True), self.num_inputs, axis=1)
+        if prev is not None:
+            values = values + 10.0 * prev[0].reshape(rows, -1).sum(axis=1)
+            inputs = inputs + prev[1][:, None]
+        return inputs.astype(np.float32), values.astype(np.float32), [item + 1 for item in state]
+
+    def get_weights(self):
+        return {}
+
+    def set_weights(self, weights):
+        assert not weights
+
+
+def make_policy(space, *, config=None, recurrent=False, looks_back=False, seed=0):
+    distribution = make_distribution(space)
+    spec = ActingSpec(
+        obs_shape=(3,),
+        obs_dtype="float32",
+        state_shapes=((1,),) if recurrent else (),
+        num_dist_inputs=distribution.num_inputs,
+        distribution=distribution.name,
+        action_space=space_to_dict(space),
+        weights=(),
+        prev_action=ArraySpec("prev_actions", distribution.action_shape, "float32") if looks_back else None,
+    )
+    return GraphPolicy(PlainNetwork(distribution.num_inputs), spec, config=config, seed=seed)
+
+
+def obs_of(rows, seed=0):
+    return np.random.default_rng(seed).standard_normal((rows, 3)).astype(np.float32)
+
+
+def test_r117_tuple_actions_come_as_one_batch_per_component():
+    policy = make_policy(TUPLE)
+    actions, _, columns = policy.compute_actions(obs_of(5))
+    assert type(actions) is tuple
+    assert [batch.shape for batch in actions] == [(5,), (5, 2)]
+    assert actions[0].dtype == np.int64
+    flat = policy.layout.to_column(actions)
+    np.testing.assert_allclose(
+        policy.distribution.logp(columns[c.ACTION_DIST_INPUTS], flat), columns[c.ACTION_LOGP], rtol=1e-4
+    )
+    rows = regroup_actions(actions)
+    assert len(rows) == 5
+    assert [np.shape(part) for part in rows[0]] == [(), (2,)]
+    single, _, _ = policy.compute_single_action(obs_of(1)[0], explore=False)
+    assert [np.shape(part) for part in single] == [(), (2,)]
+
+
+def test_r117_act_into_writes_flat_rows():
+    policy = make_policy(TUPLE)
+    noise = policy.draw_noise(np.random.default_rng(1), 5)
+    wanted = policy.act(obs_of(5), (), noise)
+    rows = {
+        c.ACTIONS: np.zeros((5, 3), np.float32),
+        c.ACTION_LOGP: np.zeros(5, np.float32),
+        c.ACTION_DIST_INPUTS: np.zeros((5, policy.spec.num_dist_inputs), np.float32),
+        c.VF_PREDS: np.zeros(5, np.float32),
+    }
+    policy.act_into(obs_of(5), (), noise, rows)
+    np.testing.assert_array_equal(rows[c.ACTIONS], wanted.actions)
+    np.testing.assert_array_equal(rows[c.ACTION_LOGP], wanted.columns[c.ACTION_LOGP])
+
+
+def test_r111_previous_actions_and_rewards_reach_the_network_in_the_order_of_the_observations():
+    policy = make_policy(spaces.Discrete(4), looks_back=True)
+    obs = obs_of(3)
+    prev_actions, prev_rewards = np.array([3, 0, 1]), np.array([0.5, 0.0, -1.0])
+    _, _, columns = policy.compute_actions(obs, (), prev_actions, prev_rewards)
+    np.testing.assert_allclose(columns[c.VF_PREDS], obs.sum(axis=1) + 10 * prev_actions, rtol=1e-5)
+    wanted = obs.mean(axis=1) + prev_rewards
+    np.testing.assert_allclose(columns[c.ACTION_DIST_INPUTS][:, 0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_r100_unknown_previous_steps_count_as_zeros():
+    policy = make_policy(TUPLE, looks_back=True)
+    given = policy.compute_actions(obs_of(2), (), np.zeros((2, 3)), np.zeros(2))[2]
+    missing = policy.compute_actions(obs_of(2))[2]
+    np.testing.assert_array_equal(given[c.VF_PREDS], missing[c.VF_PREDS])
+    single = policy.compute_single_action(obs_of(2)[1], (), (2, [0.5, 0.5]), 1.0)[2]
+    assert single[c.VF_PREDS] == pytest.approx(missing[c.VF_PREDS][1] + 30.0, rel=1e-5)
+
+
+def test_a_network_that_does_not_look_back_is_given_nothing():
+    policy = make_policy(spaces.Discrete(4))
+    policy.compute_actions(obs_of(2), (), np.zeros(2, np.int64), np.zeros(2))
+    assert policy.graph.calls == [(2, None)]
+
+
+def test_r110_one_call_evaluates_all_rows():
+    policy = make_policy(spaces.Discrete(4))
+    policy.compute_actions(obs_of(64))
+    assert policy.graph.calls == [(64, None)]
+
+
+def test_exploration_replaces_sampling_in_every_way_of_acting():
+    config = {"exploration": {"type": "EpsilonGreedy", "epsilon": [[0, 1.0], [10, 0.0]]}}
+    policy = make_policy(spaces.Discrete(4), config=config)
+    greedy = np.zeros(40, np.int64)  # equal logits: the first
+    assert (policy.compute_actions(obs_of(40))[0] != 0).any()
+    np.testing.assert_array_equal(policy.compute_actions(obs_of(40), timestep=10)[0], greedy)
+    policy.on_global_var_update({"timestep": 10})
+    np.testing.assert_array_equal(policy.compute_actions(obs_of(40))[0], greedy)
+    rows = {
+        c.ACTIONS: np.ones(40, np.int64),
+        c.ACTION_LOGP: np.zeros(40, np.float32),
+        c.ACTION_DIST_INPUTS: np.zeros((40, 4), np.float32),
+        c.VF_PREDS: np.zeros(40, np.float32),
+    }
+    noise = policy.draw_noise(np.random.default_rng(0), 40)
+    assert noise.shape == (40, 2)
+    policy.act_into(obs_of(40), (), noise, rows)
+    np.testing.assert_array_equal(rows[c.ACTIONS], greedy)
+    np.testing.assert_array_equal(policy.compute_actions(obs_of(40), timestep=0, explore=False)[0], greedy)
+
+
+def test_r112_the_timestep_given_decides_the_schedule():
+    config = {"exploration": {"type": "EpsilonGreedy", "epsilon": [[0, 0.0], [10, 1.0]]}}
+    policy = make_policy(spaces.Discrete(4), config=config)
+    policy.on_global_var_update({"timestep": 0})
+    np.testing.assert_array_equal(policy.compute_actions(obs_of(40))[0], 0)
+    assert policy.compute_actions(obs_of(40), timestep=10)[0].any()
+
+
+def test_exploration_with_memory_follows_the_rows_of_each_episode():
+    policy = make_policy(spaces.Box(-1.0, 1.0, (1,)), config={"exploration": "OrnsteinUhlenbeckNoise"})
+    first, second = types.SimpleNamespace(episode_id=1), types.SimpleNamespace(episode_id=2)
+    policy.compute_actions(obs_of(3), episodes=[first, second, first])
+    assert set(policy.exploration._processes) == {(1, 0), (2, 0), (1, 1)}
+    policy.exploration.on_episode_end(policy, episode=first)
+    assert set(policy.exploration._processes) == {(2, 0)}
+
+
+def test_settings_of_the_exploration_are_checked_when_the_policy_is_made():
+    with pytest.raises(ConfigError, match="exploration"):
+        make_policy(spaces.Discrete(4), config={"exploration": "Curiosity"})
+
+
+def trajectory(policy, steps, *, terminated=False, truncated=False):
+    rng = np.random.default_rng(steps)
+    obs = obs_of(steps + 1, seed=1)
+    flags = np.zeros((2, steps), np.bool_)
+    flags[0, -1], flags[1, -1] = terminated, truncated
+    batch = SampleBatch(
+        {
+            c.OBS: obs[:-1],
+            c.NEW_OBS: obs[1:],
+            c.ACTIONS: rng.integers(0, 4, steps),
+            c.REWARDS: rng.standard_normal(steps).astype(np.float32),
+            c.TERMINATEDS: flags[0],
+            c.TRUNCATEDS: flags[1],
+            c.VF_PREDS: rng.standard_normal(steps).astype(np.float32),
+        }
+    )
+    if policy.is_recurrent:
+        batch[c.state_out(0)] = np.arange(1, steps + 1, dtype=np.float32)[:, None]
+    return batch
+
+
+SETTINGS = {"postprocess": "gae", "postprocess_params": {"gamma": 0.9, "lam": 0.7}}
+
+
+@pytest.mark.parametrize("ending", [{}, {"terminated": True}, {"truncated": True}], ids=["cut", "term", "trunc"])
+@pytest.mark.parametrize("looks_back", [False, True])
+def test_a_trajectory_gets_advantages_bootstrapped_from_its_last_new_obs(ending, looks_back):
+    """SPEC 4.9: a cut mid-episode trajectory must be able to bootstrap from the last new_obs."""
+    policy = make_policy(spaces.Discrete(4), config=SETTINGS, recurrent=True, looks_back=looks_back)
+    batch = trajectory(policy, 6, **ending)
+    last = batch[c.NEW_OBS][-1].sum() + 6.0  # the state after the last step
+    if looks_back:
+        last += 10.0 * batch[c.ACTIONS][-1]
+    last = np.array([last], np.float32)
+    wanted = gae(
+        batch[c.REWARDS][:, None],
+        batch[c.VF_PREDS][:, None],
+        last,
+        batch[c.TERMINATEDS][:, None],
+        batch[c.TRUNCATEDS][:, None],
+        np.tile(last, (6, 1)),
+        gamma=0.9,
+        lam=0.7,
+    )
+    done = policy.postprocess_trajectory(batch, {}, None)
+    np.testing.assert_allclose(done[c.ADVANTAGES], wanted[0][:, 0], rtol=1e-5)
+    np.testing.assert_allclose(done[c.VALUE_TARGETS], wanted[1][:, 0], rtol=1e-5)
+    assert len(policy.graph.calls) == (0 if ending.get("terminated") else 1)
+
+
+def test_without_postprocessing_a_trajectory_stays_as_it_is():
+    policy = make_policy(spaces.Discrete(4))
+    batch = trajectory(policy, 3)
+    names = list(batch)
+    assert list(policy.postprocess_trajectory(batch)) == names
+    empty = SampleBatch()
+    assert make_policy(spaces.Discrete(4), config=SETTINGS).postprocess_trajectory(empty) is empty
+
+
+def test_a_column_missing_for_postprocessing_is_named():
+    policy = make_policy(spaces.Discrete(4), config=SETTINGS)
+    batch = trajectory(policy, 3)
+    del batch[c.NEW_OBS]
+    with pytest.raises(BatchError, match="new_obs"):
+        policy.postprocess_trajectory(batch)
+
+
+def test_the_description_carries_the_previous_action():
+    spec = make_policy(TUPLE, looks_back=True).spec
+    assert ActingSpec.from_dict(spec.to_dict()) == spec
+    plain = make_policy(TUPLE).spec
+    assert ActingSpec.from_dict(plain.to_dict()) == plain
+    without = {name: value for name, value in plain.to_dict().items() if name != "prev_action"}
+    assert ActingSpec.from_dict(without) == plain
+    for damaged in ([[3]], [[3], "float64"], "x", [[-1], "int64"]):
+        with pytest.raises(PolicyError, match="description"):
+            ActingSpec.from_dict({**spec.to_dict(), "prev_action": damaged})
+    assert dataclasses.replace(spec, prev_action=None) == plain

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.log_once import log_once
+from aiorl.observation.filters import NoFilter
+from aiorl.observation.preprocessors import preprocessor_for
+from aiorl.sampler.async_sampler import AsyncSampler
+from aiorl.sampler.sync_sampler import SyncSampler
+from aiorl.testing.scripted_env import RecordingPolicy
+
+
+@pytest.fixture(autouse=True)
+def _fresh_log_once():
+    log_once.reset()
+    yield
+    log_once.reset()
+
+
+def arguments(env, policies=None, *, mapping=None, length=math.inf, callbacks=None, filters=None, **more):
+    policies = policies or {"default_policy": RecordingPolicy()}
+    if not isinstance(policies, dict):
+        policies = {"default_policy": policies}
+    return {
+        "worker": "the worker",
+        "base_env": env,
+        "policy_map": policies,
+        "policy_mapping_fn": mapping,
+        "preprocessors": {name: preprocessor_for(policy.observation_space) for name, policy in policies.items()},
+        "filters": filters or {name: NoFilter() for name in policies},
+        "clip_rewards": None,
+        "fragment_length": length,
+        "callbacks": callbacks or DefaultCallbacks(),
+        **more,
+    }
+
+
+@pytest.fixture
+def make_sampler():
+    """A SyncSampler with the one default policy, unless told otherwise; complete episodes, not packed."""
+    return lambda *args, **more: SyncSampler(**arguments(*args, **more))
+
+
+@pytest.fixture
+def make_async():
+    """An AsyncSampler likewise, not yet started; stopped after the test."""
+    made = []
+
+    def make(*args, **more):
+        made.append(AsyncSampler(**arguments(*args, **more)))
+        return made[-1]
+
+    yield make
+    assert all(sampler.stop() for sampler in made)

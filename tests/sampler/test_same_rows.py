@@ -1,0 +1,259 @@
+"""The columnar and the general path give the same rows for the same seeds and policy."""
+
+from __future__ import annotations
+
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.data import columns as c
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv
+from aiorl.env.vector_env import SerialEnv
+from aiorl.observation.filters import MeanStdFilter, NoFilter
+from aiorl.observation.preprocessors import preprocessor_for
+from aiorl.policy.policy import Policy
+from aiorl.policy.postprocess import gae
+from aiorl.sampler.assemble import FRAGMENT_COLUMNS
+from aiorl.sampler.columnar import ColumnarSampler
+from aiorl.sampler.sync_sampler import SyncSampler
+from aiorl.testing.fake_policy import FakePolicy
+from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
+
+GAMMA, LAM = 0.9, 0.7
+
+
+class RandomEnv(gymnasium.Env):
+    """Random observations and rewards, episodes of random length that end in either way; actions count, too."""
+
+    def __init__(self, kind: str, mean_length: int):
+        self.observation_space = {
+            "box": spaces.Box(-10, 10, (2, 3), np.float32),
+            "bytes": spaces.Box(0, 255, (4,), np.uint8),
+            "discrete": spaces.Discrete(5, start=-1),
+        }[kind]
+        self.action_space = spaces.Discrete(3) if kind != "bytes" else spaces.Box(-0.5, 0.5, (2,), np.float32)
+        self._odds = 1.0 / mean_length
+
+    def _obs(self):
+        space = self.observation_space
+        if isinstance(space, spaces.Discrete):
+            return int(self.np_random.integers(space.n)) + int(space.start)
+        if space.dtype == np.uint8:
+            return self.np_random.integers(0, 256, space.shape).astype(np.uint8)
+        return self.np_random.normal(size=space.shape).astype(np.float32).clip(-10, 10)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def step(self, action):
+        reward = float(self.np_random.integers(-3, 4)) + float(np.sum(action))
+        terminated = bool(self.np_random.random() < self._odds)
+        truncated = bool(self.np_random.random() < self._odds / 2)
+        return self._obs(), reward, terminated, truncated, {}
+
+
+class AsPolicy(Policy):
+    """The policy that the columnar sampler drives, behind the general interface: same noise, same numbers."""
+
+    def __init__(self, env, seed, recurrent):
+        super().__init__(env.observation_space, env.action_space, {})
+        self.inner = FakePolicy(env.action_space, recurrent=recurrent)
+        self._rng = np.random.default_rng(np.random.SeedSequence(seed))
+
+    def get_initial_state(self):
+        return [component[0] for component in self.inner.initial_state(1)]
+
+    def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+        distribution, rows = self.inner.distribution, len(obs)
+        columns = {
+            c.ACTIONS: np.empty((rows, *distribution.action_shape), distribution.action_dtype),
+            c.ACTION_LOGP: np.empty(rows, np.float32),
+            c.ACTION_DIST_INPUTS: np.empty((rows, distribution.num_inputs), np.float32),
+            c.VF_PREDS: np.empty(rows, np.float32),
+        }
+        state_out = self.inner.act_into(obs, state_batches, self.inner.draw_noise(self._rng, rows), columns)
+        return columns.pop(c.ACTIONS), state_out, columns
+
+    def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):
+        last = np.zeros(1, np.float32)
+        if not batch[c.TERMINATEDS][-1]:
+            last = self.inner.values(
+                batch[c.NEW_OBS][-1:], [batch[c.state_out(0)][-1:]] if c.state_out(0) in batch else []
+            )
+        cut = batch[c.TRUNCATEDS] & ~batch[c.TERMINATEDS]
+        at_truncation = np.where(cut, last, np.float32(0))[:, None]
+        column = {name: batch[name][:, None] for name in (c.REWARDS, c.VF_PREDS, c.TERMINATEDS, c.TRUNCATEDS)}
+        advantages, targets = gae(
+            column[c.REWARDS],
+            column[c.VF_PREDS],
+            last,
+            column[c.TERMINATEDS],
+            column[c.TRUNCATEDS],
+            at_truncation,
+            gamma=GAMMA,
+            lam=LAM,
+        )
+        batch[c.ADVANTAGES], batch[c.VALUE_TARGETS] = advantages[:, 0], targets[:, 0]
+        return batch
+
+
+def both(
+    kind, mean_length, num_envs, steps, fragments, seed, recurrent=False, clip=False, filtered=False, complete=False
+):
+    """Rows of the two paths, one batch per environment, and their metrics and filters."""
+
+    def envs():
+        return [RandomEnv(kind, mean_length) for _ in range(num_envs)]
+
+    preprocessor = preprocessor_for(envs()[0].observation_space)
+    filters = [MeanStdFilter(preprocessor.shape) if filtered else NoFilter() for _ in range(2)]
+    columnar = ColumnarSampler(
+        SerialEnv(envs(), env_id="random"),
+        FakePolicy(envs()[0].action_space, recurrent=recurrent),
+        fragment_length=steps,
+        columns=sorted(FRAGMENT_COLUMNS),
+        batch_mode="complete_episodes" if complete else "truncate_episodes",
+        filter=filters[0],
+        postprocess="gae",
+        postprocess_settings={"gamma": GAMMA, "lam": LAM},
+        clip_rewards=clip,
+        seed=seed,
+    )
+    policy = AsPolicy(envs()[0], seed, recurrent)
+    general = SyncSampler(
+        None,
+        VectorBaseEnv(CopiesVectorEnv(envs(), env_id="random", seed=seed)),
+        {"default_policy": policy},
+        None,
+        {"default_policy": preprocessor},
+        {"default_policy": filters[1]},
+        clip,
+        math.inf if complete else steps,
+        DefaultCallbacks(),
+        pack_episodes=not complete,
+    )
+    one = [columnar.sample().to_sample_batch() for _ in range(fragments)]
+    if complete:
+        return one, general, columnar, filters
+    other = [[general.get_data() for _ in range(num_envs)] for _ in range(fragments)]
+    return one, [SampleBatch.concat(batches) for batches in other], (columnar, general), filters
+
+
+EXACT = (
+    "obs",
+    "new_obs",
+    "actions",
+    "rewards",
+    "prev_actions",
+    "prev_rewards",
+    "dones",
+    "terminateds",
+    "truncateds",
+    "t",
+    "action_logp",
+    "action_dist_inputs",
+    "vf_preds",
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(["box", "bytes", "discrete"]),
+    mean_length=st.integers(1, 12),
+    num_envs=st.integers(1, 4),
+    steps=st.integers(1, 9),
+    seed=st.integers(0, 2**31),
+    recurrent=st.booleans(),
+)
+def test_packed_fragments_are_equal_row_by_row(kind, mean_length, num_envs, steps, seed, recurrent):
+    """R58, R98, R99, R104, R114, R118: obs, actions, rewards, flags, t and the structure of eps_id, and more."""
+    ones, others, samplers, _ = both(kind, mean_length, num_envs, steps, 5, seed, recurrent)
+    ids = {}
+    for one, other in zip(ones, others, strict=True):
+        assert one.count == other.count == num_envs * steps
+        for name in EXACT:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+            assert one[name].dtype == other[name].dtype, name
+        for name in (c.ADVANTAGES, c.VALUE_TARGETS):
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-5, atol=1e-5, err_msg=name)
+        for a, b in zip(one[c.EPS_ID].tolist(), other[c.EPS_ID].tolist(), strict=True):
+            assert ids.setdefault(a, b) == b
+    assert len(set(ids.values())) == len(ids)
+    columnar, general = samplers
+    episodes, metrics = columnar.take_episodes(), general.get_metrics()
+    assert sorted(episodes.lengths.tolist()) == sorted(m.episode_length for m in metrics)
+    np.testing.assert_allclose(
+        sorted(episodes.rewards), sorted(m.episode_reward for m in metrics), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("num_envs", [1, 5])
+def test_the_policy_of_a_worker_gives_the_same_rows_on_both_paths(num_envs):
+    """R58, R118: ONNX Runtime and all."""
+
+    def policy():
+        made = make_onnx_policy(4, spaces.Discrete(2), 2, mlp_weights(4, 2))
+        made._rng = np.random.default_rng(np.random.SeedSequence(5))
+        return made
+
+    def copies():
+        return [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(num_envs)]
+
+    columnar = ColumnarSampler(
+        SerialEnv(copies(), env_id="CartPole"), policy(), fragment_length=40, columns=sorted(FRAGMENT_COLUMNS), seed=5,
+        postprocess="gae", postprocess_settings={"gamma": GAMMA, "lam": LAM},
+    )  # fmt: skip
+    acting = policy()
+    general = SyncSampler(
+        None, VectorBaseEnv(CopiesVectorEnv(copies(), seed=5)), {"default_policy": acting}, None,
+        {"default_policy": preprocessor_for(acting.observation_space)}, {"default_policy": NoFilter()}, None, 40,
+        DefaultCallbacks(), pack_episodes=True,
+    )  # fmt: skip
+    for _ in range(3):
+        one = columnar.sample().to_sample_batch()
+        other = SampleBatch.concat([general.get_data() for _ in range(num_envs)])
+        for name in EXACT:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31), steps=st.integers(2, 9), num_envs=st.integers(1, 3))
+def test_filters_saw_the_same_and_rewards_are_clipped_alike(seed, steps, num_envs):
+    """R101, R103, R136: statistics agree once both have seen the same observations."""
+    ones, others, _, filters = both("box", 5, num_envs, steps, 4, seed, clip=True, filtered=True)
+    for one, other in zip(ones, others, strict=True):
+        for name in ("actions", "dones", "t", "rewards"):
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+        assert np.abs(one["rewards"]).max() <= 1.0
+    assert filters[0].count == filters[1].count
+    for name in ("mean", "m2"):
+        np.testing.assert_allclose(filters[0].state()[name], filters[1].state()[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_complete_episodes_are_equal_episode_by_episode(recurrent):
+    """R60, R105."""
+    ones, general, _, _ = both("box", 6, 3, 10, 4, 11, recurrent, complete=True)
+    by_start = {}
+    for batch in ones:
+        for part in batch.split_by_episode():
+            by_start[part["obs"][0].tobytes()] = part
+    found = 0
+    for _ in range(30):
+        other = general.get_data()
+        assert other["dones"].tolist() == [False] * (other.count - 1) + [True]
+        one = by_start.get(other["obs"][0].tobytes())
+        if one is None:
+            continue
+        found += 1
+        for name in EXACT:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    assert found > 10

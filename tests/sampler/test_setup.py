@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from aiorl.policy.policy_map import PolicyMap
+from aiorl.sampler.setup import SamplerSetup, effective_horizon
+from aiorl.testing.scripted_env import RecordingPolicy, ScriptedEnv
+
+
+class Spec:
+    def __init__(self, limit):
+        self.spec = type("S", (), {"max_episode_steps": limit})()
+
+
+class Angry:
+    @property
+    def spec(self):
+        raise RuntimeError("do not look at me")
+
+
+@pytest.mark.parametrize(
+    ("unwrapped", "horizon", "expected"),
+    [
+        ([], None, math.inf),
+        ([], 0, math.inf),
+        ([], 7, 7),
+        ([], math.inf, math.inf),
+        ([Spec(10), Spec(3)], None, 10),
+        ([Spec(10)], 0, 10),
+        ([Spec(10)], 10, 10),
+        ([Spec(None)], None, math.inf),
+        ([Spec("many")], None, math.inf),
+        ([Angry()], None, math.inf),
+        ([Angry()], 5, 5),
+    ],
+)
+def test_the_horizon_is_the_one_given_else_the_first_environments_limit(unwrapped, horizon, expected):
+    """R80, R81."""
+    assert effective_horizon(ScriptedEnv({}, unwrapped=unwrapped), horizon) == expected
+
+
+@pytest.mark.parametrize("horizon", [11, -1])
+def test_a_horizon_beyond_the_limit_is_refused(horizon):
+    """R80."""
+    with pytest.raises(ValueError, match="horizon is"):
+        effective_horizon(ScriptedEnv({}, unwrapped=[Spec(10)]), horizon)
+
+
+def test_a_policy_map_brings_its_own_rule_unless_another_is_given():
+    """R17."""
+    policies = {name: RecordingPolicy() for name in ("a", "b")}
+    own = PolicyMap(policies, lambda agent: "a")
+
+    def setup(policy_map, mapping):
+        return SamplerSetup(None, ScriptedEnv({}), policy_map, mapping, {}, {}, None, 5, None)
+
+    assert setup(own, None).policies is own
+    assert setup(own, lambda agent: "b").policies.choose(1) == "b"
+    assert setup(policies, lambda agent: "b").policies.choose(1) == "b"
+
+
+@pytest.mark.parametrize(("clip", "limit"), [(None, 0.0), (False, 0.0), (True, 1.0), (3.5, 3.5)])
+def test_rewards_are_limited_as_asked(clip, limit):
+    """R103."""
+    assert SamplerSetup(None, ScriptedEnv({}), {}, None, {}, {}, clip, 5, None).reward_limit == limit

@@ -1,0 +1,183 @@
+"""A learner service and worker services in one process, over the memory network, with a fake algorithm.
+
+Environments, sampler, policy, codec, sessions and ledger are the real ones; no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from gymnasium import spaces
+
+from aiorl.algorithms.algorithm import Algorithm, AlgorithmState, Batch, LeasePlan, UpdateResult
+from aiorl.config.schema import CommonConfig
+from aiorl.config.worker import WorkerPart
+from aiorl.data import columns as c
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.sample_plan import SamplePlan
+from aiorl.errors import BatchError
+from aiorl.learner.build import Learning
+from aiorl.learner.publish import Publisher
+from aiorl.learner.service import LearnerService
+from aiorl.learner.update_thread import UpdateDone, UpdateEvent, UpdateFailed, UpdateThread
+from aiorl.observation.filters import make_filter
+from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.report.results import Results
+from aiorl.transport.memory_endpoint import MemoryNetwork
+from aiorl.worker.service import WorkerOutcome, WorkerService
+from benchmarks.acting_mlp import make_acting_graph, mlp_weights
+
+__all__ = ["LENGTH", "NUM_ENVS", "FakeAlgorithm", "InProcess", "with_settings"]
+
+LENGTH, NUM_ENVS = 8, 2
+
+
+class FakeAlgorithm(Algorithm):
+    """Writes down what it is given; its weights change with each update."""
+
+    config_class: ClassVar[type[CommonConfig]] = CommonConfig
+    mode: Literal["on_policy", "streaming"] = "on_policy"
+    fragments_per_batch = 4
+    max_policy_lag: int | None = None
+    update_s = 0.0
+
+    def __init__(self, config: CommonConfig, model: Any = None) -> None:
+        self.batches: list[list[Mapping[str, Any]]] = []
+        self.weights = mlp_weights(4, 2)
+        self.fail_at = -1
+
+    @classmethod
+    def lease_plan(cls, config: CommonConfig) -> LeasePlan:
+        return LeasePlan(cls.mode, cls.fragments_per_batch, 2, cls.max_policy_lag)
+
+    @classmethod
+    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
+        return SamplePlan("none", {}, (c.OBS, c.ACTIONS, c.REWARDS), (c.LAST_OBS,))
+
+    def check_fragment(self, fragment: Mapping[str, Any]) -> None:
+        if c.OBS not in fragment or fragment[c.OBS].shape != (LENGTH, NUM_ENVS, 4):
+            raise BatchError(c.OBS, (LENGTH, NUM_ENVS, 4), "something else")
+
+    def make_batch(self, fragments: Sequence[Mapping[str, Any]]) -> Batch:
+        self.batches.append([dict(fragment) for fragment in fragments])
+        return {}
+
+    def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
+        if len(self.batches) == self.fail_at:
+            raise RuntimeError("the update fails on purpose")
+        time.sleep(self.update_s)
+        return UpdateResult({"loss": float(len(self.batches))})
+
+    def warm_up(self) -> None:
+        pass
+
+    def get_weights(self) -> dict[str, Any]:
+        return {name: array + np.float32(0.01 * len(self.batches)) for name, array in self.weights.items()}
+
+    def get_state(self) -> AlgorithmState:
+        return AlgorithmState({})
+
+    def set_state(self, state: AlgorithmState) -> None:
+        pass
+
+
+class InProcess:
+    """One learner and its workers; use within a running loop."""
+
+    def __init__(
+        self, algorithm: type[FakeAlgorithm] = FakeAlgorithm, network: MemoryNetwork | None = None, **settings: Any
+    ) -> None:
+        self.config = CommonConfig.from_mapping({"env": "CartPole-v1", "seed": 3, "num_workers": 2, **settings})
+        self.network = network or MemoryNetwork()
+        self.algorithm = algorithm(self.config)
+        self.events: list[str] = []
+        self.failure: BaseException | None = None
+        self.updates: list[UpdateDone] = []
+        self._updated = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self.workers: list[WorkerService] = []
+        self.outcomes: list[asyncio.Task[WorkerOutcome]] = []
+
+    def start(self, num_workers: int = 2) -> None:
+        self._loop = asyncio.get_running_loop()
+        session = LearnerSession("run", "life1", LearnerSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0))
+        self.service = LearnerService(
+            self.config,
+            self.network.learner(),
+            session,
+            Results(100, time.monotonic()),
+            on_event=lambda text, level: self.events.append(text),
+        )
+        self.service.start()
+        for _ in range(num_workers):
+            self.add_worker()
+        graph, spec = make_acting_graph(4, spaces.Discrete(2), 2, self.algorithm.weights)
+        part = WorkerPart.of(
+            self.config.updated(
+                {
+                    "rollout_fragment_length": LENGTH, "num_envs_per_worker": NUM_ENVS, "vectorize": "serial",
+                    "transport": {"heartbeat_interval_s": 0.1, "heartbeat_timeout_s": 1.0, "resend_after_s": 0.3},
+                }
+            ),
+            self.algorithm.sample_plan(self.config),
+        )  # fmt: skip
+        observation_filter = make_filter(self.config.observation_filter, (4,))
+        learning = Learning(
+            self.algorithm, part, {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}, observation_filter,
+            {}, {},
+        )  # fmt: skip
+        self.thread = UpdateThread(self.algorithm, self._on_thread, max_queued=1)
+        self.thread.start()
+        self.service.begin(learning, self.thread, Publisher(observation_filter))
+
+    def add_worker(self, change: Callable[[WorkerService], None] = lambda service: None) -> WorkerService:
+        number = next(self._numbers)
+        settings = WorkerSettings(
+            f"worker{number}", "here", number, slot_hint=number, heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0,
+            hello_backoff_s=(0.05, 0.2), resend_after_s=0.3,
+        )  # fmt: skip
+        service = WorkerService(self.network.worker(), WorkerSession(settings))
+        change(service)
+        self.workers.append(service)
+        self.outcomes.append(asyncio.create_task(service.run()))
+        return service
+
+    async def updates_done(self, count: int, timeout_s: float = 20.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while len(self.updates) < count and self.failure is None:
+                self._updated.clear()
+                await self._updated.wait()
+
+    async def close(self) -> list[WorkerOutcome]:
+        self.network.fault = lambda direction, number: (0.0,)
+        self.service.stop_training()
+        self.thread.stop()
+        await self.service.close("the test is over", final=True)
+        outcomes = await asyncio.wait_for(asyncio.gather(*self.outcomes), 10)
+        self.thread.join(5)
+        self.service.session.ledger.check()
+        return outcomes
+
+    def _on_thread(self, event: UpdateEvent) -> None:
+        self._loop.call_soon_threadsafe(self._handle, event)
+
+    def _handle(self, event: UpdateEvent) -> None:
+        if isinstance(event, UpdateDone):
+            self.updates.append(event)
+            self.service.take_update(event)
+        elif isinstance(event, UpdateFailed):
+            if event.batch is not None:
+                self.service.drop_batch(event.batch)
+            self.failure = event.error
+        self._updated.set()
+
+
+def with_settings(**fields: Any) -> type[FakeAlgorithm]:
+    """A FakeAlgorithm class of other class attributes."""
+    return type("ChangedAlgorithm", (FakeAlgorithm,), fields)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from aiorl.callbacks import DefaultCallbacks, callbacks_from_dict
+from aiorl.errors import ConfigError
+
+HOOKS = {
+    "on_episode_start": {"worker", "base_env", "policies", "episode"},
+    "on_episode_step": {"worker", "base_env", "episode"},
+    "on_episode_end": {"worker", "base_env", "policies", "episode"},
+    "on_postprocess_trajectory": {
+        "worker",
+        "episode",
+        "agent_id",
+        "policy_id",
+        "policies",
+        "postprocessed_batch",
+        "original_batches",
+    },
+    "on_sample_end": {"worker", "samples"},
+    "on_train_result": {"trainer", "result"},
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook_takes_its_keywords_and_does_nothing(name):
+    """R38."""
+    hook = getattr(DefaultCallbacks(), name)
+    assert hook(**dict.fromkeys(HOOKS[name]), one_of_a_later_version=1) is None
+    named = {p.name for p in inspect.signature(hook).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    assert named == HOOKS[name]
+
+
+def test_functions_in_a_dict_get_one_dict_and_a_warning():
+    told = {}
+    names = ("on_episode_start", "on_episode_step", "on_episode_end", "on_sample_end", "on_postprocess_traj")
+    functions = {name: lambda info, name=name: told.__setitem__(name, info) for name in (*names, "on_train_result")}
+    with pytest.warns(DeprecationWarning, match="DefaultCallbacks"):
+        kind = callbacks_from_dict(functions)
+    assert issubclass(kind, DefaultCallbacks)
+    hooks = kind()
+    for name, keywords in HOOKS.items():
+        arguments = {key: key.upper() for key in keywords}
+        if name == "on_postprocess_trajectory":
+            arguments |= {"agent_id": "a", "original_batches": {"a": "raw", "b": "other"}}
+        getattr(hooks, name)(**arguments)
+    assert told["on_episode_start"] == told["on_episode_end"] == {"env": "BASE_ENV", "episode": "EPISODE"}
+    assert told["on_sample_end"] == {"worker": "WORKER", "samples": "SAMPLES"}
+    assert told["on_train_result"] == {"trainer": "TRAINER", "result": "RESULT"}
+    assert told["on_postprocess_traj"] == {
+        "episode": "EPISODE",
+        "agent_id": "a",
+        "pre_batch": "raw",
+        "post_batch": "POSTPROCESSED_BATCH",
+        "all_pre_batches": {"a": "raw", "b": "other"},
+    }
+
+
+def test_hooks_not_in_the_dict_do_nothing():
+    with pytest.warns(DeprecationWarning, match="dict"):
+        hooks = callbacks_from_dict({"on_sample_end": lambda info: None})()
+    hooks.on_episode_start(worker=None, base_env=None, policies=None, episode=None)
+
+
+@pytest.mark.parametrize("functions", [{"on_episode_stert": print}, {"on_episode_start": 5}])
+def test_unknown_names_and_things_that_cannot_be_called_are_refused(functions):
+    with pytest.raises(ConfigError, match=r"on_episode_st[ae]rt"):
+        callbacks_from_dict(functions)

@@ -1,0 +1,151 @@
+"""The worker service against a real learner service in one process: life, failures, bad links."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from in_process import InProcess, with_settings
+
+from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
+
+
+def test_workers_end_when_the_run_is_over() -> None:
+    async def main() -> list[Any]:
+        both = InProcess()
+        both.start(2)
+        await both.service.wait_for_workers(2, 10)
+        both.service.grant_leases()
+        await both.updates_done(2)
+        return await both.close()
+
+    outcomes = asyncio.run(main())
+    assert [outcome.ok for outcome in outcomes] == [True, True]
+    assert outcomes[0].reason == "the test is over"
+
+
+def test_a_stopped_worker_leaves_at_once_and_its_share_goes_to_the_others() -> None:
+    async def main() -> InProcess:
+        both = InProcess()
+        both.start(2)
+        await both.service.wait_for_workers(2, 10)
+        both.service.grant_leases()
+        await both.updates_done(2)
+        both.workers[0].stop("leaving on purpose")
+        await both.updates_done(len(both.updates) + 4)
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    assert any("worker 1 lost" in text and "leaving on purpose" in text for text in both.events)
+    assert {fragment.slot for fragment in both.updates[-1].batch.fragments} == {2}
+
+
+def test_a_failing_environment_is_reported_with_its_traceback_and_ends_the_worker() -> None:
+    async def main() -> tuple[InProcess, Any]:
+        both = InProcess(
+            env="aiorl.testing.envs:FaultyEnv", env_config={"fault": "constructor"}, observation_filter="NoFilter"
+        )
+        both.start(1)
+        outcome = await asyncio.wait_for(both.outcomes[0], 10)
+        await both.close()
+        return both, outcome
+
+    both, outcome = asyncio.run(main())
+    assert not outcome.ok
+    failed = next(text for text in both.events if "failed" in text)
+    assert "this environment cannot be made" in failed
+    assert "Traceback" in failed
+
+
+def test_lost_doubled_and_late_messages_lose_and_double_nothing() -> None:
+    def fault(direction: Direction, number: int) -> tuple[float, ...]:
+        if number % 7 == 3:
+            return ()
+        return (0.0, 0.02) if number % 5 == 0 else (0.001 * (number % 3),)
+
+    async def main() -> InProcess:
+        both = InProcess(with_settings(mode="streaming"), MemoryNetwork(fault))
+        both.start(2)
+        await both.service.wait_for_workers(2, 20)
+        both.service.grant_leases()
+        await both.updates_done(12, 40)
+        both.network.fault = lambda direction, number: (0.0,)
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    seen = [(f.incarnation, f.seq) for done in both.updates for f in done.batch.fragments]
+    assert len(seen) == len(set(seen))
+    by_worker: dict[str, list[int]] = {}
+    for incarnation, seq in seen:
+        by_worker.setdefault(incarnation, []).append(seq)
+    assert all(seqs == sorted(seqs) for seqs in by_worker.values())
+
+
+def test_after_a_cut_that_outlasts_the_timeout_the_worker_comes_back_as_a_new_incarnation() -> None:
+    async def main() -> InProcess:
+        both = InProcess(with_settings(mode="streaming"))
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        both.service.grant_leases()
+        await both.updates_done(2)
+        both.network.cut()
+        async with asyncio.timeout(10):
+            while both.service.session.slots:
+                await asyncio.sleep(0.05)
+        both.network.mend()
+        await both.service.wait_for_workers(1, 10)
+        await both.updates_done(len(both.updates) + 3)
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    incarnations = {f.incarnation for done in both.updates for f in done.batch.fragments}
+    assert len(incarnations) == 2
+    assert any("worker 1 lost" in text for text in both.events)
+
+
+def test_several_samplers_of_one_worker_all_produce() -> None:
+    async def main() -> InProcess:
+        both = InProcess(with_settings(mode="streaming"), samplers_per_worker=3)
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        both.service.grant_leases()
+        await both.updates_done(6)
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    first_obs = {f.arrays["obs"][0].tobytes() for done in both.updates for f in done.batch.fragments}
+    assert len(first_obs) == sum(len(done.batch.fragments) for done in both.updates)
+
+
+def test_the_learner_can_ask_what_a_worker_is_doing() -> None:
+    async def main() -> Any:
+        both = InProcess()
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        session = both.service.session
+        good = session.call(1, "stacks", {}, asyncio.get_running_loop().time())
+        bad = session.call(1, "nonsense", {}, asyncio.get_running_loop().time())
+        replies: dict[int, Any] = {}
+        handle = both.service._handle
+
+        def listen(event: Any) -> None:
+            if hasattr(event, "call_id"):
+                replies[event.call_id] = event
+            handle(event)
+
+        both.service._handle = listen  # type: ignore[method-assign]
+        async with asyncio.timeout(10):
+            while len(replies) < 2:
+                await asyncio.sleep(0.02)
+        await both.close()
+        return replies[good], replies[bad]
+
+    good, bad = asyncio.run(main())
+    assert good.ok
+    assert "thread" in good.result
+    assert not bad.ok
+    assert "nonsense" in bad.result
