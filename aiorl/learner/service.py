@@ -280,6 +280,8 @@ class LearnerService:
             self.session.ledger.discard("malformed", message.env_steps)
             self._on_event(f"worker {event.slot} sent what can't be trained on: {error}", logging.ERROR)
             self.session.lose(event.slot, "it sent a malformed fragment", time.monotonic())
+            if not self._is_streaming:
+                self.session.deal_again(1)
             return
         self.counters.env_steps_sampled += message.env_steps
         self.counters.agent_steps_sampled += message.agent_steps

@@ -146,6 +146,11 @@ class LearnerSession:
         """
         self._send_grants(self.leases.deal(version, fragments, self._roster.by_slot))
 
+    def deal_again(self, fragments: int) -> None:
+        """Lease so many fragments of the current deal once more: what came for them could not be used."""
+        self.leases.hold(fragments)
+        self._redeal()
+
     def top_up(self, target: int, min_version: int, slots: Iterable[int] | None = None) -> None:
         """Raise the leases of workers (all by default) until ``target`` fragments of each are outstanding."""
         for slot in self.slots if slots is None else slots:

@@ -88,6 +88,10 @@ class LeaseBook:
         self._deal_version = version
         return self.redeal(slots)
 
+    def hold(self, fragments: int) -> None:
+        """Fragments of the current deal are wanted again; `redeal` leases them."""
+        self._held += fragments
+
     def redeal(self, slots: Iterable[int]) -> list[Grant]:
         """Lease the held fragments of the current deal to ``slots``, in shares as `deal` makes them."""
         order = sorted(slots)

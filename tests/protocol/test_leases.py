@@ -144,3 +144,16 @@ def test_exhausted_leases_are_forgotten_in_the_end() -> None:
         assert leases.begin(0) == number
         assert leases.finish(number)
     assert len(leases._leases) <= 256
+
+
+def test_fragments_that_could_not_be_used_are_leased_once_more() -> None:
+    book = LeaseBook()
+    (grant,) = book.deal(3, 2, [1])
+    assert book.use(1, grant.lease.lease_id, 3) == ""
+    assert book.use(1, grant.lease.lease_id, 3) == ""
+    assert book.deal_outstanding() == 0
+    book.hold(1)
+    assert book.deal_outstanding() == 1
+    (again,) = book.redeal([2])
+    assert (again.slot, again.lease.fragments, again.lease.min_version) == (2, 1, 3)
+    book.check_valid()
