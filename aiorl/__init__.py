@@ -13,30 +13,51 @@ if TYPE_CHECKING:
     from aiorl.data.fragment import Fragment
     from aiorl.data.multi_agent_batch import MultiAgentBatch
     from aiorl.data.sample_batch import SampleBatch
+    from aiorl.env.adapt import to_base_env
+    from aiorl.env.base_env import ASYNC_RESET_RETURN, BaseEnv, Poll
+    from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
+    from aiorl.env.multi_agent_env import MultiAgentEnv
     from aiorl.env.registry import EnvContext, register_env
+    from aiorl.env.stepped_vector_env import VectorEnv
     from aiorl.policy.policy import Policy
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "ASYNC_RESET_RETURN": "aiorl.env.base_env",
+    "BaseEnv": "aiorl.env.base_env",
     "DEFAULT_POLICY_ID": "aiorl.data.columns",
     "EnvContext": "aiorl.env.registry",
+    "ExternalEnv": "aiorl.env.external_env",
+    "ExternalMultiAgentEnv": "aiorl.env.external_env",
     "Fragment": "aiorl.data.fragment",
     "MultiAgentBatch": "aiorl.data.multi_agent_batch",
+    "MultiAgentEnv": "aiorl.env.multi_agent_env",
     "Policy": "aiorl.policy.policy",
+    "Poll": "aiorl.env.base_env",
     "SampleBatch": "aiorl.data.sample_batch",
+    "VectorEnv": "aiorl.env.stepped_vector_env",
     "register_env": "aiorl.env.registry",
+    "to_base_env": "aiorl.env.adapt",
 }
 
 __all__ = [
+    "ASYNC_RESET_RETURN",
     "DEFAULT_POLICY_ID",
+    "BaseEnv",
     "EnvContext",
+    "ExternalEnv",
+    "ExternalMultiAgentEnv",
     "Fragment",
     "MultiAgentBatch",
+    "MultiAgentEnv",
     "Policy",
+    "Poll",
     "SampleBatch",
+    "VectorEnv",
     "__version__",
     "register_env",
+    "to_base_env",
 ]
 
 

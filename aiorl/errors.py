@@ -13,7 +13,10 @@
     │   └── ExportError                        a model that has no acting graph
     ├── EnvError(RuntimeError)                 an environment's own code failed
     │   ├── BadObservationError(ValueError)
-    │   └── BadRewardError(ValueError)
+    │   ├── BadRewardError(ValueError)
+    │   └── EnvContractError(ValueError)       a rule of the interface broken, such as no '__all__' flag
+    ├── ClosedEpisodeError(ValueError)         an external episode that is unknown, going on or over
+    ├── EpisodeTimeout(TimeoutError)           an external episode whose action or client did not come
     ├── SamplerDied(RuntimeError)
     ├── SampleTimeout(TimeoutError, queue.Empty)
     ├── CheckpointError                        a checkpoint that cannot be written, read or used here
@@ -48,9 +51,12 @@ __all__ = [
     "BadRewardError",
     "BatchError",
     "CheckpointError",
+    "ClosedEpisodeError",
     "ConfigError",
     "EndpointClosed",
+    "EnvContractError",
     "EnvError",
+    "EpisodeTimeout",
     "ExportError",
     "InternalError",
     "LocalProtocolError",
@@ -219,6 +225,46 @@ class BadObservationError(EnvError, ValueError):
 
 class BadRewardError(EnvError, ValueError):
     """An environment returned a reward that is not a finite number."""
+
+
+class EnvContractError(EnvError, ValueError):
+    """An environment broke a rule of its interface; the message says which."""
+
+
+class ClosedEpisodeError(AiorlError, ValueError):
+    """An episode of an external environment that cannot be used so.
+
+    Attributes:
+        episode_id: the id given.
+        state: what is wrong with it.
+    """
+
+    def __init__(self, episode_id: str, state: str) -> None:
+        super().__init__(episode_id, state)
+        self.episode_id = episode_id
+        self.state = state
+
+    def __str__(self) -> str:
+        return f"episode {self.episode_id!r} is {self.state}"
+
+
+class EpisodeTimeout(AiorlError, TimeoutError):
+    """No action came in time, or the episode was closed because its client was silent.
+
+    Attributes:
+        episode_id: the episode.
+        waited_s: how long was waited for the action, seconds; None if the client was silent.
+    """
+
+    def __init__(self, episode_id: str, waited_s: float | None) -> None:
+        super().__init__(episode_id, waited_s)
+        self.episode_id = episode_id
+        self.waited_s = waited_s
+
+    def __str__(self) -> str:
+        if self.waited_s is None:
+            return f"episode {self.episode_id!r} was closed: nothing had been heard of its client for too long"
+        return f"episode {self.episode_id!r}: no action within {self.waited_s:g} s; is the sampler running?"
 
 
 class SamplerDied(AiorlError, RuntimeError):

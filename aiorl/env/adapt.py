@@ -1,4 +1,8 @@
-"""From an environment's name to a LockstepEnv: native vector form, stepped in turn, or a process each."""
+"""From an environment to the form that samplers drive.
+
+``make_lockstep_env``: from a name to a LockstepEnv (native vector form, stepped in turn, or a process each), for the
+columnar sampler. ``to_base_env``: from an environment object of any kind to a BaseEnv, for the general sampler.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,22 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from aiorl.env.base_env import BaseEnv
+from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
+from aiorl.env.gym_like import check_gym_like, check_seedable, seed_env
 from aiorl.env.lockstep import LockstepEnv, checked_horizon
+from aiorl.env.lockstep_base_env import LockstepBaseEnv
+from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
 from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.registry import EnvContext, EnvCreator, resolve_env
+from aiorl.env.remote_base_env import RemoteBaseEnv, RemoteSettings
 from aiorl.env.remote_env import RemoteEnv
+from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv, VectorEnv
 from aiorl.env.vector_env import SerialEnv
+from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, EnvError
 
-__all__ = ["VECTORIZE_CHOICES", "choose_vectorize", "make_lockstep_env"]
+__all__ = ["VECTORIZE_CHOICES", "choose_vectorize", "make_lockstep_env", "to_base_env"]
 
 VECTORIZE_CHOICES = ("auto", "native", "serial", "remote")
 
@@ -30,6 +42,7 @@ def make_lockstep_env(
     *,
     worker_index: int = 0,
     horizon: int | None = None,
+    wrapping: Wrapping | None = None,
 ) -> LockstepEnv:
     """N copies of an environment, stepped the way asked for.
 
@@ -44,6 +57,7 @@ def make_lockstep_env(
             wanted, else serial.
         worker_index: slot of the worker, given to the environment in its EnvContext.
         horizon: truncate episodes at this many steps; None or 0 = the environment's own limit.
+        wrapping: wrappers put around each copy; None for none. ``"auto"`` is then serial where they matter.
 
     Raises:
         UnknownEnvError: nothing of that name.
@@ -60,9 +74,18 @@ def make_lockstep_env(
         raise ConfigError(f"number of environments is {num_envs}, expected at least 1.", key="num_envs_per_worker")
     config = dict(env_config or {})
     creator = resolve_env(env)
+    wrapping = wrapping or Wrapping()
     if vectorize == "auto":
-        vectorize = choose_vectorize(creator, config, num_envs, horizon)
+        is_single = wrapping.needs_single_envs(creator)
+        vectorize = "serial" if is_single else choose_vectorize(creator, config, num_envs, horizon)
     if vectorize == "native":
+        if wrapping.needs_single_envs(creator):
+            raise ConfigError(
+                f"vectorize is 'native', but wrappers go around each copy of environment {creator.env_id!r}.",
+                key="vectorize",
+                value="native",
+                hint="Use vectorize: auto (or serial), or leave out the monitor and the Atari preprocessing.",
+            )
         return _make_native(creator, config, num_envs, horizon)
     if vectorize == "remote":
         if not isinstance(env, str):
@@ -71,12 +94,13 @@ def make_lockstep_env(
                 key="env",
                 hint="Say 'package.module:Name'.",
             )
-        return RemoteEnv(env, config, num_envs, worker_index=worker_index, horizon=horizon)
-    context = EnvContext(config, worker_index=worker_index)
+        return RemoteEnv(env, config, num_envs, worker_index=worker_index, horizon=horizon, wrapping=wrapping)
+    context = EnvContext(wrapping.env_config(creator, config), worker_index=worker_index)
     copies = []
     for index in range(num_envs):
         try:
-            copies.append(creator(context.copy_with_overrides(vector_index=index)))
+            own_context = context.copy_with_overrides(vector_index=index)
+            copies.append(wrapping.wrap(creator(own_context), own_context))
         except (EnvError, ConfigError):
             raise
         except Exception as error:
@@ -148,6 +172,73 @@ def _make_native(creator: EnvCreator, env_config: dict[str, Any], num_envs: int,
     except Exception as error:
         raise _constructor_fault(creator, error, 0) from error
     return NativeVectorEnv(env, env_id=creator.env_id, max_episode_steps=length)
+
+
+def to_base_env(
+    env: Any,
+    make_env: Callable[[int], Any] | None = None,
+    num_envs: int = 1,
+    remote_envs: bool = False,
+    remote_env_batch_wait_ms: float = 0.0,
+    *,
+    remote_settings: RemoteSettings | None = None,
+    env_id: str = "environment",
+    seed: int | None = None,
+) -> BaseEnv:
+    """An environment of any kind as a BaseEnv; one that is so already is returned as it is.
+
+    Args:
+        env: environment 0: gym-like, VectorEnv, MultiAgentEnv, ExternalEnv, ExternalMultiAgentEnv, BaseEnv, or a
+            vector environment of Gymnasium.
+        make_env: makes environments 1, 2, ..., given their index; gym-like and multi-agent ones only.
+        num_envs: number of environments N.
+        remote_envs: put all N in processes of their own; ``env`` is then closed.
+        remote_env_batch_wait_ms: how long a poll of such waits for more, once one is ready.
+        remote_settings: how such are made.
+        env_id: name for messages.
+        seed: the worker's seed; None leaves environments to themselves.
+
+    Raises:
+        UnsupportedEnvError: none of these kinds.
+        ConfigError: a number of environments, a seed or remote processes that this kind cannot have.
+    """
+    if seed is not None and isinstance(env, BaseEnv | VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
+        # These are seeded as one, before they begin; all others at the first reset of each copy.
+        check_seedable(env, env_id)
+        seed_env(env, seed)
+    if isinstance(env, BaseEnv):
+        return env
+    if num_envs < 1:
+        raise ConfigError(f"number of environments is {num_envs}, expected at least 1.", key="num_envs_per_worker")
+    if isinstance(env, VectorEnv):
+        return VectorBaseEnv(env, env_id=env_id)
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return LockstepBaseEnv(NativeVectorEnv(env, env_id=env_id), seed=seed)
+    if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
+        if num_envs != 1:
+            raise ConfigError(
+                f"{num_envs} environments are asked for, but an external environment drives itself: expected 1.",
+                key="num_envs_per_worker",
+                value=num_envs,
+            )
+        return ExternalBaseEnv(env)
+    if not isinstance(env, MultiAgentEnv):
+        check_gym_like(env, env_id)
+    if remote_envs:
+        if remote_settings is None:
+            raise ConfigError("environments in processes of their own need to know how they are made.", key="env")
+        close = getattr(env, "close", None)
+        if callable(close):
+            close()
+        return RemoteBaseEnv(remote_settings, num_envs, batch_wait_ms=remote_env_batch_wait_ms, seed=seed)
+    if num_envs > 1 and make_env is None:
+        raise ConfigError(f"{num_envs} environments are asked for, but only one is given.", key="num_envs_per_worker")
+    copies = [env]
+    if make_env is not None:
+        copies.extend(make_env(index) for index in range(1, num_envs))
+    if isinstance(env, MultiAgentEnv):
+        return MultiAgentBaseEnv(copies, env_id=env_id, seed=seed)
+    return VectorBaseEnv(CopiesVectorEnv(copies, env_id=env_id, seed=seed))
 
 
 def _constructor_fault(creator: EnvCreator, error: Exception, index: int) -> EnvError:

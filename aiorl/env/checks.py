@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from aiorl.errors import BadObservationError, BadRewardError, EnvError, UnsupportedSpaceError
 
-__all__ = ["ObservationCheck", "check_rewards", "env_fault"]
+__all__ = ["NestedCheck", "ObservationCheck", "as_reward", "check_rewards", "env_fault"]
 
 StepOf = Callable[[int], int]
 """Vector index -> step of that copy in its episode, for messages."""
@@ -114,6 +115,66 @@ class ObservationCheck:
         return BadObservationError(self.env_id, message, vector_index=index, step=step)
 
 
+class NestedCheck:
+    """What an observation of a Dict or Tuple space, or one inside the other, must look like."""
+
+    def __init__(self, env_id: str, space: spaces.Space[Any]) -> None:
+        """Derive the checks from a space; kinds of space that hold no arrays are not checked."""
+        self._env_id = env_id
+        self._leaf: ObservationCheck | None = None
+        self._parts: dict[Any, NestedCheck] = {}
+        self._kind: type[dict[Any, Any]] | type[tuple[Any, ...]] | None = None
+        if isinstance(space, spaces.Dict):
+            self._kind = dict
+            self._parts = {key: NestedCheck(env_id, part) for key, part in space.spaces.items()}
+        elif isinstance(space, spaces.Tuple):
+            self._kind = tuple
+            self._parts = {key: NestedCheck(env_id, part) for key, part in enumerate(space.spaces)}
+        elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+            self._leaf = ObservationCheck(env_id, space)
+
+    def coerce(self, obs: Any, index: int, step: int) -> Any:
+        """One observation with arrays of the right shapes and dtypes as its leaves.
+
+        Raises:
+            BadObservationError: a part is missing, has another shape or dtype, or holds a bad value.
+        """
+        if self._leaf is not None:
+            array = self._leaf.coerce(obs, index, step)
+            self._leaf.check_values(array[None], lambda row: step, lambda row: index)
+            return array
+        if self._kind is dict:
+            if not isinstance(obs, Mapping) or any(key not in obs for key in self._parts):
+                got = sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
+                raise self._bad(f"observation has {got}, expected the keys {list(self._parts)}", index, step)
+            return {key: part.coerce(obs[key], index, step) for key, part in self._parts.items()}
+        if self._kind is tuple:
+            if not isinstance(obs, tuple | list) or len(obs) != len(self._parts):
+                raise self._bad(f"observation is {_short_repr(obs)}, expected {len(self._parts)} parts", index, step)
+            return tuple(part.coerce(value, index, step) for part, value in zip(self._parts.values(), obs, strict=True))
+        return obs
+
+    def _bad(self, message: str, index: int, step: int) -> BadObservationError:
+        return BadObservationError(self._env_id, message, vector_index=index, step=step)
+
+
+def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:
+    """A reward as a float.
+
+    Raises:
+        BadRewardError: it is no finite number.
+    """
+    try:
+        number = float(reward)
+    except (TypeError, ValueError) as error:
+        message = f"reward is {reward!r} ({type(reward).__name__}), expected a number"
+        raise BadRewardError(env_id, message, vector_index=index, step=step) from error
+    if not math.isfinite(number):
+        message = f"reward is {number}, expected a finite number"
+        raise BadRewardError(env_id, message, vector_index=index, step=step)
+    return number
+
+
 def check_rewards(env_id: str, rewards: NDArray[Any], step_of: StepOf) -> None:
     """Every reward is a finite number.
 
@@ -142,6 +203,11 @@ def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
     if array.dtype.kind in "iub" and dtype.kind in "iub":
         return bool(np.array_equal(array.astype(dtype), array))
     return False
+
+
+def _short_repr(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def _short(value: ArrayLike) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError
 
 __all__ = ["SEED_STRIDE", "LockstepEnv", "VectorStep", "checked_horizon", "env_seeds"]
@@ -119,6 +120,10 @@ class LockstepEnv(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything; may be called more than once."""
+
+    def take_finished_games(self) -> list[FinishedGame] | None:
+        """Real games that ended since the last call; None when not every copy keeps count of them."""
+        return None
 
     @property
     def unwrapped(self) -> list[Any]:

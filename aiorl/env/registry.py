@@ -4,11 +4,12 @@ What a name can be, tried in this order:
 
 * a name given to ``register_env``;
 * ``gym:ID``, an environment of the old ``gym`` package, through shimmy (extra ``gym``);
+* ``pettingzoo:MODULE``, a multi-agent environment (extra ``pettingzoo``);
 * ``package.module:Name``, a class or function; a class derived from ``gymnasium.Env`` gets the environment
   config as keyword arguments (or as one mapping, if its first parameter is called ``config``, ``env_config``,
   ``context`` or ``env_context``), a function gets the ``EnvContext``;
 * ``module:EnvId``, a Gymnasium id that exists once ``module`` is imported;
-* a Gymnasium id.
+* a Gymnasium id; those of Atari games (``ALE/Pong-v5``) need the extra ``atari``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,7 +28,15 @@ from gymnasium.envs.registration import EnvSpec
 
 from aiorl.errors import ConfigError, UnknownEnvError, nearest
 
-__all__ = ["EnvContext", "EnvCreator", "register_env", "registered_env_names", "resolve_env"]
+__all__ = [
+    "EnvContext",
+    "EnvCreator",
+    "is_atari_id",
+    "register_env",
+    "registered_creator",
+    "registered_env_names",
+    "resolve_env",
+]
 
 _CONTEXT_PARAMETERS = frozenset({"config", "env_config", "context", "env_context", "ctx"})
 _registered: dict[str, Callable[[EnvContext], Any]] = {}
@@ -120,6 +130,11 @@ def registered_env_names() -> list[str]:
     return sorted(_registered)
 
 
+def registered_creator(name: str) -> Callable[[EnvContext], Any] | None:
+    """What ``register_env`` was given for a name, or None."""
+    return _registered.get(name)
+
+
 def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreator:
     """What makes copies of the environment named.
 
@@ -141,12 +156,18 @@ def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreato
         return EnvCreator(env, _registered[env])
     if env.startswith("gym:"):
         return _old_gym(env)
+    if env.startswith("pettingzoo:"):
+        from aiorl.env.pettingzoo import pettingzoo_creator
+
+        return EnvCreator(env, pettingzoo_creator(env))
     if ":" in env:
         return _by_path(env)
     return _gymnasium_id(env, env)
 
 
 def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
+    if is_atari_id(gym_id) and (gym_id not in gymnasium.registry or "ale_py" in sys.modules):
+        _import_atari(name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Gymnasium warns of newer versions; the id asked for is meant
@@ -168,6 +189,25 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             raise ConfigError(f"environment {name!r} needs more packages: {error}", key="env") from error
 
     return EnvCreator(name, create, gym_id=gym_id)
+
+
+def is_atari_id(gym_id: str) -> bool:
+    """Whether a Gymnasium id is that of an Atari game."""
+    return gym_id.startswith("ALE/") or "NoFrameskip-v" in gym_id
+
+
+def _import_atari(name: str) -> None:
+    try:
+        ale_py = importlib.import_module("ale_py")
+    except ImportError as error:
+        raise ConfigError(
+            f"environment {name!r} needs the Atari emulator: {error}.",
+            key="env",
+            value=name,
+            hint="Install it with: pip install 'aiorl[atari]'",
+        ) from error
+    gymnasium.register_envs(ale_py)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it greets on stderr for each environment
 
 
 def _by_path(name: str) -> EnvCreator:

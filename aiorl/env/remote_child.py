@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from aiorl.data.spaces import space_to_dict
 from aiorl.env.checks import env_fault
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.vector_env import SerialEnv
+from aiorl.env.wrapping import Wrapping
 from aiorl.errors import AiorlError, ConfigError, EnvError
 
 __all__ = [
@@ -38,7 +40,9 @@ __all__ = [
     "STEP_HEAD",
     "TERMINATED",
     "TRUNCATED",
+    "make_copy",
     "receive_frame",
+    "run_child",
     "send_frame",
 ]
 
@@ -86,16 +90,25 @@ def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
 
 def main() -> int:
     """Serve the parent until it closes the connection or dies."""
+    return run_child(_serve)
+
+
+def run_child(serve: Callable[[socket.socket], None]) -> int:
+    """A child's whole life: serve the parent, and tell it of an error; the exit status.
+
+    Args:
+        serve: serves on the connection until that is closed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with_parent, args=(int(sys.argv[2]),), daemon=True).start()
-    try:
-        _serve(connection)
-    except (EOFError, OSError):
-        return 0
-    except Exception as error:
-        _send_error(connection, error)
-        return 1
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        try:
+            serve(connection)
+        except (EOFError, OSError):
+            return 0
+        except Exception as error:
+            _send_error(connection, error)
+            return 1
     return 0
 
 
@@ -142,16 +155,28 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _make_env(settings: dict[str, Any]) -> SerialEnv:
+    env_id, copy = make_copy(settings)
+    return SerialEnv([copy], env_id=env_id, horizon=settings["horizon"])
+
+
+def make_copy(settings: Mapping[str, Any]) -> tuple[str, Any]:
+    """The environment that the parent's settings ask for: its name, and it with its wrappers.
+
+    Raises:
+        ConfigError: there is no such environment.
+        EnvError: its constructor raised.
+    """
     vector_index = int(settings["vector_index"])
     creator = resolve_env(settings["env"])
-    context = EnvContext(settings["env_config"], int(settings["worker_index"]), vector_index, remote=True)
+    wrapping = Wrapping.from_dict(settings["wrapping"])
+    config = wrapping.env_config(creator, settings["env_config"])
+    context = EnvContext(config, int(settings["worker_index"]), vector_index, remote=True)
     try:
-        copy = creator(context)
+        return creator.env_id, wrapping.wrap(creator(context), context)
     except AiorlError:
         raise
     except Exception as error:
         raise env_fault(creator.env_id, "its constructor", error, vector_index, 0) from error
-    return SerialEnv([copy], env_id=creator.env_id, horizon=settings["horizon"])
 
 
 def _send_error(connection: socket.socket, error: Exception) -> None:

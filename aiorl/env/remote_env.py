@@ -7,12 +7,7 @@ with its parent, however that ends.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,13 +17,11 @@ from numpy.typing import NDArray
 from aiorl.data.spaces import space_from_dict
 from aiorl.env import remote_child as wire
 from aiorl.env.checks import ObservationCheck
+from aiorl.env.child_process import ChildProcess
 from aiorl.env.lockstep import LockstepEnv, VectorStep
-from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvError, UnknownEnvError
+from aiorl.env.wrapping import Wrapping
 
 __all__ = ["RemoteEnv"]
-
-_ENV_ERRORS = {error.__name__: error for error in (EnvError, BadObservationError, BadRewardError)}
-_CLOSE_WAIT_S = 2.0
 
 
 class RemoteEnv(LockstepEnv):
@@ -43,6 +36,7 @@ class RemoteEnv(LockstepEnv):
         worker_index: int = 0,
         horizon: int | None = None,
         timeout_s: float = 600.0,
+        wrapping: Wrapping | None = None,
     ) -> None:
         """Start the processes and wait until each has made its environment.
 
@@ -53,6 +47,7 @@ class RemoteEnv(LockstepEnv):
             worker_index: slot of the worker, for the environments' EnvContext.
             horizon: truncate episodes at this many steps; None or 0 = the environment's own limit.
             timeout_s: longest wait for one answer of a child.
+            wrapping: wrappers put around each copy in its process; None for none.
 
         Raises:
             ConfigError: the children refuse the name, config or horizon.
@@ -60,7 +55,7 @@ class RemoteEnv(LockstepEnv):
         """
         self.env_id = env
         self.num_envs = num_envs
-        self._children: list[_Child] = []
+        self._children: list[ChildProcess] = []
         self._closed = False
         try:
             for index in range(num_envs):
@@ -70,8 +65,9 @@ class RemoteEnv(LockstepEnv):
                     "worker_index": worker_index,
                     "vector_index": index,
                     "horizon": horizon,
+                    "wrapping": (wrapping or Wrapping()).to_dict(),
                 }
-                self._children.append(_Child(env, index, _as_json(settings), timeout_s))
+                self._children.append(ChildProcess(env, index, settings, timeout_s))
             ready = [json.loads(child.receive(wire.READY)) for child in self._children]
         except BaseException:
             self.close()
@@ -137,103 +133,3 @@ class RemoteEnv(LockstepEnv):
             child.hang_up()
         for child in self._children:
             child.wait()
-
-
-class _Child:
-    """One child process and the connection to it.
-
-    Attributes:
-        steps: steps asked for in the current episode.
-    """
-
-    def __init__(self, env_id: str, index: int, settings: bytes, timeout_s: float) -> None:
-        self._env_id = env_id
-        self._index = index
-        self._timeout_s = timeout_s
-        self.steps = 0
-        self.connection, theirs = socket.socketpair()
-        their_life, self._life = os.pipe()
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "aiorl.env.remote_child", str(theirs.fileno()), str(their_life)],
-                pass_fds=(theirs.fileno(), their_life),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        except OSError as error:
-            self.hang_up()
-            raise EnvError(env_id, f"its process did not start: {error}", vector_index=index) from error
-        finally:
-            theirs.close()
-            os.close(their_life)
-        self.connection.settimeout(timeout_s)
-        self.send(wire.SETUP, settings)
-
-    def send(self, kind: bytes, payload: bytes) -> None:
-        self.steps = 0 if kind == wire.RESET else self.steps + (kind == wire.STEP)
-        # A child that is gone is told of by ``receive``, which knows why.
-        with contextlib.suppress(OSError):
-            wire.send_frame(self.connection, kind, payload)
-
-    def receive(self, expected: bytes) -> bytearray:
-        try:
-            kind, payload = wire.receive_frame(self.connection)
-        except TimeoutError as error:
-            raise self._fault(f"gave no answer within {self._timeout_s:g} s") from error
-        except (EOFError, OSError) as error:
-            raise self._fault(f"its process (pid {self.process.pid}) died: {self._exit_text()}") from error
-        if kind == wire.ERROR:
-            raise self._told(json.loads(payload))
-        if kind != expected:
-            raise self._fault(f"its process answered {kind!r} where {expected!r} was due")
-        return payload
-
-    def _told(self, facts: dict[str, Any]) -> Exception:
-        """The error that the child reported."""
-        if facts["config"]:
-            kind = UnknownEnvError if facts["kind"] == UnknownEnvError.__name__ else ConfigError
-            return kind(facts["message"], key=facts["key"], hint=facts["hint"])
-        kind_of_env_error = _ENV_ERRORS.get(facts["kind"], EnvError)
-        return kind_of_env_error(
-            self._env_id,
-            facts["message"],
-            vector_index=self._index,
-            step=int(facts.get("step", 0)),
-            traceback_text=facts.get("traceback", ""),
-        )
-
-    def _exit_text(self) -> str:
-        try:
-            status = self.process.wait(_CLOSE_WAIT_S)
-        except subprocess.TimeoutExpired:
-            return "it closed its connection"
-        return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-
-    def _fault(self, message: str) -> EnvError:
-        return EnvError(self._env_id, message, vector_index=self._index, step=self.steps)
-
-    def hang_up(self) -> None:
-        """Let the child end."""
-        self.connection.close()
-        if self._life >= 0:
-            os.close(self._life)
-            self._life = -1
-
-    def wait(self) -> None:
-        """Wait for the end; kill if it does not come."""
-        try:
-            self.process.wait(_CLOSE_WAIT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-def _as_json(settings: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(settings).encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"env_config cannot be sent to a process of its own: {error}.",
-            key="env_config",
-            hint="Use numbers, strings, lists and mappings only, or vectorize: serial.",
-        ) from error

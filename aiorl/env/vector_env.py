@@ -10,6 +10,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.env.atari import game_counters
+from aiorl.env.base_env import FinishedGame
 from aiorl.env.checks import ObservationCheck, check_rewards, env_fault
 from aiorl.env.lockstep import LockstepEnv, VectorStep, checked_horizon
 from aiorl.errors import BadRewardError, UnsupportedEnvError
@@ -59,6 +61,7 @@ class SerialEnv(LockstepEnv):
         self._horizon = horizon if horizon and horizon != limit else None
         self._envs = list(envs)
         self._steps = [env.step for env in envs]
+        self._games = game_counters(envs)
         self._check = ObservationCheck(env_id, self.observation_space)
         self._actions_as_list = isinstance(self.action_space, spaces.Discrete)
         self._obs = np.zeros((self.num_envs, *self._check.shape), self._check.dtype)
@@ -148,6 +151,10 @@ class SerialEnv(LockstepEnv):
             vector_index=index,
             step=self._step_of(index),
         )
+
+    def take_finished_games(self) -> list[FinishedGame] | None:
+        """Real games that ended since the last call; see LockstepEnv."""
+        return None if self._games is None else [game for games in self._games for game in games.take_finished()]
 
     def close(self) -> None:
         """Close every copy."""

@@ -1,0 +1,194 @@
+"""Atari games the way DeepMind's papers play them, on Gymnasium's own wrappers.
+
+From the inside out: up to 30 no-ops at the start, four frames per step with the last two maximised, grey frames of
+84 x 84 (Gymnasium's AtariPreprocessing); whole games are counted; a lost life ends an episode, not the game; FIRE is
+pressed where a game waits for it; four frames are stacked as channels. Rewards are clipped by the sampler.
+
+Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import AtariPreprocessing
+from numpy.typing import NDArray
+
+from aiorl.env.base_env import FinishedGame
+from aiorl.errors import ConfigError
+
+__all__ = ["EpisodicLife", "FireAtReset", "RealGames", "StackFrames", "game_counters", "is_atari", "wrap_deepmind"]
+
+Pixels = NDArray[np.uint8]
+AtariStep = tuple[Any, float, bool, bool, dict[str, Any]]
+_STACK = 4
+_FRAME_SKIP = 4
+
+
+def is_atari(env: Any) -> bool:
+    """Whether an environment is an Atari game that shows its screen (not its memory).
+
+    Source: SPEC 2.3: its unwrapped form has an emulator, and an observation has more than two dimensions.
+    """
+    shape = getattr(getattr(env, "observation_space", None), "shape", None)
+    return shape is not None and len(shape) > 2 and hasattr(getattr(env, "unwrapped", env), "ale")
+
+
+def wrap_deepmind(
+    env: gymnasium.Env[Any, Any], dim: int = 84, framestack: bool = True, *, noop_max: int = 30
+) -> gymnasium.Env[Any, Any]:
+    """An Atari game with the DeepMind preprocessing.
+
+    Args:
+        env: the game; frames are skipped here unless the game already does so itself.
+        dim: side of the square frames, pixels.
+        framestack: observations are the last four frames, uint8 [dim, dim, 4]; else one, uint8 [dim, dim, 1].
+        noop_max: most no-ops at the start of a game; 0 for none.
+
+    Raises:
+        ConfigError: OpenCV is not installed.
+    """
+    skip = _FRAME_SKIP if getattr(env.unwrapped, "_frameskip", 1) == 1 else 1
+    try:
+        env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=skip, screen_size=dim)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(
+            f"Atari preprocessing needs more packages: {error}.",
+            key="preprocessor_pref",
+            hint="Install them with: pip install 'aiorl[atari]'",
+        ) from error
+    importlib.import_module("cv2").setNumThreads(1)  # a frame is too small to share; a worker has one core
+    env = EpisodicLife(RealGames(env))
+    meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+    if len(meanings) > 2 and meanings[1] == "FIRE":
+        env = FireAtReset(env)
+    return StackFrames(env, _STACK if framestack else 1)
+
+
+class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Counts reward and steps of whole games, however episodes are cut outside of it."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Begin with no games."""
+        super().__init__(env)
+        self._finished: list[FinishedGame] = []
+        self._reward = 0.0
+        self._length = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin a game; one that is going on is forgotten."""
+        self._reward = 0.0
+        self._length = 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> AtariStep:
+        """Play on."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._reward += float(reward)
+        self._length += 1
+        if terminated or truncated:
+            self._finished.append(FinishedGame(self._reward, self._length))
+            self._reward = 0.0
+            self._length = 0
+        return obs, float(reward), terminated, truncated, info
+
+    def take_finished(self) -> list[FinishedGame]:
+        """Games that ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+
+def game_counters(envs: Sequence[Any]) -> list[RealGames] | None:
+    """The RealGames wrapper of each environment; None unless all have one."""
+    counters = [_find_counter(env) for env in envs]
+    found = [counter for counter in counters if counter is not None]
+    return found if found and len(found) == len(counters) else None
+
+
+def _find_counter(env: Any) -> RealGames | None:
+    while not isinstance(env, RealGames):
+        if not isinstance(env, gymnasium.Wrapper):
+            return None
+        env = env.env
+    return env
+
+
+class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Ends an episode with each life; ``reset`` goes on with the game while there are lives left."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Begin with no game."""
+        super().__init__(env)
+        self._lives = 0
+        self._is_over = True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin a game, or go on with the next life; a seed always begins a game."""
+        if self._is_over or seed is not None:
+            obs, info = self.env.reset(seed=seed, options=options)
+        else:
+            obs, _, terminated, truncated, info = self.env.step(0)
+            if terminated or truncated:
+                obs, info = self.env.reset(options=options)
+        self._is_over = False
+        self._lives = self._lives_left()
+        return obs, info
+
+    def step(self, action: Any) -> AtariStep:
+        """Play on; losing a life is a terminal state."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._is_over = terminated or truncated
+        lives = self._lives_left()
+        # Some games show 0 lives for a while before they end.
+        if 0 < lives < self._lives:
+            terminated = True
+        self._lives = lives
+        return obs, float(reward), terminated, truncated, info
+
+    def _lives_left(self) -> int:
+        return int(self.env.unwrapped.ale.lives())  # type: ignore[attr-defined]
+
+
+class FireAtReset(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Presses FIRE after each reset, for games that wait for it."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode and press FIRE."""
+        self.env.reset(seed=seed, options=options)
+        obs, _, terminated, truncated, info = self.env.step(1)
+        if terminated or truncated:
+            return self.env.reset(options=options)
+        return obs, info
+
+
+class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Shows the last frames as channels, oldest first; at a reset the first frame fills them all."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], count: int) -> None:
+        """Stack ``count`` frames of shape [H, W]."""
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, spaces.Box) or len(space.shape) != 2:
+            raise ConfigError(f"frames of shape [height, width] are stacked, not {space}.")
+        self.observation_space = spaces.Box(0, 255, (*space.shape, count), np.uint8)
+        self._frames: deque[Pixels] = deque(maxlen=count)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        frame, info = self.env.reset(seed=seed, options=options)
+        self._frames.extend([frame] * (self._frames.maxlen or 1))
+        return self._stacked(), info
+
+    def observation(self, observation: Pixels) -> Pixels:
+        """Add the newest frame."""
+        self._frames.append(observation)
+        return self._stacked()
+
+    def _stacked(self) -> Pixels:
+        return np.stack(self._frames, axis=-1)

@@ -1,0 +1,144 @@
+"""PettingZoo environments as MultiAgentEnv: parallel ones as they are, turn-based (AEC) ones turn by turn.
+
+``pettingzoo:MODULE`` names a module with a ``parallel_env`` or an ``env`` function, inside the pettingzoo package
+(``pettingzoo:classic.tictactoe_v3``) or anywhere else (``pettingzoo:mpe2.simple_spread_v3``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from aiorl.env.base_env import ALL_AGENTS
+from aiorl.env.multi_agent_env import MultiAgentEnv
+from aiorl.errors import ConfigError, UnknownEnvError
+
+__all__ = ["AECEnv", "ParallelEnv", "pettingzoo_creator"]
+
+AgentDict = dict[Any, Any]
+Results = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
+
+
+def pettingzoo_creator(name: str) -> Callable[[Mapping[str, Any]], MultiAgentEnv]:
+    """What makes the environment of ``pettingzoo:MODULE``; its parallel form, where there is one.
+
+    Raises:
+        UnknownEnvError: there is no such module, or it has no environment.
+        ConfigError: pettingzoo is not installed, or the module fails to import.
+    """
+    module = _module(name, name.removeprefix("pettingzoo:"))
+    if callable(parallel := getattr(module, "parallel_env", None)):
+        return lambda config: ParallelEnv(parallel(**config))
+    if callable(turn_based := getattr(module, "env", None)):
+        return lambda config: AECEnv(turn_based(**config))
+    raise UnknownEnvError(
+        f"environment {name!r}: module {module.__name__!r} has neither parallel_env nor env.", key="env", value=name
+    )
+
+
+def _module(name: str, path: str) -> ModuleType:
+    if importlib.util.find_spec("pettingzoo") is None:
+        raise ConfigError(
+            f"environment {name!r} needs the pettingzoo package.",
+            key="env",
+            value=name,
+            hint="Install it with: pip install 'aiorl[pettingzoo]'",
+        )
+    for candidate in (f"pettingzoo.{path}", path):
+        try:
+            with warnings.catch_warnings():
+                # Newer releases would rather have ids of their registry; modules work in all of them.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                return importlib.import_module(candidate)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (candidate + ".").startswith(error.name + "."):
+                raise ConfigError(f"environment {name!r} needs more packages: {error}.", key="env") from error
+        except Exception as error:
+            raise ConfigError(f"environment {name!r}: importing {candidate!r} failed: {error}.", key="env") from error
+    raise UnknownEnvError(
+        f"environment {name!r}: there is neither a module 'pettingzoo.{path}' nor {path!r}.",
+        key="env",
+        value=name,
+        hint="For instance pettingzoo:classic.tictactoe_v3.",
+    )
+
+
+class _PettingZooEnv(MultiAgentEnv):
+    """What both forms share: the spaces."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        possible = getattr(env, "possible_agents", None)
+        if possible is None:  # agents are made up as the game goes on
+            return
+        self.observation_spaces = {agent: env.observation_space(agent) for agent in possible}
+        self.action_spaces = {agent: env.action_space(agent) for agent in possible}
+        self.observation_space = _shared(self.observation_spaces)
+        self.action_space = _shared(self.action_spaces)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+class ParallelEnv(_PettingZooEnv):
+    """A parallel environment: all agents act at once."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """See MultiAgentEnv."""
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action_dict: AgentDict) -> Results:
+        """See MultiAgentEnv."""
+        obs, rewards, terminateds, truncateds, infos = self.env.step(action_dict)
+        # Some environments go on listing agents that have been cut off.
+        over = all(terminateds.get(agent) or truncateds.get(agent) for agent in self.env.agents)
+        return obs, rewards, *_with_all(terminateds, truncateds, over), {agent: infos.get(agent, {}) for agent in obs}
+
+
+class AECEnv(_PettingZooEnv):
+    """A turn-based environment: each step shows the agent whose turn it is, and those that are out.
+
+    An agent's reward is what it was given since its last turn.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin an episode; shows the first agent."""
+        self.env.reset(seed=seed, options=options)
+        obs, _, _, _, infos = self._next_turn()
+        return obs, infos
+
+    def step(self, action_dict: AgentDict) -> Results:
+        """Let the agent whose turn it is act."""
+        self.env.step(action_dict[self.env.agent_selection])
+        return self._next_turn()
+
+    def _next_turn(self) -> Results:
+        obs: AgentDict = {}
+        rewards: AgentDict = {}
+        terminateds: AgentDict = {}
+        truncateds: AgentDict = {}
+        infos: AgentDict = {}
+        while self.env.agents:
+            agent = self.env.agent_selection
+            obs[agent], rewards[agent], terminateds[agent], truncateds[agent], infos[agent] = self.env.last()
+            if not (terminateds[agent] or truncateds[agent]):
+                break
+            self.env.step(None)  # how an agent that is out takes its leave
+        return obs, rewards, *_with_all(terminateds, truncateds, not self.env.agents), infos
+
+
+def _with_all(terminateds: AgentDict, truncateds: AgentDict, over: bool) -> tuple[AgentDict, AgentDict]:
+    """The flags with ALL_AGENTS: an end is a truncation if some agent was cut off rather than terminated."""
+    cut = over and any(truncateds[agent] and not terminateds[agent] for agent in truncateds)
+    return {**terminateds, ALL_AGENTS: over and not cut}, {**truncateds, ALL_AGENTS: cut}
+
+
+def _shared(spaces: Mapping[Any, Any]) -> Any:
+    """The one space of all agents, or None if they differ."""
+    different = list(spaces.values())
+    return different[0] if different and all(space == different[0] for space in different) else None

@@ -1,0 +1,264 @@
+"""VectorEnv: several environments stepped by one call but reset one by one, and its form as a BaseEnv."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.env.atari import game_counters
+from aiorl.env.base_env import ALL_AGENTS, BaseEnv, FinishedGame, Poll, opening_poll
+from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, env_fault
+from aiorl.env.gym_like import check_gym_like, check_seedable, reset_env, seed_env, to_five_values
+from aiorl.env.lockstep import env_seeds
+from aiorl.errors import EnvContractError, UnsupportedEnvError
+
+__all__ = ["CopiesVectorEnv", "VectorBaseEnv", "VectorEnv"]
+
+_SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class VectorEnv(ABC):
+    """Environments that step together; subclass it to vectorise an environment yourself.
+
+    Attributes:
+        num_envs: number of environments N.
+        observation_space: space of one environment.
+        action_space: space of one environment.
+    Source: SPEC 8.
+    """
+
+    num_envs: int
+    observation_space: Any = None
+    action_space: Any = None
+
+    @abstractmethod
+    def vector_reset(self) -> Sequence[Any]:
+        """First observations of new episodes in all N environments."""
+
+    @abstractmethod
+    def reset_at(self, index: int) -> Any:
+        """First observation of a new episode in one environment."""
+
+    @abstractmethod
+    def vector_step(self, actions: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+        """Step every environment.
+
+        Args:
+            actions: N actions.
+        Returns: observations, rewards, terminateds, truncateds and infos, N of each; or, the old form,
+            observations, rewards, dones and infos.
+        """
+
+    def get_unwrapped(self) -> Sequence[Any]:
+        """The environment objects behind this one; may be empty."""
+        return []
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release everything; may be called more than once."""
+
+
+class CopiesVectorEnv(VectorEnv):
+    """Copies of a gym-like environment, stepped in turn in the calling thread."""
+
+    def __init__(self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None) -> None:
+        """Take over the copies; they are closed with this object.
+
+        Args:
+            envs: copies with equal spaces, in any of Gym's dialects.
+            env_id: name for messages.
+            seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
+
+        Raises:
+            UnsupportedEnvError: no environments, or something that is none.
+            ConfigError: a seed for environments that cannot be seeded.
+        """
+        if not envs:
+            raise UnsupportedEnvError(f"environment {env_id!r}: no copies were given")
+        for env in envs:
+            check_gym_like(env, env_id)
+            if seed is not None:
+                check_seedable(env, env_id)
+        self.env_id = env_id
+        self.num_envs = len(envs)
+        self.observation_space = envs[0].observation_space
+        self.action_space = envs[0].action_space
+        self._envs = list(envs)
+        self._seeds: list[int | None] = list(env_seeds(seed, len(envs))) if seed is not None else [None] * len(envs)
+        self._steps = [0] * len(envs)
+        self._five_values = [isinstance(env, gymnasium.Env) for env in envs]
+        space = self.observation_space
+        self._check = ObservationCheck(env_id, space) if isinstance(space, _SIMPLE) else None
+        self._nested = NestedCheck(env_id, space)
+
+    def vector_reset(self) -> Sequence[Any]:
+        """See VectorEnv."""
+        return [self.reset_at(index) for index in range(self.num_envs)]
+
+    def reset_at(self, index: int) -> Any:
+        """See VectorEnv.
+
+        Raises:
+            EnvError: the environment raised, or its observation does not fit its space.
+        """
+        self._steps[index] = 0
+        seed, self._seeds[index] = self._seeds[index], None
+        try:
+            keywords = None if seed is None else seed_env(self._envs[index], seed)
+            obs, _ = reset_env(self._envs[index], keywords)
+            obs = self._nested.coerce(obs, index, 0)
+        except Exception as error:
+            raise env_fault(self.env_id, "reset", error, index, 0) from error
+        return obs.copy() if type(obs) is np.ndarray else obs
+
+    def vector_step(self, actions: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+        """See VectorEnv.
+
+        Raises:
+            EnvError: an environment raised, or returned what does not fit.
+        """
+        rewards: list[float] = []
+        terminateds: list[bool] = []
+        truncateds: list[bool] = []
+        infos: list[Any] = []
+        check, env_id = self._check, self.env_id
+        # Rows of one new array: environments may go on using the arrays they returned.
+        batch = np.empty((self.num_envs, *check.shape), check.dtype) if check is not None else None
+        nested: list[Any] = []
+        index = 0
+        try:
+            for index, (env, action) in enumerate(zip(self._envs, actions, strict=True)):
+                self._steps[index] += 1
+                result = env.step(action)
+                if not self._five_values[index]:
+                    result = to_five_values(result)
+                obs, reward, terminated, truncated, info = result
+                if batch is None or check is None:
+                    nested.append(self._nested.coerce(obs, index, self._steps[index]))
+                else:
+                    if type(obs) is not np.ndarray or obs.shape != check.shape or obs.dtype != check.dtype:
+                        obs = check.coerce(obs, index, self._steps[index])
+                    batch[index] = obs
+                rewards.append(as_reward(reward, env_id, index, self._steps[index]))
+                terminateds.append(bool(terminated))
+                truncateds.append(bool(truncated))
+                infos.append(info)
+        except Exception as error:
+            raise env_fault(env_id, "step", error, index, self._steps[index]) from error
+        if batch is None or check is None:
+            return nested, rewards, terminateds, truncateds, infos
+        check.check_values(batch, self._steps.__getitem__)
+        return list(batch), rewards, terminateds, truncateds, infos
+
+    def get_unwrapped(self) -> Sequence[Any]:
+        """The copies, with the wrappers they were made with."""
+        return list(self._envs)
+
+    def close(self) -> None:
+        """Close every copy."""
+        for env in self._envs:
+            close = getattr(env, "close", None)
+            if callable(close):
+                close()
+
+
+class VectorBaseEnv(BaseEnv):
+    """A VectorEnv as a BaseEnv: every poll returns all of its environments."""
+
+    def __init__(self, vector_env: VectorEnv, *, env_id: str = "vector environment") -> None:
+        """Take over the environments; they are closed with this object."""
+        self.vector_env = vector_env
+        self.num_envs = int(vector_env.num_envs)
+        self.observation_space = vector_env.observation_space
+        self.action_space = vector_env.action_space
+        self._env_id = getattr(vector_env, "env_id", env_id)
+        self._started = False
+        self._closed = False
+        self._result: tuple[Sequence[Any], ...] | None = None
+        self._games = game_counters(vector_env.get_unwrapped())
+
+    def poll(self) -> Poll:
+        """The last step of every environment; the first poll resets them all."""
+        if not self._started:
+            self._started = True
+            obs = self._guarded("vector_reset", self.vector_env.vector_reset)
+            if isinstance(obs, tuple) and len(obs) == 2 and self._are_infos(obs[1]):
+                obs = obs[0]
+            self._check_length("observations", obs)
+            return opening_poll({index: {DEFAULT_AGENT_ID: value} for index, value in enumerate(obs)})
+        if self._result is None:
+            raise EnvContractError(self._env_id, "it was polled twice, with no actions sent in between")
+        obs, rewards, terminateds, truncateds, infos = self._result
+        self._result = None
+        indices = range(self.num_envs)
+        return Poll(
+            {index: {DEFAULT_AGENT_ID: obs[index]} for index in indices},
+            {index: {DEFAULT_AGENT_ID: rewards[index]} for index in indices},
+            {index: {DEFAULT_AGENT_ID: terminateds[index], ALL_AGENTS: terminateds[index]} for index in indices},
+            {index: {DEFAULT_AGENT_ID: truncateds[index], ALL_AGENTS: truncateds[index]} for index in indices},
+            {index: {DEFAULT_AGENT_ID: infos[index] or {}} for index in indices},
+            {},
+        )
+
+    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+        """Step all environments; see BaseEnv.
+
+        Raises:
+            EnvContractError: an environment has no action, or the step returned what is no result.
+        """
+        try:
+            actions = [action_dict[index][DEFAULT_AGENT_ID] for index in range(self.num_envs)]
+        except KeyError as error:
+            raise EnvContractError(
+                self._env_id, f"all {self.num_envs} environments step together, but there are no actions for all"
+            ) from error
+        result = self._guarded("vector_step", self.vector_env.vector_step, actions)
+        if len(result) == 4:
+            obs, rewards, dones, infos = result
+            five = [to_five_values((None, None, done, info)) for done, info in zip(dones, infos, strict=True)]
+            result = (obs, rewards, [values[2] for values in five], [values[3] for values in five], infos)
+        if len(result) != 5:
+            raise EnvContractError(self._env_id, f"vector_step returned {len(result)} values, expected 5 (or 4)")
+        for name, values in zip(("observations", "rewards", "terminateds", "truncateds", "infos"), result, strict=True):
+            self._check_length(name, values)
+        self._result = tuple(result)
+
+    def try_reset(self, env_id: Any) -> dict[Any, Any]:
+        """Reset one environment at once."""
+        return {DEFAULT_AGENT_ID: self._guarded("reset_at", self.vector_env.reset_at, env_id)}
+
+    def get_unwrapped(self) -> Sequence[Any]:
+        """See BaseEnv."""
+        return self.vector_env.get_unwrapped()
+
+    def take_finished_games(self) -> list[FinishedGame] | None:
+        """See BaseEnv."""
+        return None if self._games is None else [game for games in self._games for game in games.take_finished()]
+
+    def stop(self) -> None:
+        """Close the environments."""
+        if not self._closed:
+            self._closed = True
+            self.vector_env.close()
+
+    def _guarded(self, doing: str, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise env_fault(self._env_id, doing, error, 0, 0) from error
+
+    def _check_length(self, name: str, values: Any) -> None:
+        if len(values) != self.num_envs:
+            raise EnvContractError(self._env_id, f"it returned {len(values)} {name}, expected {self.num_envs}")
+
+    def _are_infos(self, value: Any) -> bool:
+        return (
+            isinstance(value, Sequence)
+            and len(value) == self.num_envs
+            and all(isinstance(info, Mapping) for info in value)
+        )

@@ -1,0 +1,90 @@
+"""The wrappers that a worker puts around environments: Atari preprocessing, then the monitor."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+
+from aiorl.env.atari import is_atari, wrap_deepmind
+from aiorl.env.monitor import monitor_env
+from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id
+
+__all__ = ["Wrapping"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """Which wrappers single gym-like environments get; every other kind is never wrapped.
+
+    Attributes:
+        deepmind: Atari games get the DeepMind preprocessing.
+        dim: side of their square frames, pixels.
+        framestack: their observations are the last four frames.
+        monitor_path: directory for episode statistics and videos; None for no monitor.
+    Source: SPEC 2.3.
+    """
+
+    deepmind: bool = False
+    dim: int = 84
+    framestack: bool = True
+    monitor_path: str | None = None
+
+    def wraps_atari(self, env: Any) -> bool:
+        """Whether ``wrap`` will put the DeepMind preprocessing around this environment."""
+        return self.deepmind and isinstance(env, gymnasium.Env) and is_atari(env)
+
+    def wrap(self, env: Any, context: EnvContext) -> Any:
+        """The environment with its wrappers.
+
+        Args:
+            env: any environment; those that are not gym-like are returned as they are.
+            context: where it was made; names the monitor's folder.
+
+        Raises:
+            ConfigError: what the wrappers need is not installed.
+        """
+        if not isinstance(env, gymnasium.Env):
+            if self.monitor_path is not None:
+                logger.info("environments of kind %s are not monitored", type(env).__name__)
+            return env
+        if self.wraps_atari(env):
+            env = wrap_deepmind(env, self.dim, self.framestack)
+        if self.monitor_path is not None:
+            name = f"worker-{context.worker_index}-env-{context.vector_index}"
+            env = monitor_env(env, Path(self.monitor_path) / name)
+        return env
+
+    def needs_single_envs(self, creator: EnvCreator) -> bool:
+        """Whether environments must be made one by one, since wrappers go around each."""
+        gym_id = creator.gym_id or ""
+        return self.monitor_path is not None or (self.deepmind and is_atari_id(gym_id))
+
+    def env_config(self, creator: EnvCreator, env_config: Mapping[str, Any]) -> dict[str, Any]:
+        """The environment's settings, with a render mode that the monitor can film in, where there is one."""
+        config = dict(env_config)
+        if self.monitor_path is None or "render_mode" in config or creator.gym_spec is None:
+            return config
+        entry = creator.gym_spec.entry_point
+        try:
+            made_by = entry if callable(entry) else load_env_creator(str(entry))
+        except ImportError:  # told better when the environment is made
+            return config
+        modes = getattr(made_by, "metadata", {}).get("render_modes", ())
+        return {**config, "render_mode": "rgb_array"} if "rgb_array" in modes else config
+
+    def to_dict(self) -> dict[str, Any]:
+        """As strings, numbers and booleans."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Wrapping:
+        """What ``to_dict`` gave."""
+        return cls(**data)

@@ -1,0 +1,91 @@
+"""Small multi-agent environments with known trajectories, and ones that break the rules on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from aiorl.env.base_env import ALL_AGENTS
+from aiorl.env.multi_agent_env import MultiAgentEnv
+from aiorl.testing.envs import counting_obs
+
+__all__ = ["CountingMultiAgentEnv"]
+
+AgentDict = dict[Any, Any]
+
+
+class CountingMultiAgentEnv(MultiAgentEnv):
+    """Agents "a0", "a1", ... see [episode, step, number of the agent] and earn the number of the step.
+
+    Agent i is terminated after ``lengths[i]`` steps; the episode is over when all are. The first episode is 0.
+
+    Attributes:
+        last_actions: action dicts received, oldest first.
+        seeds: seeds that ``reset`` was given, None where it got none.
+    """
+
+    def __init__(self, lengths: Sequence[int] = (3, 5), fault: str = "", at_step: int = 2, form: str = "new") -> None:
+        """Make one copy.
+
+        Args:
+            lengths: steps after which each agent is done.
+            fault: what goes wrong at one step: ``"no_all"``, ``"stray_info"``, ``"comes_back"``, ``"nan_obs"``,
+                ``"nan_reward"``, ``"raise"``; ``""`` nothing.
+            at_step: that step.
+            form: ``"new"``: two-value reset and five-value step; ``"old"``: one and four.
+        """
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.last_actions: list[AgentDict] = []
+        self.seeds: list[int | None] = []
+        self._lengths = {f"a{index}": length for index, length in enumerate(lengths)}
+        self._fault = fault
+        self._at_step = at_step
+        self._form = form
+        self._episode = -1
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin the next episode."""
+        self.seeds.append(seed)
+        self._episode += 1
+        self._step = 0
+        obs = self._obs(list(self._lengths))
+        return (obs, {}) if self._form == "new" else obs
+
+    def step(self, action_dict: AgentDict) -> tuple[AgentDict, ...]:
+        """Count on, or break a rule."""
+        self.last_actions.append(action_dict)
+        self._step += 1
+        alive = [agent for agent, length in self._lengths.items() if length >= self._step]
+        obs = self._obs(alive)
+        rewards: AgentDict = dict.fromkeys(alive, float(self._step))
+        flags: AgentDict = {agent: self._step >= self._lengths[agent] for agent in alive}
+        flags[ALL_AGENTS] = self._step >= max(self._lengths.values())
+        infos: AgentDict = {agent: {"step": self._step} for agent in alive}
+        if self._step == self._at_step:
+            self._break_rule(obs, rewards, flags, infos)
+        if self._form == "old":
+            return obs, rewards, flags, infos
+        return obs, rewards, flags, dict.fromkeys(flags, False), infos
+
+    def _break_rule(self, obs: AgentDict, rewards: AgentDict, flags: AgentDict, infos: AgentDict) -> None:
+        match self._fault:
+            case "no_all":
+                del flags[ALL_AGENTS]
+            case "stray_info":
+                infos["nobody"] = {}
+            case "comes_back":
+                obs.update(self._obs(list(self._lengths)))
+            case "nan_obs":
+                obs["a1"] = obs["a1"] * np.nan
+            case "nan_reward":
+                rewards["a1"] = float("nan")
+            case "raise":
+                raise RuntimeError("step failed on purpose")
+
+    def _obs(self, agents: list[str]) -> AgentDict:
+        return {agent: counting_obs(self._episode, self._step, int(agent[1:])) for agent in agents}

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import aiorl
+
+
+@pytest.mark.parametrize("name", aiorl.__all__)
+def test_every_public_name_can_be_imported_and_is_listed(name: str) -> None:
+    assert getattr(aiorl, name) is not None
+    assert name in dir(aiorl)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = aiorl.nonsense
+
+
+def test_import_aiorl_loads_next_to_nothing() -> None:
+    code = "import sys, aiorl; print(','.join(m for m in ('numpy', 'gymnasium', 'zmq', 'tensorflow') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.strip() == ""
