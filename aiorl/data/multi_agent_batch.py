@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.columns import DEFAULT_POLICY_ID, NEW_OBS, OBS
 from aiorl.data.sample_batch import SampleBatch
 
 __all__ = ["MultiAgentBatch"]
@@ -37,6 +38,16 @@ class MultiAgentBatch:
     def nbytes(self) -> int:
         """Bytes of all columns."""
         return sum(batch.nbytes for batch in self.policy_batches.values())
+
+    def compress(self, mode: Literal["rows", "bulk"] = "rows", columns: Collection[str] = (OBS, NEW_OBS)) -> None:
+        """Compress columns of every policy's batch in place; see `SampleBatch.compress`."""
+        for batch in self.policy_batches.values():
+            batch.compress(mode, columns)
+
+    def decompress(self) -> None:
+        """Replace every compressed column by its array."""
+        for batch in self.policy_batches.values():
+            batch.decompress()
 
     @staticmethod
     def concat(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:

@@ -1,24 +1,28 @@
-"""SampleBatch: rows of experience as named columns ``[B, ...]``."""
+"""SampleBatch: rows of experience as named columns ``[B, ...]``, some of them perhaps compressed in memory."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aiorl.data import columns as c
+from aiorl.data.packed import PackedBulk, PackedColumn, PackedRows
 from aiorl.errors import BatchError
 
 __all__ = ["SampleBatch"]
 
 Array = NDArray[Any]
+RowSlice = slice
 
 
 class SampleBatch(MutableMapping[str, Array]):
     """Columns of equal length, by name; column order is kept.
+
+    A compressed column is decompressed at each access; `decompress` does it once for all.
 
     Attributes:
         count: number of rows B (agent steps; for a single agent also environment steps).
@@ -30,19 +34,20 @@ class SampleBatch(MutableMapping[str, Array]):
         Raises:
             BatchError: columns of different length, or a column without rows dimension.
         """
-        self._columns: dict[str, Array] = {}
+        self._columns: dict[str, Array | PackedColumn] = {}
         self.count = 0
         for name, column in {**(columns or {}), **more}.items():
             self[name] = np.asarray(column)
 
     def __getitem__(self, name: str) -> Array:
-        return self._columns[name]
+        column = self._columns[name]
+        return column.unpack() if isinstance(column, PackedColumn) else column
 
     def __setitem__(self, name: str, column: ArrayLike) -> None:
         array = np.asarray(column)
         if array.ndim == 0:
             raise BatchError(name, "an array with one row per step", "a scalar")
-        others = any(other != name for other in self._columns)
+        others = len(self._columns) > (name in self._columns)
         if others and len(array) != self.count:
             raise BatchError(name, f"{self.count} rows", f"{len(array)} rows")
         self._columns[name] = array
@@ -66,8 +71,35 @@ class SampleBatch(MutableMapping[str, Array]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
+        """Bytes of all columns, as they lie in memory."""
         return sum(column.nbytes for column in self._columns.values())
+
+    @property
+    def packed(self) -> frozenset[str]:
+        """Names of the columns that are compressed."""
+        return frozenset(name for name, column in self._columns.items() if isinstance(column, PackedColumn))
+
+    def compress(self, mode: Literal["rows", "bulk"] = "rows", columns: Collection[str] = (c.OBS, c.NEW_OBS)) -> None:
+        """Compress columns in place; those not there or compressed already are passed over.
+
+        Args:
+            mode: each row on its own, which can be picked and joined in compressed form, or the whole column.
+            columns: which columns.
+
+        Raises: ValueError for another mode.
+        Source: SPEC 3, step 9.
+        """
+        if mode not in ("rows", "bulk"):
+            raise ValueError(f"mode of compression is {mode!r}, expected 'rows' or 'bulk'")
+        for name in columns:
+            column = self._columns.get(name)
+            if isinstance(column, np.ndarray) and column.dtype != object:
+                self._columns[name] = (PackedRows if mode == "rows" else PackedBulk).pack(column)
+
+    def decompress(self) -> None:
+        """Replace every compressed column by its array."""
+        for name in self.packed:
+            self._columns[name] = self[name]
 
     @staticmethod
     def concat(batches: Sequence[SampleBatch]) -> SampleBatch:
@@ -84,15 +116,26 @@ class SampleBatch(MutableMapping[str, Array]):
             if set(batch) != set(names):
                 odd = sorted(set(batch) ^ set(names))
                 raise BatchError(odd[0], f"columns {sorted(names)} in every batch", sorted(batch))
-        return SampleBatch({name: np.concatenate([batch[name] for batch in filled]) for name in names})
+        return SampleBatch._of({name: _joined([batch._columns[name] for batch in filled]) for name in names})
+
+    @staticmethod
+    def _of(columns: dict[str, Array | PackedColumn]) -> SampleBatch:
+        """A batch of columns known to be of equal length."""
+        batch = SampleBatch()
+        batch._columns = columns
+        batch.count = len(next(iter(columns.values()))) if columns else 0
+        return batch
 
     def slice(self, start: int, end: int) -> SampleBatch:
         """Rows ``start`` to ``end`` (exclusive) as views."""
-        return SampleBatch({name: column[start:end] for name, column in self.items()})
+        return self.take(slice(start, end))
 
-    def take(self, index: NDArray[Any]) -> SampleBatch:
-        """Rows at the integer positions (or boolean mask) given, copied."""
-        return SampleBatch({name: column[index] for name, column in self.items()})
+    def take(self, index: NDArray[Any] | RowSlice) -> SampleBatch:
+        """Rows at the integer positions (or boolean mask) given, copied; views for a slice."""
+        columns = self._columns.items()
+        return SampleBatch._of(
+            {n: col.take(index) if isinstance(col, PackedRows) else _array(col)[index] for n, col in columns}
+        )
 
     def shuffled(self, rng: np.random.Generator) -> SampleBatch:
         """The same rows in random order."""
@@ -100,8 +143,9 @@ class SampleBatch(MutableMapping[str, Array]):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One mapping column -> value per row, in order."""
+        columns = dict(self)
         for index in range(self.count):
-            yield {name: column[index] for name, column in self.items()}
+            yield {name: column[index] for name, column in columns.items()}
 
     def split_by_episode(self) -> list[SampleBatch]:
         """One batch (of views) per run of equal ``eps_id``, in order of appearance.
@@ -116,11 +160,29 @@ class SampleBatch(MutableMapping[str, Array]):
             return []
         cuts = np.flatnonzero(episode_ids[1:] != episode_ids[:-1]) + 1
         edges = [0, *cuts.tolist(), self.count]
-        return [self.slice(start, end) for start, end in itertools.pairwise(edges)]
+        whole = self._without_bulk()
+        return [whole.slice(start, end) for start, end in itertools.pairwise(edges)]
+
+    def _without_bulk(self) -> SampleBatch:
+        """The same batch with columns compressed as a whole decompressed, once for all cuts."""
+        columns = self._columns.items()
+        return SampleBatch._of({n: col.unpack() if isinstance(col, PackedBulk) else col for n, col in columns})
 
     def copy(self) -> SampleBatch:
         """A batch with its own copy of every column."""
-        return SampleBatch({name: column.copy() for name, column in self.items()})
+        columns = self._columns.items()
+        return SampleBatch._of({name: col if isinstance(col, PackedColumn) else col.copy() for name, col in columns})
 
     def __repr__(self) -> str:
         return f"SampleBatch({self.count} rows: {', '.join(self._columns)})"
+
+
+def _array(column: Array | PackedColumn) -> Array:
+    return column.unpack() if isinstance(column, PackedColumn) else column
+
+
+def _joined(columns: Sequence[Array | PackedColumn]) -> Array | PackedColumn:
+    rows = [column for column in columns if isinstance(column, PackedRows)]
+    if len(rows) == len(columns) and all(rows[0].fits(column) for column in rows):
+        return PackedRows.concat(rows)
+    return np.concatenate([_array(column) for column in columns])

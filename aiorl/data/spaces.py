@@ -93,15 +93,22 @@ def clip_actions(actions: NDArray[Any], space: spaces.Space[Any]) -> NDArray[Any
     return actions
 
 
-def regroup_actions(components: Sequence[NDArray[Any]]) -> list[list[Any]]:
-    """One list of components per row, from one batch per component of a Tuple action.
+def regroup_actions(components: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+    """One list of components per row, from one batch per component of a Tuple action; dicts for a Dict action.
 
     Args:
-        components: one array [N, ...] for each component.
-    Returns: N lists, each holding one action per component.
+        components: one array [N, ...] for each component, or again a sequence or mapping of them.
+    Returns: N lists, or dicts for a mapping, each holding one action per component.
     Source: SPEC 4.8.
     """
-    return [list(row) for row in zip(*components, strict=True)]
+    if isinstance(components, Mapping):
+        rows = zip(*(_rows(batch) for batch in components.values()), strict=True)
+        return [dict(zip(components, row, strict=True)) for row in rows]
+    return [list(row) for row in zip(*(_rows(batch) for batch in components), strict=True)]
+
+
+def _rows(batch: Any) -> Sequence[Any]:
+    return regroup_actions(batch) if isinstance(batch, Mapping | list | tuple) else batch
 
 
 def _bound_to_data(bound: NDArray[Any]) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from aiorl.policy import composite_distribution as composite
 from aiorl.policy import distributions as acting
 from aiorl.policy.distributions import (
     EDGE,
@@ -27,6 +28,7 @@ from aiorl.policy.distributions import (
 
 __all__ = [
     "Categorical",
+    "Composite",
     "DiagGaussian",
     "Distribution",
     "MultiCategorical",
@@ -44,7 +46,10 @@ class Distribution(ABC):
     Attributes:
         acting: the NumPy twin, which knows the action space.
         num_inputs: P.
+        num_features: E, numbers that `features` makes of an action.
     """
+
+    num_features: int
 
     def __init__(self, twin: acting.ActionDistribution) -> None:
         self.acting = twin
@@ -73,6 +78,10 @@ class Distribution(ABC):
         Gaussian samples are reparametrised: gradients flow through them.
         """
 
+    @abstractmethod
+    def features(self, actions: Any) -> Any:
+        """Actions [B, *action_shape] as inputs of a network, [B, E] float32: choices one-hot, numbers as they are."""
+
 
 class Categorical(Distribution):
     """See the NumPy twin."""
@@ -81,6 +90,7 @@ class Categorical(Distribution):
         super().__init__(twin)
         self._start = twin.start
         self._dtype = tf.as_dtype(twin.action_dtype)
+        self.num_features = twin.num_inputs
 
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
@@ -103,13 +113,18 @@ class Categorical(Distribution):
         index = _draw(inputs, seed)
         return tf.cast(index + self._start, self._dtype), _chosen(tf.nn.log_softmax(inputs), index)
 
+    def features(self, actions: Any) -> Any:
+        """One-hot; zeros for a number that is no action, as at an episode's start in a space not from 0."""
+        return _one_hot(tf.cast(actions, tf.int32) - self._start, self.num_features)
+
 
 class MultiCategorical(Distribution):
     """See the NumPy twin."""
 
     def __init__(self, twin: acting.MultiCategorical) -> None:
         super().__init__(twin)
-        self._start = tf.constant(twin.start, tf.int32)
+        # NumPy arrays become constants of the graph that is traced; tensors made here would become inputs of it
+        self._start = twin.start.astype(np.int32)
         self._shape = list(twin.action_shape)
         self._dtype = tf.as_dtype(twin.action_dtype)
         self._components = len(twin.sizes)
@@ -117,7 +132,9 @@ class MultiCategorical(Distribution):
         # for each place among components padded to the widest one: which logit, or the padding after them all
         sources = np.full(self._components * self._widest, self.num_inputs)
         sources[twin.positions] = np.arange(self.num_inputs)
-        self._sources = tf.constant(sources, tf.int32)
+        self._sources = sources.astype(np.int32)
+        self._positions = twin.positions.astype(np.int32)
+        self.num_features = twin.num_inputs
 
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
@@ -142,6 +159,12 @@ class MultiCategorical(Distribution):
         index = _draw(logits, seed)
         return self._to_actions(index), tf.reduce_sum(_chosen(tf.nn.log_softmax(logits), index), axis=-1)
 
+    def features(self, actions: Any) -> Any:
+        """Each component one-hot."""
+        index = tf.cast(tf.reshape(actions, [-1, self._components]), tf.int32) - self._start
+        padded = tf.reshape(_one_hot(index, self._widest), [-1, self._components * self._widest])
+        return tf.gather(padded, self._positions, axis=1)
+
     def _padded(self, inputs: Any) -> Any:
         """Logits as [B, components, widest]."""
         if self.num_inputs != self._components * self._widest:
@@ -161,6 +184,7 @@ class DiagGaussian(Distribution):
         self._size = twin.num_inputs // 2
         self._shape = list(twin.action_shape)
         self._dtype = tf.as_dtype(twin.action_dtype)
+        self.num_features = self._size
 
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
@@ -186,6 +210,10 @@ class DiagGaussian(Distribution):
         """See the base class."""
         values, logp = self._draw_normal(inputs, seed)
         return self._to_actions(values), logp
+
+    def features(self, actions: Any) -> Any:
+        """The numbers themselves."""
+        return self._flat(actions)
 
     def _draw_normal(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
         mean, log_std = self._parameters(inputs)
@@ -244,11 +272,68 @@ class SquashedGaussian(DiagGaussian):
         return tf.minimum(self._low + self._span * (0.5 * (tf.tanh(values) + 1.0)), self._high)
 
 
+class Composite(Distribution):
+    """See the NumPy twin."""
+
+    def __init__(self, twin: composite.Composite) -> None:
+        super().__init__(twin)
+        self._parts = [(to_tf_distribution(part.distribution), part) for part in twin.parts]
+        self._dtype = tf.as_dtype(twin.action_dtype)
+        self.num_features = sum(kind.num_features for kind, _ in self._parts)
+
+    def logp(self, inputs: Any, actions: Any) -> Any:
+        """See the base class."""
+        return tf.add_n(
+            [
+                kind.logp(inputs[:, part.inputs], batch)
+                for (kind, part), batch in zip(self._parts, self._split(actions), strict=True)
+            ]
+        )
+
+    def entropy(self, inputs: Any) -> Any:
+        """See the base class."""
+        return tf.add_n([kind.entropy(inputs[:, part.inputs]) for kind, part in self._parts])
+
+    def kl(self, inputs: Any, other: Any) -> Any:
+        """See the base class."""
+        return tf.add_n([kind.kl(inputs[:, part.inputs], other[:, part.inputs]) for kind, part in self._parts])
+
+    def deterministic(self, inputs: Any) -> Any:
+        """The mode of each component."""
+        return self._joined([kind.deterministic(inputs[:, part.inputs]) for kind, part in self._parts])
+
+    def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
+        """See the base class."""
+        actions, logps = [], []
+        for index, (kind, part) in enumerate(self._parts):
+            own_seed = tf.random.experimental.stateless_fold_in(seed, index)
+            chosen, logp = kind.sample_with_logp(inputs[:, part.inputs], own_seed)
+            actions.append(chosen)
+            logps.append(logp)
+        return self._joined(actions), tf.add_n(logps)
+
+    def features(self, actions: Any) -> Any:
+        """Each component's features."""
+        batches = zip(self._parts, self._split(actions), strict=True)
+        return tf.concat([kind.features(batch) for (kind, _), batch in batches], axis=1)
+
+    def _split(self, actions: Any) -> list[Any]:
+        actions = tf.convert_to_tensor(actions)
+        return [tf.reshape(actions[:, part.actions], [-1, *part.distribution.action_shape]) for _, part in self._parts]
+
+    def _joined(self, batches: list[Any]) -> Any:
+        sizes = [part.actions.stop - part.actions.start for _, part in self._parts]
+        flat = [tf.reshape(batch, [-1, size]) for batch, size in zip(batches, sizes, strict=True)]
+        return tf.concat([tf.cast(batch, self._dtype) for batch in flat], axis=1)
+
+
 _TWINS: dict[str, Callable[[Any], Distribution]] = {
     acting.Categorical.name: Categorical,
     acting.MultiCategorical.name: MultiCategorical,
     acting.DiagGaussian.name: DiagGaussian,
     acting.SquashedGaussian.name: SquashedGaussian,
+    composite.Composite.name: Composite,
+    composite.SquashedComposite.name: Composite,
 }
 
 
@@ -272,6 +357,11 @@ def _chosen(log_probabilities: Any, index: Any) -> Any:
     """Entries of the last axis at `index`, by a mask: XLA on a CPU is slow at gathering and scattering."""
     mask = tf.one_hot(index, log_probabilities.shape[-1], on_value=True, off_value=False, dtype=tf.bool)
     return tf.reduce_sum(tf.where(mask, log_probabilities, 0.0), axis=-1)
+
+
+def _one_hot(index: Any, size: int) -> Any:
+    """One-hot along a new last axis; zeros for an index out of range, which ONNX's own operator would wrap around."""
+    return tf.cast(tf.equal(index[..., None], np.arange(size, dtype=np.int32)), tf.float32)
 
 
 def _draw(logits: Any, seed: Any) -> Any:

@@ -8,7 +8,7 @@ by name (`aiorl.policy.acting_graph`). The result is run once beside the model b
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,22 @@ from numpy.typing import NDArray
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ExportError, PolicyError
 from aiorl.models.catalog import ActorCritic
-from aiorl.policy.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, VF_OUTPUT, ActingGraph, ActingSpec, ArraySpec
+from aiorl.policy.acting_graph import (
+    DIST_INPUTS_OUTPUT,
+    OBS_INPUT,
+    PREV_ACTIONS_INPUT,
+    PREV_REWARDS_INPUT,
+    VF_OUTPUT,
+    ActingGraph,
+    ActingSpec,
+    ArraySpec,
+    Previous,
+)
 from aiorl.policy.graph_check import WEIGHTS_LOCATION
 
-__all__ = ["export_acting_graph", "make_acting_spec"]
+__all__ = ["describe_policy", "export_acting_graph", "make_acting_spec"]
+
+logger = logging.getLogger(__name__)
 
 _OPSET = 17
 _TOLERANCE = 1e-4
@@ -36,9 +48,30 @@ def export_acting_graph(model: ActorCritic) -> tuple[bytes, ActingSpec]:
         not the model's.
     """
     spec = make_acting_spec(model)
-    graph = _to_external_weights(_convert(model, spec), spec)
+    converted, constants = _convert(model, spec)
+    graph = _to_external_weights(converted, constants, spec)
     _check_against_model(model, graph, spec)
     return graph, spec
+
+
+def describe_policy(model: ActorCritic, model_config: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
+    """What a worker needs to act with a model (`aiorl.policy.loading.load_policy`), but for the weights.
+
+    Args:
+        model: the model.
+        model_config: the settings it was built from.
+
+    Returns: the acting graph and its description. For a model that has no acting graph, no bytes at all and a
+        description that makes workers run the model in TensorFlow, which is slower; a warning says why.
+    """
+    try:
+        graph, spec = export_acting_graph(model)
+    except ExportError as error:
+        logger.warning(
+            "The model can't act without TensorFlow, so every worker needs TensorFlow and acts more slowly: %s", error
+        )
+        return b"", make_acting_spec(model).to_dict() | {"tf_model": dict(model_config)}
+    return graph, spec.to_dict()
 
 
 def make_acting_spec(model: ActorCritic) -> ActingSpec:
@@ -55,26 +88,39 @@ def make_acting_spec(model: ActorCritic) -> ActingSpec:
         distribution=model.distribution.name,
         action_space=space_to_dict(model.distribution.action_space),
         weights=weights,
+        prev_action=_prev_action(model),
     )
 
 
-def _convert(model: ActorCritic, spec: ActingSpec) -> Any:
-    """The ONNX model, with weights as inputs ``weight_0``, ``weight_1``, ..."""
+def _prev_action(model: ActorCritic) -> ArraySpec | None:
+    if not model.looks_back:
+        return None
+    kind = model.distribution
+    return ArraySpec(PREV_ACTIONS_INPUT, kind.action_shape, "int64" if kind.action_dtype.kind in "iub" else "float32")
+
+
+def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """The ONNX model, with weights as inputs ``weight_0``, ``weight_1``, ...; and constants that became inputs too."""
     # only learners that export need it, and it takes a while to import
     from tf2onnx import convert
 
     names = [weight.name for weight in spec.weights]
-    num_states = len(spec.state_shapes)
+    num_previous = 0 if spec.prev_action is None else 2
+    num_inputs = num_previous + len(spec.state_shapes)
 
     def act(obs: Any, *rest: Any) -> dict[str, Any]:
-        state, weights = rest[:num_states], rest[num_states:]
+        previous, state, weights = rest[:num_previous], rest[num_previous:num_inputs], rest[num_inputs:]
         dist_inputs, values, state_out = model.forward_step(
-            obs, list(state), weights=dict(zip(names, weights, strict=True))
+            obs, list(state), *previous, weights=dict(zip(names, weights, strict=True))
         )
         outputs = {DIST_INPUTS_OUTPUT: dist_inputs, VF_OUTPUT: values}
         return outputs | {f"state_out_{index}": tf.identity(item) for index, item in enumerate(state_out)}
 
     signature = [tf.TensorSpec((None, *spec.obs_shape), spec.obs_dtype, name=OBS_INPUT)]
+    if spec.prev_action is not None:
+        prev = spec.prev_action
+        signature.append(tf.TensorSpec((None, *prev.shape), prev.dtype, name=PREV_ACTIONS_INPUT))
+        signature.append(tf.TensorSpec((None,), tf.float32, name=PREV_REWARDS_INPUT))
     signature += [
         tf.TensorSpec((None, *shape), tf.float32, name=name)
         for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True)
@@ -86,23 +132,29 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> Any:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        converted, _ = convert.from_function(
-            tf.function(act, input_signature=signature), input_signature=signature, opset=_OPSET
-        )
+        function = tf.function(act, input_signature=signature)
+        converted, _ = convert.from_function(function, input_signature=signature, opset=_OPSET)
+        # tensors that a user's layer made beforehand, which the traced function takes in from outside
+        captures = function.get_concrete_function().graph.captures
+        constants = {inner.name: outer.numpy() for outer, inner in captures if outer.dtype != tf.resource}
     except Exception as error:
         # whatever user's layers or the converter raise: the model has no acting graph
         raise ExportError(f"the model cannot be exported to ONNX: {error!s:.1000}") from error
     finally:
         logger.setLevel(level)
-    return converted
+    return converted, constants
 
 
-def _to_external_weights(converted: Any, spec: ActingSpec) -> bytes:
-    from onnx import TensorProto, helper
+def _to_external_weights(converted: Any, constants: Mapping[str, NDArray[Any]], spec: ActingSpec) -> bytes:
+    from onnx import TensorProto, helper, numpy_helper
 
     graph = converted.graph
     renamed = {f"weight_{index}": weight.name for index, weight in enumerate(spec.weights)}
-    kept = [item for item in graph.input if item.name not in renamed]
+    inputs = {item.name for item in graph.input}
+    graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items() if name in inputs
+    )
+    kept = [item for item in graph.input if item.name not in renamed and item.name not in constants]
     del graph.input[:]
     graph.input.extend(kept)
     _rename_inputs(graph, renamed)
@@ -138,11 +190,19 @@ def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> 
     if spec.obs_dtype == "uint8":
         obs = rng.integers(0, 256, (3, *spec.obs_shape), dtype=np.uint8)
     state = [rng.standard_normal((3, *shape)).astype(np.float32) for shape in spec.state_shapes]
-    dist_inputs, values, state_out = model.forward_step(tf.constant(obs), [tf.constant(item) for item in state])
+    prev: Previous | None = None
+    if spec.prev_action is not None:
+        # zeros stand for no action, which need not be one of the space
+        prev_actions = np.ones((3, *spec.prev_action.shape), spec.prev_action.dtype)
+        prev_actions[0] = 0
+        prev = (prev_actions, np.full(3, 0.5, np.float32))
+    dist_inputs, values, state_out = model.forward_step(
+        tf.constant(obs), [tf.constant(item) for item in state], *(tf.constant(item) for item in prev or ())
+    )
     try:
         acting = ActingGraph(graph, spec)
         acting.set_weights(model.get_weights())
-        acting_dist_inputs, acting_values, acting_state_out = acting.run(obs, state)
+        acting_dist_inputs, acting_values, acting_state_out = acting.run(obs, state, prev)
     except PolicyError as error:
         raise ExportError(f"the model's acting graph doesn't run: {error}") from error
     expected: Sequence[Any] = (dist_inputs, values, *state_out)

@@ -168,6 +168,10 @@ class ObservationFilter(ABC):
         """Statistics = published state + deltas in flight above ``acked_sequence`` + buffer."""
 
     @abstractmethod
+    def acknowledge(self, acked_sequence: int) -> None:
+        """Forget deltas in flight up to ``acked_sequence``; for filters that keep statistics of their own."""
+
+    @abstractmethod
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Replace everything by a saved state; what was pending or in flight is forgotten."""
 
@@ -214,6 +218,9 @@ class NoFilter(ObservationFilter):
         """Nothing to do."""
 
     def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
+        """Nothing to do."""
+
+    def acknowledge(self, acked_sequence: int) -> None:
         """Nothing to do."""
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -320,13 +327,21 @@ class MeanStdFilter(ObservationFilter):
         """
         stat = RunningStat.from_state(state, self.shape)
         with self._lock:
-            for number in [number for number in self._in_flight if number <= acked_sequence]:
-                del self._in_flight[number]
+            self._drop_acknowledged(acked_sequence)
             for pending in self._in_flight.values():
                 stat.merge(pending)
             stat.merge(self._buffer)
             self._stat = stat
             self._scale = None
+
+    def acknowledge(self, acked_sequence: int) -> None:
+        """See ObservationFilter."""
+        with self._lock:
+            self._drop_acknowledged(acked_sequence)
+
+    def _drop_acknowledged(self, acked_sequence: int) -> None:
+        for number in [number for number in self._in_flight if number <= acked_sequence]:
+            del self._in_flight[number]
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """See ObservationFilter.

@@ -1,8 +1,9 @@
 """The acting graph: an ONNX network that a worker runs, with weights swapped by name.
 
 The learner exports the graph once and describes it by an `ActingSpec`; both come to the worker in the
-handshake, weights with each snapshot. The graph's inputs are ``obs`` and ``state_in_i``, its outputs
-``dist_inputs`` [N, P], ``vf`` [N] and ``state_out_i``; the first axis of each is N, any number of rows.
+handshake, weights with each snapshot. The graph's inputs are ``obs``, ``state_in_i`` and, where the network looks
+back, ``prev_actions`` and ``prev_rewards``; its outputs are ``dist_inputs`` [N, P], ``vf`` [N] and ``state_out_i``.
+The first axis of each is N, any number of rows.
 Weights are external initialisers: ONNX Runtime takes them when a session is built, which costs about a
 millisecond, so that a running session is never changed and new weights take effect all at once.
 """
@@ -21,11 +22,27 @@ from numpy.typing import NDArray
 from aiorl.errors import PolicyError
 from aiorl.policy.graph_check import check_graph
 
-__all__ = ["DIST_INPUTS_OUTPUT", "MAX_WEIGHT_BYTES", "OBS_INPUT", "VF_OUTPUT", "ActingGraph", "ActingSpec", "ArraySpec"]
+__all__ = [
+    "DIST_INPUTS_OUTPUT",
+    "MAX_WEIGHT_BYTES",
+    "OBS_INPUT",
+    "PREV_ACTIONS_INPUT",
+    "PREV_REWARDS_INPUT",
+    "VF_OUTPUT",
+    "ActingGraph",
+    "ActingSpec",
+    "ArraySpec",
+    "Previous",
+]
 
 F32 = NDArray[np.float32]
 
+Previous = tuple[NDArray[Any], NDArray[Any]]
+"""Actions [N, ...] in column form and rewards [N] of the step before."""
+
 OBS_INPUT = "obs"
+PREV_ACTIONS_INPUT = "prev_actions"
+PREV_REWARDS_INPUT = "prev_rewards"
 DIST_INPUTS_OUTPUT = "dist_inputs"
 VF_OUTPUT = "vf"
 MAX_WEIGHT_BYTES = 4 << 30
@@ -35,6 +52,7 @@ _MAX_WEIGHTS = 10_000
 _MAX_STATES = 64
 _MAX_ELEMENTS = 1 << 30
 _OBS_DTYPES = {"float32": "tensor(float)", "uint8": "tensor(uint8)"}
+_PREV_DTYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
 _WEIGHT_DTYPES = frozenset(["float32", "float16", "float64", "int32", "int64", "uint8", "bool"])
 _ORT_ERRORS = 3  # log severity
 _FORMAT = 1
@@ -66,6 +84,8 @@ class ActingSpec:
         distribution: name of the action distribution (`aiorl.policy.distributions.DISTRIBUTIONS`).
         action_space: the action space as plain data (`aiorl.data.spaces`).
         weights: every weight, in the model's order.
+        prev_action: shape and dtype ("float32" or "int64") of the previous action as the network takes it; None if
+            it doesn't look back.
     """
 
     obs_shape: tuple[int, ...]
@@ -75,6 +95,7 @@ class ActingSpec:
     distribution: str
     action_space: Mapping[str, Any]
     weights: tuple[ArraySpec, ...]
+    prev_action: ArraySpec | None = None
 
     @property
     def state_inputs(self) -> tuple[str, ...]:
@@ -103,6 +124,7 @@ class ActingSpec:
             "distribution": self.distribution,
             "action_space": dict(self.action_space),
             "weights": [[weight.name, list(weight.shape), weight.dtype] for weight in self.weights],
+            "prev_action": None if self.prev_action is None else [list(self.prev_action.shape), self.prev_action.dtype],
         }
 
     @classmethod
@@ -126,6 +148,7 @@ class ActingSpec:
                 distribution=_text(data["distribution"]),
                 action_space=dict(data["action_space"]),
                 weights=weights,
+                prev_action=_prev_action(data.get("prev_action")),
             )
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, PolicyError):
@@ -166,6 +189,7 @@ class ActingGraph:
         self._obs_shape = spec.obs_shape
         self._obs_dtype = np.dtype(spec.obs_dtype)
         self._state_inputs = spec.state_inputs
+        self._prev_action = spec.prev_action
         self._session: _Session | None = None
 
     @property
@@ -188,12 +212,15 @@ class ActingGraph:
         """
         return dict(self._current().weights)
 
-    def run(self, obs: NDArray[Any], state: Sequence[F32] = ()) -> tuple[F32, F32, list[F32]]:
+    def run(
+        self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None
+    ) -> tuple[F32, F32, list[F32]]:
         """Evaluate the network.
 
         Args:
             obs: [N, *obs_shape] in the spec's dtype.
             state: recurrent state, [N, *shape] float32 for each component.
+            prev: actions and rewards of the step before, for a network that looks back; else None.
         Returns: inputs of the action distribution [N, P], values [N], and the recurrent state after the step.
         Raises: PolicyError if the arrays don't fit, there are no weights yet, or ONNX Runtime fails.
         """
@@ -208,6 +235,8 @@ class ActingGraph:
         feed = {OBS_INPUT: obs}
         if state or self._state_inputs:
             self._add_state(feed, state, len(obs))
+        if prev is not None or self._prev_action is not None:
+            self._add_previous(feed, prev, len(obs))
         try:
             dist_inputs, values, *state_out = session.run(self._output_names, feed, None)
         except Exception as error:
@@ -224,6 +253,22 @@ class ActingGraph:
                     f"{name} is {component.dtype} {list(component.shape)}; the policy takes float32 {[rows, *shape]}"
                 )
             feed[name] = component
+
+    def _add_previous(self, feed: dict[str, NDArray[Any]], prev: Previous | None, rows: int) -> None:
+        spec = self._prev_action
+        if spec is None or prev is None:
+            raise PolicyError(
+                "the policy takes no previous actions and rewards" if spec is None
+                else "the policy takes previous actions and rewards; none were given"
+            )  # fmt: skip
+        actions, rewards = prev
+        if actions.shape != (rows, *spec.shape) or rewards.shape != (rows,):
+            raise PolicyError(
+                f"previous actions are {list(actions.shape)} and rewards {list(rewards.shape)}; the policy takes "
+                f"{[rows, *spec.shape]} and {[rows]}"
+            )
+        feed[PREV_ACTIONS_INPUT] = actions.astype(spec.dtype, copy=False)
+        feed[PREV_REWARDS_INPUT] = rewards.astype(np.float32, copy=False)
 
     def _current(self) -> _Session:
         if self._session is None:
@@ -274,6 +319,9 @@ class ActingGraph:
         spec = self.spec
         inputs = {OBS_INPUT: (spec.obs_shape, _OBS_DTYPES[spec.obs_dtype])}
         inputs.update(zip(spec.state_inputs, ((shape, "tensor(float)") for shape in spec.state_shapes), strict=True))
+        if spec.prev_action is not None:
+            inputs[PREV_ACTIONS_INPUT] = (spec.prev_action.shape, _PREV_DTYPES[spec.prev_action.dtype])
+            inputs[PREV_REWARDS_INPUT] = ((), "tensor(float)")
         for node in session.get_inputs():
             expected = inputs.pop(node.name, None)
             if expected != (tuple(node.shape[1:]), node.type) or isinstance(node.shape[0], int):
@@ -312,6 +360,14 @@ def _shape(value: object) -> tuple[int, ...]:
     shape = tuple(_count(size) for size in value)
     _count(math.prod(shape))
     return shape
+
+
+def _prev_action(value: object) -> ArraySpec | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise PolicyError(f"the acting graph's description has {value!r:.80} for the previous action")
+    return ArraySpec(PREV_ACTIONS_INPUT, _shape(value[0]), _one_of(value[1], _PREV_DTYPES))
 
 
 def _text(value: object) -> str:

@@ -10,7 +10,8 @@ A distribution is made once for an action space and holds no state. It reads its
 
 Sampling is a pure function of inputs and noise. Noise is drawn ahead for many steps at once
 (`draw_noise`), which is both cheaper and exactly reproducible; what its numbers mean is the distribution's
-own business. `aiorl.models.distributions` is the twin of this module on TensorFlow.
+own business. `aiorl.models.distributions` is the twin of this module on TensorFlow. Distributions over Tuple and
+Dict spaces are put together from these in `aiorl.policy.composite_distribution`.
 """
 
 from __future__ import annotations
@@ -384,15 +385,15 @@ class SquashedGaussian(DiagGaussian):
 DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {
     kind.name: kind for kind in (Categorical, MultiCategorical, DiagGaussian, SquashedGaussian)
 }
-"""Distributions by name."""
+"""Distributions over simple spaces, by name."""
 
 
 def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) -> ActionDistribution:
     """The distribution that goes with an action space.
 
     Args:
-        action_space: Discrete, MultiDiscrete, or a Box of floats.
-        squash: for a Box, squash actions into its bounds instead of leaving them unbounded.
+        action_space: Discrete, MultiDiscrete, a Box of floats, or a Tuple or Dict of these, however nested.
+        squash: for Boxes, squash actions into their bounds instead of leaving them unbounded.
 
     Raises: UnsupportedSpaceError for any other space, or a Box without bounds when `squash` is set.
     """
@@ -403,8 +404,11 @@ def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) 
             return MultiCategorical(action_space)
         case spaces.Box():
             return SquashedGaussian(action_space) if squash else DiagGaussian(action_space)
+        case spaces.Tuple() | spaces.Dict():
+            return make_named_distribution("squashed_composite" if squash else "composite", action_space)
         case _:
-            raise UnsupportedSpaceError("action space", action_space, ["Discrete", "MultiDiscrete", "Box"])
+            kinds = ["Discrete", "MultiDiscrete", "Box", "Tuple", "Dict"]
+            raise UnsupportedSpaceError("action space", action_space, kinds)
 
 
 def make_named_distribution(name: str, action_space: spaces.Space[Any]) -> ActionDistribution:
@@ -412,10 +416,14 @@ def make_named_distribution(name: str, action_space: spaces.Space[Any]) -> Actio
 
     Raises: PolicyError for an unknown name; UnsupportedSpaceError if the two don't go together.
     """
+    # built from this module's distributions, so it can't be imported before them
+    from aiorl.policy.composite_distribution import Composite, SquashedComposite
+
+    known = DISTRIBUTIONS | {kind.name: kind for kind in (Composite, SquashedComposite)}
     try:
-        kind = DISTRIBUTIONS[name]
+        kind = known[name]
     except KeyError:
-        raise PolicyError(f"unknown distribution {name!r}; known: {', '.join(sorted(DISTRIBUTIONS))}") from None
+        raise PolicyError(f"unknown distribution {name!r}; known: {', '.join(sorted(known))}") from None
     if kind is Categorical and isinstance(action_space, spaces.Discrete) and action_space.n == 2:
         return TwoClassCategorical(action_space)
     return kind(action_space)  # type: ignore[call-arg]  # every concrete kind takes the space alone

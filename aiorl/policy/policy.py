@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.errors import PolicyError
+from aiorl.data.actions import ActionLayout
+from aiorl.data.spaces import regroup_actions
+from aiorl.errors import PolicyError, UnsupportedSpaceError
+
+if TYPE_CHECKING:
+    from aiorl.policy.exploration import Exploration
 
 __all__ = ["Policy"]
 
@@ -29,12 +34,27 @@ class Policy(ABC):
         action_space: space of the actions it gives.
         config: the policy's own settings.
         global_timestep: env steps sampled so far by all workers, as last heard.
+        exploration: departs from what the policy computes, and hears of episodes' starts and ends; None if it has none.
     Source: SPEC 2.4.
     """
+
+    exploration: Exploration | None = None
 
     def __init__(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
     ) -> None:
+        """Note spaces and settings.
+
+        Raises: UnsupportedSpaceError (a ValueError) for a raw Tuple or Dict observation space: policies take what
+            comes out of a preprocessor.
+        """
+        if isinstance(observation_space, spaces.Tuple | spaces.Dict):
+            raise UnsupportedSpaceError(
+                "a policy's observation space",
+                observation_space,
+                ["Box", "Discrete", "MultiBinary", "MultiDiscrete"],
+                "Leave the preprocessor on, which makes one vector of it.",
+            )
         self.observation_space = observation_space
         self.action_space = action_space
         self.config = dict(config)
@@ -45,39 +65,69 @@ class Policy(ABC):
         self,
         obs: NDArray[Any],
         state_batches: Sequence[NDArray[Any]] = (),
-        prev_action_batch: NDArray[Any] | None = None,
+        prev_action_batch: Any = None,
         prev_reward_batch: NDArray[Any] | None = None,
         info_batch: Sequence[Mapping[str, Any]] | None = None,
         episodes: Sequence[Any] | None = None,
         timestep: int | None = None,
         *,
         explore: bool = True,
-    ) -> tuple[NDArray[Any], list[NDArray[Any]], dict[str, NDArray[Any]]]:
+    ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
         """Actions for N observations.
 
         Args:
             obs: [N, *shape], preprocessed and filtered.
             state_batches: recurrent state, [N, ...] for each component.
-            prev_action_batch: [N, ...] actions before these, zeros at an episode's start.
+            prev_action_batch: [N, ...] actions before these in column form (`aiorl.data.actions`), zeros at an
+                episode's start.
             prev_reward_batch: [N] rewards before these, 0 at an episode's start.
             info_batch: N info dicts.
             episodes: N episodes.
             timestep: the global timestep.
             explore: False asks for the policy's best action instead of a sample.
-        Returns: actions [N, ...], recurrent state after the step, and columns [N, ...] to be recorded.
+        Returns: actions [N, ...], recurrent state after the step, and columns [N, ...] to be recorded. For a Tuple or
+            Dict action space, actions are one batch per component, nested as the space is.
         """
 
     def compute_single_action(
-        self, obs: NDArray[Any], state: Sequence[NDArray[Any]] = (), *, explore: bool = True
+        self,
+        obs: NDArray[Any],
+        state: Sequence[NDArray[Any]] = (),
+        prev_action: Any = None,
+        prev_reward: float | None = None,
+        info: Mapping[str, Any] | None = None,
+        episode: Any = None,
+        timestep: int | None = None,
+        *,
+        explore: bool = True,
     ) -> tuple[Any, list[NDArray[Any]], dict[str, Any]]:
         """One action for one observation; arrays have no leading axis.
 
-        Returns: the action, recurrent state after the step, and the values to be recorded.
+        Args:
+            obs: [*shape], preprocessed and filtered.
+            state: recurrent state, [...] for each component; empty for a recurrent policy = its initial state.
+            prev_action: action before this one, in the form an environment takes; None at an episode's start.
+            prev_reward: reward before this one.
+            info: info that came with the observation.
+            episode: the episode.
+            timestep: the global timestep.
+            explore: False asks for the policy's best action instead of a sample.
+        Returns: the action in the form an environment takes, recurrent state after the step, and the values to be
+            recorded.
         """
-        batched_state = [component[None] for component in state]
-        actions, state_out, columns = self.compute_actions(obs[None], batched_state, explore=explore)
+        layout = ActionLayout(self.action_space)
+        actions, state_out, columns = self.compute_actions(
+            obs[None],
+            [component[None] for component in state or self.get_initial_state()],
+            None if prev_action is None else layout.to_row(prev_action)[None],
+            None if prev_reward is None else np.array([prev_reward], np.float32),
+            None if info is None else [info],
+            None if episode is None else [episode],
+            timestep,
+            explore=explore,
+        )
         return (
-            actions[0],
+            regroup_actions(actions)[0] if layout.is_nested else actions[0],
             [component[0] for component in state_out],
             {name: column[0] for name, column in columns.items()},
         )

@@ -1,4 +1,4 @@
-"""Nested spaces, memory and users' models, from the environment through the sampler to rows that can be learned from."""
+"""Nested spaces, memory and users' models, from the environment through the sampler to rows to be learned from."""
 
 from __future__ import annotations
 

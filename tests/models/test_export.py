@@ -34,7 +34,7 @@ MODELS = {
     "looks_back": (
         (4,),
         "float32",
-        make_distribution(spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3]), BOX])),
+        make_distribution(spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3], start=[4, 1]), BOX])),
         SMALL | {"use_lstm": True, "lstm_use_prev_action_reward": True},
     ),
     "looks_back_at_a_choice": (
@@ -55,6 +55,7 @@ def random_previous(policy, rows, seed=0):
     rng = np.random.default_rng(seed)
     policy.action_space.seed(seed)
     actions = np.stack([policy.layout.to_row(policy.action_space.sample()) for _ in range(rows)])
+    actions[0] = 0  # as at an episode's start, though 0 may be no action
     return actions, rng.standard_normal(rows).astype(np.float32)
 
 

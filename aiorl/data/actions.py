@@ -1,0 +1,244 @@
+"""How actions of any space lie in one column, and in which form an environment gets them.
+
+Actions of a simple space are an array each, and their column is ``[B, *space.shape]`` in the space's dtype.
+Actions of a Tuple or Dict space, however nested, lie in one flat row each: their components one after the other,
+depth first, those of a Dict in the order of the space. Such a column is int64 when all components are whole
+numbers; else float32, or float64 where a component asks for it or a whole number would not survive.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.errors import BatchError, UnsupportedSpaceError
+
+__all__ = ["ActionLayout", "leaf_spaces"]
+
+Array = NDArray[Any]
+
+_KINDS = ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Tuple", "Dict")
+_EXACT_IN_FLOAT32 = 1 << 24
+
+
+class ActionLayout:
+    """Column form and environment form of the actions of one space.
+
+    Attributes:
+        space: the action space.
+        is_nested: it is a Tuple or Dict.
+        leaves: its components that are arrays, depth first; the space itself when it is not nested.
+        shape: shape of one action in its column.
+        dtype: dtype of the column.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        """Lay out a space.
+
+        Raises: UnsupportedSpaceError for a component that is none of Box, Discrete, MultiBinary, MultiDiscrete,
+            or a Tuple or Dict without components.
+        """
+        self.space = space
+        self.is_nested = isinstance(space, spaces.Tuple | spaces.Dict)
+        self.leaves = tuple(leaf_spaces(space))
+        self._sizes = [math.prod(leaf.shape or ()) for leaf in self.leaves]
+        self.shape: tuple[int, ...] = (sum(self._sizes),) if self.is_nested else tuple(space.shape or ())
+        self.dtype: np.dtype[Any] = _common_dtype(self.leaves) if self.is_nested else np.dtype(space.dtype)
+        edges = np.cumsum([0, *self._sizes]).tolist()
+        self._slices = [slice(start, end) for start, end in itertools.pairwise(edges)]
+        self._bounds = self._column_bounds()
+
+    def zeros(self, *leading: int) -> Array:
+        """The zero action, or ``[*leading, ...]`` of them, in column form."""
+        return np.zeros((*leading, *self.shape), self.dtype)
+
+    def to_column(self, actions: Any) -> Array:
+        """Actions of N rows, as a policy gives them, in column form.
+
+        Args:
+            actions: an array ``[N, ...]``; for a nested space either ``[N, A]`` already in column form, or one
+                batch per component, nested as the space is.
+        Returns: ``[N, *shape]`` in `dtype`; the array given where it has that form.
+        Raises: BatchError if the batches don't fit the space.
+        """
+        if self.is_nested and not isinstance(actions, np.ndarray):
+            batches = list(_leaf_values(self.space, actions))
+            rows = len(batches[0])
+            for batch, leaf in zip(batches, self.leaves, strict=True):
+                if np.shape(batch) != (rows, *(leaf.shape or ())):
+                    raise BatchError("actions", f"{rows} rows of {leaf}", f"shape {np.shape(batch)}")
+            column = self.zeros(rows)
+            for batch, part in zip(batches, self._slices, strict=True):
+                column[:, part] = np.asarray(batch).reshape(rows, part.stop - part.start)
+            return column
+        column = np.asarray(actions)
+        if column.shape[1:] != self.shape or not column.ndim:
+            raise BatchError("actions", f"shape (N, {', '.join(map(str, self.shape))})", column.shape)
+        return column.astype(self.dtype, copy=False)
+
+    def to_row(self, action: Any) -> Array:
+        """One action, in the form an environment takes, in column form: ``[*shape]``.
+
+        Raises: BatchError if it doesn't fit the space.
+        """
+        if not self.is_nested:
+            row = np.asarray(action)
+            if row.shape != self.shape:
+                raise BatchError("actions", f"an action of {self.space}", f"shape {row.shape}")
+            return row.astype(self.dtype, copy=False)
+        row = self.zeros()
+        for value, leaf, part in zip(_leaf_values(self.space, action), self.leaves, self._slices, strict=True):
+            if np.shape(value) != (leaf.shape or ()):
+                raise BatchError("actions", f"an action of {leaf}", f"shape {np.shape(value)}")
+            row[part] = np.asarray(value).ravel()
+        return row
+
+    def clip(self, column: Array) -> Array:
+        """Actions within the bounds of every Box; other components are left alone.
+
+        Args:
+            column: ``[..., *shape]``.
+        Returns: a new array, or the one given when nothing is bounded.
+        """
+        if self._bounds is None:
+            return column
+        clipped: Array = np.clip(column, *self._bounds)
+        return clipped
+
+    def to_env(self, column: Array) -> list[Any]:
+        """The N actions of ``[N, *shape]``, each as an environment takes it.
+
+        Returns: ints for Discrete, arrays of their own for other simple spaces; for a Tuple one list of
+            components a row, for a Dict one dict a row.
+        Source: SPEC 4.8.
+        """
+        if not self.is_nested:
+            return _rows_of(self.space, column)
+        parts = iter(self._slices)
+        return _regrouped(self.space, column, parts)
+
+    def to_components(self, column: Array) -> Any:
+        """One batch ``[N, ...]`` per component, nested as the space is; `to_column` undoes it.
+
+        Returns: a tuple for a Tuple, a dict for a Dict, the column itself for a simple space.
+        """
+        return _nested(self.space, iter(self.split(column)))
+
+    def split(self, column: Array) -> list[Array]:
+        """One batch ``[N, *leaf.shape]`` in the leaf's own dtype for each of `leaves`."""
+        if not self.is_nested:
+            return [column]
+        return [_leaf_batch(leaf, column[:, part]) for leaf, part in zip(self.leaves, self._slices, strict=True)]
+
+    def _column_bounds(self) -> tuple[Array, Array] | None:
+        boxes = [isinstance(leaf, spaces.Box) for leaf in self.leaves]
+        if not self.is_nested:
+            return _box_bounds(self.space) if isinstance(self.space, spaces.Box) else None
+        if not any(boxes):
+            return None
+        info: Any = np.iinfo(self.dtype) if self.dtype.kind == "i" else None
+        low = np.full(self.shape, -np.inf if info is None else info.min, self.dtype)
+        high = np.full(self.shape, np.inf if info is None else info.max, self.dtype)
+        for leaf, part in zip(self.leaves, self._slices, strict=True):
+            if isinstance(leaf, spaces.Box):
+                low[part], high[part] = leaf.low.ravel(), leaf.high.ravel()
+        return low, high
+
+
+def leaf_spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
+    """The components of a space that are arrays, depth first.
+
+    Raises: UnsupportedSpaceError for any other kind, or a Tuple or Dict without components.
+    """
+    match space:
+        case spaces.Box() | spaces.Discrete() | spaces.MultiBinary() | spaces.MultiDiscrete():
+            yield space
+        case spaces.Tuple() if len(space.spaces):
+            for part in space.spaces:
+                yield from leaf_spaces(part)
+        case spaces.Dict() if len(space.spaces):
+            for part in space.spaces.values():
+                yield from leaf_spaces(part)
+        case _:
+            raise UnsupportedSpaceError("action space", space, _KINDS)
+
+
+def _common_dtype(leaves: Sequence[spaces.Space[Any]]) -> np.dtype[Any]:
+    if all(np.dtype(leaf.dtype).kind in "iub" for leaf in leaves):
+        return np.dtype(np.int64)
+    is_exact = all(_largest(leaf) <= _EXACT_IN_FLOAT32 for leaf in leaves if np.dtype(leaf.dtype).kind in "iub")
+    is_double = any(np.dtype(leaf.dtype) == np.float64 for leaf in leaves)
+    return np.dtype(np.float32 if is_exact and not is_double else np.float64)
+
+
+def _largest(leaf: spaces.Space[Any]) -> int:
+    """The largest whole number, in size, among a component's actions."""
+    match leaf:
+        case spaces.Discrete():
+            return max(abs(int(leaf.start)), abs(int(leaf.start) + int(leaf.n) - 1))
+        case spaces.MultiDiscrete():
+            return int(max(np.abs(leaf.start).max(), np.abs(leaf.start + leaf.nvec - 1).max()))
+        case spaces.Box():
+            return max(abs(int(leaf.low.min())), abs(int(leaf.high.max())))
+    return 1
+
+
+def _box_bounds(space: spaces.Box) -> tuple[Array, Array] | None:
+    if not (space.bounded_below.any() or space.bounded_above.any()):
+        return None
+    return space.low, space.high
+
+
+def _leaf_values(space: spaces.Space[Any], value: Any) -> Iterator[Any]:
+    """The parts of a nested value, depth first in the order of the space."""
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(value, Sequence) or len(value) != len(space.spaces):
+            raise BatchError("actions", f"{len(space.spaces)} components", _described(value))
+        for part, inner in zip(space.spaces, value, strict=True):
+            yield from _leaf_values(part, inner)
+    elif isinstance(space, spaces.Dict):
+        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
+            raise BatchError("actions", f"the components {list(space.spaces)}", _described(value))
+        for name, part in space.spaces.items():
+            yield from _leaf_values(part, value[name])
+    else:
+        yield value
+
+
+def _described(value: Any) -> str:
+    return f"{sorted(value)!r:.200}" if isinstance(value, Mapping) else f"{value!r:.200}"
+
+
+def _leaf_batch(leaf: spaces.Space[Any], columns: Array) -> Array:
+    dtype = np.dtype(leaf.dtype)
+    if dtype.kind in "iub" and columns.dtype.kind == "f":
+        columns = np.rint(columns)
+    return columns.astype(dtype).reshape(len(columns), *(leaf.shape or ()))
+
+
+def _nested(space: spaces.Space[Any], batches: Iterator[Array]) -> Any:
+    if isinstance(space, spaces.Tuple):
+        return tuple(_nested(part, batches) for part in space.spaces)
+    if isinstance(space, spaces.Dict):
+        return {name: _nested(part, batches) for name, part in space.spaces.items()}
+    return next(batches)
+
+
+def _rows_of(leaf: spaces.Space[Any], batch: Array) -> list[Any]:
+    return batch.tolist() if isinstance(leaf, spaces.Discrete) else list(batch.copy())
+
+
+def _regrouped(space: spaces.Space[Any], column: Array, parts: Iterator[slice]) -> list[Any]:
+    if isinstance(space, spaces.Tuple):
+        components = [_regrouped(part, column, parts) for part in space.spaces]
+        return [list(row) for row in zip(*components, strict=True)]
+    if isinstance(space, spaces.Dict):
+        named = {name: _regrouped(part, column, parts) for name, part in space.spaces.items()}
+        return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
+    return _rows_of(space, _leaf_batch(space, column[:, next(parts)]))

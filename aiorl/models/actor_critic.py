@@ -1,0 +1,239 @@
+"""ActorCritic: a network with two outputs, the inputs of an action distribution and a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from aiorl.errors import PolicyError
+from aiorl.models.branch import Branch, make_branch
+from aiorl.models.distributions import to_tf_distribution
+from aiorl.models.model_config import ModelConfig
+from aiorl.models.networks import dense
+from aiorl.policy.distributions import ActionDistribution
+
+__all__ = ["ActorCritic"]
+
+F32 = NDArray[np.float32]
+
+_POLICY_GAIN = 0.01
+_VALUE_GAIN = 1.0
+
+
+class ActorCritic:
+    """A network that gives the inputs of an action distribution, and a value.
+
+    All of its methods but `get_weights` and `set_weights` may be traced into a tf.function, compiled by XLA
+    or not, and read the variables as they are at that moment.
+
+    Attributes:
+        obs_shape: shape of one observation.
+        obs_dtype: "float32" or "uint8".
+        distribution: the NumPy distribution the outputs are meant for.
+        config: the settings it was built from.
+        variables: tf.Variables by name, in a fixed order; the names depend on nothing but the settings.
+    """
+
+    def __init__(
+        self,
+        obs_shape: tuple[int, ...],
+        obs_dtype: str,
+        distribution: ActionDistribution,
+        config: ModelConfig,
+        rng: np.random.Generator,
+    ) -> None:
+        self.obs_shape = obs_shape
+        self.obs_dtype = obs_dtype
+        self.distribution = distribution
+        self.config = config
+        self._looks_at = to_tf_distribution(distribution) if config.lstm_use_prev_action_reward else None
+        num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
+        names = ["shared"] if config.vf_share_layers else ["policy", "value"]
+        self._branches = [make_branch(name, obs_shape, obs_dtype, config, rng, num_previous) for name in names]
+        num_outputs = distribution.num_inputs // 2 if config.free_log_std else distribution.num_inputs
+        self._policy_head = dense(rng, self._branches[0].num_outputs, num_outputs, gain=_POLICY_GAIN)
+        self._value_head = dense(rng, self._branches[-1].num_outputs, 1, gain=_VALUE_GAIN)
+        self._log_std = keras.Variable(np.zeros(num_outputs, np.float32)) if config.free_log_std else None
+        self._keras_variables: dict[str, Any] = {}
+        for branch in self._branches:
+            self._keras_variables |= branch.named_variables()
+        for name, head in (("policy", self._policy_head), ("value", self._value_head)):
+            self._keras_variables |= {f"{name}/head/{item.name}": item for item in head.trainable_variables}
+        if self._log_std is not None:
+            self._keras_variables["policy/log_std"] = self._log_std
+        self.variables: dict[str, tf.Variable] = {name: item.value for name, item in self._keras_variables.items()}
+
+    @property
+    def trainable_variables(self) -> list[tf.Variable]:
+        """The variables in order, for optimisers and gradients."""
+        return list(self.variables.values())
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each recurrent state component of one row; empty without recurrence."""
+        return tuple((branch.cell.size,) for branch in self._branches if branch.cell for _ in range(branch.num_states))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the network has state."""
+        return bool(self.state_shapes)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the network takes the previous actions and rewards."""
+        return self._looks_at is not None
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether the network looks at images; compiled by XLA on a CPU, convolutions are slower."""
+        return any(name.rsplit("/", 2)[-2].startswith("conv_") for name in self.variables)
+
+    def initial_state(self, num_rows: int) -> list[F32]:
+        """State of B rows at the start of their episodes: zeros [B, ...] for each component."""
+        return [np.zeros((num_rows, *shape), np.float32) for shape in self.state_shapes]
+
+    def forward(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+        """Outputs for B observations, for networks without recurrence.
+
+        Args:
+            obs: [B, *obs_shape].
+            weights: tensors by name to be used in place of all variables.
+        Returns: inputs of the action distribution [B, P] and values [B], float32.
+        Raises: PolicyError if the network is recurrent.
+        """
+        if self.is_recurrent:
+            raise PolicyError("a recurrent network needs its state: use forward_step or forward_sequence")
+        dist_inputs, values, _ = self.forward_step(obs, [], weights=weights)
+        return dist_inputs, values
+
+    def forward_step(
+        self,
+        obs: Any,
+        state: Sequence[Any],
+        prev_actions: Any = None,
+        prev_rewards: Any = None,
+        *,
+        weights: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Any, list[Any]]:
+        """Outputs of one step for B observations.
+
+        Args:
+            obs: [B, *obs_shape].
+            state: recurrent state, [B, ...] for each component.
+            prev_actions: [B, *action_shape] in column form, if the network looks back; zeros at an episode's start.
+            prev_rewards: [B], likewise.
+            weights: tensors by name to be used in place of all variables.
+        Returns: inputs of the action distribution [B, P], values [B], and the state after the step.
+        """
+        with self._using(weights):
+            features, state_out = [], []
+            previous = self._previous(prev_actions, prev_rewards)
+            for branch, part in self._split(state):
+                outputs, following = branch.step(obs, previous, part)
+                features.append(outputs)
+                state_out += following
+            return *self._heads(features), state_out
+
+    def forward_sequence(
+        self,
+        obs: Any,
+        state: Sequence[Any],
+        resets: Any,
+        prev_actions: Any = None,
+        prev_rewards: Any = None,
+        *,
+        weights: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """Outputs for sequences of T steps.
+
+        Args:
+            obs: [T, B, *obs_shape]; T is known when the function is traced.
+            state: recurrent state before the first step, [B, ...] for each component.
+            resets: [T, B] bool; where True the state is zeroed before that step.
+            prev_actions: [T, B, *action_shape] in column form, if the network looks back; zeros at episodes' starts.
+            prev_rewards: [T, B], likewise.
+            weights: tensors by name to be used in place of all variables.
+        Returns: inputs of the action distribution [T, B, P] and values [T, B], float32.
+        """
+        obs, resets = tf.convert_to_tensor(obs), tf.convert_to_tensor(resets)
+        steps = obs.shape[0]
+        with self._using(weights):
+            flat_obs = tf.reshape(obs, [-1, *self.obs_shape])
+            previous = self._previous(prev_actions, prev_rewards)
+            features = [
+                branch.sequence(flat_obs, previous, [tf.convert_to_tensor(item) for item in part], resets, steps)[0]
+                for branch, part in self._split(state)
+            ]
+            dist_inputs, values = self._heads(features)
+        return (
+            tf.reshape(dist_inputs, [steps, -1, self.distribution.num_inputs]),
+            tf.reshape(values, [steps, -1]),
+        )
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """Copies of all weights by name, in order."""
+        return {name: np.array(variable.numpy()) for name, variable in self.variables.items()}
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Assign all weights.
+
+        Raises: PolicyError if a weight is missing, unknown, of another shape or not finite; none is then set.
+        """
+        missing, unknown = self.variables.keys() - weights.keys(), weights.keys() - self.variables.keys()
+        if missing or unknown:
+            raise PolicyError(
+                f"weights don't fit the model: missing {sorted(missing)[:10]}, unknown {sorted(unknown)[:10]}"
+            )
+        for name, variable in self.variables.items():
+            if tuple(weights[name].shape) != tuple(variable.shape):
+                raise PolicyError(
+                    f"weight {name!r} has shape {list(weights[name].shape)}; expected {list(variable.shape)}"
+                )
+            if not np.isfinite(weights[name]).all():
+                raise PolicyError(f"weight {name!r} holds values that are not finite")
+        for name, variable in self.variables.items():
+            variable.assign(weights[name])
+
+    def _using(self, weights: Mapping[str, Any] | None) -> Any:
+        if weights is None:
+            return nullcontext()
+        return keras.StatelessScope(
+            state_mapping=[(item, weights[name]) for name, item in self._keras_variables.items()]
+        )
+
+    def _previous(self, actions: Any, rewards: Any) -> Any:
+        """Previous actions [..., *action_shape] and rewards [...] as rows of numbers [R, E + 1].
+
+        None for networks that don't look back.
+        """
+        if self._looks_at is None:
+            if actions is not None or rewards is not None:
+                raise PolicyError("the network takes no previous actions and rewards")
+            return None
+        if actions is None or rewards is None:
+            raise PolicyError("the network takes previous actions and rewards; none were given")
+        features = self._looks_at.features(tf.reshape(actions, [-1, *self.distribution.action_shape]))
+        return tf.concat([features, tf.reshape(tf.cast(rewards, tf.float32), [-1, 1])], axis=-1)
+
+    def _split(self, state: Sequence[Any]) -> list[tuple[Branch, Sequence[Any]]]:
+        expected = sum(branch.num_states for branch in self._branches)
+        if len(state) != expected:
+            raise PolicyError(f"{len(state)} recurrent state components; the network has {expected}")
+        parts, start = [], 0
+        for branch in self._branches:
+            parts.append((branch, state[start : start + branch.num_states]))
+            start += branch.num_states
+        return parts
+
+    def _heads(self, features: Sequence[Any]) -> tuple[Any, Any]:
+        dist_inputs = self._policy_head(features[0])
+        if self._log_std is not None:
+            log_std = tf.convert_to_tensor(self._log_std)
+            dist_inputs = tf.concat([dist_inputs, tf.zeros_like(dist_inputs) + log_std], axis=-1)
+        return dist_inputs, tf.squeeze(self._value_head(features[-1]), axis=-1)

@@ -1,0 +1,123 @@
+"""Branches of a network: what lies between observations and the last layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from aiorl.errors import ConfigError
+from aiorl.models.model_config import ModelConfig
+from aiorl.models.networks import ConvFilter, Stack, make_conv_stack, make_dense_stack
+from aiorl.models.recurrent import RecurrentCell, run_sequence
+
+__all__ = ["NATURE_FILTERS", "Branch", "make_branch"]
+
+NATURE_FILTERS: tuple[ConvFilter, ...] = ((32, (8, 8), (4, 4)), (64, (4, 4), (2, 2)), (64, (3, 3), (1, 1)))
+"""Convolutions of Mnih et al. 2015, https://www.nature.com/articles/nature14236; 512 dense units follow."""
+_NATURE_HIDDENS = (512,)
+_NATURE_MIN_SIZE = 36
+_SMALL_FILTERS: tuple[ConvFilter, ...] = ((16, (3, 3), (2, 2)), (32, (3, 3), (2, 2)))
+_SMALL_HIDDENS = (256,)
+_SMALL_MIN_SIZE = 7
+
+
+@dataclass(slots=True)
+class Branch:
+    """Features for one or both outputs: a stack, then perhaps a cell.
+
+    Attributes:
+        name: first part of its weights' names.
+        stack: what observations go through first.
+        cell: recurrent cell behind it.
+        num_outputs: features that come out.
+    """
+
+    name: str
+    stack: Stack
+    cell: RecurrentCell | None
+    num_outputs: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_outputs = self.stack.num_outputs if self.cell is None else self.cell.size
+
+    @property
+    def num_states(self) -> int:
+        """State components of its cell."""
+        return 0 if self.cell is None else self.cell.num_states
+
+    def named_variables(self) -> dict[str, Any]:
+        """Keras variables by name."""
+        variables = self.stack.named_variables()
+        if self.cell is not None:
+            variables |= self.cell.named_variables()
+        return {f"{self.name}/{name}": variable for name, variable in variables.items()}
+
+    def step(self, obs: Any, previous: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Features [B, D] of observations [B, ...] and previous steps [B, E + 1] or None; and the next state."""
+        features = self._cell_inputs(obs, previous)
+        if self.cell is None:
+            return features, []
+        return self.cell.step(self.cell.project(features), state)
+
+    def sequence(
+        self, flat_obs: Any, previous: Any, state: Sequence[Any], resets: Any, steps: int
+    ) -> tuple[Any, list[Any]]:
+        """Features [T * B, D] of observations [T * B, ...] and previous actions and rewards [T * B, E + 1] or None."""
+        features = self._cell_inputs(flat_obs, previous)
+        if self.cell is None:
+            return features, []
+        width = features.shape[-1]
+        by_time = tf.reshape(features, [steps, -1, width])
+        by_time = tf.ensure_shape(by_time, [steps, resets.shape[1], width])
+        outputs, last = run_sequence(self.cell, by_time, state, resets)
+        return tf.reshape(outputs, [-1, self.num_outputs]), last
+
+    def _cell_inputs(self, obs: Any, previous: Any) -> Any:
+        features = self.stack(obs)
+        return features if previous is None else tf.concat([features, previous], axis=-1)
+
+
+def make_branch(
+    name: str,
+    obs_shape: tuple[int, ...],
+    obs_dtype: str,
+    config: ModelConfig,
+    rng: np.random.Generator,
+    num_previous: int = 0,
+) -> Branch:
+    """The features of one or both outputs; `num_previous` numbers are added to what its cell sees."""
+    scale = 1.0 / 255.0 if obs_dtype == "uint8" else 1.0
+    filters, hiddens, activation = _choose_filters(obs_shape, config)
+    if filters:
+        stack = make_conv_stack(rng, obs_shape, filters, hiddens, activation, scale=scale)
+    else:
+        stack = make_dense_stack(rng, obs_shape, hiddens, activation, scale=scale)
+    cell = None if config.cell is None else config.cell(rng, stack.num_outputs + num_previous, config.lstm_cell_size)
+    return Branch(name, stack, cell)
+
+
+def _choose_filters(
+    obs_shape: tuple[int, ...], config: ModelConfig
+) -> tuple[tuple[ConvFilter, ...], tuple[int, ...], str]:
+    """Convolutions (none for what is no image), dense layers after them, and their activation."""
+    if config.conv_filters is not None:
+        if len(obs_shape) != 3:
+            raise ConfigError(
+                f"conv_filters need observations [H, W, C]; these are {list(obs_shape)}.",
+                key="model.conv_filters",
+                value=config.conv_filters,
+                hint="Leave conv_filters out.",
+            )
+        return config.conv_filters, config.fcnet_hiddens, config.fcnet_activation
+    if len(obs_shape) == 3 and math.prod(obs_shape) > 0:
+        smaller_side = min(obs_shape[:2])
+        if smaller_side >= _NATURE_MIN_SIZE:
+            return NATURE_FILTERS, _NATURE_HIDDENS, "relu"
+        if smaller_side >= _SMALL_MIN_SIZE:
+            return _SMALL_FILTERS, _SMALL_HIDDENS, "relu"
+    return (), config.fcnet_hiddens, config.fcnet_activation

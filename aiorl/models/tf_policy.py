@@ -1,0 +1,288 @@
+"""TFPolicy: a policy whose network TensorFlow runs.
+
+The learner's form of a policy in a process that has TensorFlow anyway, the base of users' policies that learn by
+themselves, and what a worker falls back to when a network has no acting graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.data.spaces import space_from_dict
+from aiorl.errors import CheckpointError, PolicyError, UnsupportedSpaceError
+from aiorl.models.catalog import ActorCritic, build_model
+from aiorl.models.distributions import to_tf_distribution
+from aiorl.models.export import make_acting_spec
+from aiorl.policy.acting_graph import (
+    OBS_INPUT,
+    PREV_ACTIONS_INPUT,
+    PREV_REWARDS_INPUT,
+    ActingSpec,
+    Previous,
+)
+from aiorl.policy.distributions import make_distribution
+from aiorl.policy.graph_policy import GraphPolicy
+
+__all__ = ["TFNetwork", "TFPolicy"]
+
+F32 = NDArray[np.float32]
+
+_DEFAULT_LR = 1e-4
+
+
+class TFNetwork:
+    """Runs a model for acting, with the interface of `ActingGraph`."""
+
+    def __init__(self, model: ActorCritic) -> None:
+        """Take the model; it is traced at its first run, once for any number of rows."""
+        self.model = model
+        self._spec = make_acting_spec(model)
+        self._step = tf.function(self._forward, input_signature=self._signature())
+
+    def run(
+        self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None
+    ) -> tuple[F32, F32, list[F32]]:
+        """See `ActingGraph.run`.
+
+        Raises: PolicyError if the arrays don't fit.
+        """
+        if (prev is None) != (self._spec.prev_action is None):
+            raise PolicyError("the policy takes previous actions and rewards" if prev is None else "it takes none")
+        previous: list[Any] = []
+        if prev is not None and self._spec.prev_action is not None:
+            previous = [prev[0].astype(self._spec.prev_action.dtype), prev[1].astype(np.float32)]
+        if len(state) != len(self._spec.state_shapes):
+            raise PolicyError(f"{len(state)} recurrent state components; the policy has {len(self._spec.state_shapes)}")
+        try:
+            outputs = self._step(tf.constant(obs), *map(tf.constant, [*previous, *state]))
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            raise PolicyError(f"the model refused its inputs: {error!s:.500}") from error
+        dist_inputs, values, *state_out = (output.numpy() for output in outputs)
+        return dist_inputs, values, state_out
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """See `ActorCritic.set_weights`."""
+        self.model.set_weights(weights)
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """Copies of all weights by name."""
+        return self.model.get_weights()
+
+    def save(self, directory: str) -> None:
+        """Write a SavedModel whose default signature takes and gives arrays under the acting graph's names."""
+
+        def act(*inputs: Any) -> dict[str, Any]:
+            return dict(zip(self._spec.output_names, self._forward(*inputs), strict=True))
+
+        module = tf.Module()
+        module.weights = list(self.model.variables.values())
+        function = tf.function(act, input_signature=self._signature())
+        module.act = function
+        tf.saved_model.save(module, directory, signatures={"serving_default": function})
+
+    def _forward(self, obs: Any, *rest: Any) -> tuple[Any, ...]:
+        num_previous = 0 if self._spec.prev_action is None else 2
+        dist_inputs, values, state = self.model.forward_step(obs, list(rest[num_previous:]), *rest[:num_previous])
+        return (dist_inputs, values, *state)
+
+    def _signature(self) -> list[tf.TensorSpec]:
+        spec = self._spec
+        signature = [tf.TensorSpec((None, *spec.obs_shape), spec.obs_dtype, name=OBS_INPUT)]
+        if spec.prev_action is not None:
+            prev = spec.prev_action
+            signature.append(tf.TensorSpec((None, *prev.shape), prev.dtype, name=PREV_ACTIONS_INPUT))
+            signature.append(tf.TensorSpec((None,), tf.float32, name=PREV_REWARDS_INPUT))
+        return signature + [
+            tf.TensorSpec((None, *shape), tf.float32, name=name)
+            for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True)
+        ]
+
+
+class TFPolicy(GraphPolicy):
+    """Acts, and in subclasses that define a loss also learns, with a network from `aiorl.models.catalog`.
+
+    Attributes:
+        model: the network.
+        tf_distribution: the action distribution on TensorFlow, for losses.
+    """
+
+    def __init__(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+    ) -> None:
+        """Build the network.
+
+        Args:
+            observation_space: a Box of floats or bytes, as a preprocessor gives it.
+            action_space: any space with a distribution.
+            config: settings. Read here, besides those of GraphPolicy: "model" (a model config), "squash_actions"
+                (squash Boxes into their bounds), "lr" (of Adam, 1e-4) and "seed" (of weights and noise).
+
+        Raises: ConfigError or UnsupportedSpaceError if no network can be built.
+        """
+        if not isinstance(observation_space, spaces.Box):
+            raise UnsupportedSpaceError(
+                "a network over the observation space",
+                observation_space,
+                ["Box"],
+                "Leave the preprocessor on, which makes a Box of it.",
+            )
+        seed = config.get("seed")
+        self.model = build_model(
+            observation_space.shape,
+            "uint8" if observation_space.dtype == np.uint8 else "float32",
+            make_distribution(action_space, squash=bool(config.get("squash_actions", False))),
+            config.get("model"),
+            seed=seed,
+        )
+        super().__init__(
+            TFNetwork(self.model),
+            make_acting_spec(self.model),
+            observation_space=observation_space,
+            config=config,
+            seed=seed,
+        )
+        self.tf_distribution = to_tf_distribution(self.distribution)
+        self._optimizer: Any = None
+
+    @classmethod
+    def from_description(
+        cls,
+        spec: ActingSpec,
+        model_config: Mapping[str, Any],
+        *,
+        observation_space: spaces.Space[Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> TFPolicy:
+        """The policy of a network that has no acting graph; it has its weights once they are set.
+
+        Args:
+            spec: what the learner says of the network.
+            model_config: the settings the learner built it from.
+            observation_space: space of the observations it takes; by default an unbounded Box.
+            config: the policy's own settings.
+            seed: seed of the noise that `compute_actions` draws.
+
+        Raises: PolicyError if the settings give another network here.
+        """
+        dtype = np.dtype(spec.obs_dtype)
+        low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
+        policy = cls(
+            observation_space or spaces.Box(low, high, spec.obs_shape, dtype.type),
+            space_from_dict(spec.action_space),
+            {
+                **(config or {}),
+                "model": dict(model_config),
+                "squash_actions": spec.distribution.startswith("squashed"),
+                "seed": seed,
+            },
+        )
+        if policy.spec != spec:
+            raise PolicyError("the network built here is not the learner's; install the same versions on both")
+        return policy
+
+    def loss(self, batch: Mapping[str, Any]) -> Any:
+        """The scalar to be minimised, for a batch of tensors by column; defined by subclasses that learn."""
+        raise NotImplementedError(f"{type(self).__name__} defines no loss")
+
+    def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Gradients by weight name, and the loss.
+
+        Args:
+            batch: a SampleBatch, or any mapping of columns.
+        """
+        tensors = {name: tf.convert_to_tensor(batch[name]) for name in batch if batch[name].dtype != object}
+        variables = self._trainable()
+        with tf.GradientTape() as tape:
+            loss = self.loss(tensors)
+        gradients = tape.gradient(loss, list(variables.values()), unconnected_gradients="zero")
+        named = {name: np.asarray(gradient) for name, gradient in zip(variables, gradients, strict=True)}
+        return named, {"loss": float(loss)}
+
+    def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """One step of Adam; returns the gradients' norm.
+
+        Raises: PolicyError if they are not those of the weights, or not finite; nothing is changed then.
+        """
+        variables = self._trainable()
+        if gradients.keys() != variables.keys():
+            raise PolicyError(f"gradients for {sorted(gradients)[:10]}; the weights are {sorted(variables)[:10]}")
+        squares = (np.square(gradient, dtype=np.float64).sum() for gradient in gradients.values())
+        norm = float(np.sqrt(sum(squares)))
+        if not np.isfinite(norm):
+            raise PolicyError("gradients are not finite; no step was taken")
+        pairs = [(tf.convert_to_tensor(gradients[name]), variable) for name, variable in variables.items()]
+        self._adam().apply_gradients(pairs)
+        return {"grad_norm": norm}
+
+    def learn_on_batch(self, batch: Any) -> dict[str, Any]:
+        """Compute and apply gradients; returns the loss and the gradients' norm."""
+        gradients, figures = self.compute_gradients(batch)
+        return figures | self.apply_gradients(gradients)
+
+    def get_state(self) -> dict[str, Any]:
+        """See Policy; with the optimizer's moments once there are any."""
+        state = super().get_state()
+        if self._optimizer is not None:
+            state["optimizer"] = {
+                str(index): np.array(keras.ops.convert_to_numpy(item))
+                for index, item in enumerate(self._optimizer.variables)
+            }
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See Policy."""
+        super().set_state(state)
+        saved = state.get("optimizer")
+        self._optimizer = None
+        if saved:
+            for index, item in enumerate(self._adam().variables):
+                item.assign(saved[str(index)])
+
+    def export_model(self, export_dir: str) -> None:
+        """Write a TensorFlow SavedModel of the acting network with its weights."""
+        self._network().save(export_dir)
+
+    def export_checkpoint(self, export_dir: str, filename_prefix: str = "model") -> None:
+        """Write the weights by name to ``<prefix>.safetensors``."""
+        from safetensors.numpy import save_file
+
+        directory = Path(export_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(self.get_weights(), directory / f"{filename_prefix}.safetensors")
+
+    def import_model_from_h5(self, import_file: str) -> None:
+        """Read weights from an HDF5 file: one dataset each, at the weight's name.
+
+        Raises: CheckpointError if the file can't be read or lacks a weight; PolicyError if one doesn't fit.
+        """
+        import h5py
+
+        try:
+            with h5py.File(import_file, "r") as file:
+                weights = {name: np.asarray(file[name]) for name in self.model.variables}
+        except (OSError, KeyError, TypeError) as error:
+            raise CheckpointError(import_file, f"cannot be read as weights of this policy: {error}") from error
+        self.set_weights(weights)
+
+    def _network(self) -> TFNetwork:
+        assert isinstance(self.graph, TFNetwork), "a TFPolicy runs its model itself"
+        return self.graph
+
+    def _trainable(self) -> dict[str, tf.Variable]:
+        trainable = {id(variable) for variable in self.model.trainable_variables}
+        return {name: variable for name, variable in self.model.variables.items() if id(variable) in trainable}
+
+    def _adam(self) -> Any:
+        if self._optimizer is None:
+            self._optimizer = keras.optimizers.Adam(float(self.config.get("lr", _DEFAULT_LR)))
+            self._optimizer.build(list(self._trainable().values()))
+        return self._optimizer

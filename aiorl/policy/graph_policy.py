@@ -1,0 +1,292 @@
+"""GraphPolicy: acting with a network, an action distribution, and noise drawn ahead, whatever runs the network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.data.actions import ActionLayout
+from aiorl.data.spaces import space_from_dict
+from aiorl.errors import BatchError, PolicyError
+from aiorl.policy.acting_graph import ActingSpec, Previous
+from aiorl.policy.distributions import make_named_distribution
+from aiorl.policy.exploration import make_exploration
+from aiorl.policy.policy import Policy
+from aiorl.policy.postprocess import POSTPROCESSORS
+
+__all__ = ["ActResult", "ActingNetwork", "GraphPolicy"]
+
+F32 = NDArray[np.float32]
+
+
+class ActResult(NamedTuple):
+    """What one evaluation gives.
+
+    Attributes:
+        actions: [N, *action_shape] in column form (`aiorl.data.actions`).
+        columns: ACTION_LOGP [N], ACTION_DIST_INPUTS [N, P] and VF_PREDS [N], all float32.
+        state_out: recurrent state after the step, [N, ...] for each component.
+    """
+
+    actions: NDArray[Any]
+    columns: dict[str, F32]
+    state_out: list[F32]
+
+
+class ActingNetwork(Protocol):
+    """What runs the network; `ActingGraph` is one."""
+
+    def run(
+        self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None
+    ) -> tuple[F32, F32, list[F32]]:
+        """Inputs of the action distribution [N, P], values [N], and the recurrent state after the step."""
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Take up new weights, all at once."""
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """The weights in force, by name."""
+
+
+class GraphPolicy(Policy):
+    """Acts with a network and samples on NumPy.
+
+    Not to be called by several threads at once, except that `set_weights` may come from another one.
+
+    Attributes:
+        graph: runs the network.
+        spec: its description.
+        distribution: of the actions.
+        layout: column form and environment form of the actions.
+    """
+
+    def __init__(
+        self,
+        graph: ActingNetwork,
+        spec: ActingSpec,
+        *,
+        observation_space: spaces.Space[Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Make a policy around a network.
+
+        Args:
+            graph: the network.
+            spec: its description.
+            observation_space: space of the observations it takes; by default an unbounded Box of the
+                spec's shape and dtype.
+            config: the policy's own settings. Read here: "exploration" (see `make_exploration`, with
+                "worker_index" and "num_workers"), "postprocess" (a name in POSTPROCESSORS) and
+                "postprocess_params" (its keyword arguments).
+            seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
+
+        Raises:
+            PolicyError: graph and spec don't fit each other or the action space.
+            ConfigError: settings that can't be honoured.
+        """
+        action_space = space_from_dict(spec.action_space)
+        if observation_space is None:
+            low, high = (0, 255) if spec.obs_dtype == "uint8" else (-np.inf, np.inf)
+            observation_space = spaces.Box(low, high, spec.obs_shape, np.dtype(spec.obs_dtype).type)
+        super().__init__(observation_space, action_space, config or {})
+        self.distribution = make_named_distribution(spec.distribution, action_space)
+        if self.distribution.num_inputs != spec.num_dist_inputs:
+            raise PolicyError(
+                f"the acting graph has {spec.num_dist_inputs} outputs for a {spec.distribution} distribution over "
+                f"{action_space}, which takes {self.distribution.num_inputs}"
+            )
+        self.layout = ActionLayout(action_space)
+        self.graph = graph
+        self.spec = spec
+        self.exploration = make_exploration(
+            self.config.get("exploration"),
+            self.distribution,
+            worker_index=int(self.config.get("worker_index", 0)),
+            num_workers=int(self.config.get("num_workers", 0)),
+        )
+        self._rng = np.random.default_rng(seed)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the network has state."""
+        return bool(self.spec.state_shapes)
+
+    def initial_state(self, num_rows: int) -> list[F32]:
+        """State of N rows at the start of their episodes: zeros [N, ...] for each component."""
+        return [np.zeros((num_rows, *shape), np.float32) for shape in self.spec.state_shapes]
+
+    def get_initial_state(self) -> list[F32]:
+        """State of one row at the start of an episode."""
+        return [np.zeros(shape, np.float32) for shape in self.spec.state_shapes]
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
+        """Noise for [*leading] rows, for instance T, N: float32 [*leading, K]."""
+        return (self.exploration or self.distribution).draw_noise(rng, *leading)
+
+    def act(
+        self,
+        obs: NDArray[Any],
+        state: Sequence[F32] = (),
+        noise: F32 | None = None,
+        *,
+        prev: Previous | None = None,
+        explore: bool = True,
+        timestep: int | None = None,
+        keys: Sequence[Hashable] | None = None,
+    ) -> ActResult:
+        """Actions for N observations.
+
+        Args:
+            obs: [N, *obs_shape] in the spec's dtype.
+            state: recurrent state, [N, ...] for each component.
+            noise: [N, K] of `draw_noise`; None = drawn now. Not read when `explore` is False.
+            prev: actions in column form and rewards of the step before, for a network that looks back.
+            explore: False takes the distribution's mode.
+            timestep: for the exploration's schedules; None = the global timestep.
+            keys: what identifies rows from call to call, for exploration with memory; None = their position.
+        Raises: PolicyError if the arrays don't fit or there are no weights yet.
+        """
+        dist_inputs, values, state_out = self.graph.run(obs, state, prev)
+        if not explore:
+            actions = self.distribution.deterministic(dist_inputs)
+            logp = self.distribution.logp(dist_inputs, actions)
+        else:
+            if noise is None:
+                noise = self.draw_noise(self._rng, len(obs))
+            if self.exploration is None:
+                actions, logp = self.distribution.sample_with_logp(dist_inputs, noise)
+            else:
+                actions = np.empty((len(obs), *self.layout.shape), self.layout.dtype)
+                logp = np.empty(len(obs), np.float32)
+                now = self.global_timestep if timestep is None else timestep
+                self.exploration.choose_into(dist_inputs, noise, actions, logp, timestep=now, keys=keys)
+        columns = {c.ACTION_LOGP: logp, c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
+        return ActResult(actions, columns, state_out)
+
+    def act_into(
+        self,
+        obs: NDArray[Any],
+        state: Sequence[F32],
+        noise: F32,
+        rows: Mapping[str, NDArray[Any]],
+        prev: Previous | None = None,
+    ) -> list[F32]:
+        """Choose actions for N observations and write the results straight into columns.
+
+        Args:
+            obs: [N, *obs_shape] in the spec's dtype.
+            state: recurrent state, [N, ...] for each component.
+            noise: [N, K] of `draw_noise`.
+            rows: where to write: ACTIONS [N, *action_shape] in column form, ACTION_LOGP [N], ACTION_DIST_INPUTS
+                [N, P] and VF_PREDS [N] in float32.
+            prev: actions in column form and rewards of the step before, for a network that looks back.
+        Returns: recurrent state after the step.
+        Raises: PolicyError if the arrays don't fit or there are no weights yet.
+        """
+        dist_inputs, values, state_out = self.graph.run(obs, state, prev)
+        rows[c.ACTION_DIST_INPUTS][...] = dist_inputs
+        rows[c.VF_PREDS][...] = values
+        if self.exploration is None:
+            self.distribution.sample_into(dist_inputs, noise, rows[c.ACTIONS], rows[c.ACTION_LOGP])
+        else:
+            self.exploration.choose_into(
+                dist_inputs, noise, rows[c.ACTIONS], rows[c.ACTION_LOGP], timestep=self.global_timestep
+            )
+        return state_out
+
+    def values(self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None) -> F32:
+        """Values [N] of N observations, for bootstrapping."""
+        return self.graph.run(obs, state, prev)[1]
+
+    def compute_actions(
+        self,
+        obs: NDArray[Any],
+        state_batches: Sequence[NDArray[Any]] = (),
+        prev_action_batch: Any = None,
+        prev_reward_batch: NDArray[Any] | None = None,
+        info_batch: Sequence[Mapping[str, Any]] | None = None,
+        episodes: Sequence[Any] | None = None,
+        timestep: int | None = None,
+        *,
+        explore: bool = True,
+    ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
+        """See `Policy`; noise is drawn from the policy's own generator, unknown previous steps count as zeros."""
+        result = self.act(
+            obs,
+            state_batches,
+            prev=self._previous(len(obs), prev_action_batch, prev_reward_batch),
+            explore=explore,
+            timestep=timestep,
+            keys=None if episodes is None or self.exploration is None else _row_keys(episodes),
+        )
+        actions = self.layout.to_components(result.actions) if self.layout.is_nested else result.actions
+        return actions, result.state_out, result.columns
+
+    def postprocess_trajectory(
+        self, batch: Any, other_agent_batches: Mapping[Any, Any] | None = None, episode: Any = None
+    ) -> Any:
+        """One agent's rows of one episode, with advantages and value targets where the settings ask for them.
+
+        The value of what followed the last row is that of its `new_obs`, 0 if it terminated.
+
+        Raises: BatchError if a column that is needed is missing.
+        """
+        name = self.config.get("postprocess", "none")
+        if name == "none" or not batch.count:
+            return batch
+        needed = (c.REWARDS, c.VF_PREDS, c.TERMINATEDS, c.TRUNCATEDS, c.NEW_OBS)
+        for column in needed:
+            if column not in batch:
+                raise BatchError(column, f"the column to be there for {name}", sorted(batch))
+        bootstrap = np.zeros(1, np.float32)
+        if not batch[c.TERMINATEDS][-1]:
+            states = [batch[c.state_out(index)][-1:] for index in range(len(self.spec.state_shapes))]
+            prev = self._previous(1, batch[c.ACTIONS][-1:], batch[c.REWARDS][-1:])
+            bootstrap = self.values(batch[c.NEW_OBS][-1:], states, prev)
+        truncateds = batch[c.TRUNCATEDS][:, None]
+        result = POSTPROCESSORS[name](
+            batch[c.REWARDS][:, None],
+            batch[c.VF_PREDS][:, None],
+            bootstrap,
+            batch[c.TERMINATEDS][:, None],
+            truncateds,
+            np.where(truncateds, bootstrap, np.float32(0.0)),
+            **self.config.get("postprocess_params", {}),
+        )
+        if result is not None:
+            batch[c.ADVANTAGES], batch[c.VALUE_TARGETS] = (column[:, 0] for column in result)
+        return batch
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """The weights in force, by name."""
+        return self.graph.get_weights()
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Take up new weights, all at once; see `ActingGraph.set_weights`."""
+        self.graph.set_weights(weights)
+
+    def _previous(self, rows: int, actions: Any, rewards: NDArray[Any] | None) -> Previous | None:
+        if self.spec.prev_action is None:
+            return None
+        return (
+            self.layout.zeros(rows) if actions is None else self.layout.to_column(actions),
+            np.zeros(rows, np.float32) if rewards is None else np.asarray(rewards),
+        )
+
+
+def _row_keys(episodes: Sequence[Any]) -> list[Hashable]:
+    """For each row its episode's id and how many rows of that episode came before it."""
+    seen: Counter[Hashable] = Counter()
+    keys: list[Hashable] = []
+    for episode in episodes:
+        episode_id = getattr(episode, "episode_id", None)
+        keys.append((episode_id, seen[episode_id]))
+        seen[episode_id] += 1
+    return keys
