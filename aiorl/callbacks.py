@@ -1,0 +1,137 @@
+"""DefaultCallbacks: the hooks into sampling and training, and when each of them is called.
+
+A subclass overrides what it needs; each worker makes one object of it. Hooks run in the thread that samples,
+between two steps: what they take, sampling waits for.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiorl.errors import ConfigError, nearest
+
+__all__ = ["DefaultCallbacks", "callbacks_from_dict"]
+
+
+class DefaultCallbacks:
+    """Hooks that do nothing. All arguments are keywords; accept ``**kwargs`` to be safe against new ones."""
+
+    def on_episode_start(self, *, worker: Any, base_env: Any, policies: Any, episode: Any, **kwargs: Any) -> None:
+        """A new episode has its first observation in hand; exploration's own hooks have run.
+
+        Args:
+            worker: the RolloutWorker that samples.
+            base_env: its environment.
+            policies: policy id -> policy.
+            episode: the MultiAgentEpisode; ``user_data`` is free for use.
+            **kwargs: what later versions may add.
+        """
+
+    def on_episode_step(self, *, worker: Any, base_env: Any, episode: Any, **kwargs: Any) -> None:
+        """An environment has been polled and its rows are recorded; once per environment and poll.
+
+        Also for a first observation that came by a poll, but not for one that came from a reset in line.
+        """
+
+    def on_episode_end(self, *, worker: Any, base_env: Any, policies: Any, episode: Any, **kwargs: Any) -> None:
+        """An episode is over; custom metrics and history added here still enter its report."""
+
+    def on_postprocess_trajectory(
+        self,
+        *,
+        worker: Any,
+        episode: Any,
+        agent_id: Any,
+        policy_id: str,
+        policies: Any,
+        postprocessed_batch: Any,
+        original_batches: Any,
+        **kwargs: Any,
+    ) -> None:
+        """A policy has postprocessed one agent's trajectory; the batch may be changed in place.
+
+        Args:
+            worker: the RolloutWorker that samples.
+            episode: the episode it comes from.
+            agent_id: the agent.
+            policy_id: its policy.
+            policies: policy id -> policy.
+            postprocessed_batch: what goes on to learning.
+            original_batches: agent id -> (policy, batch before postprocessing), of all agents.
+            **kwargs: what later versions may add.
+        """
+
+    def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
+        """``RolloutWorker.sample`` has a batch; it may be changed in place before it is written or returned."""
+
+    def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        """A training iteration is over; what is changed in the result is logged and returned changed."""
+
+
+_LEGACY_NAMES = {
+    "on_episode_start": "on_episode_start",
+    "on_episode_step": "on_episode_step",
+    "on_episode_end": "on_episode_end",
+    "on_sample_end": "on_sample_end",
+    "on_postprocess_traj": "on_postprocess_trajectory",
+    "on_train_result": "on_train_result",
+}
+
+InfoFunction = Callable[[dict[str, Any]], None]
+
+
+def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCallbacks]:
+    """A callbacks class of the older form: functions by name, each taking one dict.
+
+    Args:
+        functions: ``on_episode_start``, ``on_episode_step`` and ``on_episode_end`` get ``env`` and ``episode``,
+            ``on_sample_end`` gets ``worker`` and ``samples``, ``on_train_result`` gets ``trainer`` and
+            ``result``, ``on_postprocess_traj`` gets ``episode``, ``agent_id``, ``pre_batch``, ``post_batch``
+            and ``all_pre_batches``.
+
+    Raises:
+        ConfigError: an unknown name, or something that cannot be called.
+    """
+    for name, function in functions.items():
+        if name not in _LEGACY_NAMES:
+            raise ConfigError(
+                f"callbacks has no hook {name!r}.",
+                key=f"callbacks.{name}",
+                value=name,
+                hint=nearest(str(name), _LEGACY_NAMES).strip(),
+            )
+        if not callable(function):
+            raise ConfigError(
+                f"callbacks.{name} is {function!r}, expected a function.", key=f"callbacks.{name}", value=function
+            )
+    warnings.warn(
+        "callbacks given as a dict are deprecated; subclass aiorl.DefaultCallbacks instead",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    members = {_LEGACY_NAMES[name]: _as_method(name, function) for name, function in functions.items()}
+    return type("DictCallbacks", (DefaultCallbacks,), members)
+
+
+def _as_method(name: str, function: InfoFunction) -> Callable[..., None]:
+    def call(self: DefaultCallbacks, **kwargs: Any) -> None:
+        if name == "on_postprocess_traj":
+            info = {
+                "episode": kwargs["episode"],
+                "agent_id": kwargs["agent_id"],
+                "pre_batch": kwargs["original_batches"][kwargs["agent_id"]],
+                "post_batch": kwargs["postprocessed_batch"],
+                "all_pre_batches": kwargs["original_batches"],
+            }
+        elif name == "on_sample_end":
+            info = {"worker": kwargs["worker"], "samples": kwargs["samples"]}
+        elif name == "on_train_result":
+            info = {"trainer": kwargs["trainer"], "result": kwargs["result"]}
+        else:
+            info = {"env": kwargs["base_env"], "episode": kwargs["episode"]}
+        function(info)
+
+    call.__doc__ = f"Call the function given for {name}."
+    return call

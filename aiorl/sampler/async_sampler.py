@@ -1,0 +1,219 @@
+"""AsyncSampler: the general sampler in a thread of its own, always a few batches ahead."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.data.metrics import PerfStats, RolloutMetrics
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.base_env import BaseEnv
+from aiorl.errors import SamplerDied, SampleTimeout
+from aiorl.observation.filters import ObservationFilter
+from aiorl.observation.preprocessors import Preprocessor
+from aiorl.policy.policy import Policy
+from aiorl.policy.policy_map import PolicyMappingFn
+from aiorl.sampler.gate import TurnGate
+from aiorl.sampler.iteration import Iteration
+from aiorl.sampler.setup import ObservationFn, SamplerSetup
+from aiorl.sampler.turns import Turns
+
+__all__ = ["MAX_BATCHES_AHEAD", "AsyncSampler"]
+
+logger = logging.getLogger(__name__)
+
+Batch = SampleBatch | MultiAgentBatch
+
+MAX_BATCHES_AHEAD = 5
+"""Finished batches that wait at most; then sampling waits."""
+DATA_TIMEOUT_S = 600.0
+
+
+class AsyncSampler:
+    """Samples in a daemon thread, from ``start`` to ``stop``; what it gives may lag behind the weights.
+
+    ``get_data``, ``get_metrics`` and ``get_extra_batches`` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        worker: Any,
+        base_env: BaseEnv,
+        policy_map: Mapping[str, Policy],
+        policy_mapping_fn: PolicyMappingFn | None,
+        preprocessors: Mapping[str, Preprocessor],
+        filters: Mapping[str, ObservationFilter],
+        clip_rewards: bool | float | None,
+        fragment_length: int | float,
+        callbacks: DefaultCallbacks,
+        horizon: int | float | None = None,
+        pack_episodes: bool = False,
+        clip_actions: bool = True,
+        soft_horizon: bool = False,
+        no_done_at_end: bool = False,
+        observation_fn: ObservationFn | None = None,
+        blackhole_outputs: bool = False,
+        *,
+        timeout_s: float = DATA_TIMEOUT_S,
+        on_turn: Callable[[], None] | None = None,
+    ) -> None:
+        """Get ready; ``start`` begins to sample.
+
+        Arguments are those of SamplerSetup, and: with ``blackhole_outputs`` batches are dropped and metrics
+        kept; ``get_data`` waits ``timeout_s`` seconds; ``on_turn`` is called in the sampling thread between two
+        turns, where it may set weights and filter states.
+
+        Raises:
+            AssertionError: a filter that several threads may not use at once.
+            ConfigError: a setting that cannot be honoured.
+            UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
+        """
+        for policy_id, observation_filter in filters.items():
+            if not observation_filter.is_concurrent:
+                raise AssertionError(
+                    f"the observation filter of {policy_id!r} is a {type(observation_filter).__name__}, which threads "
+                    "may not share; sample_async needs ConcurrentMeanStdFilter or NoFilter"
+                )
+        setup = SamplerSetup(
+            worker,
+            base_env,
+            policy_map,
+            policy_mapping_fn,
+            preprocessors,
+            filters,
+            clip_rewards,
+            fragment_length,
+            callbacks,
+            horizon,
+            pack_episodes,
+            clip_actions,
+            soft_horizon,
+            no_done_at_end,
+            observation_fn,
+        )
+        self._gate = TurnGate()
+        self._turns = Turns(Iteration(setup), gate=self._gate, on_turn=on_turn)
+        self._blackhole = blackhole_outputs
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._batches: deque[Batch | Exception] = deque()
+        self._extra: list[Batch] = []
+        self._metrics: list[RolloutMetrics] = []
+        self._cause: Exception | None = None
+        self._is_over = False
+        self.shutdown = False
+        self._thread = threading.Thread(target=self._run, name="aiorl-async-sampler", daemon=True)
+
+    @property
+    def perf(self) -> PerfStats:
+        """Where time went."""
+        return self._turns.perf
+
+    @property
+    def is_alive(self) -> bool:
+        """The thread is running."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._thread.start()
+
+    def get_data(self, timeout_s: float | None = None) -> Batch:
+        """The next batch, in the order they were finished.
+
+        Args:
+            timeout_s: wait at most so long, seconds; None = as was given at construction.
+
+        Raises:
+            SampleTimeout: none came in time (also a TimeoutError).
+            SamplerDied: the sampler has ended, and all that it left has been given out; its error is chained.
+            Exception: what ended the sampler, in its turn after the batches that were finished before.
+        """
+        wait_s = self._timeout_s if timeout_s is None else timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: self._batches or self._is_over, wait_s)
+            if not self._batches:
+                if self._is_over:
+                    raise SamplerDied("the sampling thread has ended") from self._cause
+                raise SampleTimeout(wait_s)
+            item = self._batches.popleft()
+            self._changed.notify_all()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def get_metrics(self) -> list[RolloutMetrics]:
+        """Episodes that ended since the last call, stamped with the current perf stats."""
+        with self._changed:
+            metrics, self._metrics = self._metrics, []
+        stats = self._turns.perf.get()
+        return [item._replace(perf_stats=dict(stats)) for item in metrics]
+
+    def get_extra_batches(self) -> list[Batch]:
+        """Batches that episodes added on their own since the last call."""
+        with self._changed:
+            extra, self._extra = self._extra, []
+        return extra
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Neither observations are processed nor policies evaluated inside this block; not for callbacks."""
+        return self._gate.pause()
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """End the thread, also one that waits for room; an environment that blocks is not interrupted.
+
+        Args:
+            timeout_s: wait at most so long for the thread, seconds.
+        Returns: the thread has ended.
+        """
+        with self._changed:
+            self.shutdown = True
+            self._changed.notify_all()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # --- the sampling thread ---
+
+    def _run(self) -> None:
+        try:
+            while not self.shutdown:
+                self._turns.advance()
+                self._hand_out()
+        except Exception as error:
+            self._put(error)
+            self._cause = error
+            raise
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
+    def _hand_out(self) -> None:
+        extra = self._turns.take_extra_batches()
+        if extra and not self._blackhole:
+            with self._changed:
+                self._extra += extra
+        for output in self._turns.take_outputs():
+            if self.shutdown:
+                return
+            if isinstance(output, RolloutMetrics):
+                with self._changed:
+                    self._metrics.append(output)
+            elif not self._blackhole:
+                self._put(output)
+
+    def _put(self, item: Batch | Exception) -> None:
+        """Append to the queue; waits for room until the sampler is told to stop."""
+        with self._changed:
+            while len(self._batches) >= MAX_BATCHES_AHEAD and not self.shutdown:
+                self._changed.wait()
+            if not self.shutdown:
+                self._batches.append(item)
+                self._changed.notify_all()

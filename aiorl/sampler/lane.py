@@ -1,0 +1,216 @@
+"""Lane: one policy's way through a turn. Observations of its agents in, one evaluation, actions out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.data.actions import ActionLayout
+from aiorl.errors import BadObservationError, BatchError
+from aiorl.log_once import log_once, summarize
+from aiorl.observation.filters import ObservationFilter
+from aiorl.observation.preprocessors import Preprocessor
+from aiorl.policy.policy import Policy
+from aiorl.sampler.slots import SlotStore, as_index
+from aiorl.sampler.track import AgentTrack
+
+__all__ = ["Lane"]
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+OffPolicyActions = Mapping[Any, Mapping[Any, Any]]
+
+
+class Lane:
+    """All agents of one policy, over all environments and live episodes.
+
+    Attributes:
+        policy_id: the policy's id.
+        policy: the policy.
+        store: its agents' observations and evaluations.
+        extra_columns: columns that the policy adds to rows, recurrent states included.
+        state_columns: columns of the recurrent state after a step, one per component.
+        arriving: agents observed in this turn whose observations have no slot yet.
+        queue: agents that wait for an action at their latest observation.
+    """
+
+    def __init__(
+        self,
+        policy_id: str,
+        policy: Policy,
+        preprocessor: Preprocessor,
+        observation_filter: ObservationFilter,
+        *,
+        clip_actions: bool,
+    ) -> None:
+        """Get ready for a policy's agents."""
+        self.policy_id = policy_id
+        self.policy = policy
+        self.store = SlotStore()
+        self.extra_columns: list[str] = []
+        self._preprocessor = preprocessor
+        self._filter = observation_filter
+        self._clip_actions = clip_actions
+        self._layout = ActionLayout(policy.action_space)
+        self._tracks: dict[int, AgentTrack] = {}
+        self.queue: list[AgentTrack] = []
+        self.arriving: list[AgentTrack] = []
+        is_plain = observation_filter.is_identity
+        self.store.define(c.OBS, preprocessor.shape, preprocessor.dtype if is_plain else np.float32)
+        for name in (c.ACTIONS, c.PREV_ACTIONS):
+            self.store.define(name, self._layout.shape, self._layout.dtype)
+        self.store.define(c.PREV_REWARDS, (), np.float32)
+        initial_state = [np.asarray(component) for component in policy.get_initial_state()]
+        self.state_columns = [c.state_out(index) for index in range(len(initial_state))]
+        self._state_in_columns = [c.state_in(index) for index in range(len(initial_state))]
+        for index, component in enumerate(initial_state):
+            self.store.define(c.state_out(index), component.shape, component.dtype, component)
+            self.store.define(c.state_in(index), component.shape, component.dtype)
+
+    # --- agents ---
+
+    def open(self, track: AgentTrack) -> None:
+        """Look after an agent's slots from now on."""
+        self._tracks[id(track)] = track
+
+    def close(self, track: AgentTrack) -> None:
+        """An agent's episode is over; what callbacks may still ask of it is kept with it."""
+        track.freeze()
+        self._tracks.pop(id(track), None)
+
+    def begin_turn(self) -> None:
+        """Forget slots that no agent needs, if there are many."""
+        self.arriving.clear()
+        self.queue.clear()
+        if self.store.wants_compaction:
+            live = [slot for track in self._tracks.values() for slot in track.live_slots()]
+            moved = self.store.compact(np.unique(np.array(live, np.int64)))
+            for track in self._tracks.values():
+                track.move_slots(moved)
+
+    # --- observations ---
+
+    def take_in(self) -> None:
+        """Preprocess and filter what arrived, in one batch; each observation enters the filter once.
+
+        Raises:
+            BadObservationError: an observation that does not fit its space or is not finite.
+        """
+        arriving = self.arriving
+        if not arriving:
+            return
+        try:
+            batch = self._preprocessor.transform_rows([track.raw_obs for track in arriving])
+        except (BatchError, ValueError, TypeError) as error:
+            raise self._culprit(error) from error
+        if batch.dtype.kind == "f" and np.count_nonzero(np.isfinite(batch)) != batch.size:
+            raise self._culprit(None)
+        filtered = self._filter(batch)
+        first = self.store.reserve(len(arriving))
+        self.store.write(c.OBS, slice(first, first + len(arriving)), filtered)
+        for slot, track in enumerate(arriving, first):
+            track.incoming = slot
+        if log_once("preprocessed_obs"):
+            logger.info("Preprocessed observations of %r: %s", self.policy_id, summarize(batch))
+            logger.info("Filtered observations of %r: %s", self.policy_id, summarize(filtered))
+        self.arriving = []
+
+    def _culprit(self, error: Exception | None) -> BadObservationError:
+        """The error to raise, naming the first observation at fault."""
+        for track in self.arriving:
+            raw = track.raw_obs
+            message = "" if error is None else str(error)
+            try:
+                row = self._preprocessor.transform_rows([raw])
+                if row.dtype.kind != "f" or np.isfinite(row).all():
+                    continue
+                message = f"observation holds NaN or infinity: {summarize(raw)}"
+            except (BatchError, ValueError, TypeError) as own:
+                message = str(own)
+            episode = track.episode
+            return BadObservationError(str(episode.env_id), f"agent {track.agent_id!r}: {message}", step=episode.length)
+        return BadObservationError("environment", f"observations of policy {self.policy_id!r}: {error}")
+
+    # --- actions ---
+
+    def evaluate(self, off_policy_actions: OffPolicyActions, actions_out: dict[Any, dict[Any, Any]]) -> None:
+        """Evaluate the policy once for all agents that wait.
+
+        Args:
+            off_policy_actions: environment id -> agent id -> action that was taken instead.
+            actions_out: environment id -> agent id -> action; where to put the actions.
+
+        Raises:
+            ValueError: the policy returned another number of states than it was given, or of actions.
+        """
+        tracks = self.queue
+        if not tracks:
+            return
+        store, policy = self.store, self.policy
+        index = as_index([track.slot for track in tracks])
+        obs = store[c.OBS][index]
+        prev_actions = store[c.ACTIONS].take([track.fed for track in tracks], 0)
+        prev_rewards = np.array([track.last_reward for track in tracks], np.float32)
+        states: list[Array] = []
+        if self.state_columns:
+            before = [track.state for track in tracks]
+            states = [store[name].take(before, 0) for name in self.state_columns]
+        # recorded before the policy sees them: it may write into what it is given
+        if isinstance(index, slice):
+            obs = obs.copy()
+        store.write(c.PREV_ACTIONS, index, prev_actions)
+        store.write(c.PREV_REWARDS, index, prev_rewards)
+        self._record(index, dict(zip(self._state_in_columns, states, strict=True)))
+        if log_once("compute_actions_input"):
+            logger.info("Inputs to policy %r: %s", self.policy_id, summarize([obs, *states]))
+        actions, states_out, extras = policy.compute_actions(
+            obs,
+            states,
+            prev_action_batch=prev_actions,
+            prev_reward_batch=prev_rewards,
+            info_batch=[track.info for track in tracks],
+            episodes=[track.episode for track in tracks],
+            timestep=policy.global_timestep,
+        )
+        if log_once("compute_actions_result"):
+            logger.info("Outputs of policy %r: %s", self.policy_id, summarize([actions, states_out, extras]))
+        column = self._layout.to_column(actions)
+        self._check_result(len(tracks), column, states_out)
+        store.write(c.ACTIONS, index, column)
+        self._record(index, {c.state_out(i): np.asarray(state) for i, state in enumerate(states_out)})
+        self._record(index, {name: np.asarray(values) for name, values in extras.items()})
+        for_env = self._layout.to_env(self._layout.clip(column) if self._clip_actions else column)
+        for track, action in zip(tracks, for_env, strict=True):
+            track.acted = track.fed = track.state = track.slot
+            actions_out[track.env_id][track.agent_id] = action
+        if off_policy_actions:
+            self._record_off_policy(tracks, off_policy_actions)
+        self.queue = []
+
+    def _check_result(self, rows: int, actions: Array, states_out: Sequence[Any]) -> None:
+        if len(actions) != rows:
+            raise BatchError(c.ACTIONS, f"{rows} actions of policy {self.policy_id!r}", f"{len(actions)}")
+        if len(states_out) != len(self.state_columns):
+            raise BatchError(
+                "state_out",
+                f"{len(self.state_columns)} recurrent states of policy {self.policy_id!r}, as it has initially",
+                f"{len(states_out)}",
+            )
+
+    def _record(self, index: slice | NDArray[np.int64], columns: Mapping[str, Array]) -> None:
+        for name, values in columns.items():
+            self.store.write(name, index, values)
+            if name not in self.extra_columns:
+                self.extra_columns.append(name)
+
+    def _record_off_policy(self, tracks: Sequence[AgentTrack], taken: OffPolicyActions) -> None:
+        for track in tracks:
+            by_agent = taken.get(track.env_id)
+            if by_agent and (action := by_agent.get(track.agent_id)) is not None:
+                self.store[c.ACTIONS][track.slot] = self._layout.to_row(action)

@@ -1,0 +1,112 @@
+"""SamplerSetup: all that a general sampler is told, checked where it can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.env.base_env import BaseEnv
+from aiorl.env.lockstep import checked_horizon
+from aiorl.env.vector_env import episode_limit
+from aiorl.errors import ConfigError
+from aiorl.observation.filters import ObservationFilter
+from aiorl.observation.preprocessors import Preprocessor
+from aiorl.policy.policy import Policy
+from aiorl.policy.policy_map import PolicyMap, PolicyMappingFn
+
+__all__ = ["ObservationFn", "SamplerSetup", "effective_horizon"]
+
+ObservationFn = Callable[..., Any]
+"""``observation_fn(agent_obs, worker, base_env, policies, episode)`` -> agent id -> raw observation."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSetup:
+    """Arguments of SyncSampler and AsyncSampler.
+
+    Attributes:
+        worker: handed to callbacks and to ``observation_fn``; nothing else is done with it.
+        base_env: the environments.
+        policy_map: policy id -> policy.
+        policy_mapping_fn: agent id -> policy id; None = that of a PolicyMap, else the default policy.
+        preprocessors: policy id -> preprocessor.
+        filters: policy id -> observation filter.
+        clip_rewards: rewards of rows are limited to [-1, 1] (True), or to a range (a number), before they are
+            postprocessed; metrics never are.
+        fragment_length: F, environment steps of one environment after which its rows are cut; ``math.inf`` =
+            at the ends of episodes only.
+        callbacks: hooks.
+        horizon: episodes are ended after so many steps; None or 0 = the environment's own limit.
+        pack_episodes: batches go on over the ends of episodes; False = one batch per episode.
+        clip_actions: what environments get is clipped to their action space; rows keep what was chosen.
+        soft_horizon: at the horizon the episode restarts but the environment is not reset.
+        no_done_at_end: rows never are done.
+        observation_fn: rewrites each environment's observations before they are preprocessed.
+    """
+
+    worker: Any
+    base_env: BaseEnv
+    policy_map: Mapping[str, Policy]
+    policy_mapping_fn: PolicyMappingFn | None
+    preprocessors: Mapping[str, Preprocessor]
+    filters: Mapping[str, ObservationFilter]
+    clip_rewards: bool | float | None
+    fragment_length: int | float
+    callbacks: DefaultCallbacks
+    horizon: int | float | None = None
+    pack_episodes: bool = False
+    clip_actions: bool = True
+    soft_horizon: bool = False
+    no_done_at_end: bool = False
+    observation_fn: ObservationFn | None = None
+
+    def __post_init__(self) -> None:
+        """Check what needs no environment.
+
+        Raises:
+            ConfigError: a fragment length below 1, or a range of rewards that is none.
+        """
+        if not self.fragment_length >= 1:
+            raise ConfigError(
+                f"rollout_fragment_length is {self.fragment_length!r}, expected at least 1.",
+                key="rollout_fragment_length",
+                value=self.fragment_length,
+            )
+        if not (math.isfinite(self.reward_limit) and self.reward_limit >= 0):
+            raise ConfigError(
+                f"clip_rewards is {self.clip_rewards!r}, expected a number > 0.",
+                key="clip_rewards",
+                value=self.clip_rewards,
+            )
+
+    @property
+    def reward_limit(self) -> float:
+        """Rewards of rows lie in ``[-limit, limit]``; 0 = wherever they do."""
+        return float(self.clip_rewards or 0.0)
+
+    @property
+    def policies(self) -> PolicyMap:
+        """The policies with the rule that binds agents to them."""
+        if isinstance(self.policy_map, PolicyMap) and self.policy_mapping_fn is None:
+            return self.policy_map
+        return PolicyMap(self.policy_map, self.policy_mapping_fn)
+
+
+def effective_horizon(base_env: BaseEnv, horizon: int | float | None) -> float:
+    """Steps after which episodes end: the horizon given, else the environment's limit, else infinite.
+
+    Raises:
+        ConfigError: the horizon is above the environment's limit (also a ValueError).
+    """
+    try:
+        limit = episode_limit(base_env.get_unwrapped()[0])
+    except Exception:
+        # whatever kind of object it is: a limit that cannot be read is not known
+        limit = None
+    if horizon is not None and math.isinf(horizon):
+        horizon = None
+    known = checked_horizon(None if horizon is None else int(horizon), limit)
+    return math.inf if known is None else known

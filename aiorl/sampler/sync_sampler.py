@@ -1,0 +1,119 @@
+"""SyncSampler: the general sampler in the caller's thread."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.data.metrics import PerfStats, RolloutMetrics
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.base_env import BaseEnv
+from aiorl.observation.filters import ObservationFilter
+from aiorl.observation.preprocessors import Preprocessor
+from aiorl.policy.policy import Policy
+from aiorl.policy.policy_map import PolicyMappingFn
+from aiorl.sampler.iteration import Iteration
+from aiorl.sampler.setup import ObservationFn, SamplerSetup
+from aiorl.sampler.turns import Turns
+
+__all__ = ["SyncSampler"]
+
+Batch = SampleBatch | MultiAgentBatch
+
+
+class SyncSampler:
+    """Samples from a BaseEnv, only while ``get_data`` is running.
+
+    Not to be used by several threads at once.
+    """
+
+    def __init__(
+        self,
+        worker: Any,
+        base_env: BaseEnv,
+        policy_map: Mapping[str, Policy],
+        policy_mapping_fn: PolicyMappingFn | None,
+        preprocessors: Mapping[str, Preprocessor],
+        filters: Mapping[str, ObservationFilter],
+        clip_rewards: bool | float | None,
+        fragment_length: int | float,
+        callbacks: DefaultCallbacks,
+        horizon: int | float | None = None,
+        pack_episodes: bool = False,
+        clip_actions: bool = True,
+        soft_horizon: bool = False,
+        no_done_at_end: bool = False,
+        observation_fn: ObservationFn | None = None,
+        *,
+        on_turn: Callable[[], None] | None = None,
+    ) -> None:
+        """Get ready; the environment is not touched before the first ``get_data``.
+
+        Arguments are those of SamplerSetup. ``on_turn`` is called between two turns, where it may set weights
+        and filter states; if it raises, ``get_data`` raises the same, and the next call goes on from there.
+
+        Raises:
+            ConfigError: a setting that cannot be honoured.
+            UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
+        """
+        setup = SamplerSetup(
+            worker,
+            base_env,
+            policy_map,
+            policy_mapping_fn,
+            preprocessors,
+            filters,
+            clip_rewards,
+            fragment_length,
+            callbacks,
+            horizon,
+            pack_episodes,
+            clip_actions,
+            soft_horizon,
+            no_done_at_end,
+            observation_fn,
+        )
+        self._turns = Turns(Iteration(setup), on_turn=on_turn)
+        self._metrics: list[RolloutMetrics] = []
+
+    @property
+    def perf(self) -> PerfStats:
+        """Where time went."""
+        return self._turns.perf
+
+    def get_data(self) -> Batch:
+        """The next batch; blocks until it is full.
+
+        Raises:
+            ValueError: the environment or a policy broke its contract, or the horizon is above the
+                environment's limit.
+            SamplerDied: an earlier call raised in the middle of a turn.
+            Exception: whatever the environment, a policy or a callback raised.
+        """
+        while True:
+            output = self._turns.next_output()
+            if isinstance(output, RolloutMetrics):
+                self._metrics.append(output)
+            else:
+                return output
+
+    def get_metrics(self) -> list[RolloutMetrics]:
+        """Episodes that ended since the last call, stamped with the current perf stats."""
+        metrics, self._metrics = self._metrics, []
+        stats = self._turns.perf.get()
+        return [item._replace(perf_stats=dict(stats)) for item in metrics]
+
+    def get_extra_batches(self) -> list[Batch]:
+        """Batches that episodes added on their own since the last call."""
+        return self._turns.take_extra_batches()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing to do: between two calls of ``get_data`` nothing runs."""
+        yield
+
+    def stop(self) -> None:
+        """Nothing to do; the environment is its owner's to stop."""
