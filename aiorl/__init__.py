@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aiorl.callbacks import DefaultCallbacks
     from aiorl.data.columns import DEFAULT_POLICY_ID
     from aiorl.data.fragment import Fragment
     from aiorl.data.multi_agent_batch import MultiAgentBatch
@@ -19,23 +20,38 @@ if TYPE_CHECKING:
     from aiorl.env.multi_agent_env import MultiAgentEnv
     from aiorl.env.registry import EnvContext, register_env
     from aiorl.env.stepped_vector_env import VectorEnv
+    from aiorl.models.tf_policy import TFPolicy
+    from aiorl.observation.preprocessors import Preprocessor
+    from aiorl.policy.exploration import Exploration
     from aiorl.policy.policy import Policy
+    from aiorl.policy.policy_map import PolicyMap
+    from aiorl.sampler.async_sampler import AsyncSampler
+    from aiorl.sampler.episode import MultiAgentEpisode
+    from aiorl.sampler.sync_sampler import SyncSampler
 
 __version__ = "0.1.0"
 
 _HOME = {
     "ASYNC_RESET_RETURN": "aiorl.env.base_env",
+    "AsyncSampler": "aiorl.sampler.async_sampler",
     "BaseEnv": "aiorl.env.base_env",
     "DEFAULT_POLICY_ID": "aiorl.data.columns",
+    "DefaultCallbacks": "aiorl.callbacks",
     "EnvContext": "aiorl.env.registry",
+    "Exploration": "aiorl.policy.exploration",
     "ExternalEnv": "aiorl.env.external_env",
     "ExternalMultiAgentEnv": "aiorl.env.external_env",
     "Fragment": "aiorl.data.fragment",
     "MultiAgentBatch": "aiorl.data.multi_agent_batch",
     "MultiAgentEnv": "aiorl.env.multi_agent_env",
+    "MultiAgentEpisode": "aiorl.sampler.episode",
     "Policy": "aiorl.policy.policy",
+    "PolicyMap": "aiorl.policy.policy_map",
     "Poll": "aiorl.env.base_env",
+    "Preprocessor": "aiorl.observation.preprocessors",
     "SampleBatch": "aiorl.data.sample_batch",
+    "SyncSampler": "aiorl.sampler.sync_sampler",
+    "TFPolicy": "aiorl.models.tf_policy",
     "VectorEnv": "aiorl.env.stepped_vector_env",
     "register_env": "aiorl.env.registry",
     "to_base_env": "aiorl.env.adapt",
@@ -44,16 +60,24 @@ _HOME = {
 __all__ = [
     "ASYNC_RESET_RETURN",
     "DEFAULT_POLICY_ID",
+    "AsyncSampler",
     "BaseEnv",
+    "DefaultCallbacks",
     "EnvContext",
+    "Exploration",
     "ExternalEnv",
     "ExternalMultiAgentEnv",
     "Fragment",
     "MultiAgentBatch",
     "MultiAgentEnv",
+    "MultiAgentEpisode",
     "Policy",
+    "PolicyMap",
     "Poll",
+    "Preprocessor",
     "SampleBatch",
+    "SyncSampler",
+    "TFPolicy",
     "VectorEnv",
     "__version__",
     "register_env",
