@@ -13,7 +13,16 @@ from aiorl.protocol import messages as m
 from aiorl.protocol.compression import MIN_COLUMN_BYTES, compress_array
 from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
 from aiorl.protocol.schema import ARRAY, MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS, ArrayTree
-from aiorl.protocol.wire_format import ALIGN, ARRAY_REF, DTYPES, LZ4, PACK_MAX_BYTES, PACKED, RAW
+from aiorl.protocol.wire_format import (
+    ALIGN,
+    ARRAY_REF,
+    DTYPES,
+    LZ4,
+    PACK_MAX_BYTES,
+    PACK_TOTAL_BYTES,
+    PACKED,
+    RAW,
+)
 
 __all__ = ["Frame", "encode"]
 
@@ -45,7 +54,7 @@ class _Writer:
         self.columns: list[tuple[int, str, str]] = []
         self.shapes: list[tuple[int, ...]] = []
         self.storage = bytearray()
-        self.packed: list[bytes] = []
+        self.packed: list[bytes | memoryview] = []
         self.packed_bytes = 0
         self.frames: list[Frame] = []
 
@@ -88,12 +97,12 @@ class _Writer:
                 self.storage.append(LZ4)
                 self.frames.append(compressed)
                 return
-        if size <= PACK_MAX_BYTES:
+        if size <= PACK_MAX_BYTES and self.packed_bytes + size <= PACK_TOTAL_BYTES:
             self.storage.append(PACKED)
             padding = -self.packed_bytes % ALIGN
             if padding:
                 self.packed.append(_PADDING[padding])
-            self.packed.append(array.tobytes())
+            self.packed.append(_contiguous(array).data.cast("B") if size else b"")
             self.packed_bytes += padding + size
         else:
             self.storage.append(RAW)
@@ -125,7 +134,7 @@ def encode(message: m.Message, *, compress: bool = True, limits: Limits = DEFAUL
     """The frames of a message.
 
     Args:
-        message: any message of ``messages``. Arrays above 16 KiB are not copied (unless they are
+        message: any message of ``messages``. Arrays above 256 KiB are not copied (unless they are
             compressed, strided or big-endian): they must not change until the frames are sent.
         compress: try LZ4 on integer and bool columns.
         limits: what the receiver will accept.

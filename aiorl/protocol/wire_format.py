@@ -20,13 +20,15 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["ALIGN", "ARRAY_REF", "DTYPES", "LZ4", "PACKED", "PACK_MAX_BYTES", "RAW"]
+__all__ = ["ALIGN", "ARRAY_REF", "DTYPES", "LZ4", "PACKED", "PACK_MAX_BYTES", "PACK_TOTAL_BYTES", "RAW"]
 
 PACKED: Final = 0
 RAW: Final = 1
 LZ4: Final = 2
-PACK_MAX_BYTES: Final = 1 << 14
-"""Arrays up to this size share frame 1."""
+PACK_MAX_BYTES: Final = 1 << 18
+"""Arrays up to this size share frame 1: to copy them costs less than to send and track a frame for each."""
+PACK_TOTAL_BYTES: Final = 1 << 22
+"""Frame 1 is not filled beyond this; what comes then has frames of its own."""
 ALIGN: Final = 8
 ARRAY_REF: Final = 1
 """msgpack extension type: an array of a Call or a Reply, its number as 4 bytes."""

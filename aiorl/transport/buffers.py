@@ -1,4 +1,4 @@
-"""Makes the C library keep the memory that received frames are put in.
+"""Makes the C library keep the memory that messages are put in.
 
 ZeroMQ allocates each large frame and frees it once decoded columns are dropped. glibc hands such memory back to
 the system at once and takes it again for the next frame, each page faulted in anew: on one TCP connection with
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["keep_receive_buffers"]
+__all__ = ["keep_message_buffers"]
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 
 
-def keep_receive_buffers(*, max_kept_bytes: int = 256 << 20) -> bool:
+def keep_message_buffers(*, max_kept_bytes: int = 256 << 20) -> bool:
     """Let up to ``max_kept_bytes`` of freed memory stay with the process; for the whole process.
 
     Returns: whether it is in force; False where the C library isn't glibc.

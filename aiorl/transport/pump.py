@@ -1,8 +1,8 @@
 """Moves messages from a plain ZeroMQ socket to a callback on the running asyncio loop.
 
 ZeroMQ's descriptor is edge-triggered: it tells of a *change*, and any call on the socket may swallow it.
-So a pump reads until nothing is left whenever it is woken, is to be scheduled again after every send on its
-socket, and looks by itself on a slow tick in case a wake-up was lost.
+So a pump reads until nothing is left whenever it is woken, is to look again after every send on its socket
+(``settle``), and looks by itself on a slow tick in case a wake-up was lost.
 """
 
 from __future__ import annotations
@@ -82,9 +82,22 @@ class SocketPump:
         self.schedule()
 
     def schedule(self) -> None:
-        """Look at the socket again in the next turn of the loop; call it after each send on the socket."""
+        """Look at the socket again in the next turn of the loop."""
         if self._scheduled is None and not self._closed:
             self._scheduled = self._loop.call_soon(self._run_scheduled)
+
+    def settle(self) -> bool:
+        """Look at the socket after a send, which may have swallowed the descriptor's edge.
+
+        A turn is scheduled only if there is something to read: while a socket is full, its descriptor tells when it
+        takes more, and turning until then would only keep others from working.
+
+        Returns: whether the socket would take a message now.
+        """
+        events = int(self._socket.getsockopt(zmq.EVENTS))
+        if events & zmq.POLLIN:
+            self.schedule()
+        return bool(events & zmq.POLLOUT)
 
     def look(self) -> bool:
         """Schedule a turn if data waits that nothing has told of; returns whether that was so."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from aiorl.errors import EndpointClosed
-from aiorl.transport.buffers import keep_receive_buffers
+from aiorl.transport.buffers import keep_message_buffers
 from aiorl.transport.connections import Connection, ConnectionTable
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_learner
@@ -91,7 +91,7 @@ class ZmqLearnerEndpoint:
             ConfigError: a port is in use, or the address is not one of this machine.
         """
         self._loop = asyncio.get_running_loop()
-        keep_receive_buffers()
+        keep_message_buffers()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(self._io_threads)
         self._admitted = None if self._keys is None else AdmittedKeys(self._keys.admitted)
         self._router = self._make(zmq.ROUTER)
@@ -162,7 +162,7 @@ class ZmqLearnerEndpoint:
         self._announced = False
         self._messages_out += 1
         self._bytes_out += total_bytes(frames)
-        self._subscription_pump.schedule()
+        self._subscription_pump.settle()
 
     def drop(self, peer: bytes, reason: str) -> None:
         """Cut a peer off; what waits for it is thrown away, what it sent and we have not read may still come."""
@@ -210,16 +210,17 @@ class ZmqLearnerEndpoint:
     def _try_send(self, peer: bytes, frames: Sequence[Buffer]) -> bool | None:
         """Send now: True if sent, False if there is no such peer, None if its connection is busy."""
         try:
-            self._router.send(peer, zmq.SNDMORE | zmq.DONTWAIT)
-        except zmq.Again:
-            return None
-        except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:
-                return False
-            raise
+            try:
+                self._router.send(peer, zmq.SNDMORE | zmq.DONTWAIT)
+            except zmq.Again:
+                return None
+            except zmq.ZMQError as error:
+                if error.errno == zmq.EHOSTUNREACH:
+                    return False
+                raise
+            send_frames(self._router, frames)
         finally:
-            self._pump.schedule()
-        send_frames(self._router, frames)
+            self._pump.settle()
         self._messages_out += 1
         self._bytes_out += total_bytes(frames)
         return True

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from aiorl.errors import EndpointClosed
+from aiorl.transport.buffers import keep_message_buffers
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_worker
 from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
@@ -31,6 +32,8 @@ __all__ = ["ZmqWorkerEndpoint"]
 logger = logging.getLogger(__name__)
 
 _SAY_AGAIN_S = 60.0
+_TRIES = 3
+_KEPT_BYTES = 16 << 20
 
 _SETTLE_S = 0.1
 _RETRY_S = 0.02
@@ -102,6 +105,7 @@ class ZmqWorkerEndpoint:
 
     def start(self) -> None:
         """Begin to connect; call it on the running loop."""
+        keep_message_buffers(max_kept_bytes=_KEPT_BYTES)
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self._started = True
@@ -185,13 +189,19 @@ class ZmqWorkerEndpoint:
 
     def _try_send(self, frames: Sequence[Buffer]) -> bool:
         channel = self._channels[0]
-        try:
-            send_frames(channel.socket, frames)
-        except zmq.Again:
-            # half a message is only left behind when the connection broke: its end will be reported
-            return False
-        finally:
+        for _ in range(_TRIES):
+            try:
+                send_frames(channel.socket, frames)
+            except zmq.Again:
+                # half a message is only left behind when the connection broke: its end will be reported
+                if not channel.pump.settle():
+                    return False
+            else:
+                channel.pump.settle()
+                break
+        else:  # room that vanished as often as we looked: once more in the next turn
             channel.pump.schedule()
+            return False
         self._messages_out += 1
         self._bytes_out += total_bytes(frames)
         return True

@@ -10,9 +10,9 @@ import pytest
 
 _CHURN = """
 import ctypes, resource, sys
-from aiorl.transport.buffers import keep_receive_buffers
+from aiorl.transport.buffers import keep_message_buffers
 if sys.argv[1] == "keep":
-    assert keep_receive_buffers()
+    assert keep_message_buffers()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,0 +1,157 @@
+"""Importance sampling by hand-worked numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import BatchError, ConfigError, PolicyError
+from aiorl.offline.estimators import (
+    ImportanceSamplingEstimator,
+    WeightedImportanceSamplingEstimator,
+    action_log_likelihoods,
+    episode_parts,
+)
+from aiorl.offline.io import IOContext
+from aiorl.policy.policy import Policy
+
+SPACE = spaces.Box(-1, 1, (1,), np.float32)
+
+
+class Mute(Policy):
+    """Cannot tell how likely an action is."""
+
+    def __init__(self):
+        super().__init__(SPACE, spaces.Discrete(2), {})
+
+    def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+        return np.zeros(len(obs), np.int64), [], {}
+
+
+class Coin(Mute):
+    """Takes action 1 with a probability that is the observation."""
+
+    def compute_log_likelihoods(self, actions, obs, state_batches, prev_action_batch, prev_reward_batch):
+        self.given = (state_batches, prev_action_batch, prev_reward_batch)
+        return np.log(np.where(actions == 1, obs[:, 0], 1 - obs[:, 0]))
+
+
+def episode(new, old, rewards, eps_id=0):
+    """Action 1 all along, with these probabilities under the new and the old policy."""
+    length = len(rewards)
+    return SampleBatch(
+        obs=np.array(new, np.float64)[:, None],
+        actions=np.ones(length, np.int64),
+        rewards=np.array(rewards, np.float32),
+        action_prob=np.array(old, np.float32),
+        eps_id=np.full(length, eps_id),
+    )
+
+
+def test_is_matches_hand_worked_numbers():
+    """R191: ratios 2 and 1/2, so p = 2, 1; discount 1/2."""
+    estimator = ImportanceSamplingEstimator(Coin(), 0.5)
+    estimator.process(episode([0.5, 0.25], [0.25, 0.5], [1.0, 4.0]))
+    ((name, metrics),) = estimator.get_metrics()
+    assert name == "is"
+    assert metrics == pytest.approx({"V_prev": 1 + 2, "V_step_IS": 2 + 2, "V_gain_est": 4 / 3})
+    assert estimator.get_metrics() == []
+
+
+def test_wis_matches_hand_worked_numbers():
+    """R191: p = (2, 1) and then (1,): means at step 0 are 2 and 3/2, at step 1 it is 1."""
+    estimator = WeightedImportanceSamplingEstimator(Coin(), 0.5)
+    estimator.process(episode([0.5, 0.25], [0.25, 0.5], [1.0, 4.0]))
+    estimator.process(episode([0.5], [0.5], [3.0]))
+    first, second = (estimate.metrics for estimate in estimator.get_metrics())
+    assert first == pytest.approx({"V_prev": 3, "V_step_WIS": 3, "V_gain_est": 1})
+    assert second == pytest.approx({"V_prev": 3, "V_step_WIS": 3 / 1.5, "V_gain_est": 2 / 3})
+
+
+@pytest.mark.parametrize("kind", [ImportanceSamplingEstimator, WeightedImportanceSamplingEstimator])
+def test_equal_policies_have_a_gain_of_one(kind):
+    """R191."""
+    rng = np.random.default_rng(3)
+    estimator = kind(Coin(), 0.9)
+    for length in (1, 4, 2):
+        probabilities = rng.uniform(0.1, 0.9, length).astype(np.float32)
+        estimator.process(episode(probabilities, probabilities, rng.uniform(1, 2, length)))
+    assert [metrics["V_gain_est"] for _, metrics in estimator.get_metrics()] == pytest.approx([1, 1, 1])
+
+
+def test_returns_of_zero_and_impossible_actions_do_not_divide_by_zero():
+    """R191."""
+    estimator = WeightedImportanceSamplingEstimator(Coin(), 1.0)
+    with np.errstate(divide="ignore"):
+        estimator.process(episode([0.0, 0.5], [0.5, 0.5], [0.0, 0.0]))
+    ((_, metrics),) = estimator.get_metrics()
+    assert metrics == {"V_prev": 0.0, "V_step_WIS": 0.0, "V_gain_est": 0.0}
+
+
+def test_log_probabilities_will_do_as_well():
+    """R191."""
+    estimator = ImportanceSamplingEstimator(Coin(), 1.0)
+    batch = episode([0.5], [0.25], [1.0])
+    del batch["action_prob"]
+    batch["action_logp"] = np.array([math.log(0.25)], np.float32)
+    estimator.process(batch)
+    assert estimator.get_metrics()[0].metrics["V_step_IS"] == pytest.approx(2.0)
+
+
+def test_missing_or_impossible_old_probabilities_are_refused():
+    """R191."""
+    estimator = ImportanceSamplingEstimator(Coin(), 1.0)
+    batch = episode([0.5], [0.0], [1.0])
+    with pytest.raises(ValueError, match=r"probabilities in \(0, 1\]"):
+        estimator.process(batch)
+    del batch["action_prob"]
+    with pytest.raises(BatchError, match="action_prob"):
+        estimator.process(batch)
+
+
+def test_a_multi_agent_batch_is_refused():
+    """R191."""
+    batch = MultiAgentBatch({"a": episode([0.5], [0.5], [1.0])}, 1)
+    assert episode_parts(batch) == [batch]
+    with pytest.raises(ValueError, match="single-agent"):
+        ImportanceSamplingEstimator(Coin(), 1.0).process(batch)
+
+
+def test_a_plain_batch_is_split_at_episode_boundaries():
+    """R64."""
+    batch = SampleBatch.concat([episode([0.5] * 2, [0.5] * 2, [1, 2], 7), episode([0.5], [0.5], [3], 8)])
+    assert [part["rewards"].tolist() for part in episode_parts(batch)] == [[1, 2], [3]]
+
+
+def test_a_policy_that_cannot_tell_is_refused_and_one_that_can_gets_states_and_previous_steps():
+    batch = episode([0.5], [0.5], [1.0])
+    with pytest.raises(PolicyError, match="compute_log_likelihoods"):
+        action_log_likelihoods(Mute(), batch)
+    batch["state_in_0"] = np.array([[3.0]])
+    batch["state_in_1"] = np.array([[4.0]])
+    batch["prev_actions"], batch["prev_rewards"] = np.array([1]), np.array([2.0])
+    policy = Coin()
+    assert action_log_likelihoods(policy, batch) == pytest.approx([math.log(0.5)])
+    states, actions, rewards = policy.given
+    assert [state.tolist() for state in states] == [[[3.0]], [[4.0]]]
+    assert (actions.tolist(), rewards.tolist()) == ([1], [2.0])
+
+
+def test_estimators_are_made_from_the_context():
+    class Worker:
+        def __init__(self, policy):
+            self.policy = policy
+
+        def get_policy(self):
+            return self.policy
+
+    estimator = ImportanceSamplingEstimator.create(IOContext(config={"gamma": 0.7}, worker=Worker(Coin())))
+    assert estimator.gamma == 0.7
+    assert isinstance(estimator.policy, Coin)
+    with pytest.raises(ConfigError, match="default_policy"):
+        ImportanceSamplingEstimator.create(IOContext(worker=Worker(None)))

@@ -1,0 +1,454 @@
+"""The methods of RolloutWorker; `sample` has a module of its own."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.env.external_env import ExternalEnv
+from aiorl.errors import CheckpointError
+from aiorl.offline.io import InputReader, OutputWriter
+from aiorl.rollout.interface import EvaluatorInterface
+from aiorl.rollout.rollout_worker import RolloutWorker
+from aiorl.testing.envs import CountingEnv
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+from aiorl.testing.scripted_env import ScriptedEnv, scenes
+
+ACTIONS = spaces.Discrete(2)
+
+
+def by_agent(agent):
+    return agent[1:]
+
+
+@pytest.fixture
+def make_pair(make_worker):
+    """A worker whose agents "a0" and "a1" are played by policies "0" and "1"."""
+
+    def make(**more):
+        return make_worker(
+            lambda context: CountingMultiAgentEnv((2, 3)),
+            {name: spec(VECTOR, ACTIONS) for name in "01"},
+            policy_mapping_fn=by_agent,
+            **{"batch_mode": "complete_episodes", "rollout_fragment_length": 3, **more},
+        )
+
+    return make
+
+
+# --- weights ---
+
+
+def test_weights_are_given_for_all_policies_or_those_named(make_pair):
+    """R40."""
+    worker = make_pair()
+    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [0.0], "1": [0.0]}
+    assert list(worker.get_weights(["1"])) == ["1"]
+    assert worker.get_weights(["nobody"]) == worker.get_weights([]) == {}
+
+
+def test_weights_are_set_for_policies_given_and_global_variables_afterwards(make_pair):
+    """R41."""
+    worker = make_pair()
+    worker.set_weights({"1": {"w": [5.0]}}, {"timestep": 40})
+    assert worker.policy_map["0"].notes == [("global_vars", {"timestep": 40})]
+    assert worker.policy_map["1"].notes == [("weights", 5.0), ("global_vars", {"timestep": 40})]
+    assert worker.policy_map["0"].global_timestep == 40
+    worker.set_weights({"0": {"w": [1.0]}}, {})
+    assert worker.get_global_vars() == {"timestep": 40}
+
+
+def test_weights_of_an_unknown_policy_are_a_key_error_and_change_nothing(make_pair):
+    """R41."""
+    worker = make_pair()
+    with pytest.raises(KeyError, match="nobody"):
+        worker.set_weights({"0": {"w": [1.0]}, "nobody": {"w": [1.0]}})
+    assert worker.policy_map["0"].notes == []
+
+
+def test_weights_set_between_two_samples_govern_the_next_action(make_worker):
+    """R79."""
+    worker = make_worker(rollout_fragment_length=2)
+    worker.sample()
+    worker.set_weights({DEFAULT: {"w": [1.0]}})
+    assert worker.sample()["actions"].tolist() == [1, 1]
+
+
+def test_weights_and_filters_may_be_changed_while_sampling_goes_on_also_by_callbacks(make_worker):
+    """R6, R41: neither ever in the middle of a turn; a callback, which is inside one, doesn't wait for itself."""
+    by_callback = threading.Event()
+
+    class Callbacks(DefaultCallbacks):
+        def on_episode_end(self, *, worker, **kwargs):
+            worker.set_weights(worker.get_weights())
+            by_callback.set()
+
+    worker = make_worker(
+        sample_async=True,
+        rollout_fragment_length=5,
+        observation_filter="ConcurrentMeanStdFilter",
+        callbacks=Callbacks,
+    )
+    for number in range(20):
+        worker.set_weights({DEFAULT: {"w": [float(number)]}})
+        worker.get_filters(flush_after=True)
+        worker.sample()
+    assert by_callback.wait(10)
+
+
+# --- learning ---
+
+
+def test_gradients_carry_the_batchs_count(make_worker):
+    """R42."""
+    worker = make_worker(rollout_fragment_length=4)
+    gradients, info = worker.compute_gradients(worker.sample())
+    assert gradients["w"].tolist() == [4]
+    assert info == {"rows": 4, "batch_count": 4}
+
+
+def test_gradients_of_a_multi_agent_batch_cover_the_policies_that_learn(make_pair):
+    """R42, R131."""
+    worker = make_pair(policies_to_train=["1"])
+    samples = worker.sample()
+    gradients, info = worker.compute_gradients(samples)
+    assert list(gradients) == ["1"]
+    assert info == {"1": {"rows": 3}, "batch_count": 3}
+    assert list(make_pair().compute_gradients(samples)[0]) == ["0", "1"]
+
+
+def test_gradients_are_applied_by_policy_or_to_the_default_one(make_pair, make_worker):
+    """R43."""
+    pair = make_pair(policies_to_train=["1"])
+    assert pair.apply_gradients({"0": {"w": np.ones(1)}}) == {"0": {"applied": 1.0}}, "whether it learns or not"
+    with pytest.raises(KeyError, match="nobody"):
+        pair.apply_gradients({"1": {"w": np.ones(1)}, "nobody": {}})
+    assert pair.policy_map["1"].weight.tolist() == [0.0]
+    single = make_worker()
+    assert single.apply_gradients({"w": np.full(1, 2.0)}) == {"applied": 2.0}, "a dict by weight name"
+    assert single.apply_gradients({DEFAULT: {"w": np.full(1, 3.0)}}) == {DEFAULT: {"applied": 3.0}}
+    assert single.policy_map[DEFAULT].weight.tolist() == [5.0]
+
+
+def test_policies_learn_on_their_own_rows_but_for_those_that_are_not_to(make_pair):
+    """R44."""
+    worker = make_pair()
+    samples = worker.sample()
+    assert worker.learn_on_batch(samples) == {
+        "0": {"rows": 2, "mean_reward": 1.5},
+        "1": {"rows": 3, "mean_reward": 2.0},
+    }
+    restricted = make_pair(policies_to_train=["0"])
+    assert list(restricted.learn_on_batch(samples)) == ["0"]
+    assert ("learn", 3) not in restricted.policy_map["1"].notes
+
+
+def test_a_plain_batch_is_learned_by_the_default_policy_whatever_the_whitelist_says(make_worker):
+    """R45."""
+    policies = {name: spec(VECTOR, ACTIONS) for name in (DEFAULT, "other")}
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv(), policies, policies_to_train=["other"], rollout_fragment_length=4
+    )
+    samples = worker.sample()
+    assert worker.policies_to_train == ["other"]
+    info = worker.learn_on_batch(samples)
+    assert info == {"rows": samples.count, "mean_reward": float(samples["rewards"].mean())}
+
+
+def test_sampling_and_learning_in_one_demands_the_expected_count(make_worker):
+    """R46."""
+    worker = make_worker(rollout_fragment_length=6)
+    with pytest.raises(AssertionError, match="count of 6, expected 7"):
+        worker.sample_and_learn(7, 1, 2, [])
+    info, count = worker.sample_and_learn(6, 2, 4, ["rewards"])
+    assert count == 6
+    assert info.keys() == {DEFAULT}
+    policy = worker.policy_map[DEFAULT]
+    assert [note for note in policy.notes if note[0] == "learn"] == [("learn", 4), ("learn", 2)] * 2
+
+
+def test_sample_with_count_gives_both(make_worker):
+    """R47."""
+    batch, count = make_worker(rollout_fragment_length=6).sample_with_count()
+    assert batch.count == count == 6
+
+
+# --- environments and policies ---
+
+
+def test_every_environment_is_visited_or_the_base_environment_if_it_shows_none(make_worker):
+    """R48."""
+    worker = make_worker(num_envs=3)
+    assert worker.foreach_env(id) == [id(env) for env in worker.async_env.get_unwrapped()]
+    assert len(worker.foreach_env(id)) == 3
+    base_env = ScriptedEnv({0: [scenes(2)]})
+    worker = make_worker(lambda context: base_env, {DEFAULT: spec(VECTOR, ACTIONS)})
+    assert worker.foreach_env(lambda env: env) == [base_env]
+
+
+def test_policies_are_found_by_id(make_pair, make_worker):
+    """R49."""
+    worker = make_pair()
+    assert worker.get_policy("0") is worker.policy_map["0"]
+    assert worker.get_policy() is None
+    assert worker.for_policy(id, "1") == id(worker.policy_map["1"])
+    with pytest.raises(KeyError, match="nobody"):
+        worker.for_policy(id, "nobody")
+    assert make_worker().for_policy(type) is PlainPolicy
+
+
+def test_all_policies_or_those_that_learn_are_visited(make_pair):
+    """R50."""
+    worker = make_pair(policies_to_train=["1"])
+    assert worker.foreach_policy(lambda policy, name: (policy, name)) == list(
+        zip(worker.policy_map.values(), "01", strict=True)
+    )
+    assert worker.foreach_trainable_policy(lambda policy, name: name) == ["1"]
+
+
+# --- filters, state, global variables ---
+
+
+def make_filtering(make_worker, **more):
+    return make_worker(observation_filter="MeanStdFilter", rollout_fragment_length=5, **more)
+
+
+def test_filters_are_copied_and_their_deltas_flushed_on_demand(make_worker):
+    """R138."""
+    worker = make_filtering(make_worker)
+    worker.sample()
+    own = worker.filters[DEFAULT]
+    seen = own.count
+    assert worker.get_filters()[DEFAULT].buffer_count == own.buffer_count == seen
+    first = worker.get_filters(flush_after=True)[DEFAULT]
+    assert first.buffer_count == first.count == seen
+    assert (own.count, own.buffer_count) == (seen, 0)
+    assert worker.get_filters()[DEFAULT].buffer_count == 0
+    own(np.zeros(3, np.float32))
+    assert first.count == seen, "a copy"
+
+
+def test_synchronised_filters_keep_the_unsent_delta_and_every_key_must_be_there(make_worker):
+    """R140, R141."""
+    worker, other = make_filtering(make_worker), make_filtering(make_worker)
+    worker.sample()
+    other.sample()
+    given, own = other.get_filters(), worker.filters[DEFAULT]
+    pending, published = own.buffer_count, given[DEFAULT].count
+    worker.sync_filters(given)
+    assert (own.count, own.buffer_count) == (published + pending, pending)
+    with pytest.raises(AssertionError, match="no filters are given for default_policy"):
+        worker.sync_filters({"other": given[DEFAULT]})
+
+
+def test_saving_and_restoring_keeps_policies_and_filters_but_no_pending_delta(make_worker):
+    """R51, R147."""
+    worker, other = make_filtering(make_worker), make_filtering(make_worker)
+    worker.set_weights({DEFAULT: {"w": [3.0]}}, {"timestep": 70})
+    worker.sample()
+    pending = worker.filters[DEFAULT].buffer_count
+    saved = worker.save()
+    assert worker.filters[DEFAULT].buffer_count == pending > 0, "still to be sent"
+    other.sample()
+    other.restore(saved)
+    assert other.get_weights()[DEFAULT]["w"].tolist() == [3.0]
+    assert other.policy_map[DEFAULT].global_timestep == 70
+    found, expected = other.filters[DEFAULT], worker.filters[DEFAULT].state()
+    assert found.buffer_count == 0
+    for name, array in found.state().items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_what_is_no_saved_state_or_of_other_policies_is_refused(make_worker, make_pair):
+    """R51."""
+    worker = make_worker()
+    with pytest.raises(CheckpointError, match="damaged"):
+        worker.restore(b"\xc1")
+    with pytest.raises(AssertionError, match="default_policy"):
+        worker.restore(make_pair().save())
+
+
+def test_global_variables_reach_every_policy_and_are_kept(make_pair):
+    """R52."""
+    worker = make_pair()
+    assert worker.get_global_vars() is None
+    worker.set_global_vars({"timestep": 1})
+    worker.set_global_vars({"timestep": 2, "lr": 0.5})
+    assert worker.get_global_vars() == worker.global_vars == {"timestep": 2, "lr": 0.5}
+    for policy in worker.policy_map.values():
+        assert policy.notes == [("global_vars", {"timestep": 1}), ("global_vars", {"timestep": 2, "lr": 0.5})]
+
+
+class Exporting(PlainPolicy):
+    def export_model(self, export_dir):
+        self.notes.append(("model", export_dir))
+
+    def export_checkpoint(self, export_dir, filename_prefix="model"):
+        self.notes.append(("checkpoint", export_dir, filename_prefix))
+
+    def import_model_from_h5(self, import_file):
+        self.notes.append(("h5", import_file))
+
+
+def test_exports_and_imports_reach_the_right_policy(make_worker):
+    """R53."""
+    policies = {name: spec(VECTOR, ACTIONS, Exporting) for name in (DEFAULT, "b")}
+    worker = make_worker(lambda context: CountingMultiAgentEnv(), policies)
+    worker.export_policy_model("m")
+    worker.export_policy_model("mb", "b")
+    worker.import_policy_model_from_h5("f")
+    worker.import_policy_model_from_h5("fb", "b")
+    worker.export_policy_checkpoint("c")
+    worker.export_policy_checkpoint("cb", "weights", "b")
+    assert worker.policy_map[DEFAULT].notes == [("model", "m"), ("h5", "f"), ("checkpoint", "c", "model")]
+    assert worker.policy_map["b"].notes == [("model", "mb"), ("h5", "fb"), ("checkpoint", "cb", "weights")]
+    with pytest.raises(KeyError, match="nobody"):
+        worker.export_policy_model("m", "nobody")
+
+
+def test_learning_data_parallel_needs_policies_that_can(make_worker):
+    """R54."""
+    with pytest.raises(ValueError, match="cannot learn data-parallel"):
+        make_worker().setup_torch_data_parallel("tcp://host:1", 0, 2, "ring")
+
+
+# --- the worker itself ---
+
+
+def test_creation_arguments_are_those_given(make_worker):
+    """R55."""
+    env_config, policy_config = {"a": [1]}, {"model": {"x": 1}}
+
+    def create(context):
+        context["b"] = 2
+        return CountingEnv()
+
+    worker = make_worker(create, env_config=env_config, policy_config=policy_config, seed=3)
+    arguments = worker.creation_args()
+    assert len(arguments) == 35
+    assert arguments["env_creator"] is create
+    assert arguments["policy"] is PlainPolicy
+    assert arguments["env_config"] is env_config
+    assert (env_config, policy_config) == ({"a": [1]}, {"model": {"x": 1}})
+    assert (arguments["seed"], arguments["num_envs"]) == (3, 1)
+    arguments.clear()
+    assert len(worker.creation_args()) == 35
+    again = make_worker(**worker.creation_args())
+    assert again.creation_args() == worker.creation_args()
+
+
+class Closing:
+    def __init__(self):
+        self.closed = 0
+
+    def close(self):
+        self.closed += 1
+
+
+class Reader(Closing, InputReader):
+    def next(self):
+        raise NotImplementedError
+
+
+class Writer(Closing, OutputWriter):
+    def write(self, batch):
+        raise NotImplementedError
+
+
+def test_stopping_ends_sampler_environments_reader_and_writer_and_may_be_repeated(make_worker):
+    """R56, R74."""
+    base_env = ScriptedEnv({0: [scenes(3)]})
+    worker = make_worker(
+        lambda context: base_env,
+        {DEFAULT: spec(VECTOR, ACTIONS)},
+        sample_async=True,
+        input_creator=lambda context: Reader(),
+        output_creator=lambda context: Writer(),
+    )
+    assert worker.sampler.is_alive
+    worker.stop()
+    assert not worker.sampler.is_alive
+    assert base_env.stopped
+    assert worker.input_reader.closed == worker.output_writer.closed == 1
+    worker.stop()
+
+
+class Waiting(ExternalEnv):
+    """Asks for one action, and then never again."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.over = threading.Event()
+
+    def run(self):
+        episode = self.start_episode()
+        self.get_action(episode, np.zeros(3, np.float32))
+        self.over.wait(60)
+
+    def close(self):
+        self.over.set()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_stopping_wakes_a_sampler_that_waits_for_clients(make_worker):
+    """R56, R74."""
+    worker = make_worker(lambda context: Waiting(ACTIONS, VECTOR), sample_async=True)
+    worker.stop()
+    assert not worker.sampler.is_alive
+
+
+def test_a_half_built_worker_is_disposed_of_in_silence():
+    """R56: none of its parts is there; under pytest an error in __del__ is a failure."""
+    worker = RolloutWorker.__new__(RolloutWorker)
+    worker.stop()
+    found = weakref.ref(worker)
+    del worker
+    gc.collect()
+    assert found() is None
+
+
+def test_disposal_flags_an_asynchronous_sampler_to_shut_down(make_worker):
+    """R56."""
+    worker = make_worker(sample_async=True)
+    assert not worker.sampler.shutdown
+    worker.__del__()
+    assert worker.sampler.shutdown
+
+
+def test_a_failing_construction_stops_what_was_built():
+    """R56."""
+    base_env = ScriptedEnv({0: [scenes(3)]})
+    with pytest.raises(AssertionError, match="output_creator"):
+        RolloutWorker(
+            lambda context: base_env,
+            {DEFAULT: spec(VECTOR, ACTIONS)},
+            sample_async=True,
+            output_creator=lambda context: None,
+        )
+    assert base_env.stopped
+
+
+def test_addresses_and_ports_are_of_this_host(make_worker):
+    """R57: see also test_rendezvous."""
+    worker = make_worker()
+    assert 0 < worker.find_free_port() < 65536
+    assert worker.get_node_ip().count(".") == 3
+
+
+def test_a_launcher_is_told_the_limits():
+    limits = RolloutWorker.as_remote(num_cpus=2, memory=1000)
+    assert (limits.worker_class, limits.num_cpus, limits.num_gpus, limits.memory) == (RolloutWorker, 2, None, 1000)
+
+
+def test_functions_may_be_applied_to_the_worker(make_worker):
+    worker = make_worker()
+    assert isinstance(worker, EvaluatorInterface)
+    assert worker.apply(lambda given, number, more: (given, number, more), 3, more=4) == (worker, 3, 4)
+    assert worker.get_host()
