@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     from aiorl.env.stepped_vector_env import VectorEnv
     from aiorl.models.tf_policy import TFPolicy
     from aiorl.observation.preprocessors import Preprocessor
+    from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator
+    from aiorl.offline.io import InputReader, IOContext, OutputWriter, SamplerInput
     from aiorl.policy.exploration import Exploration
     from aiorl.policy.policy import Policy
     from aiorl.policy.policy_map import PolicyMap
+    from aiorl.rollout.interface import EvaluatorInterface
+    from aiorl.rollout.rollout_worker import RolloutWorker, get_global_worker
     from aiorl.sampler.async_sampler import AsyncSampler
     from aiorl.sampler.episode import MultiAgentEpisode
     from aiorl.sampler.sync_sampler import SyncSampler
@@ -38,21 +42,30 @@ _HOME = {
     "DEFAULT_POLICY_ID": "aiorl.data.columns",
     "DefaultCallbacks": "aiorl.callbacks",
     "EnvContext": "aiorl.env.registry",
+    "EvaluatorInterface": "aiorl.rollout.interface",
     "Exploration": "aiorl.policy.exploration",
     "ExternalEnv": "aiorl.env.external_env",
     "ExternalMultiAgentEnv": "aiorl.env.external_env",
     "Fragment": "aiorl.data.fragment",
+    "IOContext": "aiorl.offline.io",
+    "InputReader": "aiorl.offline.io",
     "MultiAgentBatch": "aiorl.data.multi_agent_batch",
     "MultiAgentEnv": "aiorl.env.multi_agent_env",
     "MultiAgentEpisode": "aiorl.sampler.episode",
+    "OffPolicyEstimate": "aiorl.offline.estimators",
+    "OffPolicyEstimator": "aiorl.offline.estimators",
+    "OutputWriter": "aiorl.offline.io",
     "Policy": "aiorl.policy.policy",
     "PolicyMap": "aiorl.policy.policy_map",
     "Poll": "aiorl.env.base_env",
     "Preprocessor": "aiorl.observation.preprocessors",
+    "RolloutWorker": "aiorl.rollout.rollout_worker",
     "SampleBatch": "aiorl.data.sample_batch",
+    "SamplerInput": "aiorl.offline.io",
     "SyncSampler": "aiorl.sampler.sync_sampler",
     "TFPolicy": "aiorl.models.tf_policy",
     "VectorEnv": "aiorl.env.stepped_vector_env",
+    "get_global_worker": "aiorl.rollout.rollout_worker",
     "register_env": "aiorl.env.registry",
     "to_base_env": "aiorl.env.adapt",
 }
@@ -64,22 +77,31 @@ __all__ = [
     "BaseEnv",
     "DefaultCallbacks",
     "EnvContext",
+    "EvaluatorInterface",
     "Exploration",
     "ExternalEnv",
     "ExternalMultiAgentEnv",
     "Fragment",
+    "IOContext",
+    "InputReader",
     "MultiAgentBatch",
     "MultiAgentEnv",
     "MultiAgentEpisode",
+    "OffPolicyEstimate",
+    "OffPolicyEstimator",
+    "OutputWriter",
     "Policy",
     "PolicyMap",
     "Poll",
     "Preprocessor",
+    "RolloutWorker",
     "SampleBatch",
+    "SamplerInput",
     "SyncSampler",
     "TFPolicy",
     "VectorEnv",
     "__version__",
+    "get_global_worker",
     "register_env",
     "to_base_env",
 ]

@@ -50,7 +50,7 @@ class PairSpec:
     epochs: int = 1
     minibatch: int = 0
     threads: int = 2
-    seconds: float = 6.0
+    seconds: float = 4.0
     port: int = 0
 
 

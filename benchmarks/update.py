@@ -24,19 +24,19 @@ __all__ = ["update_impala", "update_ppo", "update_ppo_large"]
 def update_ppo() -> list[Figure]:
     """4,096 steps, 10 epochs, minibatches of 256, one core."""
     value, baseline = run_fresh("benchmarks.update", "ppo", "1", "4096", "10", "256")
-    return [Figure("update/ppo 4096 x 10 epochs, 1 core", value, "env steps/s", baseline, target=150_000)]
+    return [Figure("update/ppo 4096 x 10 epochs, 1 core", value, "env steps/s", baseline, target_ratio=1.5)]
 
 
 def update_ppo_large() -> list[Figure]:
     """65,536 steps, one epoch, minibatches as the config picks them, two cores."""
     value, baseline = run_fresh("benchmarks.update", "ppo", "2", "65536", "1", "4096")
-    return [Figure("update/ppo 65536 x 1 epoch, 2 cores", value, "env steps/s", baseline, target=1_500_000)]
+    return [Figure("update/ppo 65536 x 1 epoch, 2 cores", value, "env steps/s", baseline, target_ratio=1.2)]
 
 
 def update_impala() -> list[Figure]:
     """V-trace over 32,768 steps in sequences of 64, one core."""
     value, _ = run_fresh("benchmarks.update", "impala", "1", "32768", "1", "4096")
-    return [Figure("update/impala 32768, 1 core", value, "env steps/s", target=1_000_000)]
+    return [Figure("update/impala 32768, 1 core", value, "env steps/s")]
 
 
 def main(algo: str, cores: str, batch: str, epochs: str, minibatch: str) -> None:

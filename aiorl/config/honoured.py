@@ -47,7 +47,6 @@ NOT_YET_HONOURED: dict[str, str] = {
     "model.dim": "Atari preprocessing is not there yet",
     "model.framestack": "Atari preprocessing is not there yet",
     "model.custom_preprocessor": "custom preprocessors are not there yet",
-    "model.custom_model": "custom models are not there yet",
 }
 """Keys that are known but whose other values nothing heeds yet: refused at any value but the default."""
 

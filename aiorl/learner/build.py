@@ -56,7 +56,6 @@ def build_learning(config: CommonConfig, log: Path | None = None) -> Learning:
         ConfigError: a setting that cannot be honoured.
         UnsupportedSpaceError: a space without preprocessor or distribution.
         EnvError: the environment's constructor failed.
-        ExportError: a model that has no acting graph.
     """
     clock = time.monotonic
     began = clock()
@@ -68,7 +67,7 @@ def build_learning(config: CommonConfig, log: Path | None = None) -> Learning:
     configure_tensorflow(config, log)
     from aiorl.algorithms.registry import algorithm_class
     from aiorl.models.catalog import build_model
-    from aiorl.models.export import export_acting_graph
+    from aiorl.models.export import describe_policy
 
     has_tensorflow = clock()
     kind = algorithm_class(config.algo)
@@ -79,12 +78,12 @@ def build_learning(config: CommonConfig, log: Path | None = None) -> Learning:
         config.model.model_dump(),
         seed=config.seed,
     )
-    graph, spec = export_acting_graph(model)
+    graph, description = describe_policy(model, config.model.model_dump())
     algorithm = kind(config, model)
     return Learning(
         algorithm=algorithm,
         worker_part=WorkerPart.of(config, kind.sample_plan(config)),
-        graphs={DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}},
+        graphs={DEFAULT_POLICY_ID: {"graph": graph, "spec": description}},
         filter=make_filter(config.observation_filter, preprocessor.shape),
         spaces={"observation": space_to_dict(observation_space), "action": space_to_dict(action_space)},
         seconds={

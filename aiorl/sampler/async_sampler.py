@@ -189,7 +189,8 @@ class AsyncSampler:
         except Exception as error:
             self._put(error)
             self._cause = error
-            raise
+            if not self.shutdown:  # what stopping an environment brings about is no fault
+                raise
         finally:
             with self._changed:
                 self._is_over = True

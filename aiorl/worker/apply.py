@@ -12,7 +12,7 @@ from typing import Any
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.observation.filters import ObservationFilter
-from aiorl.policy.onnx_policy import OnnxPolicy
+from aiorl.policy.graph_policy import GraphPolicy
 from aiorl.protocol.messages import Snapshot
 
 __all__ = ["SnapshotSlot", "StopSampling"]
@@ -34,7 +34,7 @@ class SnapshotSlot:
 
     def __init__(
         self,
-        policy: OnnxPolicy,
+        policy: GraphPolicy,
         observation_filter: ObservationFilter,
         incarnation: str,
         *,
@@ -83,7 +83,10 @@ class SnapshotSlot:
         self._offered = None
         self._policy.set_weights(snapshot.weights[DEFAULT_POLICY_ID])
         state = snapshot.filters.get(DEFAULT_POLICY_ID)
+        acknowledged = snapshot.filter_acks.get(self._incarnation, 0)
         if state and (self._synchronize_filters or self.version < 0):
-            self._filter.adopt(state, snapshot.filter_acks.get(self._incarnation, 0))
+            self._filter.adopt(state, acknowledged)
+        else:
+            self._filter.acknowledge(acknowledged)
         self.global_vars = snapshot.global_vars
         self.version = snapshot.version

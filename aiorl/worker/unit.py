@@ -17,13 +17,11 @@ from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import EpisodeColumns, PerfStats
-from aiorl.data.spaces import space_from_dict
 from aiorl.env.adapt import make_lockstep_env
 from aiorl.errors import PolicyError
 from aiorl.observation.filters import make_filter
 from aiorl.observation.preprocessors import preprocessor_for
-from aiorl.policy.acting_graph import ActingSpec
-from aiorl.policy.onnx_policy import OnnxPolicy
+from aiorl.policy.loading import load_policy
 from aiorl.protocol.messages import PolicyGraph, Snapshot
 from aiorl.sampler.columnar import ColumnarSampler
 from aiorl.worker.apply import SnapshotSlot
@@ -102,12 +100,13 @@ class SamplerUnit:
             worker_index=slot,
             horizon=part.horizon,
         )
-        spec = ActingSpec.from_dict(graph["spec"])
-        if space_from_dict(spec.action_space) != self.env.action_space:
+        self.policy = load_policy(graph["graph"], graph["spec"], threads=part.num_cpus_per_worker)
+        if self.policy.action_space != self.env.action_space:
             raise PolicyError(
                 f"this host's {part.env!r} has the action space {self.env.action_space}, the learner's has "
-                f"{space_from_dict(spec.action_space)}; install the same version of the environment on both"
+                f"{self.policy.action_space}; install the same version of the environment on both"
             )
+        spec = self.policy.spec
         preprocessor = preprocessor_for(self.env.observation_space)
         if tuple(preprocessor.shape) != tuple(spec.obs_shape):
             raise PolicyError(
@@ -115,7 +114,6 @@ class SamplerUnit:
                 f"{spec.obs_shape}; install the same version of the environment on both"
             )
         self.filter = make_filter(part.observation_filter, preprocessor.shape)
-        self.policy = OnnxPolicy(graph["graph"], spec, threads=part.num_cpus_per_worker)
         self._slot = SnapshotSlot(self.policy, self.filter, incarnation, synchronize_filters=part.synchronize_filters)
         self._slot.offer(snapshot)
         plan = part.sample_plan

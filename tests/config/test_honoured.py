@@ -45,7 +45,6 @@ OTHER_VALUES = {
     "model.dim": 42,
     "model.framestack": False,
     "model.custom_preprocessor": "package.module:Preprocessor",
-    "model.custom_model": "package.module:Model",
 }
 
 

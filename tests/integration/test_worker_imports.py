@@ -14,7 +14,8 @@ HEAVY = ("tensorflow", "keras", "onnx", "tf2onnx", "torch", "jax")
 
 REPORT = """
 import sys, importlib, pkgutil
-for package in ("aiorl.worker", "aiorl.sampler", "aiorl.env", "aiorl.policy", "aiorl.transport", "aiorl.protocol"):
+for folder in "worker rollout offline sampler env policy transport protocol".split():
+    package = f"aiorl.{folder}"
     module = importlib.import_module(package)
     for found in pkgutil.iter_modules(module.__path__, package + "."):
         if not found.name.endswith("__main__"):

@@ -27,7 +27,7 @@ from aiorl.offline.io import InputReader, NoopWriter, OutputWriter, SamplerInput
 from aiorl.rollout.rollout_worker import RolloutWorker, get_global_worker
 from aiorl.sampler.async_sampler import AsyncSampler
 from aiorl.sampler.sync_sampler import SyncSampler
-from aiorl.testing.envs import CountingEnv
+from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 from aiorl.testing.scripted_env import ScriptedEnv, scenes
 
@@ -37,7 +37,7 @@ ACTIONS = spaces.Discrete(2)
 def test_parts_are_built_in_order(make_worker, monkeypatch):
     """R19, R30 and SPEC 2.2: by tape."""
     tape = []
-    monkeypatch.delenv("AIORL_TEST_NUMBER", raising=False)
+    monkeypatch.setenv("AIORL_TEST_NUMBER", "before")
 
     class Env(CountingEnv):
         def __init__(self, context):
@@ -81,7 +81,6 @@ def test_parts_are_built_in_order(make_worker, monkeypatch):
         "output",
     ]
     assert get_global_worker() is worker
-    monkeypatch.delenv("AIORL_TEST_NUMBER")
 
 
 def test_the_global_worker_is_the_last_one_made_and_is_not_kept_alive():
@@ -105,6 +104,14 @@ def test_a_single_class_is_the_default_policy_with_the_environments_spaces(make_
     assert worker.policy_map[DEFAULT].action_space == CountingEnv().action_space
     assert worker.rollout_fragment_length == 60
     assert not worker.multiagent
+
+
+def test_a_vectorised_environment_gives_the_spaces_of_one_copy(make_worker):
+    """R13, R161."""
+    worker = make_worker(lambda context: CountingVectorEnv(), rollout_fragment_length=6)
+    assert worker.policy_map[DEFAULT].observation_space.shape == (3,)
+    assert worker.policy_map[DEFAULT].action_space == ACTIONS
+    assert worker.sample().count == 6
 
 
 def test_policies_are_built_in_sorted_order_of_their_ids(make_worker):

@@ -396,7 +396,6 @@ class Waiting(ExternalEnv):
         self.over.set()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_stopping_wakes_a_sampler_that_waits_for_clients(make_worker):
     """R56, R74."""
     worker = make_worker(lambda context: Waiting(ACTIONS, VECTOR), sample_async=True)

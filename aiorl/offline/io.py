@@ -1,0 +1,135 @@
+"""InputReader and OutputWriter: where a worker's batches come from and where copies of them go.
+
+By default they come from the worker's sampler and go nowhere else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from aiorl.data.concat import Batch, concat_batches
+from aiorl.errors import ConfigError
+
+__all__ = [
+    "IOContext",
+    "InputCreator",
+    "InputReader",
+    "NoopWriter",
+    "OutputCreator",
+    "OutputWriter",
+    "SamplerInput",
+    "noop_output",
+    "sampler_input",
+]
+
+
+class InputReader(ABC):
+    """Gives batches, one after the other; subclass it to read experience of your own.
+
+    Source: SPEC 10.
+    """
+
+    @abstractmethod
+    def next(self) -> Batch:
+        """The next batch; blocks until there is one."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release everything; may be called more than once."""
+
+
+class OutputWriter(ABC):
+    """Takes every batch that a worker samples, before it is compressed; subclass it to keep them.
+
+    Source: SPEC 10.
+    """
+
+    @abstractmethod
+    def write(self, batch: Batch) -> None:
+        """Take a batch; it belongs to the worker's caller as well and must not be changed."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release everything; may be called more than once."""
+
+
+class BatchSource(Protocol):
+    """What SamplerInput needs of a sampler."""
+
+    def get_data(self) -> Batch:
+        """The next batch."""
+
+    def get_extra_batches(self) -> Sequence[Batch]:
+        """Batches that episodes added on their own since the last call."""
+
+
+class SamplerInput(InputReader):
+    """Batches of a sampler, each with the extra batches that came about meanwhile."""
+
+    def __init__(self, sampler: BatchSource) -> None:
+        """Read from a sampler."""
+        self._sampler = sampler
+
+    def next(self) -> Batch:
+        """See InputReader.
+
+        Raises:
+            Exception: whatever the sampler raises.
+        """
+        return concat_batches([self._sampler.get_data(), *self._sampler.get_extra_batches()])
+
+
+class NoopWriter(OutputWriter):
+    """Keeps nothing."""
+
+    def write(self, batch: Batch) -> None:
+        """Nothing to do."""
+
+
+class IOContext:
+    """What a reader or writer may want to know when it is made.
+
+    Attributes:
+        log_dir: the run's directory, None if there is none.
+        config: the policies' base config.
+        worker_index: the worker's index, 0 = local.
+        worker: the RolloutWorker, None outside of one.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        worker_index: int = 0,
+        worker: Any = None,
+    ) -> None:
+        """Note the place."""
+        self.log_dir = log_dir
+        self.config = dict(config or {})
+        self.worker_index = worker_index
+        self.worker = worker
+
+    def default_sampler_input(self) -> InputReader:
+        """Batches of the worker's own sampler.
+
+        Raises:
+            ConfigError: there is no worker with a sampler.
+        """
+        sampler = getattr(self.worker, "sampler", None)
+        if sampler is None:
+            raise ConfigError("sampler input needs a worker with a sampler, and this context has none.", key="input")
+        return SamplerInput(sampler)
+
+
+InputCreator = Callable[[IOContext], InputReader]
+OutputCreator = Callable[[IOContext], OutputWriter]
+
+
+def sampler_input(context: IOContext) -> InputReader:
+    """The default input: the worker's own sampler."""
+    return context.default_sampler_input()
+
+
+def noop_output(context: IOContext) -> OutputWriter:
+    """The default output: none."""
+    return NoopWriter()

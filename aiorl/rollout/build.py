@@ -1,0 +1,298 @@
+"""The parts of a RolloutWorker, each made from the constructor's arguments; the worker says in which order."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.config.merge import deep_update
+from aiorl.env.adapt import to_base_env
+from aiorl.env.base_env import BaseEnv
+from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
+from aiorl.env.gym_like import check_gym_like, check_seedable
+from aiorl.env.multi_agent_env import MultiAgentEnv
+from aiorl.env.registry import EnvContext, resolve_env
+from aiorl.env.remote_base_env import RemoteSettings, remote_name
+from aiorl.env.stepped_vector_env import VectorEnv
+from aiorl.errors import ConfigError
+from aiorl.log_once import log_once
+from aiorl.observation.filters import ObservationFilter, make_filter
+from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
+from aiorl.offline.estimators import ESTIMATORS, OffPolicyEstimator
+from aiorl.offline.io import InputReader, IOContext, OutputWriter, SamplerInput
+from aiorl.policy.policy import Policy
+from aiorl.policy.policy_map import PolicyMap
+from aiorl.rollout.arguments import SIMULATION, WorkerArguments
+from aiorl.rollout.frameworks import check_tensorflow, granted_gpus, policy_class_for
+from aiorl.rollout.policy_specs import PolicySpec
+from aiorl.sampler.async_sampler import AsyncSampler
+from aiorl.sampler.sync_sampler import SyncSampler
+
+__all__ = [
+    "EnvMaker",
+    "Sampler",
+    "make_estimators",
+    "make_filters",
+    "make_input_reader",
+    "make_output_writer",
+    "make_policies",
+    "make_sampler",
+    "set_environment_variables",
+    "set_up_logging",
+]
+
+logger = logging.getLogger(__name__)
+
+Sampler = SyncSampler | AsyncSampler
+
+_NEVER_WRAPPED = (BaseEnv, VectorEnv, gymnasium.vector.VectorEnv, MultiAgentEnv, ExternalEnv, ExternalMultiAgentEnv)
+
+
+def set_environment_variables(values: Mapping[str, Any] | None) -> None:
+    """Set environment variables of this process, as strings."""
+    os.environ.update({name: str(value) for name, value in (values or {}).items()})
+
+
+def set_up_logging(log_level: str | None, worker_index: int) -> None:
+    """Set aiorl's log level, and how often reports of data flow appear.
+
+    Workers 0 and 1 report, at DEBUG again and again; others keep quiet, also at DEBUG.
+    """
+    if log_level is not None:
+        logging.getLogger("aiorl").setLevel(log_level)
+    if worker_index > 1:
+        log_once.disable()
+    elif log_level == "DEBUG":
+        log_once.repeat_periodically()
+
+
+class EnvMaker:
+    """Makes and wraps a worker's environments, and brings them into the form that samplers drive.
+
+    Attributes:
+        context: of environment 0.
+        is_deepmind: environment 0 got the DeepMind wrappers; known once it is made.
+    """
+
+    def __init__(self, arguments: WorkerArguments) -> None:
+        """Find out what makes the environments.
+
+        Raises:
+            UnknownEnvError: the creator is a name that nothing has, or cannot be called.
+        """
+        self._arguments = arguments
+        self._creator = resolve_env(arguments.env_creator)
+        self._wrapping = arguments.wrapping
+        config = self._wrapping.env_config(self._creator, arguments.env_config or {})
+        self.context = EnvContext(config, arguments.worker_index)
+        self.is_deepmind = False
+
+    def make_first(self) -> Any:
+        """Environment 0, wrapped.
+
+        Raises:
+            UnsupportedEnvError: what was made is no environment that we can drive (also a ValueError).
+        """
+        env = self._creator(self.context)
+        if not isinstance(env, _NEVER_WRAPPED):
+            check_gym_like(env, self._creator.env_id)
+            self.is_deepmind = self._wrapping.wraps_atari(env)
+        if self._arguments.remote_worker_envs:
+            # only its spaces are of interest; the one that is played, and monitored, lives in a child process
+            return self._wrap(env, self.context, is_monitored=False)
+        return self._wrap(env, self.context)
+
+    def check_seedable(self, env: Any) -> None:
+        """Nothing, for an environment that can be seeded.
+
+        Raises:
+            ConfigError: it cannot (also a ValueError).
+        """
+        check_seedable(env, self._creator.env_id)
+
+    def to_base_env(self, env: Any) -> BaseEnv:
+        """Environment 0 and as many more as are wanted.
+
+        Raises:
+            ConfigError: a number of environments or remote processes that this kind cannot have.
+            EnvError: a child process could not make its environment.
+        """
+        arguments = self._arguments
+        return to_base_env(
+            env,
+            self._make_copy,
+            arguments.num_envs,
+            arguments.remote_worker_envs,
+            arguments.remote_env_batch_wait_ms,
+            remote_settings=self._remote_settings(env) if arguments.remote_worker_envs else None,
+            env_id=self._creator.env_id,
+            seed=arguments.seed,
+        )
+
+    def _make_copy(self, index: int) -> Any:
+        context = self.context.copy_with_overrides(vector_index=index, remote=self._arguments.remote_worker_envs)
+        return self._wrap(self._creator(context), context)
+
+    def _wrap(self, env: Any, context: EnvContext, *, is_monitored: bool = True) -> Any:
+        if isinstance(env, _NEVER_WRAPPED):
+            return env
+        wrapping = self._wrapping if is_monitored else dataclasses.replace(self._wrapping, monitor_path=None)
+        return wrapping.wrap(env, context)
+
+    def _remote_settings(self, env: Any) -> RemoteSettings | None:
+        """How child processes make the environment; None where it is of a kind that has none."""
+        if isinstance(env, _NEVER_WRAPPED) and not isinstance(env, MultiAgentEnv):
+            return None
+        return RemoteSettings(
+            remote_name(self._arguments.env_creator),
+            dict(self.context),
+            worker_index=self._arguments.worker_index,
+            wrapping=self._wrapping,
+        )
+
+
+def agent_spaces(env: Any) -> tuple[Any, Any]:
+    """Observation and action space of one agent, None where the environment names none."""
+    prefix = "single_" if isinstance(env, gymnasium.vector.VectorEnv) else ""
+    return getattr(env, f"{prefix}observation_space", None), getattr(env, f"{prefix}action_space", None)
+
+
+def make_policies(
+    specs: Mapping[str, PolicySpec], arguments: WorkerArguments, *, preprocess: bool
+) -> tuple[dict[str, Policy], dict[str, Preprocessor]]:
+    """Policies and preprocessors by policy id, made in the order of the ids.
+
+    Args:
+        specs: how each policy is made.
+        arguments: of the worker.
+        preprocess: False takes observations as the environment's wrappers made them.
+
+    Raises:
+        UnsupportedSpaceError: observations that no preprocessor makes an array of (also a ValueError).
+        ConfigError: a policy without an eager variant, in eager mode (also a ValueError).
+        ImportError: a policy needs TensorFlow, which is not installed.
+        RuntimeError: GPUs are granted that TensorFlow does not see.
+    """
+    policies: dict[str, Policy] = {}
+    preprocessors: dict[str, Preprocessor] = {}
+    base_config = arguments.policy_config or {}
+    for position, policy_id in enumerate(sorted(specs)):
+        spec = specs[policy_id]
+        config = deep_update(base_config, spec.config)
+        config |= {"num_workers": arguments.num_workers, "worker_index": arguments.worker_index}
+        if arguments.seed is not None:
+            config.setdefault("seed", _policy_seed(arguments.seed, position))
+        custom = (config.get("model") or {}).get("custom_preprocessor") or arguments.custom_preprocessor
+        preprocessor = make_preprocessor(spec.observation_space, custom_preprocessor=custom, is_enabled=preprocess)
+        check_tensorflow(spec.policy_class, granted_gpus(base_config, arguments.worker_index))
+        policy_class = policy_class_for(spec.policy_class, base_config)
+        preprocessors[policy_id] = preprocessor
+        policies[policy_id] = policy_class(preprocessor.observation_space, spec.action_space, config)
+    return policies, preprocessors
+
+
+def _policy_seed(seed: int, position: int) -> int:
+    """Seed of a policy's own generators: the worker's for the first, else another one each."""
+    return seed if position == 0 else int(np.random.SeedSequence((seed, position)).generate_state(1)[0])
+
+
+def make_filters(preprocessors: Mapping[str, Preprocessor], name: str) -> dict[str, ObservationFilter]:
+    """A filter for each policy's observations.
+
+    Raises:
+        ConfigError: no filter of that name (also a ValueError).
+    """
+    return {policy_id: make_filter(name, preprocessor.shape) for policy_id, preprocessor in preprocessors.items()}
+
+
+def make_sampler(
+    worker: Any,
+    arguments: WorkerArguments,
+    *,
+    base_env: BaseEnv,
+    policies: PolicyMap,
+    preprocessors: Mapping[str, Preprocessor],
+    filters: Mapping[str, ObservationFilter],
+    callbacks: DefaultCallbacks,
+    clip_rewards: bool | float | None,
+    on_turn: Callable[[], None],
+) -> Sampler:
+    """The sampler, not yet started.
+
+    Raises:
+        AssertionError: sampling in the background with a filter that threads may not share.
+    """
+    settings: dict[str, Any] = {
+        "worker": worker,
+        "base_env": base_env,
+        "policy_map": policies,
+        "policy_mapping_fn": None,
+        "preprocessors": preprocessors,
+        "filters": filters,
+        "clip_rewards": clip_rewards,
+        "fragment_length": arguments.rollout_fragment_length if arguments.is_truncating else math.inf,
+        "callbacks": callbacks,
+        "horizon": arguments.episode_horizon,
+        "pack_episodes": arguments.is_truncating,
+        "clip_actions": arguments.clip_actions,
+        "soft_horizon": arguments.soft_horizon,
+        "no_done_at_end": arguments.no_done_at_end,
+        "observation_fn": arguments.observation_fn,
+        "on_turn": on_turn,
+    }
+    if arguments.wants_simulation and not arguments.sample_async:
+        logger.warning(
+            "Input evaluation %r: the environment is sampled in the background, for metrics only", SIMULATION
+        )
+    if arguments.sample_async or arguments.wants_simulation:
+        return AsyncSampler(**settings, blackhole_outputs=arguments.wants_simulation)
+    return SyncSampler(**settings)
+
+
+def make_estimators(arguments: WorkerArguments, context: IOContext) -> list[OffPolicyEstimator]:
+    """Off-policy estimators, in the order of their names.
+
+    Raises:
+        ConfigError: there is no default policy to judge (also a ValueError).
+    """
+    return [ESTIMATORS[name].create(context) for name in sorted(arguments.input_evaluation) if name in ESTIMATORS]
+
+
+def make_input_reader(arguments: WorkerArguments, context: IOContext) -> InputReader:
+    """Where batches come from.
+
+    Raises:
+        AssertionError: the creator made something else.
+        ConfigError: the sampler's batches are asked for, and dropped for the sake of input evaluation.
+    """
+    reader = arguments.input_creator(context)
+    if not isinstance(reader, InputReader):
+        raise AssertionError(f"input_creator made a {type(reader).__name__}, expected an InputReader")
+    if arguments.wants_simulation and isinstance(reader, SamplerInput):
+        raise ConfigError(
+            f"input_evaluation {SIMULATION!r} drops what the sampler yields, which is the input here.",
+            key="input_evaluation",
+            value=SIMULATION,
+            hint="Use it with stored input only.",
+        )
+    return reader
+
+
+def make_output_writer(arguments: WorkerArguments, context: IOContext) -> OutputWriter:
+    """Where copies of batches go.
+
+    Raises:
+        AssertionError: the creator made something else.
+    """
+    writer = arguments.output_creator(context)
+    if not isinstance(writer, OutputWriter):
+        raise AssertionError(f"output_creator made a {type(writer).__name__}, expected an OutputWriter")
+    return writer

@@ -1,0 +1,113 @@
+"""Which policies a worker has: the argument ``policy`` in its full form, checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gymnasium import spaces
+
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.env.base_env import BaseEnv
+from aiorl.env.external_env import ExternalMultiAgentEnv
+from aiorl.env.multi_agent_env import MultiAgentEnv
+from aiorl.errors import ConfigError
+from aiorl.policy.policy import Policy
+
+__all__ = ["PolicySpec", "check_multi_agent", "policy_classes", "policy_specs"]
+
+_FORM = "a tuple (class, observation_space, action_space, config)"
+
+
+class PolicySpec(NamedTuple):
+    """How one policy is made.
+
+    Attributes:
+        policy_class: its class.
+        observation_space: space of what environments show its agents.
+        action_space: space of their actions.
+        config: what it has otherwise than the base config.
+    """
+
+    policy_class: type[Policy]
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    config: Mapping[str, Any]
+
+
+def policy_classes(policy: Any) -> list[type[Policy]]:
+    """The classes in the argument ``policy``, as far as it has any; never raises."""
+    values = policy.values() if isinstance(policy, Mapping) else [(policy,)]
+    firsts = [value[0] for value in values if isinstance(value, tuple | list) and value]
+    return [found for found in firsts if _is_policy_class(found)]
+
+
+def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict[str, PolicySpec]:
+    """How each policy is made, in the order of their ids.
+
+    Args:
+        policy: a Policy class, which becomes the default policy, or policy id -> 4-tuple.
+        observation_space: the environment's, for a policy given as a class.
+        action_space: likewise.
+
+    Raises:
+        ConfigError: anything else, with what was expected (also a ValueError).
+    """
+    if not isinstance(policy, Mapping):
+        if not _is_policy_class(policy):
+            raise _refused("policy", policy, "a subclass of aiorl.Policy, or a dict: policy id -> " + _FORM)
+        for name, space in (("observation_space", observation_space), ("action_space", action_space)):
+            if not isinstance(space, spaces.Space):
+                raise ConfigError(
+                    f"policy is a class, and the environment's {name} is {space!r}, no space that it could have.",
+                    key="policy",
+                    hint="Give the environment both spaces of an agent, or a dict: policy id -> " + _FORM + ".",
+                )
+        return {DEFAULT_POLICY_ID: PolicySpec(policy, observation_space, action_space, {})}
+    if not policy:
+        raise _refused("policy", policy, "at least one policy")
+    for policy_id in policy:
+        if not isinstance(policy_id, str):
+            raise _refused("policy", policy_id, "ids that are strings")
+    return {policy_id: _spec(policy_id, policy[policy_id]) for policy_id in sorted(policy)}
+
+
+def check_multi_agent(policy_ids: Mapping[str, Any], env: Any) -> None:
+    """Nothing, where the environment has agents for these policies.
+
+    Raises:
+        ConfigError: other policies than the default one, for an environment with a single agent (a ValueError).
+    """
+    if set(policy_ids) == {DEFAULT_POLICY_ID} or isinstance(env, MultiAgentEnv | ExternalMultiAgentEnv | BaseEnv):
+        return
+    raise ConfigError(
+        f"the policies are {', '.join(policy_ids)}, but environment {type(env).__name__} has one agent, which only "
+        f"{DEFAULT_POLICY_ID!r} acts for.",
+        key="policy",
+        value=list(policy_ids),
+        hint="Use a MultiAgentEnv, an ExternalMultiAgentEnv or a BaseEnv.",
+    )
+
+
+def _spec(policy_id: str, value: Any) -> PolicySpec:
+    key = f"policy[{policy_id!r}]"
+    if not isinstance(value, tuple | list) or len(value) != len(PolicySpec._fields):
+        raise _refused(key, value, _FORM)
+    spec = PolicySpec(*value)
+    if not _is_policy_class(spec.policy_class):
+        raise _refused(f"{key}[0]", spec.policy_class, "a subclass of aiorl.Policy")
+    for position, space in ((1, spec.observation_space), (2, spec.action_space)):
+        if not isinstance(space, spaces.Space):
+            raise _refused(f"{key}[{position}]", space, "a gymnasium space")
+    if not isinstance(spec.config, dict):
+        raise _refused(f"{key}[3]", spec.config, "a dict of settings")
+    return spec
+
+
+def _is_policy_class(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, Policy)
+
+
+def _refused(key: str, value: Any, expected: str) -> ConfigError:
+    return ConfigError(f"{key} is {value!r}, expected {expected}.", key=key, value=value)
