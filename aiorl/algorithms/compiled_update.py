@@ -1,4 +1,4 @@
-"""One update as one compiled function: all epochs, minibatches and optimiser steps (DESIGN D2).
+"""One update as one compiled function: all epochs, minibatches and optimiser steps.
 
 The function gets the whole train batch, the order in which rows are visited, and every coefficient as a tensor, so
 that nothing a schedule changes makes it compile again. If a loss, a metric or a gradient is not finite, it puts

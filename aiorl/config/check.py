@@ -24,7 +24,7 @@ FREE_SUB_DICTS = (
     "custom_resources_per_worker",
     "evaluation_config",
 )
-"""Below these, keys that we don't know are allowed at any depth (SPEC 9.2)."""
+"""Below these, keys that we don't know are allowed at any depth."""
 
 _OPEN = (*FREE_SUB_DICTS, "extra_python_environs_for_driver", "extra_python_environs_for_worker", "input", "callbacks")
 """The free ones, and those whose keys are names that only the user can know."""

@@ -22,7 +22,15 @@ from aiorl.config.reference import render_text
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, nearest
 
-__all__ = ["LearnerArgs", "WorkerArgs", "configure_learner", "parse_learner_args", "parse_worker_args", "usage_error"]
+__all__ = [
+    "LEARNER_PROG",
+    "LearnerArgs",
+    "WorkerArgs",
+    "configure_learner",
+    "parse_learner_args",
+    "parse_worker_args",
+    "usage_error",
+]
 
 LEARNER_PROG = "python -m aiorl.learner"
 WORKER_PROG = "python -m aiorl.worker"

@@ -116,7 +116,6 @@ class ActionLayout:
 
         Returns: ints for Discrete, arrays of their own for other simple spaces; for a Tuple one list of
             components a row, for a Dict one dict a row.
-        Source: SPEC 4.8.
         """
         if not self.is_nested:
             return _rows_of(self.space, column)

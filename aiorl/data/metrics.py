@@ -16,7 +16,7 @@ class RolloutMetrics(NamedTuple):
 
     episode_length: int
     episode_reward: float
-    agent_rewards: dict[tuple[str, str], float] = {}  # noqa: RUF012 - SPEC R93: empty-dict defaults
+    agent_rewards: dict[tuple[str, str], float] = {}  # noqa: RUF012 - never written to by us
     custom_metrics: dict[str, float] = {}  # noqa: RUF012
     perf_stats: dict[str, float] = {}  # noqa: RUF012
     hist_data: dict[str, list[Any]] = {}  # noqa: RUF012

@@ -87,7 +87,6 @@ class SampleBatch(MutableMapping[str, Array]):
             columns: which columns.
 
         Raises: ValueError for another mode.
-        Source: SPEC 3, step 9.
         """
         if mode not in ("rows", "bulk"):
             raise ValueError(f"mode of compression is {mode!r}, expected 'rows' or 'bulk'")

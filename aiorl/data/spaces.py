@@ -99,7 +99,6 @@ def regroup_actions(components: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
     Args:
         components: one array [N, ...] for each component, or again a sequence or mapping of them.
     Returns: N lists, or dicts for a mapping, each holding one action per component.
-    Source: SPEC 4.8.
     """
     if isinstance(components, Mapping):
         rows = zip(*(_rows(batch) for batch in components.values()), strict=True)

@@ -34,7 +34,7 @@ _FRAME_SKIP = 4
 def is_atari(env: Any) -> bool:
     """Whether an environment is an Atari game that shows its screen (not its memory).
 
-    Source: SPEC 2.3: its unwrapped form has an emulator, and an observation has more than two dimensions.
+    Its unwrapped form has an emulator, and an observation has more than two dimensions.
     """
     shape = getattr(getattr(env, "observation_space", None), "shape", None)
     return shape is not None and len(shape) > 2 and hasattr(getattr(env, "unwrapped", env), "ale")

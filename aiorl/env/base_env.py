@@ -107,7 +107,6 @@ class BaseEnv(ABC):
     Attributes:
         observation_space: space of one agent, where all have the same; else None.
         action_space: space of one agent, where all have the same; else None.
-    Source: SPEC 8.
     """
 
     observation_space: Any = None

@@ -84,7 +84,6 @@ class ExternalEnv(_ClientDriven):
     """An environment whose single-agent episodes are driven by user code; subclass it and implement ``run``.
 
     Any number of threads may use it; each episode is driven by one thread at a time.
-    Source: SPEC 7.1.
     """
 
     def get_action(self, episode_id: str, observation: Any) -> Any:
@@ -127,10 +126,7 @@ class ExternalEnv(_ClientDriven):
 
 
 class ExternalMultiAgentEnv(_ClientDriven):
-    """An environment whose multi-agent episodes are driven by user code; subclass it and implement ``run``.
-
-    Source: SPEC 7.4.
-    """
+    """An environment whose multi-agent episodes are driven by user code; subclass it and implement ``run``."""
 
     def __init__(self, action_space: Any, observation_space: Any, max_concurrent: int = 100) -> None:
         """Note the spaces.

@@ -32,7 +32,6 @@ class MultiAgentEnv(ABC):
         action_space: likewise.
         observation_spaces: spaces by agent id, where they are known; else None.
         action_spaces: likewise.
-    Source: SPEC 5.
     """
 
     observation_space: Any = None

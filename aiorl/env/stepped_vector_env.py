@@ -30,7 +30,6 @@ class VectorEnv(ABC):
         num_envs: number of environments N.
         observation_space: space of one environment.
         action_space: space of one environment.
-    Source: SPEC 8.
     """
 
     num_envs: int

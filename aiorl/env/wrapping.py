@@ -29,7 +29,6 @@ class Wrapping:
         dim: side of their square frames, pixels.
         framestack: their observations are the last four frames.
         monitor_path: directory for episode statistics and videos; None for no monitor.
-    Source: SPEC 2.3.
     """
 
     deepmind: bool = False

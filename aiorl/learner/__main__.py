@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiorl.algorithms.registry import config_class
-from aiorl.config.command_line import configure_learner
+from aiorl.config.command_line import LEARNER_PROG, configure_learner, usage_error
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError
 from aiorl.process.signals import on_stop_signals
@@ -23,11 +23,16 @@ logger = logging.getLogger("aiorl.learner")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; the exit status: 0 a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage."""
+    from aiorl.env.registry import resolve_env
     from aiorl.learner.run_dir import RunDirectory
 
     config = configure_learner(sys.argv[1:] if argv is None else argv, config_class)
     for name, value in config.extra_python_environs_for_driver.items():
         os.environ[name] = value
+    try:
+        resolve_env(config.env or "")  # a name that nothing has is wrong usage, before any file is made
+    except ConfigError as error:
+        usage_error(LEARNER_PROG, str(error))
     try:
         directory = RunDirectory.open(config)
     except (ConfigError, CheckpointError) as error:

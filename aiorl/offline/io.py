@@ -26,10 +26,7 @@ __all__ = [
 
 
 class InputReader(ABC):
-    """Gives batches, one after the other; subclass it to read experience of your own.
-
-    Source: SPEC 10.
-    """
+    """Gives batches, one after the other; subclass it to read experience of your own."""
 
     @abstractmethod
     def next(self) -> Batch:
@@ -40,10 +37,7 @@ class InputReader(ABC):
 
 
 class OutputWriter(ABC):
-    """Takes every batch that a worker samples, before it is compressed; subclass it to keep them.
-
-    Source: SPEC 10.
-    """
+    """Takes every batch that a worker samples, before it is compressed; subclass it to keep them."""
 
     @abstractmethod
     def write(self, batch: Batch) -> None:

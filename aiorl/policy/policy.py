@@ -35,7 +35,6 @@ class Policy(ABC):
         config: the policy's own settings.
         global_timestep: env steps sampled so far by all workers, as last heard.
         exploration: departs from what the policy computes, and hears of episodes' starts and ends; None if it has none.
-    Source: SPEC 2.4.
     """
 
     exploration: Exploration | None = None

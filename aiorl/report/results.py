@@ -1,6 +1,6 @@
 """One result for each training iteration: episodes smoothed, counters, rates, lags and the ledger.
 
-Averages over episodes follow one rule (SPEC 11): all episodes that ended in the iteration, and if those are fewer
+Averages over episodes follow one rule: all episodes that ended in the iteration, and if those are fewer
 than `metrics_smoothing_episodes`, the newest earlier ones too; NaN when none has ended yet. Apart from them stands
 `episode_reward_mean_last_100`, the mean return of the last 100 finished episodes in order of arrival: the one that
 a run is stopped by, since it means the same however many episodes an iteration brings.
@@ -145,7 +145,7 @@ class Results:
             now: monotonic clock in seconds, as at construction.
             progress: where the learner stands.
             timestamp: wall clock, seconds since the epoch.
-        Returns: a dict of numbers, strings, lists and dicts; see SPEC 11 for the names.
+        Returns: a dict of numbers, strings, lists and dicts.
         """
         last, seconds = self._last, max(now - self._last_now, 1e-9)
         self._iteration += 1

@@ -70,7 +70,6 @@ class WorkerArguments:
         seed: of this process's generators, the environments and the policies; None = left to themselves.
         extra_python_environs: environment variables, set before anything else is built.
         fake_sampler: give the first batch for ever.
-    Source: SPEC 2.1.
     """
 
     env_creator: EnvSource

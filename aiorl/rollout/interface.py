@@ -16,10 +16,7 @@ R = TypeVar("R")
 
 
 class EvaluatorInterface(ABC):
-    """Samples, and computes and applies gradients.
-
-    Source: SPEC 1.1, 2.4.
-    """
+    """Samples, and computes and applies gradients."""
 
     @abstractmethod
     def sample(self) -> Batch:

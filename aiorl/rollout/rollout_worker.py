@@ -93,7 +93,6 @@ class RolloutWorker(EvaluatorInterface):
         global_vars: the last global variables set, or None.
         on_turn: called between two turns of the sampler, in the thread that samples, where weights may be set; what
             it raises comes out of ``sample()``. A synchronous sampler goes on from there, an asynchronous one ends.
-    Source: SPEC 2.
     """
 
     on_turn: Callable[[], None] | None = None
@@ -141,7 +140,7 @@ class RolloutWorker(EvaluatorInterface):
         Arguments are those of WorkerArguments, where each is explained.
 
         Raises:
-            ValueError: an argument that cannot be honoured; see SPEC 2.5.
+            ValueError: an argument that cannot be honoured.
             AssertionError: a reader or writer of another type; a filter that sample_async cannot use.
             ImportError: a policy needs TensorFlow, which is not installed.
             RuntimeError: GPUs are granted that TensorFlow does not see.
@@ -168,7 +167,7 @@ class RolloutWorker(EvaluatorInterface):
             raise
 
     def _build(self, arguments: WorkerArguments) -> None:
-        """The order of construction of SPEC 2.2, from step 2 on."""
+        """Build everything, in the documented order."""
         build.set_environment_variables(arguments.extra_python_environs)
         self.samples = SampleStream(self.sample)
         classes = policy_classes(arguments.policy)

@@ -38,7 +38,6 @@ class MultiAgentEpisode:
         batch_builder: where its rows go.
         tracks: agent id -> what is remembered of the agent, in order of appearance; the sampler's own.
         add_extra_batch: call it with a batch that shall go out beside the sampled ones.
-    Source: SPEC 4.9.
     """
 
     def __init__(

@@ -192,7 +192,7 @@ class Iteration:
     # --- settlement ---
 
     def _settle(self, ready: _Ready, poll: Poll, outputs: list[Output]) -> None:
-        """Make rows, queue agents for actions, call back, cut, and reset: SPEC 4.5 from step 2 on."""
+        """Make rows, queue agents for actions, call back, cut, and reset of what a poll brought."""
         episode, _, all_terminated, all_truncated, hit_horizon = ready
         builder, setup = episode.batch_builder, self._setup
         if builder.held > self._many_rows:
