@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -33,7 +34,7 @@ from aiorl.transport.memory_endpoint import MemoryNetwork
 from aiorl.worker.service import WorkerOutcome, WorkerService
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
-__all__ = ["LENGTH", "NUM_ENVS", "FakeAlgorithm", "InProcess", "with_settings"]
+__all__ = ["LENGTH", "NUM_ENVS", "BlockingEnv", "FakeAlgorithm", "InProcess", "with_settings"]
 
 LENGTH, NUM_ENVS = 8, 2
 
@@ -181,3 +182,21 @@ class InProcess:
 def with_settings(**fields: Any) -> type[FakeAlgorithm]:
     """A FakeAlgorithm class of other class attributes."""
     return type("ChangedAlgorithm", (FakeAlgorithm,), fields)
+
+
+class BlockingEnv(gymnasium.Env[Any, Any]):
+    """A step of it takes ``step_s`` seconds, in which nothing else of its thread runs."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, step_s: float = 0.5) -> None:
+        self._step_s = step_s
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._step_s)
+        return np.zeros(4, np.float32), 1.0, False, False, {}

@@ -149,3 +149,22 @@ def test_the_learner_can_ask_what_a_worker_is_doing() -> None:
     assert "thread" in good.result
     assert not bad.ok
     assert "nonsense" in bad.result
+
+
+def test_r9_a_blocked_environment_does_not_stop_heartbeats() -> None:
+    async def main() -> InProcess:
+        both = InProcess(env="in_process:BlockingEnv", env_config={"step_s": 0.4})
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        both.service.grant_leases()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 2.5  # two and a half times the heartbeat timeout, within the first fragment
+        while loop.time() < until:
+            await asyncio.sleep(0.05)
+            assert both.service.session.slots == [1]
+        assert both.service.counters.env_steps_sampled == 0
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    assert not any("lost" in text for text in both.events)
