@@ -93,8 +93,8 @@ class CommonConfig(BaseModel):
     )
     eager_tracing: bool = key(False, "Trace eager policies.", group="Learning", where="both")
     min_iter_time_s: float = key(
-        0.0, "Least duration of one training iteration; no effect on learning itself.", group="Learning", unit="s",
-        ge=0,
+        0.0, "Least duration of one training iteration, no effect on learning itself; 0 lets the command line report "
+        "often at first and once a second later.", group="Learning", unit="s", ge=0,
     )  # fmt: skip
     timesteps_per_iteration: int = key(
         0, "Least env steps in one training iteration; no effect on learning itself.", group="Learning",

@@ -57,6 +57,7 @@ _JOIN_WAIT_S = 60.0
 _SAY_WAITING_S = 10.0
 _UPDATE_WAIT_S = 2.0
 _GOODBYE_S = 1.5
+_PACE_S, _PACE_SHARE = 1.0, 0.02
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
@@ -347,7 +348,10 @@ class Run:
         now, config, counters = time.monotonic(), self._config, self._service.counters
         reason = self._stop_reason(now)
         grown = counters.env_steps_trained - self._steps_at_iteration
-        is_due = now - self._iteration_began >= config.min_iter_time_s and grown >= config.timesteps_per_iteration
+        # Left to itself a run reports often at first and once a second later: curves are fine where they are steep,
+        # and the files of long runs stay small
+        pace_s = config.min_iter_time_s or min(_PACE_S, _PACE_SHARE * (now - self._began))
+        is_due = now - self._iteration_began >= pace_s and grown >= config.timesteps_per_iteration
         if reason or is_due or counters.updates == 1:  # the first at once: it shows that all is well
             self._finish_iteration(now)
         if reason:

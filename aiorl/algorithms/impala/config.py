@@ -30,10 +30,6 @@ class IMPALAConfig(CommonConfig):
     rollout_fragment_length: int = key(
         64, "Steps of each environment in one fragment.", group="Sampling", where="workers", unit="steps", ge=1
     )
-    min_iter_time_s: float = key(
-        1.0, "Least duration of one training iteration; no effect on learning itself.", group="Learning", unit="s",
-        ge=0,
-    )  # fmt: skip
 
     vtrace: bool = key(
         True, "Correct for old policies by V-trace; false takes all importance ratios as 1.", group=_GROUP

@@ -30,10 +30,6 @@ class PPOConfig(CommonConfig):
     rollout_fragment_length: int = key(
         64, "Steps of each environment in one fragment.", group="Sampling", where="workers", unit="steps", ge=1
     )
-    min_iter_time_s: float = key(
-        1.0, "Least duration of one training iteration; no effect on learning itself.", group="Learning", unit="s",
-        ge=0,
-    )  # fmt: skip
 
     lambda_: float = key(
         0.95, "Lambda of generalised advantage estimation: 0 trusts the values, 1 the returns.", group=_GROUP,
