@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +52,6 @@ class PerfStats:
     env_wait_time: float = 0.0
     processing_time: float = 0.0
     inference_time: float = 0.0
-    extra: dict[str, float] = field(default_factory=dict)
 
     def get(self) -> dict[str, float]:
         """Means per iteration in milliseconds; 0.0 before the first iteration."""

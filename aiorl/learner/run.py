@@ -155,7 +155,7 @@ class Run:
             self._service.grant_leases()
             ok, reason = await self._stopped
             final = True
-            return await self._finish(updates, ok, reason)
+            return await self._finish(ok, reason)
         except _Stopped as stopped:  # before there was anything to save
             final, reason = True, stopped.reason
             return Outcome(stopped.ok, f"{stopped.reason} Nothing was trained yet, so there is nothing to save.", {})
@@ -202,7 +202,7 @@ class Run:
         config = self._config
         transport = config.transport
         keys = None if config.keys is None else load_learner_keys(Path(config.keys))
-        self._limits = EndpointLimits(
+        endpoint_limits = EndpointLimits(
             max_frame_bytes=transport.max_message_bytes,
             max_message_bytes=transport.max_message_bytes,
             receive_messages=transport.receive_queue_length,
@@ -210,7 +210,7 @@ class Run:
             dead_after_s=transport.heartbeat_timeout_s,
         )
         self._make_endpoint: Callable[[str], ZmqLearnerEndpoint] = lambda bind: ZmqLearnerEndpoint(
-            bind, keys=keys, insecure=config.insecure, limits=self._limits
+            bind, keys=keys, insecure=config.insecure, limits=endpoint_limits
         )
         state = None if checkpoint is None else RunState.from_meta(checkpoint)
         session = LearnerSession(
@@ -478,7 +478,7 @@ class Run:
 
     # End ------------------------------------------------------------------------------------------------------
 
-    async def _finish(self, updates: UpdateThread, ok: bool, reason: str) -> Outcome:
+    async def _finish(self, ok: bool, reason: str) -> Outcome:
         self._service.stop_training()
         if self._saving is not None and not self._saving.done():
             await asyncio.wait([self._saving], timeout=_UPDATE_WAIT_S)
