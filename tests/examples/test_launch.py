@@ -35,7 +35,8 @@ exec -a "$0 $*" sleep 60
 FAKE_SRUN = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do shift; done
 echo "srun: $*"
-[[ "$*" != *aiorl.worker* ]] || exec sleep 60
+if [[ "$*" == *aiorl.worker* ]]; then touch workers-began; exec sleep 60; fi
+until [[ -e workers-began ]]; do sleep 0.02; done # a learner outlives its workers' start
 """
 
 
