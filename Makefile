@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RESULTS := .pytest_cache/results.xml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check style types layers bench examples coverage lock build clean
+.PHONY: help setup train test test-all check style types layers requirements bench examples coverage lock build clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "aiorl needs Python 3.11 or newer; set PYTHON=python3.11")'
@@ -23,7 +24,8 @@ train: $(STAMP)  ## train CartPole-v1 with PPO and two worker processes until it
 	@$(BIN)/python -m aiorl.learner --env CartPole-v1 --algo ppo --num-workers 2 --stop-return 475
 
 test: $(STAMP)  ## run the tests (without the long learning runs)
-	@$(BIN)/python -m pytest -m 'not slow'
+	@$(BIN)/python -m pytest -m 'not slow' --junitxml=$(RESULTS)
+	@$(BIN)/python tests/support/requirement_table.py --check $(RESULTS)
 
 test-all: $(STAMP)  ## run all tests, long learning and fault runs included
 	@$(BIN)/python -m pytest
@@ -40,11 +42,15 @@ types: $(STAMP)  ## mypy, strict
 layers: $(STAMP)  ## import-linter: imports go one way
 	@$(BIN)/lint-imports --no-cache
 
+requirements: $(STAMP)  ## run the tests and write docs/requirements.md
+	-@$(BIN)/python -m pytest -m 'not slow' --ignore=tests/test_requirements.py --junitxml=$(RESULTS)
+	@$(BIN)/python tests/support/requirement_table.py $(RESULTS) > docs/requirements.md
+
 bench: $(STAMP)  ## measure every figure beside its baseline; make bench NAMES="sampler wire"
 	@$(BIN)/python -m benchmarks $(NAMES)
 
 examples: $(STAMP)  ## run every example, small
-	@$(BIN)/python -m pytest tests/examples
+	@$(BIN)/python -m pytest -m 'not slow' tests/examples
 
 coverage: $(STAMP)  ## tests with branch coverage
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt coverage

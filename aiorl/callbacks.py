@@ -1,7 +1,8 @@
 """DefaultCallbacks: the hooks into sampling and training, and when each of them is called.
 
-A subclass overrides what it needs; each worker makes one object of it. Hooks run in the thread that samples,
-between two steps: what they take, sampling waits for.
+A subclass overrides what it needs; each worker makes one object of it, and so does the learner, for
+`on_train_result`. All other hooks run in the thread that samples, between two steps: what they take, sampling waits
+for.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from aiorl.config.import_path import import_object
 from aiorl.errors import ConfigError, nearest
 
-__all__ = ["DefaultCallbacks", "callbacks_from_dict"]
+__all__ = ["DefaultCallbacks", "callbacks_class", "callbacks_from_dict"]
 
 
 class DefaultCallbacks:
@@ -67,7 +69,39 @@ class DefaultCallbacks:
         """``RolloutWorker.sample`` has a batch; it may be changed in place before it is written or returned."""
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        """A training iteration is over; what is changed in the result is logged and returned changed."""
+        """A training iteration is over; what is changed in the result is logged and returned changed.
+
+        Called in the learner, on an object of its own; everything else there waits for it.
+
+        Args:
+            trainer: what trains.
+            result: the iteration's result; may be changed in place, by numbers, strings, lists and dicts.
+            **kwargs: what later versions may add.
+        """
+
+
+def callbacks_class(setting: str | Mapping[str, Any] | None) -> type[DefaultCallbacks] | None:
+    """The class that the setting `callbacks` names; None where it names none.
+
+    Args:
+        setting: import path of a subclass of DefaultCallbacks; or, of the older form, import paths of functions by
+            the names that `callbacks_from_dict` takes.
+
+    Raises:
+        ConfigError: something that is not found, or is no callbacks.
+    """
+    if not setting:
+        return None
+    if isinstance(setting, Mapping):
+        return callbacks_from_dict(
+            {name: import_object(str(path), key=f"callbacks.{name}") for name, path in setting.items()}
+        )
+    kind = import_object(setting, key="callbacks")
+    if not (isinstance(kind, type) and issubclass(kind, DefaultCallbacks)):
+        raise ConfigError(
+            f"callbacks is {setting!r}, expected a subclass of aiorl.DefaultCallbacks.", key="callbacks", value=setting
+        )
+    return kind
 
 
 _LEGACY_NAMES = {

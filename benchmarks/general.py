@@ -28,6 +28,7 @@ from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
 from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv
 from aiorl.observation.filters import NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
+from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.sync_sampler import SyncSampler
 from benchmarks.acting_mlp import NumpyActor, make_onnx_policy, mlp_weights
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
@@ -110,16 +111,18 @@ def _make_subject(kind: str, num_envs: int) -> Advance:
         for seed, policy_id in enumerate(ids)
     }
     sampler = SyncSampler(
-        None,
-        env,
-        policies,
-        mapping,
-        {policy_id: preprocessor_for(space) for policy_id in ids},
-        {policy_id: NoFilter() for policy_id in ids},
-        False,
-        FRAGMENT,
-        DefaultCallbacks(),
-        pack_episodes=True,
+        SamplerSetup(
+            worker=None,
+            base_env=env,
+            policy_map=policies,
+            policy_mapping_fn=mapping,
+            preprocessors={policy_id: preprocessor_for(space) for policy_id in ids},
+            filters={policy_id: NoFilter() for policy_id in ids},
+            clip_rewards=False,
+            fragment_length=FRAGMENT,
+            callbacks=DefaultCallbacks(),
+            pack_episodes=True,
+        )
     )
 
     def advance() -> int:

@@ -21,6 +21,7 @@ import uvloop
 import zmq
 import zmq.asyncio
 
+from aiorl.data.arena import allocate_together
 from aiorl.protocol import events as ev
 from aiorl.protocol import messages as m
 from aiorl.protocol.codec import decode, encode
@@ -79,7 +80,10 @@ def make_samples(num_bytes: int) -> m.Samples:
     """A fragment of float32 columns [T, N] with ``num_bytes`` in all; random, so that nothing shrinks."""
     rows = num_bytes // 4 // NUM_COLUMNS
     rng = np.random.default_rng(0)
-    columns = {f"column_{index}": rng.standard_normal((rows // 8, 8), np.float32) for index in range(NUM_COLUMNS)}
+    arrays = allocate_together([((rows // 8, 8), np.float32)] * NUM_COLUMNS)  # as the sampler does
+    for array in arrays:
+        rng.standard_normal(array.shape, np.float32, out=array)
+    columns = {f"column_{index}": array for index, array in enumerate(arrays)}
     return m.Samples(
         seq=1,
         lease_id=1,

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import types
 
 import pytest
 
-from aiorl.callbacks import DefaultCallbacks, callbacks_from_dict
+from aiorl.callbacks import DefaultCallbacks, callbacks_class, callbacks_from_dict
 from aiorl.errors import ConfigError
 
 HOOKS = {
@@ -69,3 +71,21 @@ def test_hooks_not_in_the_dict_do_nothing():
 def test_unknown_names_and_things_that_cannot_be_called_are_refused(functions):
     with pytest.raises(ConfigError, match=r"on_episode_st[ae]rt"):
         callbacks_from_dict(functions)
+
+
+def test_the_setting_names_a_class_or_in_the_older_form_functions(monkeypatch):
+    module = types.SimpleNamespace(
+        Own=type("Own", (DefaultCallbacks,), {}), note=lambda info: info["result"].update(n=1)
+    )
+    monkeypatch.setitem(sys.modules, "users_callbacks", module)
+    assert callbacks_class(None) is callbacks_class({}) is None
+    assert callbacks_class("users_callbacks:Own") is module.Own
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        older = callbacks_class({"on_train_result": "users_callbacks:note"})
+    result = {}
+    older().on_train_result(trainer=None, result=result)
+    assert result == {"n": 1}
+    with pytest.raises(ConfigError, match="expected a subclass"):
+        callbacks_class("users_callbacks:note")
+    with pytest.raises(ConfigError, match="has no 'gone'"):
+        callbacks_class({"on_train_result": "users_callbacks:gone"})

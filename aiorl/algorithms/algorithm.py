@@ -95,9 +95,21 @@ class Algorithm(ABC):
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
         """What workers are to compute and send."""
 
+    @classmethod
+    def trains_on_sequences(cls, config: CommonConfig) -> bool:
+        """Whether rows must come as sequences of `config.sequence_length()`; else each stands on its own."""
+        return bool(cls.sample_plan(config).extras)
+
     @abstractmethod
-    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Take the model as it is; the update is compiled by `warm_up` or at the first batch."""
+    def __init__(self, config: CommonConfig, model: ActorCritic, *, sizes_vary: bool = False) -> None:
+        """Take the model as it is; the update is compiled by `warm_up` or at the first batch.
+
+        Args:
+            config: the run's, or the policy's where it has settings of its own.
+            model: to be trained.
+            sizes_vary: fragments come from general sampling: they hold any number of rows [B, 1, ...], or of
+                sequences [L, S, ...] of `config.sequence_length()` steps.
+        """
 
     @abstractmethod
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:

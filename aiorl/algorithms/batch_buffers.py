@@ -124,10 +124,8 @@ class BatchBuffers:
                 target[filled:end, steps:] = 0
             for extra in self.extras:
                 batch[extra.name][filled:end] = self._source(fragment, extra, (num_envs,))
-            if steps < length and c.LAST_OBS in batch:  # what follows the last step is where a longer one has it
-                obs = next(column for column in self.columns if column.name == c.OBS)
-                target = self._target(batch, obs)
-                target[filled:end, steps] = batch[c.LAST_OBS][filled:end].reshape(num_envs, *target.shape[2:])
+            if c.LAST_OBS in batch:
+                self._place_last_obs(batch, filled, _valid_lengths(fragment.get(c.VALID), steps, num_envs), length)
             filled = end
         self._clear(batch, filled)
         return batch
@@ -160,12 +158,26 @@ class BatchBuffers:
                 return self._target(batch, column)
         return batch[name]
 
+    def num_filled(self, batch: Mapping[str, Array]) -> int:
+        """Rows or sequences of a batch up to the last one that holds a transition."""
+        valid = self.column(batch, c.VALID)
+        filled = np.flatnonzero(valid.any(axis=tuple(range(1, valid.ndim))))
+        return int(filled[-1]) + 1 if len(filled) else 0
+
     def first_not_finite(self, batch: Mapping[str, Array]) -> str:
         """The first column that holds a NaN or an infinity; "" if none does."""
         for column in (*self.columns, *self.extras):
             if column.dtype == "float32" and not np.isfinite(self.column(batch, column.name)).all():
                 return column.name
         return ""
+
+    def _place_last_obs(self, batch: Mapping[str, Array], first: int, steps: NDArray[np.intp], length: int) -> None:
+        """Put what follows each sequence's last transition where a longer one has it: in the row behind."""
+        (short,) = np.nonzero(steps < length)
+        if len(short):
+            obs = next(column for column in self.columns if column.name == c.OBS)
+            target = self._target(batch, obs)
+            target[first + short, steps[short]] = batch[c.LAST_OBS][first + short].reshape(-1, *target.shape[2:])
 
     def _buffers(self, leading: tuple[int, ...]) -> dict[str, Array]:
         batch = self._sets[self._next]
@@ -228,6 +240,14 @@ def rounded_up(count: int, least: int) -> int:
             return size * 3 // 2
         size *= 2
     return size
+
+
+def _valid_lengths(valid: Array | None, steps: int, num_sequences: int) -> NDArray[np.intp]:
+    """Steps [S] up to each sequence's last transition."""
+    if valid is None:
+        return np.full(num_sequences, steps, np.intp)
+    lengths: NDArray[np.intp] = steps - np.argmax(valid[::-1], axis=0)
+    return np.where(valid.any(axis=0), lengths, 0)
 
 
 def _converts(given: np.dtype[Any], wanted: str) -> bool:

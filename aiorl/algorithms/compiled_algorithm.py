@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.algorithms.algorithm import Algorithm, AlgorithmState, Array, Batch, UpdateResult
-from aiorl.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec
+from aiorl.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec, rounded_up
 from aiorl.algorithms.compiled_update import CompiledUpdate
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
@@ -20,7 +20,7 @@ from aiorl.errors import CheckpointError, TrainingDiverged
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
 
-__all__ = ["MAX_SKIPS_IN_A_ROW", "CompiledAlgorithm", "model_columns", "state_columns"]
+__all__ = ["MAX_SKIPS_IN_A_ROW", "CompiledAlgorithm", "model_columns", "previous_columns", "state_columns"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +39,16 @@ class CompiledAlgorithm(Algorithm):
     buffers: BatchBuffers
     compiled: CompiledUpdate
 
-    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+    def __init__(self, config: CommonConfig, model: ActorCritic, *, sizes_vary: bool = False) -> None:
         """Take config and model; subclasses then build `buffers` and `compiled`."""
-        cut = config.batch_mode == "truncate_episodes"
-        self._fragment_shape = (config.rollout_fragment_length, config.num_envs_per_worker) if cut else (None, 1)
+        self._sizes_vary = sizes_vary
+        self._fragment_shape: tuple[int | None, int | None] = (None, 1)
+        if sizes_vary and self.trains_on_sequences(config):
+            self._fragment_shape = (config.sequence_length(), None)
+        elif not sizes_vary and config.batch_mode == "truncate_episodes":
+            self._fragment_shape = (config.rollout_fragment_length, config.num_envs_per_worker)
         self.model = model
+        self._capacity = 0
         self._rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,)))
         self._updates = 0
         self._skipped = 0
@@ -101,7 +106,8 @@ class CompiledAlgorithm(Algorithm):
         Raises: TrainingDiverged after `MAX_SKIPS_IN_A_ROW` skipped updates in a row.
         """
         coefficients = self.coefficients(env_steps_total)
-        metrics, held = self.compiled(batch, self._order(len(batch[PACKED])), coefficients)
+        order, num_minibatches = self._order(len(batch[PACKED]), self.buffers.num_filled(batch))
+        metrics, held = self.compiled(batch, order, coefficients, max_steps=num_minibatches)
         reported = {
             "cur_lr": coefficients["lr"],
             "entropy_coeff": coefficients["entropy_coeff"],
@@ -180,18 +186,38 @@ class CompiledAlgorithm(Algorithm):
         """Keras variables of the optimiser by names that don't change from run to run."""
         return {f"{index:03d}": variable for index, variable in enumerate(self.compiled.optimizer.variables)}
 
+    def fitted(self, count: int, usual: int) -> int:
+        """Rows or sequences to make room for: never fewer than before, so that few sizes have to be compiled.
+
+        Args:
+            count: what has to fit.
+            usual: of a usual batch.
+        Returns: whole minibatches.
+        """
+        size = self.minibatch_size
+        self._capacity = max(self._capacity, rounded_up(-(-count // size), -(-usual // size)))
+        return size * self._capacity
+
     def _order_shape(self, size: int) -> tuple[int, int]:
         steps, rest = divmod(size, self.minibatch_size)
         if rest:
             raise AssertionError(f"{size} rows are no whole number of minibatches of {self.minibatch_size}")
         return self.num_epochs * steps, self.minibatch_size
 
-    def _order(self, size: int) -> NDArray[np.int32]:
-        """Indices of every minibatch: each epoch a new permutation."""
-        order = np.tile(np.arange(size, dtype=np.int32), (self.num_epochs, 1))
+    def _order(self, size: int, filled: int) -> tuple[NDArray[np.int32], int]:
+        """Indices of every minibatch, each epoch a new permutation of the filled rows; and how many there are.
+
+        What is needed to fill the last minibatch comes from the empty rows behind. The array has room for as many
+        minibatches as `size` rows make, whatever is filled, so that the update needs no other compilation.
+        """
+        order = np.zeros(self._order_shape(size), np.int32)
+        used = -(-filled // self.minibatch_size) * self.minibatch_size
+        rows = np.tile(np.arange(used, dtype=np.int32), (self.num_epochs, 1))
         if self.shuffles:
-            order = self._rng.permuted(order, axis=1)
-        return order.reshape(self._order_shape(size))
+            rows = self._rng.permuted(rows, axis=1)
+        minibatches = rows.reshape(-1, self.minibatch_size)
+        order[: len(minibatches)] = minibatches
+        return order, len(minibatches)
 
 
 def model_columns(model: ActorCritic) -> dict[str, ColumnSpec]:
@@ -202,10 +228,16 @@ def model_columns(model: ActorCritic) -> dict[str, ColumnSpec]:
         ColumnSpec(c.OBS, model.obs_shape, "uint8" if model.obs_dtype == "uint8" else "float32"),
         ColumnSpec(c.LAST_OBS, model.obs_shape, "uint8" if model.obs_dtype == "uint8" else "float32"),
         ColumnSpec(c.ACTIONS, distribution.action_shape, action_dtype),
+        ColumnSpec(c.PREV_ACTIONS, distribution.action_shape, action_dtype),
         ColumnSpec(c.ACTION_DIST_INPUTS, (distribution.num_inputs,)),
         *(ColumnSpec(c.state_in(index), shape) for index, shape in enumerate(model.state_shapes)),
     ]
     return {spec.name: spec for spec in specs}
+
+
+def previous_columns(config: CommonConfig) -> tuple[str, ...]:
+    """Names of the columns that a network which looks back needs beside the others."""
+    return (c.PREV_ACTIONS, c.PREV_REWARDS) if config.model.lstm_use_prev_action_reward else ()
 
 
 def state_columns(config: CommonConfig) -> tuple[str, ...]:

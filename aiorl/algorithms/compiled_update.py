@@ -83,6 +83,7 @@ class CompiledUpdate:
         self._reason = "as set" if xla != "auto" else "convolutions" if convolutions else "dense layers"
         self._metric_names = (*spec.metric_names, "loss", "grad_gnorm")
         self._function = self._compiled()
+        self._sizes: set[int] = set()
 
     @property
     def traces(self) -> int:
@@ -136,6 +137,11 @@ class CompiledUpdate:
         Returns: metrics, averaged over the minibatches that were run, with "num_sgd_steps"; and whether the update
             held. If it did not, weights and optimiser are what they were.
         """
+        size = len(next(iter(batch.values())))
+        if size not in self._sizes:
+            if self._sizes:
+                _log.info("compiling the update for batches of %d", size)
+            self._sizes.add(size)
         values = np.array([coefficients[name] for name in self._spec.coefficient_names], np.float32)
         limit = np.int32(order.shape[0] if max_steps is None else max_steps)
         results = self._function(

@@ -31,7 +31,8 @@ def sequence_forward(model: ActorCritic, columns: dict[str, tf.Tensor]) -> tuple
     """Distribution inputs [T, M, P] and values [T, M] of time-major columns."""
     resets = state_resets(columns[c.TERMINATEDS], columns[c.TRUNCATEDS], columns[c.VALID])
     states = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]
-    dist_inputs, values = model.forward_sequence(columns[c.OBS], states, resets)
+    previous = (columns[c.PREV_ACTIONS], columns[c.PREV_REWARDS]) if model.looks_back else ()
+    dist_inputs, values = model.forward_sequence(columns[c.OBS], states, resets, *previous)
     return dist_inputs, values
 
 
@@ -45,12 +46,16 @@ def sequence_forward_with_last(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Distribution inputs [T, M, P], values [T, M], and values [M] of the observations behind the last step.
 
-    One pass over T + 1 rows; models without state see them all as rows of one batch.
+    One pass over T + 1 rows; models without state see them all as rows of one batch. The row behind a transition is
+    that of the observation that followed it, also where it is no transition itself.
     """
     obs = tf.concat([columns[c.OBS], columns[c.LAST_OBS][None]], axis=0)
     if model.is_recurrent:
-        ends = {name: _with_zero_row(columns[name]) for name in (c.TERMINATEDS, c.TRUNCATEDS, c.VALID)}
-        dist_inputs, values = sequence_forward(model, {**columns, **ends, c.OBS: obs})
+        longer = {name: _with_zero_row(columns[name]) for name in (c.TERMINATEDS, c.TRUNCATEDS, c.VALID)}
+        if model.looks_back:
+            for name, source in ((c.PREV_ACTIONS, c.ACTIONS), (c.PREV_REWARDS, c.REWARDS)):
+                longer[name] = _with_those_before(columns[name], columns[source], longer[c.VALID])
+        dist_inputs, values = sequence_forward(model, {**columns, **longer, c.OBS: obs})
     else:
         flat_inputs, flat_values = model.forward(flattened(obs))
         values = tf.reshape(flat_values, obs.shape[:2])
@@ -60,3 +65,16 @@ def sequence_forward_with_last(
 
 def _with_zero_row(x: tf.Tensor) -> tf.Tensor:
     return tf.concat([x, tf.zeros_like(x[:1])], axis=0)
+
+
+def _with_those_before(previous: tf.Tensor, given: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    """Previous actions or rewards [T + 1, M, ...]: in rows that are no transitions, those of the row before.
+
+    Args:
+        previous: [T, M, ...] as the rows have them.
+        given: [T, M, ...] actions or rewards of the rows themselves.
+        valid: [T + 1, M] float32, 0 in the last row.
+    """
+    before = tf.concat([tf.zeros_like(given[:1]), given], axis=0)
+    is_valid = tf.reshape(valid > 0, [*valid.shape, *[1] * (len(given.shape) - 2)])
+    return tf.where(is_valid, _with_zero_row(previous), before)

@@ -1,33 +1,101 @@
-"""Addresses of the form tcp://HOST:PORT."""
+"""Addresses of the form tcp://HOST:PORT, and which of them a learner may open without keys."""
 
 from __future__ import annotations
 
 import ipaddress
 
-__all__ = ["host_and_port", "is_loopback"]
+from aiorl.errors import ConfigError, SecurityError
+
+__all__ = ["MAX_PORT", "is_loopback", "is_open_bind", "split_address"]
+
+MAX_PORT = 65_534
+"""A learner uses the next port as well, for what it sends to all."""
 
 
-def host_and_port(address: str) -> tuple[str, int]:
-    """Host (a name, an IPv4 or IPv6 address, or *) and port of `address`.
+def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
+    """Host and port of "tcp://HOST:PORT".
 
-    Raises: ValueError when `address` has another form.
+    Args:
+        address: what a user wrote. HOST is a name, an IPv4 address, an IPv6 address in brackets, or *.
+        key: name of the setting it came from, for the error.
+
+    Returns: the host without brackets, and the port, at most MAX_PORT.
+
+    Raises:
+        ConfigError: it has another form (also a ValueError).
     """
-    scheme, _, rest = address.partition("://")
+    rest = address.removeprefix("tcp://")
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError("must look like tcp://HOST:PORT, such as tcp://127.0.0.1:5557")
-    return host.strip("[]"), int(port)
+    if rest == address or not _is_port(port):
+        raise _malformed(address, key, f"PORT goes up to {MAX_PORT}, since the next one is used as well.")
+    if host[:1] == "[" and host[-1:] == "]":
+        host = host[1:-1]
+        if not _is_ipv6(host):
+            raise _malformed(address, key, "Brackets are for IPv6 addresses, as in tcp://[::1]:5557.")
+    elif _is_ipv6(host):
+        raise _malformed(address, key, "Put an IPv6 address in brackets: tcp://[::1]:5557.")
+    elif not host or not set(host).isdisjoint("[]:/;@?# \t\r\n"):
+        raise _malformed(address, key)
+    return host, int(port)
 
 
-def is_loopback(address: str) -> bool:
-    """Whether only processes of this host can reach `address` (tcp://HOST:PORT).
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a socket bound to `host`.
 
-    Raises: ValueError when `address` has another form.
+    What is no canonical address (127.000.0.1, 127.1) is none: programs differ in how they read it.
     """
-    host, _ = host_and_port(address)
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        found = ipaddress.ip_address(host)
     except ValueError:
         return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
+    """Whether anyone on the network could speak to a learner that binds `address`, which must be said aloud.
+
+    Args:
+        address: where the learner listens.
+        has_keys: connections are authenticated.
+        insecure: the user has said that everyone may connect.
+
+    Raises:
+        SecurityError: it is so, and was not said.
+        ConfigError: the address is malformed.
+    """
+    host, _ = split_address(address, key="bind")
+    if has_keys or is_loopback(host):
+        return False
+    if not insecure:
+        raise SecurityError(
+            f"bind {address} can be reached from other hosts, so it needs keys.",
+            key="bind",
+            value=address,
+            hint="Make them with `python -m aiorl.keys DIR` and give --keys DIR, or say --insecure if you trust all "
+            "who can reach that address.",
+        )
+    return True
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= MAX_PORT
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _malformed(address: str, key: str, hint: str = "") -> ConfigError:
+    return ConfigError(
+        f"{key} must look like tcp://HOST:PORT, such as tcp://127.0.0.1:5557, not {address!r:.200}.",
+        key=key,
+        value=address,
+        hint=hint,
+    )

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import tyro
 
-from aiorl.config.address import host_and_port
+from aiorl.config.address import split_address
 from aiorl.config.load import ConfigClassOf, dump_yaml, load_config, parse_value
 from aiorl.config.reference import render_text
 from aiorl.config.schema import CommonConfig
@@ -267,9 +267,9 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
     if not options.connect:
         usage_error(WORKER_PROG, "Where is the learner? Give its address: --connect tcp://HOST:PORT")
     try:
-        _, port = host_and_port(options.connect)
-    except ValueError as error:
-        usage_error(WORKER_PROG, f"--connect {error}, not {options.connect!r}.")
+        _, port = split_address(options.connect, key="--connect")
+    except ConfigError as error:
+        usage_error(WORKER_PROG, str(error))
     if port == 0:
         usage_error(WORKER_PROG, f"--connect needs the learner's port, not 0, in {options.connect!r}.")
     levels = ("DEBUG", "INFO", "WARN", "ERROR")

@@ -30,6 +30,9 @@ class ModelConfig(BaseModel):
     use_lstm: bool = key(False, "Put an LSTM cell behind the hidden layers.", group="Model")
     use_gru: bool = key(False, "Put a GRU cell behind the hidden layers.", group="Model")
     lstm_cell_size: int = key(64, "Width of the recurrent cell.", group="Model", ge=1)
+    lstm_use_prev_action_reward: bool = key(
+        False, "The recurrent cell also sees the previous action and the previous reward.", group="Model"
+    )
     max_seq_len: int = key(
         20, "Longest sequence the recurrent state is trained through.", group="Model", unit="steps", ge=1
     )
@@ -57,8 +60,12 @@ class MultiAgentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     policies: dict[str, Any] = key(
-        {}, "Policy id -> (class, obs space, action space, config); empty means a single policy.", group="Multi-agent",
-        where="both",
+        {},
+        "Policy id -> null, or a mapping of class, observation_space, action_space and config, all of which may be "
+        "left out, or a list of the four; empty means a single policy. Without a class, or with the algorithm's name "
+        "for one, it is a network that the learner trains; an import path names a Policy class of your own, which "
+        "only acts. Spaces are the environment's unless given, and config holds learning keys that differ.",
+        group="Multi-agent", where="both",
     )  # fmt: skip
     policy_mapping_fn: str | None = key(
         None, "Import path of a function: agent id -> policy id.", group="Multi-agent", where="workers"

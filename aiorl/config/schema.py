@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from aiorl.config.address import host_and_port, is_loopback
+from aiorl.config.address import is_open_bind
 from aiorl.config.check import check_known, plain_error, warn_unheeded
 from aiorl.config.honoured import check_honoured
 from aiorl.config.key import key
 from aiorl.config.legacy import check_removed, rename_legacy
 from aiorl.config.merge import deep_update, to_plain, with_base_config
 from aiorl.config.parts import ModelConfig, MultiAgentConfig, TransportConfig
-from aiorl.errors import ConfigError, SecurityError
+from aiorl.errors import ConfigError
 
 __all__ = [
     "CommonConfig",
@@ -115,6 +115,12 @@ class CommonConfig(BaseModel):
         "remote (one process each), auto (native where there is one, else serial).",
         group="Sampling", where="workers",
     )  # fmt: skip
+    sampling: Literal["auto", "columnar", "general"] = key(
+        "auto",
+        "How workers sample: columnar steps plain single-agent environments in lockstep, fastest; general does "
+        "everything; auto takes columnar where it can.",
+        group="Sampling", where="both",
+    )  # fmt: skip
     samplers_per_worker: int = key(
         1, "Samplers in one worker process whose waits overlap, each with its own environments.", group="Sampling",
         where="workers", ge=1,
@@ -165,6 +171,10 @@ class CommonConfig(BaseModel):
     remote_env_batch_wait_ms: float = key(
         0.0, "How long a poll of remote environments gathers more ready ones.", group="Sampling", where="workers",
         unit="ms", ge=0,
+    )  # fmt: skip
+    max_env_restarts_per_hour: int = key(
+        0, "remote_worker_envs: how often the process of one environment may be replaced when it fails; 0 makes each "
+        "failure an error.", group="Sampling", where="workers", unit="restarts", ge=0,
     )  # fmt: skip
     fake_sampler: bool = key(
         False, "Return the first batch for ever, to test the rest.", group="Sampling", where="workers"
@@ -316,7 +326,8 @@ class CommonConfig(BaseModel):
         except ValidationError as error:
             raise plain_error(cls, error) from None
         check_honoured(config)
-        warn_unheeded("model", config.model)
+        if config.model.custom_model is None:  # which may heed any
+            warn_unheeded("model", config.model)
         warn_unheeded("multiagent", config.multiagent)
         config.check()
         return config
@@ -346,6 +357,12 @@ class CommonConfig(BaseModel):
             )  # fmt: skip
         if self.model.use_lstm and self.model.use_gru:
             raise ConfigError("model.use_lstm and model.use_gru can't both be true.", key="model.use_gru", value=True)
+        if self.model.lstm_use_prev_action_reward and not (self.model.use_lstm or self.model.use_gru):
+            raise ConfigError(
+                "model.lstm_use_prev_action_reward needs a recurrent cell.",
+                key="model.lstm_use_prev_action_reward", value=True,
+                hint="Set model.use_lstm or model.use_gru.",
+            )  # fmt: skip
         if self.sample_async and self.observation_filter == "MeanStdFilter":
             raise ConfigError(
                 "sample_async needs a filter that several threads may use, not MeanStdFilter.",
@@ -359,12 +376,13 @@ class CommonConfig(BaseModel):
                 key="transport.heartbeat_timeout_s", value=self.transport.heartbeat_timeout_s,
                 hint=f"Set more than {2 * self.transport.heartbeat_interval_s:g}, twice heartbeat_interval_s.",
             )  # fmt: skip
-        if not is_loopback(self.bind) and self.keys is None and not self.insecure:
-            raise SecurityError(
-                f"bind {self.bind} can be reached from other hosts, so it needs keys.", key="bind", value=self.bind,
-                hint="Make them with `python -m aiorl.keys DIR` and give --keys DIR, or say --insecure aloud.",
-            )  # fmt: skip
+        is_open_bind(self.bind, has_keys=self.keys is not None, insecure=self.insecure)
         self.check_batch_size()
+
+    def sequence_length(self) -> int:
+        """Steps of one sequence that is trained through; of complete episodes, the least there are."""
+        whole = self.batch_mode == "complete_episodes"  # their fragments are one long row of episodes
+        return self.rollout_fragment_length * (self.num_envs_per_worker if whole else 1)
 
     def check_batch_size(self) -> None:
         """Refuses train batches that whole fragments can't make up.
@@ -402,12 +420,6 @@ class CommonConfig(BaseModel):
         if not isinstance(value, list):
             raise ValueError("must be a list, such as [is, wis]")
         return value
-
-    @field_validator("bind")
-    @classmethod
-    def _check_bind(cls, address: str) -> str:
-        host_and_port(address)
-        return address
 
 
 def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:

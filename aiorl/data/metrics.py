@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EpisodeColumns", "PerfStats", "RolloutMetrics"]
+from aiorl.data.columns import DEFAULT_POLICY_ID
+
+__all__ = ["MAX_NAME", "MAX_NAMES", "EpisodeColumns", "PerfStats", "RolloutMetrics"]
+
+MAX_NAME = 200
+"""Characters of a name on the wire."""
+MAX_NAMES = 1000
+"""Names beside lengths and rewards, in all."""
+
+_KINDS = ("policy_reward", "custom", "hist")
 
 
 class RolloutMetrics(NamedTuple):
@@ -29,19 +40,86 @@ class EpisodeColumns:
     Attributes:
         lengths: int32 [E], transitions per episode.
         rewards: float64 [E], undiscounted return per episode, raw.
+        policy_rewards: policy id -> float64 [E'], the returns of its agents, one value per agent and episode; none
+            of the default policy, which a single agent acts with.
+        custom: name -> float64 [E'], custom metrics of the episodes that have them.
+        hist: name -> float64 [K], what episodes' histories hold.
     """
 
     lengths: NDArray[np.int32]
     rewards: NDArray[np.float64]
+    policy_rewards: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    custom: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    hist: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @classmethod
     def empty(cls) -> EpisodeColumns:
         """No episodes."""
         return cls(np.zeros(0, np.int32), np.zeros(0, np.float64))
 
+    @classmethod
+    def of(cls, metrics: Sequence[RolloutMetrics]) -> EpisodeColumns:
+        """Finished episodes in the order given.
+
+        Values of custom metrics and histories that are no finite numbers are left out; names on the wire are cut to
+        `MAX_NAME` characters, and names beyond `MAX_NAMES` are left out too.
+        """
+        series = _Series()
+        for episode in metrics:
+            for (_, policy_id), reward in episode.agent_rewards.items():
+                if policy_id != DEFAULT_POLICY_ID:
+                    series.add(f"policy_reward/{policy_id}", [reward])
+            for name, value in episode.custom_metrics.items():
+                series.add(f"custom/{name}", [value])
+            for name, values in episode.hist_data.items():
+                series.add(f"hist/{name}", values)
+        lengths = np.array([episode.episode_length for episode in metrics], np.int32)
+        rewards = np.array([episode.episode_reward for episode in metrics], np.float64)
+        return cls.from_arrays({"lengths": lengths, "rewards": rewards, **series.to_arrays()})
+
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """As a mapping of arrays, for the wire."""
-        return {"lengths": self.lengths, "rewards": self.rewards}
+        """As a flat mapping of arrays, for the wire; names of the mappings' entries begin with their kind and "/"."""
+        arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "rewards": self.rewards}
+        for kind, series in zip(_KINDS, (self.policy_rewards, self.custom, self.hist), strict=True):
+            arrays.update({f"{kind}/{name}": values for name, values in series.items()})
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
+        """What ``to_arrays`` gave; entries of other names are passed over.
+
+        Raises:
+            KeyError: no lengths or rewards.
+        """
+        by_kind: dict[str, dict[str, NDArray[Any]]] = {kind: {} for kind in _KINDS}
+        for name, values in arrays.items():
+            kind, _, rest = name.partition("/")
+            if rest and kind in by_kind:
+                by_kind[kind][rest] = values
+        return cls(arrays["lengths"], arrays["rewards"], *(by_kind[kind] for kind in _KINDS))
+
+
+class _Series:
+    """Finite numbers by name."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def add(self, name: str, values: Iterable[Any]) -> None:
+        name = name[:MAX_NAME]
+        if name in self._values or len(self._values) < MAX_NAMES:
+            self._values.setdefault(name, []).extend(number for number in map(_number, values) if math.isfinite(number))
+
+    def to_arrays(self) -> dict[str, NDArray[np.float64]]:
+        return {name: np.array(values, np.float64) for name, values in self._values.items() if values}
+
+
+def _number(value: Any) -> float:
+    """A user's value as a number, NaN if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from aiorl.env.lockstep import LockstepEnv, checked_horizon
 from aiorl.env.lockstep_base_env import LockstepBaseEnv
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
 from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.registry import EnvContext, EnvCreator, resolve_env
+from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id, resolve_env
 from aiorl.env.remote_base_env import RemoteBaseEnv, RemoteSettings
 from aiorl.env.remote_env import RemoteEnv
 from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv, VectorEnv
@@ -125,6 +125,8 @@ def _native_obstacle(creator: EnvCreator, env_config: Mapping[str, Any], horizon
     spec = creator.gym_spec
     if spec is None or spec.vector_entry_point is None:
         return "it has no vectorised form of its own"
+    if is_atari_id(spec.id):
+        return "its vectorised form shows other observations than a single game: it has a preprocessing of its own"
     if spec.additional_wrappers:
         return "its wrappers work on single environments only"
     try:

@@ -10,6 +10,7 @@ Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -17,13 +18,22 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.wrappers import AtariPreprocessing
+from gymnasium.wrappers import AtariPreprocessing, OrderEnforcing
 from numpy.typing import NDArray
 
 from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError
 
-__all__ = ["EpisodicLife", "FireAtReset", "RealGames", "StackFrames", "game_counters", "is_atari", "wrap_deepmind"]
+__all__ = [
+    "EpisodicLife",
+    "FireAtReset",
+    "RealGames",
+    "StackFrames",
+    "UndrawnFrames",
+    "game_counters",
+    "is_atari",
+    "wrap_deepmind",
+]
 
 Pixels = NDArray[np.uint8]
 AtariStep = tuple[Any, float, bool, bool, dict[str, Any]]
@@ -56,7 +66,12 @@ def wrap_deepmind(
     """
     skip = _FRAME_SKIP if getattr(env.unwrapped, "_frameskip", 1) == 1 else 1
     try:
-        env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=skip, screen_size=dim)
+        env = AtariPreprocessing(
+            UndrawnFrames(env) if skip > 1 and _is_bare_game(env) else env,
+            noop_max=noop_max,
+            frame_skip=skip,
+            screen_size=dim,
+        )
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(
             f"Atari preprocessing needs more packages: {error}.",
@@ -69,6 +84,40 @@ def wrap_deepmind(
     if len(meanings) > 2 and meanings[1] == "FIRE":
         env = FireAtReset(env)
     return StackFrames(env, _STACK if framestack else 1)
+
+
+def _is_bare_game(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether it is ale-py's own environment, with no wrapper that does anything to a step."""
+    game: Any = env.env if isinstance(env, OrderEnforcing) else env
+    ale_env = sys.modules.get("ale_py.env")  # it is not imported for this
+    return ale_env is not None and type(game) is ale_env.AtariEnv and not game.continuous and not game.sound_obs
+
+
+class UndrawnFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Steps ale-py's environment by one frame without taking a picture of it; observations of steps are all zeros.
+
+    AtariPreprocessing looks at the screen itself, at two frames of four, and at no observation.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Take a game that shows each frame."""
+        super().__init__(env)
+        game: Any = env.unwrapped
+        actions = importlib.import_module("ale_py").Action
+        self._ale = game.ale
+        self._actions = [actions.__members__[meaning] for meaning in game.get_action_meanings()]
+        self._undrawn = np.zeros(game.observation_space.shape, np.uint8)
+
+    def step(self, action: Any) -> AtariStep:
+        """Play one frame."""
+        ale = self._ale
+        reward = float(ale.act(self._actions[action]))
+        info = {
+            "lives": ale.lives(),
+            "episode_frame_number": ale.getEpisodeFrameNumber(),
+            "frame_number": ale.getFrameNumber(),
+        }
+        return self._undrawn, reward, ale.game_over(with_truncation=False), ale.game_truncated(), info
 
 
 class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -147,6 +147,13 @@ class BaseEnv(ABC):
         """Real games that ended since the last call; None when not every environment keeps count of them."""
         return None
 
+    def interrupt(self) -> None:
+        """Let a ``poll`` that waits for others raise, and every later one, where polls wait; before ``stop``.
+
+        Any thread may call; it never waits itself.
+        """
+        return
+
     def stop(self) -> None:
         """Release everything; may be called more than once."""
         for env in self.get_unwrapped():

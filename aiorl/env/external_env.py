@@ -211,9 +211,13 @@ class ExternalBaseEnv(BaseEnv):
         """Answer the waiting clients; episodes that have ended are passed over."""
         self.env._episodes.answer(action_dict)
 
-    def stop(self) -> None:
+    def interrupt(self) -> None:
         """Let every client go; what it calls from now on raises SamplerDied."""
         self.env._episodes.stop()
+
+    def stop(self) -> None:
+        """Let every client go and close the environment."""
+        self.interrupt()
         close = getattr(self.env, "close", None)
         if callable(close):
             close()

@@ -179,7 +179,9 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             f"unknown environment {name!r}.",
             key="env",
             value=name,
-            hint=hint or "Give a Gymnasium id, 'package.module:Name' or a name given to register_env.",
+            hint=hint
+            or _meant_path(name)
+            or "Give a Gymnasium id, 'package.module:Name' or a name given to register_env.",
         ) from error
 
     def create(context: EnvContext) -> Any:
@@ -220,7 +222,7 @@ def _by_path(name: str) -> EnvCreator:
                 f"environment {name!r}: there is no module {error.name!r} to import.",
                 key="env",
                 value=name,
-                hint="Is it installed, or its folder on PYTHONPATH?",
+                hint=_meant_path(name) or "Is it installed, or its folder on PYTHONPATH?",
             ) from error
         raise ConfigError(f"environment {name!r}: importing {module_name!r} failed: {error}.", key="env") from error
     except Exception as error:
@@ -241,6 +243,19 @@ def _by_path(name: str) -> EnvCreator:
         value=name,
         hint=hint,
     )
+
+
+def _meant_path(name: str) -> str:
+    """A hint for those who give a file's path or a dotted name instead of an import path; else nothing."""
+    place, colon, attribute = name.partition(":")
+    if not colon:
+        place, _, attribute = name.rpartition(".")
+    elif not place.endswith(".py"):
+        return ""
+    module = place.removesuffix(".py").replace("/", ".").strip(".")
+    if not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        return ""
+    return f"Did you mean '{module}:{attribute}'?"
 
 
 def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:

@@ -6,10 +6,13 @@ processes (nothing is forked or pickled), so environments are named by id or imp
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import logging
+import math
 import selectors
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,13 +27,14 @@ from aiorl.env.lockstep import SEED_STRIDE
 from aiorl.env.nested_codec import pack, unpack
 from aiorl.env.registry import EnvCreator, registered_creator
 from aiorl.env.wrapping import Wrapping
-from aiorl.errors import ConfigError, EnvContractError, EnvError
+from aiorl.errors import ConfigError, EnvContractError, EnvError, SamplerDied
 
 __all__ = ["RemoteBaseEnv", "RemoteSettings", "remote_name"]
 
 logger = logging.getLogger(__name__)
 _CHILD_MODULE = "aiorl.env.remote_base_child"
 _HOUR_S = 3600.0
+_WARN_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,11 @@ class RemoteBaseEnv(BaseEnv):
         self._selector = selectors.DefaultSelector()
         self._copies: list[_Copy] = []
         self._games: list[FinishedGame] = []
+        self._warned_at = -math.inf
         self._started = False
         self._closed = False
+        self._woken, self._waker = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
         try:
             for index in range(num_envs):
                 self._copies.append(self._start_copy(index))
@@ -112,6 +119,7 @@ class RemoteBaseEnv(BaseEnv):
 
         Raises:
             EnvError: an environment failed and may not be restarted.
+            SamplerDied: after ``interrupt``.
         """
         if not self._started:
             self._started = True
@@ -133,6 +141,8 @@ class RemoteBaseEnv(BaseEnv):
             else:
                 wait_s = max(0.0, min(copy.answer_due for copy in self._copies if copy.is_busy) - now)
             for key, _ in self._selector.select(wait_s):
+                if key.data is None:
+                    raise SamplerDied("the wait for environments in other processes was interrupted")
                 self._take(key.data, poll, faults)
             self._find_overdue(faults)
 
@@ -158,12 +168,19 @@ class RemoteBaseEnv(BaseEnv):
         games, self._games = self._games, []
         return games
 
+    def interrupt(self) -> None:
+        """See BaseEnv."""
+        with contextlib.suppress(OSError):  # stopped already
+            self._waker.send(b"0")
+
     def stop(self) -> None:
         """End the children; one that does not end by itself within 2 s is killed."""
         if self._closed:
             return
         self._closed = True
         self._selector.close()
+        self._woken.close()
+        self._waker.close()
         for copy in self._copies:
             copy.child.hang_up()
         for copy in self._copies:
@@ -240,7 +257,11 @@ class RemoteBaseEnv(BaseEnv):
         copy.child.hang_up()
         copy.child.kill()
         self.restarts += 1
-        logger.warning("restarting an environment: %s", error)
+        # where environments crash often, one warning a minute has to do; the log file has them all
+        level = logging.WARNING if now - self._warned_at >= _WARN_EVERY_S else logging.INFO
+        if level == logging.WARNING:
+            self._warned_at = now
+        logger.log(level, "restarting an environment (%d restarts so far): %s", self.restarts, error)
         fresh = self._start_copy(copy.index, self.restarts)
         fresh.failed_at = copy.failed_at
         fresh.failed_at.append(now)

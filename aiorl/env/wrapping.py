@@ -67,8 +67,14 @@ class Wrapping:
         return self.monitor_path is not None or (self.deepmind and is_atari_id(gym_id))
 
     def env_config(self, creator: EnvCreator, env_config: Mapping[str, Any]) -> dict[str, Any]:
-        """The environment's settings, with a render mode that the monitor can film in, where there is one."""
+        """The environment's settings, with what the wrappers need and the user has not set.
+
+        That is a render mode that the monitor can film in, where there is one; and an Atari game that shows every
+        frame, since DeepMind's preprocessing skips them itself: it shows the maximum of the last two.
+        """
         config = dict(env_config)
+        if self.deepmind and is_atari_id(creator.gym_id or ""):
+            config.setdefault("frameskip", 1)
         if self.monitor_path is None or "render_mode" in config or creator.gym_spec is None:
             return config
         entry = creator.gym_spec.entry_point

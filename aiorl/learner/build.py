@@ -1,4 +1,4 @@
-"""Everything that learning needs, built from the configuration: spaces, model, acting graph, algorithm.
+"""Everything that learning needs, built from the configuration: spaces, models, acting graphs, algorithms.
 
 Loads TensorFlow, so it runs beside the event loop while workers are starting.
 """
@@ -6,18 +6,25 @@ Loads TensorFlow, so it runs beside the event loop while workers are starting.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from aiorl.algorithms.algorithm import Algorithm, LeasePlan
+from aiorl.callbacks import DefaultCallbacks, callbacks_class
 from aiorl.config.schema import CommonConfig
-from aiorl.config.worker import WorkerPart
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.config.worker import PolicyPart, WorkerPart
+from aiorl.data.sample_plan import SamplePlan
 from aiorl.data.spaces import space_to_dict
-from aiorl.env.adapt import make_lockstep_env
+from aiorl.learner.look_at_env import look_at_env
+from aiorl.learner.policy_group import PolicyGroup
+from aiorl.learner.policy_plan import PlannedPolicy, check_plain_policies, plan_policies
+from aiorl.learner.sampling_path import choose_sampling
 from aiorl.learner.tf_runtime import configure_tensorflow
 from aiorl.observation.filters import ObservationFilter, make_filter
-from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.policy.distributions import make_distribution
 from aiorl.protocol.messages import PolicyGraph
 
@@ -29,28 +36,33 @@ class Learning:
     """What `build_learning` gives.
 
     Attributes:
-        algorithm: the algorithm with its model.
+        group: the policies with their algorithms and models.
+        lease_plan: the leases that the run's algorithm wants.
         worker_part: what workers get of the configuration.
         graphs: policy id -> acting graph, for workers.
-        filter: the merged observation filter, empty.
-        spaces: observation and action space as plain data, for checkpoints.
+        filters: policy id -> the merged filter of its observations, empty.
+        spaces: policy id -> observation and action space as plain data, for checkpoints.
         seconds: what took how long.
+        callbacks: told of each iteration's result; None for none.
     """
 
-    algorithm: Any  # aiorl.algorithms.algorithm.Algorithm; named here it would load TensorFlow
+    group: PolicyGroup
+    lease_plan: LeasePlan
     worker_part: WorkerPart
     graphs: dict[str, PolicyGraph]
-    filter: ObservationFilter
+    filters: dict[str, ObservationFilter]
     spaces: dict[str, Any]
     seconds: dict[str, float]
+    callbacks: DefaultCallbacks | None = None
 
 
-def build_learning(config: CommonConfig, log: Path | None = None) -> Learning:
+def build_learning(config: CommonConfig, log: Path | None = None, run_dir: Path | None = None) -> Learning:
     """Build it; takes a few seconds, most of them TensorFlow's import.
 
     Args:
         config: the effective configuration.
         log: file for what TensorFlow prints at its import; None leaves it on stderr.
+        run_dir: the run's directory, of which workers on this host are told.
 
     Raises:
         ConfigError: a setting that cannot be honoured.
@@ -59,36 +71,86 @@ def build_learning(config: CommonConfig, log: Path | None = None) -> Learning:
     """
     clock = time.monotonic
     began = clock()
-    env = make_lockstep_env(config.env or "", config.env_config, 1, "serial", horizon=config.horizon)
-    observation_space, action_space = env.observation_space, env.action_space
-    env.close()
-    preprocessor = preprocessor_for(observation_space)
+    facts = look_at_env(config)
+    sampling = choose_sampling(config, facts)
+    planned = plan_policies(config, facts)
+    callbacks = callbacks_class(config.callbacks)
     has_env = clock()
     configure_tensorflow(config, log)
     from aiorl.algorithms.registry import algorithm_class
-    from aiorl.models.catalog import build_model
-    from aiorl.models.export import describe_policy
 
     has_tensorflow = clock()
+    check_plain_policies(planned)
     kind = algorithm_class(config.algo)
-    model = build_model(
-        preprocessor.shape,
-        preprocessor.dtype.name,
-        make_distribution(action_space),
-        config.model.model_dump(),
-        seed=config.seed,
-    )
-    graph, description = describe_policy(model, config.model.model_dump())
-    algorithm = kind(config, model)
+    algorithms: dict[str, Algorithm] = {}
+    fixed: dict[str, Mapping[str, Any]] = {}
+    graphs: dict[str, PolicyGraph] = {}
+    for position, (policy_id, policy) in enumerate(planned.items()):
+        if policy.policy_class is not None:
+            continue
+        model, graphs[policy_id] = _build_network(policy, _model_seed(config.seed, position))
+        if policy.is_trained:
+            algorithms[policy_id] = kind(policy.config, model, sizes_vary=sampling == "general")
+        else:
+            fixed[policy_id] = model.get_weights()
+    parts = {policy_id: _policy_part(policy, kind) for policy_id, policy in planned.items()}
     return Learning(
-        algorithm=algorithm,
-        worker_part=WorkerPart.of(config, kind.sample_plan(config)),
-        graphs={DEFAULT_POLICY_ID: {"graph": graph, "spec": description}},
-        filter=make_filter(config.observation_filter, preprocessor.shape),
-        spaces={"observation": space_to_dict(observation_space), "action": space_to_dict(action_space)},
+        group=PolicyGroup(algorithms, fixed),
+        lease_plan=kind.lease_plan(config),
+        worker_part=WorkerPart.of(
+            config, policies=parts, sampling=sampling, log_dir=None if run_dir is None else str(run_dir.resolve())
+        ),
+        graphs=graphs,
+        filters={
+            policy_id: make_filter(config.observation_filter, policy.preprocessor.shape)
+            for policy_id, policy in planned.items()
+        },
+        spaces={policy_id: policy.described_spaces() for policy_id, policy in planned.items()},
         seconds={
             "environment": has_env - began,
             "TensorFlow": has_tensorflow - has_env,
             "model": clock() - has_tensorflow,
         },
+        callbacks=None if callbacks is None else callbacks(),
+    )
+
+
+def _build_network(policy: PlannedPolicy, seed: int | None) -> tuple[Any, PolicyGraph]:
+    """A policy's model (Any: named here it would load TensorFlow) and what workers act with."""
+    from aiorl.models.catalog import build_model
+    from aiorl.models.export import describe_policy
+
+    settings = policy.config.model.model_dump()
+    model = build_model(
+        policy.preprocessor.shape,
+        policy.preprocessor.dtype.name,
+        make_distribution(policy.action_space),
+        settings,
+        seed=seed,
+    )
+    graph, description = describe_policy(model, settings)
+    return model, {"graph": graph, "spec": description}
+
+
+def _model_seed(seed: int | None, position: int) -> int | None:
+    """Seed of a model's first weights: the run's for the first policy, else another one each."""
+    if seed is None or position == 0:
+        return seed
+    return int(np.random.SeedSequence((seed, position)).generate_state(1)[0])
+
+
+def _policy_part(policy: PlannedPolicy, kind: type[Algorithm]) -> PolicyPart:
+    """What workers are told of a policy."""
+    own = policy.has_own_spaces
+    is_network = policy.policy_class is None
+    sequences = is_network and kind.trains_on_sequences(policy.config)
+    return PolicyPart(
+        policy_class=policy.policy_class,
+        observation_space=space_to_dict(policy.observation_space) if own else None,
+        action_space=space_to_dict(policy.action_space) if own else None,
+        config=dict(policy.settings),
+        sample_plan=kind.sample_plan(policy.config) if policy.is_trained else SamplePlan(),
+        is_trained=policy.is_trained,
+        layout="sequences" if sequences else "rows",
+        sequence_length=policy.config.sequence_length() if sequences else 1,
     )

@@ -42,7 +42,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _TENSORS = "tensors.safetensors"
 _META = "meta.json"
 _NAME = re.compile(r"checkpoint-(\d{6,})")

@@ -1,6 +1,6 @@
 """From fragments as they arrive to train batches in an order that depends on nothing but who sampled what.
 
-`BatchAssembler` holds references only; columns are copied once, by `Algorithm.make_batch`. It has no clock, no
+`BatchAssembler` holds references only; columns are copied once, by the algorithm's `make_batch`. It has no clock, no
 socket and no thread. Whatever it won't hand out it gives a reason for, so that the ledger balances.
 """
 
@@ -17,31 +17,56 @@ from numpy.typing import NDArray
 
 from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.data.columns import VALID
+from aiorl.data.metrics import MAX_NAMES, EpisodeColumns
 from aiorl.errors import BatchError, InternalError
 from aiorl.protocol.messages import Samples
 
 __all__ = ["AssembledBatch", "BatchAssembler", "Discarded", "QueuedFragment", "check_samples"]
 
 
-def check_samples(samples: Samples, columns: Mapping[str, NDArray[Any]]) -> None:
+PolicyColumns = Mapping[str, Mapping[str, NDArray[Any]]]
+
+
+def check_samples(samples: Samples, *, every_row_is_a_step: bool = True) -> EpisodeColumns:
     """Refuse counts and episodes that do not belong to the columns; a peer may send anything.
 
+    Args:
+        samples: what came; the columns themselves are checked elsewhere.
+        every_row_is_a_step: rows are env steps, as in columnar sampling; else an env step may have any number of
+            rows, and rows of policies that don't learn are counted, but not there.
+    Returns: the finished episodes.
     Raises: BatchError naming what is wrong.
     """
+    rows = sum(_num_rows(columns) for columns in samples.batches.values())
+    if every_row_is_a_step and samples.env_steps != rows:
+        raise BatchError("env_steps", rows, samples.env_steps)
+    if samples.agent_steps < rows:
+        raise BatchError("agent_steps", f"at least {rows}", samples.agent_steps)
+    if not all(math.isfinite(value) for value in samples.perf.values()):
+        raise BatchError("perf", "finite numbers", dict(samples.perf))
+    return _checked_episodes(samples.episodes)
+
+
+def _num_rows(columns: Mapping[str, NDArray[Any]]) -> int:
     first = next(iter(columns.values()), None)
     valid = columns.get(VALID)
     if first is None or first.ndim < 2:
         raise BatchError("batches", "columns [T, N, ...]", "none")
-    rows = first.shape[0] * first.shape[1] if valid is None else int(np.count_nonzero(valid))
-    if samples.env_steps != rows:
-        raise BatchError("env_steps", rows, samples.env_steps)
-    lengths, rewards = samples.episodes.get("lengths"), samples.episodes.get("rewards")
+    return first.shape[0] * first.shape[1] if valid is None else int(np.count_nonzero(valid))
+
+
+def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
+    lengths, rewards = arrays.get("lengths"), arrays.get("rewards")
     if lengths is None or rewards is None or lengths.ndim != 1 or lengths.shape != rewards.shape:
-        raise BatchError("episodes", "lengths and rewards [E]", sorted(samples.episodes))
-    if lengths.dtype.kind != "i" or rewards.dtype.kind != "f" or not np.isfinite(rewards).all():
-        raise BatchError("episodes", "whole lengths and finite rewards", f"{lengths.dtype}, {rewards.dtype}")
-    if not all(math.isfinite(value) for value in samples.perf.values()):
-        raise BatchError("perf", "finite numbers", dict(samples.perf))
+        raise BatchError("episodes", "lengths and rewards [E]", sorted(arrays))
+    if lengths.dtype.kind != "i":
+        raise BatchError("episodes", "whole lengths", lengths.dtype)
+    if len(arrays) > MAX_NAMES + 2:
+        raise BatchError("episodes", f"at most {MAX_NAMES} names", len(arrays))
+    for name, values in arrays.items():
+        if name != "lengths" and (values.ndim != 1 or values.dtype.kind != "f" or not np.isfinite(values).all()):
+            raise BatchError(f"episodes {name}", "finite numbers [E]", f"{values.dtype} {values.shape}")
+    return EpisodeColumns.from_arrays(arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +77,8 @@ class QueuedFragment:
         slot: worker slot it came from.
         seq: its number among that worker's fragments.
         version: oldest policy version that acted in it.
-        arrays: columns and extras by name.
-        env_steps: transitions in it.
+        batches: policy id -> columns and extras by name.
+        env_steps: env steps it took.
         incarnation: registration life of the worker.
         filter_deltas: policy id -> what its observations add to the filter.
     """
@@ -61,7 +86,7 @@ class QueuedFragment:
     slot: int
     seq: int
     version: int
-    arrays: Mapping[str, NDArray[Any]] = field(repr=False)
+    batches: PolicyColumns = field(repr=False)
     env_steps: int
     incarnation: str = ""
     filter_deltas: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict, repr=False)
@@ -83,11 +108,11 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class AssembledBatch:
-    """The fragments of one train batch, ready for `Algorithm.make_batch`.
+    """The fragments of one train batch, ready for `PolicyGroup.make_batch`.
 
     Attributes:
         fragments: on-policy by slot, then seq; streaming in the order of arrival.
-        env_steps: transitions in all of them.
+        env_steps: those of all of them.
         lags: versions between each fragment's policy and the learner's, when they were taken.
     """
 
@@ -96,9 +121,9 @@ class AssembledBatch:
     lags: tuple[int, ...]
 
     @property
-    def arrays(self) -> list[Mapping[str, NDArray[Any]]]:
-        """Columns and extras of each fragment."""
-        return [fragment.arrays for fragment in self.fragments]
+    def batches(self) -> list[PolicyColumns]:
+        """Columns and extras of each fragment, by policy id."""
+        return [fragment.batches for fragment in self.fragments]
 
 
 class BatchAssembler:
@@ -132,7 +157,7 @@ class BatchAssembler:
 
     @property
     def queued_env_steps(self) -> int:
-        """Transitions that wait."""
+        """Env steps that wait."""
         return self._queued_env_steps
 
     @property
@@ -143,7 +168,12 @@ class BatchAssembler:
     @property
     def queued_bytes(self) -> int:
         """Bytes of the arrays that wait."""
-        return sum(array.nbytes for fragment in self._queue for array in fragment.arrays.values())
+        return sum(
+            array.nbytes
+            for fragment in self._queue
+            for columns in fragment.batches.values()
+            for array in columns.values()
+        )
 
     @property
     def room(self) -> int:

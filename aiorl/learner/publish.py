@@ -1,4 +1,4 @@
-"""What goes out: weights, filter state and global variables of one version, as one snapshot.
+"""What goes out: weights, filter states and global variables of one version, as one snapshot.
 
 Filter deltas come in with fragments and are merged when a fragment is used, so that in on-policy runs the order
 of merging, and with it every bit of the statistic, does not depend on which worker was faster.
@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.errors import BatchError
 from aiorl.observation.filters import ObservationFilter
 from aiorl.protocol.messages import PolicyArrays, Snapshot
 
@@ -23,40 +23,56 @@ class Publisher:
 
     Attributes:
         version: version of the newest snapshot, -1 before the first.
-        filter: the merged observation filter.
+        filters: policy id -> the merged filter of its observations.
     """
 
-    def __init__(self, observation_filter: ObservationFilter) -> None:
-        """Take the filter that deltas are merged into."""
+    def __init__(self, filters: Mapping[str, ObservationFilter]) -> None:
+        """Take the filters that deltas are merged into."""
         self.version = -1
-        self.filter = observation_filter
+        self.filters = dict(filters)
         self._merged: dict[str, int] = {}
 
     def merge_deltas(self, incarnation: str, sequence: int, deltas: PolicyArrays) -> None:
         """Merge what a fragment's observations add; each fragment of an incarnation once, in order.
 
         Raises:
-            BatchError: a delta that does not fit the filter.
+            BatchError: a delta that does not fit its filter; those of other policies are merged.
         """
         if sequence <= self._merged.get(incarnation, 0):
             return
         self._merged[incarnation] = sequence
-        delta = deltas.get(DEFAULT_POLICY_ID)
-        if delta and not self.filter.is_identity:
-            self.filter.merge_delta(delta)
+        fault: BatchError | None = None
+        for policy_id, delta in sorted(deltas.items()):
+            own = self.filters.get(policy_id)
+            if own is None or own.is_identity or not delta:
+                continue
+            try:
+                own.merge_delta(delta)
+            except BatchError as error:
+                fault = fault or error
+        if fault is not None:
+            raise fault
 
     def forget(self, incarnation: str) -> None:
         """An incarnation has ended; nothing of it will be acknowledged any more."""
         self._merged.pop(incarnation, None)
 
-    def next_snapshot(self, weights: Mapping[str, NDArray[Any]], global_vars: Mapping[str, Any]) -> Snapshot:
-        """The snapshot of the next version."""
+    def filter_states(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Policy id -> state of its filter, for those whose filter has one."""
+        return {policy_id: own.state() for policy_id, own in self.filters.items() if not own.is_identity}
+
+    def next_snapshot(self, weights: PolicyArrays, global_vars: Mapping[str, Any]) -> Snapshot:
+        """The snapshot of the next version.
+
+        Args:
+            weights: policy id -> weights by name.
+            global_vars: for policies, such as the timestep.
+        """
         self.version += 1
-        state = {} if self.filter.is_identity else {DEFAULT_POLICY_ID: self.filter.state()}
         return Snapshot(
             version=self.version,
-            weights={DEFAULT_POLICY_ID: weights},
-            filters=state,
+            weights=dict(weights),
+            filters=self.filter_states(),
             filter_acks=dict(self._merged),
             global_vars=dict(global_vars),
         )

@@ -144,13 +144,13 @@ class Run:
             loggers = self._loggers = self._open_loggers(checkpoint)
             learning = self._learning = await self._until_stopped(self._build(checkpoint))
             updates = self._updates = UpdateThread(
-                learning.algorithm,
+                learning.group,
                 self._on_update_thread,
                 env_steps_total=self._service.counters.env_steps_trained,
                 max_queued=1,
             )
             updates.start()
-            self._service.begin(learning, updates, Publisher(learning.filter))
+            self._service.begin(learning, updates, Publisher(learning.filters))
             await self._until_stopped(self._first_workers())
             self._service.grant_leases()
             ok, reason = await self._stopped
@@ -292,7 +292,7 @@ class Run:
 
         def build() -> None:
             try:
-                learning = build_learning(self._config, self._directory.log)
+                learning = build_learning(self._config, self._directory.log, self._directory.path)
                 if checkpoint is not None:
                     assert self._restored is not None
                     check_compatible(checkpoint, self._identity(learning))
@@ -335,7 +335,10 @@ class Run:
             case UpdateDone():
                 self._last_heard = time.monotonic()
                 self._service.take_update(event)
-                self._after_update()
+                try:
+                    self._after_update()
+                except ConfigError as error:
+                    self._fail(error)
             case StateTaken():
                 if self._state_wanted is not None and not self._state_wanted.done():
                     self._state_wanted.set_result(event)
@@ -377,9 +380,27 @@ class Run:
         result["run_id"] = self._directory.run_id
         self._iteration_began = now
         self._steps_at_iteration = self._service.counters.env_steps_trained
+        self._tell_callbacks(result)
         self._last_result = result
         self._loggers.write(result)
         self._display.update(result, now)
+
+    def _tell_callbacks(self, result: dict[str, Any]) -> None:
+        """Let the user's hook see the result and change it.
+
+        Raises:
+            ConfigError: it raised.
+        """
+        callbacks = self._learning.callbacks
+        if callbacks is None:
+            return
+        try:
+            callbacks.on_train_result(trainer=self, result=result)
+        except Exception as error:
+            # whatever a user's hook raises
+            raise ConfigError(
+                f"callbacks {self._config.callbacks!r}: on_train_result failed: {error!r:.500}", key="callbacks"
+            ) from error
 
     def _on_child(self, event: ChildEvent) -> None:
         match event:
@@ -450,7 +471,11 @@ class Run:
         )
         tensors = {
             **{f"algorithm/{name}": array for name, array in taken.state.tensors.items()},
-            **{f"filter/{name}": array for name, array in self._service.publisher.filter.state().items()},
+            **{
+                f"filter/{policy_id}/{name}": array
+                for policy_id, own in self._service.publisher.filter_states().items()
+                for name, array in own.items()
+            },
         }
         meta = {
             **self._identity(self._learning),
@@ -484,7 +509,11 @@ class Run:
             await asyncio.wait([self._saving], timeout=_UPDATE_WAIT_S)
         now = time.monotonic()
         if self._service.counters.env_steps_trained > self._steps_at_iteration:
-            self._finish_iteration(now)
+            try:
+                self._finish_iteration(now)
+            except ConfigError as error:
+                logger.exception("the last iteration is not reported")
+                ok, reason = False, str(error)
         if not self._service.counters.updates:
             return Outcome(ok, f"{reason} Nothing was trained yet, so there is nothing to save.", {})
         try:

@@ -14,11 +14,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.config.schema import CommonConfig
-from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError, RemoteProtocolError
 from aiorl.learner.build import Learning
 from aiorl.learner.ingest import AssembledBatch, BatchAssembler, QueuedFragment, check_samples
@@ -28,7 +26,7 @@ from aiorl.protocol import events as ev
 from aiorl.protocol.codec import decode, encode
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession
 from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
-from aiorl.protocol.messages import Arrays, DownMessage
+from aiorl.protocol.messages import DownMessage, PolicyArrays
 from aiorl.report.results import Progress, Results
 from aiorl.transport.endpoint import Event, EventKind, LearnerEndpoint
 
@@ -70,7 +68,7 @@ class LearnerService:
         session: the protocol's state.
         counters: totals of the run.
         results: episodes and rates.
-        publisher: version and merged filter; None before ``begin``.
+        publisher: version and merged filters; None before ``begin``.
         learner_metrics: metrics of the newest update.
     """
 
@@ -110,7 +108,8 @@ class LearnerService:
         self._plan: LeasePlan | None = None
         self._assembler: BatchAssembler | None = None
         self._updates: UpdateThread | None = None
-        self._check_fragment: Callable[[Arrays], None] = lambda fragment: None
+        self._check_fragment: Callable[[PolicyArrays], None] = lambda batches: None
+        self._is_columnar = True
         self._num_in_thread = 0
         self._granting = False
         self._pump_due = False
@@ -147,12 +146,13 @@ class LearnerService:
         """Admit workers and publish the first snapshot; sampling starts with ``grant_leases``."""
         self.publisher = publisher
         self._updates = updates
-        self._plan = type(learning.algorithm).lease_plan(self._config)
-        self._check_fragment = learning.algorithm.check_fragment
+        self._plan = learning.lease_plan
+        self._check_fragment = learning.group.check_fragment
+        self._is_columnar = learning.worker_part.sampling == "columnar"
         self._assembler = BatchAssembler(self._plan, max_batches=2 * _QUEUED_BATCHES)
         now = time.monotonic()
         self.session.set_registration(learning.worker_part.to_dict(), learning.graphs, now)
-        self._publish(learning.algorithm.get_weights())
+        self._publish(learning.group.get_weights())
         self._pump()
 
     async def wait_for_workers(self, count: int, timeout_s: float) -> bool:
@@ -272,10 +272,9 @@ class LearnerService:
         if assembler is None or publisher is None:
             self.session.ledger.discard("before training began", message.env_steps)
             return
-        columns = message.batches.get(DEFAULT_POLICY_ID, {})
         try:
-            self._check_fragment(columns)
-            check_samples(message, columns)
+            self._check_fragment(message.batches)
+            episodes = check_samples(message, every_row_is_a_step=self._is_columnar)
         except BatchError as error:
             self.session.ledger.discard("malformed", message.env_steps)
             self._on_event(f"worker {event.slot} sent what can't be trained on: {error}", logging.ERROR)
@@ -285,13 +284,13 @@ class LearnerService:
             return
         self.counters.env_steps_sampled += message.env_steps
         self.counters.agent_steps_sampled += message.agent_steps
-        self.results.add_episodes(message.episodes["lengths"], message.episodes["rewards"])
+        self.results.add_episodes(episodes)
         self.results.add_perf(message.perf)
         fragment = QueuedFragment(
             slot=event.slot,
             seq=message.seq,
             version=message.first_version,
-            arrays=columns,
+            batches=message.batches,
             env_steps=message.env_steps,
             incarnation=event.incarnation,
             filter_deltas=message.filter_deltas,
@@ -358,7 +357,7 @@ class LearnerService:
         self._num_in_thread -= 1
         self.session.ledger.discard("the update failed", batch.env_steps)
 
-    def _publish(self, weights: Mapping[str, Any]) -> None:
+    def _publish(self, weights: PolicyArrays) -> None:
         assert self.publisher is not None
         global_vars = {"timestep": self.counters.env_steps_sampled}
         self.session.publish(self.publisher.next_snapshot(weights, global_vars), time.monotonic())

@@ -52,7 +52,7 @@ class RunState:
 
     @staticmethod
     def apply(checkpoint: Checkpoint, learning: Learning) -> None:
-        """Give the algorithm and the filter back what the checkpoint holds of them.
+        """Give policies and filters back what the checkpoint holds of them.
 
         Raises:
             CheckpointError: it does not fit.
@@ -62,11 +62,13 @@ class RunState:
             for name, array in checkpoint.tensors.items()
             if name.startswith("algorithm/")
         }
-        state = {
-            name.removeprefix("filter/"): array
-            for name, array in checkpoint.tensors.items()
-            if name.startswith("filter/")
-        }
-        learning.algorithm.set_state(AlgorithmState(tensors, dict(checkpoint.meta.get("algorithm", {}))))
-        if state and not learning.filter.is_identity:
-            learning.filter.restore(state)
+        learning.group.set_state(AlgorithmState(tensors, dict(checkpoint.meta.get("algorithm", {}))))
+        for policy_id, own in learning.filters.items():
+            prefix = f"filter/{policy_id}/"
+            state = {
+                name.removeprefix(prefix): array
+                for name, array in checkpoint.tensors.items()
+                if name.startswith(prefix)
+            }
+            if state and not own.is_identity:
+                own.restore(state)

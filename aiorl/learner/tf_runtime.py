@@ -64,6 +64,8 @@ def configure_tensorflow(config: CommonConfig, log: Path | None = None) -> None:
         )
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
+    # the update says itself when it compiles for another size of batch; a warning about it would alarm for nothing
+    tf.get_logger().addFilter(lambda record: "tf.function retracing" not in record.getMessage())
     if config.eager:
         tf.config.run_functions_eagerly(True)
 

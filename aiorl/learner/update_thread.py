@@ -17,9 +17,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aiorl.algorithms.algorithm import Algorithm, AlgorithmState, UpdateResult
+from aiorl.algorithms.algorithm import AlgorithmState, UpdateResult
 from aiorl.errors import InternalError
 from aiorl.learner.ingest import AssembledBatch
+from aiorl.learner.policy_group import PolicyGroup
 
 __all__ = ["StateTaken", "UpdateDone", "UpdateEvent", "UpdateFailed", "UpdateThread", "WarmUpDone"]
 
@@ -43,8 +44,8 @@ class UpdateDone:
 
     Attributes:
         batch: what was learned from.
-        result: what the algorithm says of it.
-        weights: copies, as they are after it.
+        result: what the algorithms say of it.
+        weights: policy id -> copies, as they are after it.
         env_steps_total: env steps trained on, this batch included (skipped ones count).
         wait_s: time the thread waited for the batch.
         make_batch_s: time it took to lay the batch out.
@@ -54,7 +55,7 @@ class UpdateDone:
 
     batch: AssembledBatch
     result: UpdateResult
-    weights: dict[str, NDArray[Any]]
+    weights: dict[str, dict[str, NDArray[Any]]]
     env_steps_total: int
     wait_s: float
     make_batch_s: float
@@ -96,18 +97,18 @@ class _Stop:
 
 
 class _TakeState:
-    """Asks for the algorithm's state."""
+    """Asks for the policies' state."""
 
 
 class UpdateThread:
-    """Runs an algorithm's updates one after the other in a thread of its own.
+    """Runs updates one after the other in a thread of its own.
 
-    After `start`, nothing else may use the algorithm until `join` has returned.
+    After `start`, nothing else may use the policies until `join` has returned.
     """
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        group: PolicyGroup,
         on_event: Callable[[UpdateEvent], None],
         *,
         env_steps_total: int = 0,
@@ -116,12 +117,12 @@ class UpdateThread:
         """Nothing runs yet.
 
         Args:
-            algorithm: warmed up first thing in the thread.
+            group: what learns; warmed up first thing in the thread.
             on_event: called in the thread with each event; must neither block nor raise.
             env_steps_total: env steps trained on before, when a run is resumed.
             max_queued: train batches that may wait.
         """
-        self._algorithm = algorithm
+        self._group = group
         self._on_event = on_event
         self._env_steps_total = env_steps_total
         self._max_queued = max_queued
@@ -161,7 +162,7 @@ class UpdateThread:
         return True
 
     def request_state(self) -> None:
-        """Ask for a copy of the algorithm's state; it comes as `StateTaken`, after the batches that wait."""
+        """Ask for a copy of the policies' state; it comes as `StateTaken`, after the batches that wait."""
         self._inbox.put(_TakeState())
 
     def stop(self) -> None:
@@ -179,7 +180,7 @@ class UpdateThread:
         batch: AssembledBatch | None = None
         try:
             started = time.perf_counter()
-            self._algorithm.warm_up()
+            self._group.warm_up()
             self._on_event(WarmUpDone(time.perf_counter() - started))
             while not self._stopping.is_set():
                 waiting_since = time.perf_counter()
@@ -187,7 +188,7 @@ class UpdateThread:
                 if self._stopping.is_set() or isinstance(item, _Stop):
                     break
                 if isinstance(item, _TakeState):
-                    self._on_event(StateTaken(self._algorithm.get_state(), self._env_steps_total))
+                    self._on_event(StateTaken(self._group.get_state(), self._env_steps_total))
                     continue
                 batch = item
                 with self._lock:
@@ -201,12 +202,12 @@ class UpdateThread:
 
     def _update(self, batch: AssembledBatch, wait_s: float) -> UpdateDone:
         started = time.perf_counter()
-        laid_out = self._algorithm.make_batch(batch.arrays)
+        laid_out = self._group.make_batch(batch.batches)
         made = time.perf_counter()
-        result = self._algorithm.update(laid_out, self._env_steps_total)
+        result = self._group.update(laid_out, self._env_steps_total)
         updated = time.perf_counter()
         self._env_steps_total += batch.env_steps
-        weights = self._algorithm.get_weights()
+        weights = self._group.get_weights()
         copied = time.perf_counter()
         return UpdateDone(
             batch, result, weights, self._env_steps_total, wait_s, made - started, updated - made, copied - updated

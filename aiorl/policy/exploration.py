@@ -14,22 +14,24 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.data.actions import ActionLayout, leaf_spaces
+from aiorl.data.actions import leaf_spaces
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
 from aiorl.policy.distributions import MASKED_LOGIT, ActionDistribution, Categorical
 from aiorl.policy.schedules import Schedule
+from aiorl.policy.uniform_actions import UniformActions
 
 __all__ = [
     "EXPLORATIONS",
     "EpsilonGreedy",
     "Exploration",
     "GaussianNoise",
+    "Moment",
     "OrnsteinUhlenbeckNoise",
     "PerWorkerEpsilonGreedy",
     "RandomExploration",
@@ -45,22 +47,50 @@ _APEX_BASE, _APEX_EXPONENT = 0.4, 7.0
 
 
 class Exploration(ABC):
-    """What all kinds offer. N rows, P inputs of the distribution and K numbers of noise a row.
+    """What all kinds share. N rows, P inputs of the distribution and K numbers of noise a row.
+
+    A kind has noise of its own, and for a start of uniform actions, which each kind may have, theirs.
 
     Attributes:
         distribution: the policy's action distribution.
         noise_size: K.
+        has_memory: what it does depends on what it did before, so it must be told which row is whose.
     """
 
-    def __init__(self, distribution: ActionDistribution, noise_size: int) -> None:
-        self.distribution = distribution
-        self.noise_size = noise_size
+    has_memory: ClassVar[bool] = False
 
-    @abstractmethod
+    def __init__(
+        self,
+        distribution: ActionDistribution,
+        own_noise: int,
+        *,
+        random_timesteps: int = 0,
+        schedules: Mapping[str, Points] | None = None,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            distribution: the policy's action distribution.
+            own_noise: numbers of noise a row that the kind takes itself.
+            random_timesteps: timesteps during which actions are uniform.
+            schedules: setting -> a constant, or points [timestep, value] joined by straight lines.
+
+        Raises:
+            ConfigError: points that make no schedule.
+        """
+        self.distribution = distribution
+        self.uniform = UniformActions(distribution.action_space)
+        self.noise_size = own_noise + self.uniform.noise_size
+        self._own_noise = own_noise
+        self._random_timesteps = random_timesteps
+        self._schedules = {
+            name: Schedule(points, key=f"exploration.{name}") for name, points in (schedules or {}).items()
+        }
+
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
         """Noise for `leading` (for instance T, N) choices: float32 [*leading, K]."""
+        return np.concatenate([self._draw(rng, *leading), self.uniform.draw_noise(rng, *leading)], axis=-1)
 
-    @abstractmethod
     def choose_into(
         self,
         inputs: F32,
@@ -79,8 +109,17 @@ class Exploration(ABC):
             actions: [N, *action_shape], to be written.
             logp: [N], to be written.
             timestep: global timestep, for schedules.
-            keys: what identifies each row from call to call; None = its position.
+            keys: what identifies each row from call to call, such as (episode id, agent id); None = its position.
         """
+        own, uniform = noise[:, : self._own_noise], noise[:, self._own_noise :]
+        if timestep < self._random_timesteps:
+            self.uniform.choose_into(uniform, actions, logp)
+        else:
+            self._choose(inputs, Moment(own, uniform, timestep, keys), actions, logp)
+
+    def figures(self, timestep: int) -> dict[str, float]:
+        """What to report of it, such as the present epsilon."""
+        return {name: schedule.value(timestep) for name, schedule in self._schedules.items()}
 
     def on_episode_start(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
         """Called when an episode begins, before the callback `on_episode_start`."""
@@ -90,9 +129,29 @@ class Exploration(ABC):
         """Called when an episode has ended, before the callback `on_episode_end`."""
         return
 
-    def figures(self, timestep: int) -> dict[str, float]:
-        """What to report of it, such as the present epsilon."""
-        return {}
+    @abstractmethod
+    def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
+        """The kind's own noise: float32 [*leading, own_noise]."""
+
+    @abstractmethod
+    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+        """Write actions and their log-probabilities, once the uniform start is over."""
+
+
+class Moment(NamedTuple):
+    """What a choice depends on besides what the network says.
+
+    Attributes:
+        own: [N, own_noise] noise of the kind.
+        uniform: noise of uniform actions.
+        timestep: global timestep.
+        keys: what identifies each row; None = its position.
+    """
+
+    own: F32
+    uniform: F32
+    timestep: int
+    keys: Sequence[Hashable] | None
 
 
 class StochasticSampling(Exploration):
@@ -100,32 +159,13 @@ class StochasticSampling(Exploration):
 
     def __init__(self, distribution: ActionDistribution, *, random_timesteps: int = 0) -> None:
         """Take the number of timesteps during which actions are uniform."""
-        self._uniform = _UniformActions(distribution)
-        self._random_timesteps = random_timesteps
-        super().__init__(distribution, distribution.noise_size + self._uniform.noise_size)
+        super().__init__(distribution, distribution.noise_size, random_timesteps=random_timesteps)
 
-    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """That of the distribution, then uniform numbers."""
-        return np.concatenate(
-            [self.distribution.draw_noise(rng, *leading), self._uniform.draw_noise(rng, *leading)], axis=-1
-        )
+    def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
+        return self.distribution.draw_noise(rng, *leading)
 
-    def choose_into(
-        self,
-        inputs: F32,
-        noise: F32,
-        actions: NDArray[Any],
-        logp: F32,
-        *,
-        timestep: int,
-        keys: Sequence[Hashable] | None = None,
-    ) -> None:
-        """See the base class."""
-        cut = self.distribution.noise_size
-        if timestep < self._random_timesteps:
-            self._uniform.choose_into(noise[:, cut:], actions, logp)
-        else:
-            self.distribution.sample_into(inputs, noise[:, :cut], actions, logp)
+    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+        self.distribution.sample_into(inputs, now.own, actions, logp)
 
 
 class RandomExploration(Exploration):
@@ -133,25 +173,13 @@ class RandomExploration(Exploration):
 
     def __init__(self, distribution: ActionDistribution) -> None:
         """Nothing to set."""
-        self._uniform = _UniformActions(distribution)
-        super().__init__(distribution, self._uniform.noise_size)
+        super().__init__(distribution, 0)
 
-    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Uniform numbers in [0, 1)."""
-        return self._uniform.draw_noise(rng, *leading)
+    def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
+        return np.empty((*leading, 0), np.float32)
 
-    def choose_into(
-        self,
-        inputs: F32,
-        noise: F32,
-        actions: NDArray[Any],
-        logp: F32,
-        *,
-        timestep: int,
-        keys: Sequence[Hashable] | None = None,
-    ) -> None:
-        """See the base class."""
-        self._uniform.choose_into(noise, actions, logp)
+    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+        self.uniform.choose_into(now.uniform, actions, logp)
 
 
 class EpsilonGreedy(Exploration):
@@ -171,57 +199,36 @@ class EpsilonGreedy(Exploration):
         space = distribution.action_space
         if not all(isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) for leaf in leaf_spaces(space)):
             raise UnsupportedSpaceError("epsilon-greedy exploration over", space, ["Discrete", "MultiDiscrete"])
-        self._uniform = _UniformActions(distribution)
-        self._epsilon = Schedule(epsilon, key="exploration.epsilon")
+        super().__init__(distribution, 1, schedules={"epsilon": epsilon})
         values = [epsilon] if isinstance(epsilon, int | float) else [value for _, value in epsilon]
         if not all(0 <= value <= 1 for value in values):
             raise ConfigError(
                 f"exploration.epsilon must be probabilities, not {epsilon!r}.", key="exploration.epsilon", value=epsilon
             )
-        super().__init__(distribution, 1 + self._uniform.noise_size)
 
-    def epsilon(self, timestep: int) -> float:
-        """Probability of a uniform action."""
-        return self._epsilon.value(timestep)
+    def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
+        return rng.random((*leading, 1), dtype=np.float32)
 
-    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Uniform numbers in [0, 1): whether to explore, then which action."""
-        return rng.random((*leading, self.noise_size), dtype=np.float32)
-
-    def choose_into(
-        self,
-        inputs: F32,
-        noise: F32,
-        actions: NDArray[Any],
-        logp: F32,
-        *,
-        timestep: int,
-        keys: Sequence[Hashable] | None = None,
-    ) -> None:
-        """See the base class."""
-        epsilon = self.epsilon(timestep)
+    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+        epsilon = self._schedules["epsilon"].value(now.timestep)
         greedy = self.distribution.deterministic(inputs)
         if isinstance(self.distribution, Categorical):
             allowed = inputs > 0.5 * MASKED_LOGIT
             counts = np.maximum(np.count_nonzero(allowed, axis=1), 1)
             # the number-th of the allowed actions, counted from 0
-            number = np.minimum((noise[:, 1] * counts).astype(np.int64), counts - 1)
+            number = np.minimum((now.uniform[:, 0] * counts).astype(np.int64), counts - 1)
             index = (np.add.accumulate(allowed, axis=1) > number[:, None]).argmax(axis=1)
             uniform: NDArray[Any] = (index + self.distribution.start).astype(self.distribution.action_dtype)
             share = epsilon / counts
         else:
             uniform = np.empty_like(greedy)
-            self._uniform.choose_into(noise[:, 1:], uniform, logp)
+            self.uniform.choose_into(now.uniform, uniform, logp)
             share = epsilon * np.exp(logp.astype(np.float64))
-        explores = noise[:, 0] < epsilon
+        explores = now.own[:, 0] < epsilon
         chosen = np.where(explores.reshape(-1, *[1] * (greedy.ndim - 1)), uniform, greedy)
         actions[...] = chosen
         is_greedy = (chosen == greedy).reshape(len(chosen), -1).all(axis=1)
         logp[...] = np.log(share + (1.0 - epsilon) * is_greedy)
-
-    def figures(self, timestep: int) -> dict[str, float]:
-        """Epsilon."""
-        return {"epsilon": self.epsilon(timestep)}
 
 
 class PerWorkerEpsilonGreedy(EpsilonGreedy):
@@ -259,47 +266,25 @@ class GaussianNoise(Exploration):
         space = distribution.action_space
         if not isinstance(space, spaces.Box):
             raise UnsupportedSpaceError(f"{type(self).__name__} exploration over", space, ["Box"])
-        self._uniform = _UniformActions(distribution)
-        self._random_timesteps = random_timesteps
-        self._scale = Schedule(scale, key="exploration.scale")
+        size = math.prod(space.shape)
+        super().__init__(distribution, size, random_timesteps=random_timesteps, schedules={"scale": scale})
         self._low, self._high = space.low, space.high
         bounded = np.isfinite(space.low) & np.isfinite(space.high)
         half_range = np.where(bounded, 0.5 * (np.where(bounded, space.high, 0) - np.where(bounded, space.low, 0)), 1.0)
         self._stddev: F32 = (stddev * half_range).astype(np.float32)
-        self._size = math.prod(space.shape)
-        super().__init__(distribution, self._size + self._uniform.noise_size)
 
-    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Standard normal numbers, then uniform ones."""
-        normal = rng.standard_normal((*leading, self._size), dtype=np.float32)
-        return np.concatenate([normal, self._uniform.draw_noise(rng, *leading)], axis=-1)
+    def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
+        return rng.standard_normal((*leading, self._own_noise), dtype=np.float32)
 
-    def choose_into(
-        self,
-        inputs: F32,
-        noise: F32,
-        actions: NDArray[Any],
-        logp: F32,
-        *,
-        timestep: int,
-        keys: Sequence[Hashable] | None = None,
-    ) -> None:
-        """See the base class."""
-        normal = self._noise_of(noise[:, : self._size], range(len(inputs)) if keys is None else keys)
-        if timestep < self._random_timesteps:
-            self._uniform.choose_into(noise[:, self._size :], actions, logp)
-            return
-        shift = self._scale.value(timestep) * self._stddev * normal.reshape(actions.shape)
+    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+        unit = self._unit_noise(now).reshape(actions.shape)
+        shift = self._schedules["scale"].value(now.timestep) * self._stddev * unit
         actions[...] = np.clip(self.distribution.deterministic(inputs) + shift, self._low, self._high)
         logp[...] = 0.0
 
-    def _noise_of(self, normal: F32, keys: Sequence[Hashable]) -> F32:
+    def _unit_noise(self, now: Moment) -> F32:
         """The noise [N, A] of this step, of unit size."""
-        return normal
-
-    def figures(self, timestep: int) -> dict[str, float]:
-        """The scale of the noise."""
-        return {"scale": self._scale.value(timestep)}
+        return now.own
 
 
 class OrnsteinUhlenbeckNoise(GaussianNoise):
@@ -310,6 +295,8 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
 
     Source: Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971.
     """
+
+    has_memory: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -326,8 +313,10 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         self._theta, self._sigma = theta, sigma
         self._processes: dict[Hashable, F32] = {}
 
-    def _noise_of(self, normal: F32, keys: Sequence[Hashable]) -> F32:
-        zeros = np.zeros(self._size, np.float32)
+    def _unit_noise(self, now: Moment) -> F32:
+        normal = now.own
+        keys = range(len(normal)) if now.keys is None else now.keys
+        zeros = np.zeros(normal.shape[1], np.float32)
         current = np.array([self._processes.get(key, zeros) for key in keys], np.float32).reshape(normal.shape)
         following: F32 = (current * np.float32(1.0 - self._theta) + np.float32(self._sigma) * normal).astype(np.float32)
         self._processes.update(zip(keys, following, strict=True))
@@ -406,54 +395,3 @@ def make_exploration(
         return EXPLORATIONS[name](distribution, **chosen)
     except TypeError as error:
         raise ConfigError(f"exploration {name}: {error}.", key="exploration", value=settings) from error
-
-
-class _UniformActions:
-    """Uniform actions of any space from uniform numbers, one for each number of an action."""
-
-    def __init__(self, distribution: ActionDistribution) -> None:
-        layout = ActionLayout(distribution.action_space)
-        lows, ends, wholes = zip(*(_ranges(leaf) for leaf in layout.leaves), strict=True)
-        self._low, self._end = np.concatenate(lows), np.concatenate(ends)
-        self._is_whole = np.concatenate(wholes)
-        self._is_bounded = np.isfinite(self._low) & np.isfinite(self._end)
-        self.noise_size = len(self._low)
-        self._span = np.where(self._is_bounded, self._end - self._low, 1.0)
-        self._start = np.where(self._is_bounded, self._low, 0.0)
-        self._logp = -float(np.log(self._span[self._is_bounded]).sum())
-
-    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        noise = rng.random((*leading, self.noise_size), dtype=np.float32)
-        if not self._is_bounded.all():
-            free = ~self._is_bounded
-            noise[..., free] = rng.standard_normal((*leading, int(free.sum())), dtype=np.float32)
-        return noise
-
-    def choose_into(self, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        values = self._start + self._span * noise
-        whole = self._is_whole
-        if whole.any():
-            values[:, whole] = np.minimum(np.floor(values[:, whole]), self._end[whole] - 1)
-        actions[...] = values.reshape(actions.shape)
-        logp[...] = self._logp
-        if not self._is_bounded.all():
-            free = noise[:, ~self._is_bounded]
-            logp += (-0.5 * free * free - 0.5 * math.log(2.0 * math.pi)).sum(axis=1)
-
-
-def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Lower bound, upper end (exclusive for whole numbers) and whether whole, of each number of an action."""
-    match leaf:
-        case spaces.Discrete():
-            low, end = np.array([leaf.start]), np.array([leaf.start + leaf.n])
-        case spaces.MultiDiscrete():
-            low, end = leaf.start.ravel(), (leaf.start + leaf.nvec).ravel()
-        case spaces.MultiBinary():
-            low, end = np.zeros(math.prod(leaf.shape)), np.full(math.prod(leaf.shape), 2)
-        case spaces.Box():
-            is_whole = leaf.dtype.kind != "f"
-            low, end = leaf.low.ravel(), leaf.high.ravel().astype(np.float64) + is_whole
-        case _:
-            raise UnsupportedSpaceError("uniform exploration over", leaf, ["Discrete", "MultiDiscrete", "Box"])
-    whole = np.full(len(low), not (isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"))
-    return low.astype(np.float64), end.astype(np.float64), whole

@@ -83,8 +83,9 @@ class GraphPolicy(Policy):
             observation_space: space of the observations it takes; by default an unbounded Box of the
                 spec's shape and dtype.
             config: the policy's own settings. Read here: "exploration" (see `make_exploration`, with
-                "worker_index" and "num_workers"), "postprocess" (a name in POSTPROCESSORS) and
-                "postprocess_params" (its keyword arguments).
+                "worker_index" and "num_workers"), "postprocess" (a name in POSTPROCESSORS),
+                "postprocess_params" (its keyword arguments) and "bootstrap_values" (True: trajectories get
+                that column).
             seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
 
         Raises:
@@ -216,15 +217,19 @@ class GraphPolicy(Policy):
         timestep: int | None = None,
         *,
         explore: bool = True,
+        agent_ids: Sequence[Hashable] | None = None,
     ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
-        """See `Policy`; noise is drawn from the policy's own generator, unknown previous steps count as zeros."""
+        """See `Policy`; noise is drawn from the policy's own generator, unknown previous steps count as zeros.
+
+        Samplers give N agent ids as well where the exploration has a memory, which follows an agent in its episode.
+        """
         result = self.act(
             obs,
             state_batches,
             prev=self._previous(len(obs), prev_action_batch, prev_reward_batch),
             explore=explore,
             timestep=timestep,
-            keys=None if episodes is None or self.exploration is None else _row_keys(episodes),
+            keys=None if episodes is None or self.exploration is None else _row_keys(episodes, agent_ids),
         )
         actions = self.layout.to_components(result.actions) if self.layout.is_nested else result.actions
         return actions, result.state_out, result.columns
@@ -234,22 +239,29 @@ class GraphPolicy(Policy):
     ) -> Any:
         """One agent's rows of one episode, with advantages and value targets where the settings ask for them.
 
-        The value of what followed the last row is that of its `new_obs`, 0 if it terminated.
+        The value of what followed the last row is that of its `new_obs`, 0 if it terminated. It is also its bootstrap
+        value if it was truncated, where the settings ask for that column.
 
         Raises: BatchError if a column that is needed is missing.
         """
         name = self.config.get("postprocess", "none")
-        if name == "none" or not batch.count:
+        wants_bootstrap = self.config.get("bootstrap_values", False)
+        if (name == "none" and not wants_bootstrap) or not batch.count:
             return batch
         needed = (c.REWARDS, c.VF_PREDS, c.TERMINATEDS, c.TRUNCATEDS, c.NEW_OBS)
         for column in needed:
             if column not in batch:
                 raise BatchError(column, f"the column to be there for {name}", sorted(batch))
         bootstrap = np.zeros(1, np.float32)
-        if not batch[c.TERMINATEDS][-1]:
+        is_truncated = bool(batch[c.TRUNCATEDS][-1]) and not batch[c.TERMINATEDS][-1]
+        if is_truncated or (name != "none" and not batch[c.TERMINATEDS][-1]):
             states = [batch[c.state_out(index)][-1:] for index in range(len(self.spec.state_shapes))]
             prev = self._previous(1, batch[c.ACTIONS][-1:], batch[c.REWARDS][-1:])
             bootstrap = self.values(batch[c.NEW_OBS][-1:], states, prev)
+        if wants_bootstrap:
+            batch[c.BOOTSTRAP_VALUES] = np.zeros(batch.count, np.float32)
+            if is_truncated:
+                batch[c.BOOTSTRAP_VALUES][-1] = bootstrap[0]
         truncateds = batch[c.TRUNCATEDS][:, None]
         result = POSTPROCESSORS[name](
             batch[c.REWARDS][:, None],
@@ -281,12 +293,14 @@ class GraphPolicy(Policy):
         )
 
 
-def _row_keys(episodes: Sequence[Any]) -> list[Hashable]:
-    """For each row its episode's id and how many rows of that episode came before it."""
+def _row_keys(episodes: Sequence[Any], agent_ids: Sequence[Hashable] | None) -> list[Hashable]:
+    """For each row its episode's id and its agent's; without these, how many rows of the episode came before it."""
+    ids = [getattr(episode, "episode_id", None) for episode in episodes]
+    if agent_ids is not None:
+        return list(zip(ids, agent_ids, strict=True))
     seen: Counter[Hashable] = Counter()
     keys: list[Hashable] = []
-    for episode in episodes:
-        episode_id = getattr(episode, "episode_id", None)
+    for episode_id in ids:
         keys.append((episode_id, seen[episode_id]))
         seen[episode_id] += 1
     return keys

@@ -18,7 +18,7 @@ from aiorl.errors import BadFrame
 if TYPE_CHECKING:
     from aiorl.protocol.messages import AnyArray
 
-__all__ = ["BLOCK_BYTES", "MIN_COLUMN_BYTES", "compress_array", "decompress"]
+__all__ = ["BLOCK_BYTES", "MIN_COLUMN_BYTES", "compress_array", "compress_blocks", "decompress"]
 
 BLOCK_BYTES = 1 << 18
 MIN_COLUMN_BYTES = 1 << 10
@@ -42,13 +42,17 @@ def compress_array(array: AnyArray) -> bytes | None:
     probe = raw[:_PROBE_BYTES]
     if len(lz4.block.compress(probe, store_size=False)) > _WORTH * len(probe):
         return None
+    compressed = compress_blocks(raw)
+    return compressed if len(compressed) <= _WORTH * len(raw) else None
+
+
+def compress_blocks(raw: memoryview) -> bytes:
+    """The compressed form of bytes, even where it is larger: table and blocks as this module describes."""
     blocks = [
         lz4.block.compress(raw[start : start + BLOCK_BYTES], store_size=False)
         for start in range(0, len(raw), BLOCK_BYTES)
     ]
     sizes = [len(block) for block in blocks]
-    if sum(sizes) + 4 * len(sizes) > _WORTH * len(raw):
-        return None
     return b"".join([struct.pack(f"<{len(sizes)}I", *sizes), *blocks])
 
 
@@ -56,7 +60,7 @@ def decompress(frame: memoryview, raw_bytes: int) -> memoryview:
     """The raw bytes of a compressed array, read-only.
 
     Args:
-        frame: what ``compress_array`` returned.
+        frame: what ``compress_array`` or ``compress_blocks`` returned.
         raw_bytes: size to come out, already checked against the limits.
 
     Raises: BadFrame if the frame cannot hold that many bytes (found before memory is taken) or a block is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -13,9 +13,10 @@ import numpy as np
 from aiorl.errors import BadFrame, MessageTooBig, RemoteProtocolError, VersionMismatch
 from aiorl.protocol import messages as m
 from aiorl.protocol.compression import decompress
+from aiorl.protocol.frame_stacks import decompress_stacks
 from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
 from aiorl.protocol.schema import ARRAY, MESSAGE_TYPES, ArrayTree
-from aiorl.protocol.wire_format import ALIGN, ARRAY_REF, DTYPES, LZ4, PACKED, RAW
+from aiorl.protocol.wire_format import ALIGN, ARRAY_REF, CONTINUED, DTYPES, LZ4, PACKED, RAW, STACKED
 
 __all__ = ["Buffer", "Counts", "decode", "peek_counts"]
 
@@ -222,7 +223,8 @@ def _read_arrays(
     if PACKED in storage:
         packed = _view(frames, 1)
         next_frame = 2
-    offset = total = 0
+    raw: memoryview | None = None
+    offset = raw_end = total = 0
     max_ndim, max_bytes, max_total = limits.max_ndim, limits.max_array_bytes, limits.max_message_bytes
     for (place, name, dtype, size), how, shape in zip(columns, storage, shapes, strict=True):
         if type(shape) is not list or len(shape) > max_ndim:
@@ -250,15 +252,30 @@ def _read_arrays(
             nodes[place][name] = np.ndarray(shape, dtype, packed, offset)
             offset += size
             continue
+        if how == CONTINUED:
+            start = raw_end + -raw_end % ALIGN
+            raw_end = start + size
+            if raw is None or raw_end > raw.nbytes:
+                raise BadFrame("its bytes are missing", field=name)
+            nodes[place][name] = np.ndarray(shape, dtype, raw, start)
+            continue
         data = _view(frames, next_frame)
         next_frame += 1
         if how == LZ4:
-            data = _decompress(data, size, name)
-        elif how != RAW:
+            data = _named(name, decompress, data, size)
+        elif how == STACKED:
+            data = _named(name, decompress_stacks, data, dtype, shape)
+        elif how == RAW:
+            if raw is not None and raw_end != raw.nbytes:
+                raise BadFrame(f"a frame of {raw.nbytes} bytes where {raw_end} were due", field="raw")
+            raw, raw_end = data, size
+        else:
             raise BadFrame(f"unknown storage {how}", field=name)
-        if data.nbytes != size:
+        if data.nbytes < size:
             raise BadFrame(f"a frame of {data.nbytes} bytes where {size} were due", field=name)
         nodes[place][name] = np.ndarray(shape, dtype, data)
+    if raw is not None and raw_end != raw.nbytes:
+        raise BadFrame(f"a frame of {raw.nbytes} bytes where {raw_end} were due", field="raw")
     if packed is not None and offset != packed.nbytes:
         raise BadFrame(f"{packed.nbytes} bytes where {offset} were due", field="packed")
     if next_frame != len(frames):
@@ -275,9 +292,10 @@ def _view(frames: Sequence[Buffer], number: int) -> memoryview:
     return view if view.readonly else view.toreadonly()
 
 
-def _decompress(data: memoryview, size: int, name: str) -> memoryview:
+def _named(name: str, function: Callable[..., memoryview], *arguments: Any) -> memoryview:
+    """What a function returns; its BadFrame gets the column's name."""
     try:
-        return decompress(data, size)
+        return function(*arguments)
     except BadFrame as error:
         raise BadFrame(error.message, field=name) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import addressof, c_char
 from typing import Any, TypeAlias
 
 import msgpack
@@ -11,17 +12,22 @@ import numpy as np
 from aiorl.errors import LocalProtocolError
 from aiorl.protocol import messages as m
 from aiorl.protocol.compression import MIN_COLUMN_BYTES, compress_array
+from aiorl.protocol.frame_stacks import compress_stacks
 from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
 from aiorl.protocol.schema import ARRAY, MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS, ArrayTree
 from aiorl.protocol.wire_format import (
     ALIGN,
     ARRAY_REF,
+    CONTINUED,
     DTYPES,
     LZ4,
     PACK_MAX_BYTES,
     PACK_TOTAL_BYTES,
     PACKED,
     RAW,
+    SHARE_FROM_BYTES,
+    SHARE_MIN_BYTES,
+    STACKED,
 )
 
 __all__ = ["Frame", "encode"]
@@ -29,7 +35,43 @@ __all__ = ["Frame", "encode"]
 Frame: TypeAlias = bytes | memoryview
 """What ``encode`` gives: an immutable header, and views of the arrays it was given."""
 
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
 _PADDING = [b"\0" * n for n in range(ALIGN)]
+
+
+class _Shared:
+    """Arrays of one allocation that lie one behind the other and leave as one frame.
+
+    Attributes:
+        base: the allocation.
+    """
+
+    __slots__ = ("_address", "_end", "_max_bytes", "_start", "base")
+
+    def __init__(self, base: m.AnyArray, max_bytes: int) -> None:
+        self.base = base
+        self._address = _address(base)
+        self._start = self._end = 0
+        self._max_bytes = max_bytes
+
+    def begin(self, array: m.AnyArray) -> bool:
+        """Take the first array; False if it lies outside of the allocation."""
+        self._start = start = _address(array) - self._address
+        self._end = end = start + array.nbytes
+        return start >= 0 and end <= self.base.nbytes
+
+    def go_on(self, array: m.AnyArray) -> bool:
+        """Take an array if it is the next one."""
+        start = self._end + (self._start - self._end) % ALIGN
+        end = start + array.nbytes
+        if _address(array) - self._address != start or end > self.base.nbytes or end - self._start > self._max_bytes:
+            return False
+        self._end = end
+        return True
+
+    def frame(self) -> memoryview:
+        """All of them, with what little lies between."""
+        return self.base.data.cast("B")[self._start : self._end]
 
 
 class _Writer:
@@ -44,6 +86,7 @@ class _Writer:
         "packed",
         "packed_bytes",
         "shapes",
+        "shared",
         "storage",
     )
 
@@ -56,7 +99,8 @@ class _Writer:
         self.storage = bytearray()
         self.packed: list[bytes | memoryview] = []
         self.packed_bytes = 0
-        self.frames: list[Frame] = []
+        self.frames: list[Frame | _Shared] = []
+        self.shared: _Shared | None = None
 
     def add_node(self, parent: int, key: str) -> int:
         self.nodes.append((parent, key))
@@ -79,8 +123,8 @@ class _Writer:
     def add_array(self, node: int, name: str, value: object) -> None:
         array = np.asarray(value)
         dtype = array.dtype
-        code = dtype.str
-        if code not in DTYPES:
+        code = _CODES.get(dtype)
+        if code is None:
             code = dtype.newbyteorder("<").str
             if code not in DTYPES:
                 raise LocalProtocolError(f"{name}: arrays of {dtype} do not travel; use bool, int, uint or float")
@@ -92,11 +136,14 @@ class _Writer:
         self.shapes.append(array.shape)
         if self.compress and size >= MIN_COLUMN_BYTES and dtype.kind != "f":
             array = _contiguous(array)
-            compressed = compress_array(array)
+            stacked = compress_stacks(array)
+            compressed = compress_array(array) if stacked is None else stacked
             if compressed is not None:
-                self.storage.append(LZ4)
+                self.storage.append(LZ4 if stacked is None else STACKED)
                 self.frames.append(compressed)
                 return
+        if (self.shared is not None or size >= SHARE_FROM_BYTES) and self.share(array, size):
+            return
         if size <= PACK_MAX_BYTES and self.packed_bytes + size <= PACK_TOTAL_BYTES:
             self.storage.append(PACKED)
             padding = -self.packed_bytes % ALIGN
@@ -107,6 +154,31 @@ class _Writer:
         else:
             self.storage.append(RAW)
             self.frames.append(_contiguous(array).data.cast("B"))
+            self.shared = None
+
+    def share(self, array: m.AnyArray, size: int) -> bool:
+        """Send an array from where it lies, in a frame with those before it if it is the next of them."""
+        base = array.base
+        if not size or not isinstance(base, np.ndarray) or not array.flags.c_contiguous:
+            return False
+        shared = self.shared
+        if shared is not None and base is shared.base and shared.go_on(array):
+            self.storage.append(CONTINUED)
+            return True
+        if (
+            size < SHARE_FROM_BYTES
+            or base.nbytes < SHARE_MIN_BYTES
+            or not base.flags.c_contiguous
+            or base.dtype.str not in DTYPES
+        ):
+            return False
+        shared = _Shared(base, self.limits.max_array_bytes)
+        if not shared.begin(array):
+            return False
+        self.shared = shared
+        self.storage.append(RAW)
+        self.frames.append(shared)
+        return True
 
     def finish(self, name: str, scalars: Mapping[str, object]) -> list[Frame]:
         layout = msgpack.packb((self.nodes, self.columns)) if self.nodes else b""
@@ -120,7 +192,7 @@ class _Writer:
         frames: list[Frame] = [header]
         if PACKED in self.storage:
             frames.append(b"".join(self.packed))
-        frames += self.frames
+        frames += [frame.frame() if isinstance(frame, _Shared) else frame for frame in self.frames]
         limits = self.limits
         if len(header) > limits.max_header_bytes or len(frames) > limits.max_frames:
             raise LocalProtocolError(
@@ -134,9 +206,10 @@ def encode(message: m.Message, *, compress: bool = True, limits: Limits = DEFAUL
     """The frames of a message.
 
     Args:
-        message: any message of ``messages``. Arrays above 256 KiB are not copied (unless they are
-            compressed, strided or big-endian): they must not change until the frames are sent.
-        compress: try LZ4 on integer and bool columns.
+        message: any message of ``messages``. Arrays above 256 KiB, and smaller ones that are parts of
+            one allocation and lie one behind the other there, are not copied (unless they are compressed,
+            strided or big-endian): they must not change until the frames are sent.
+        compress: try LZ4 on integer and bool columns, and send the frames of stacks once.
         limits: what the receiver will accept.
 
     Raises: LocalProtocolError if the message holds what does not travel or is beyond the limits.
@@ -192,6 +265,14 @@ def _take_arrays(value: Any, node: int, writer: _Writer, depth: int) -> Any:
 
 def _contiguous(array: m.AnyArray) -> m.AnyArray:
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _address(array: m.AnyArray) -> int:
+    """Where an array's first byte is; it has one."""
+    if array.flags.writeable:
+        return addressof(c_char.from_buffer(array.data))  # several times faster than the array's own word for it
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _to_plain(value: object) -> object:

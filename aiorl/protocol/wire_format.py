@@ -9,8 +9,11 @@ Frame 0 is a msgpack list ``[version, type, scalars, layout, storage, shapes]``:
 - *storage*: one byte for each column, *shapes*: one list for each column.
 
 Storage 0 lies in frame 1 together with all other small arrays, each starting at a multiple of 8 bytes: a
-frame costs microseconds, copying a few KiB does not. Storage 1 is a raw frame of its own, storage 2 an LZ4
-one (``compression``). Arrays are C-contiguous and little-endian; decoded ones are read-only views.
+frame costs microseconds, copying a few KiB does not. Storage 1 begins a raw frame, storage 4 goes on in the
+raw frame begun last, at the next multiple of 8 bytes: arrays that lie so in the sender's memory leave without a
+copy, in one frame. Storage 2 is an LZ4 frame of its own (``compression``), storage 3 another in which pictures that
+overlap as stacks do are there once (``frame_stacks``). Arrays are C-contiguous and little-endian; decoded ones are
+read-only views.
 Every size is checked against ``Limits`` before memory is taken for it.
 """
 
@@ -20,15 +23,34 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["ALIGN", "ARRAY_REF", "DTYPES", "LZ4", "PACKED", "PACK_MAX_BYTES", "PACK_TOTAL_BYTES", "RAW"]
+__all__ = [
+    "ALIGN",
+    "ARRAY_REF",
+    "CONTINUED",
+    "DTYPES",
+    "LZ4",
+    "PACKED",
+    "PACK_MAX_BYTES",
+    "PACK_TOTAL_BYTES",
+    "RAW",
+    "SHARE_FROM_BYTES",
+    "SHARE_MIN_BYTES",
+    "STACKED",
+]
 
 PACKED: Final = 0
 RAW: Final = 1
 LZ4: Final = 2
+STACKED: Final = 3
+CONTINUED: Final = 4
 PACK_MAX_BYTES: Final = 1 << 18
 """Arrays up to this size share frame 1: to copy them costs less than to send and track a frame for each."""
 PACK_TOTAL_BYTES: Final = 1 << 22
 """Frame 1 is not filled beyond this; what comes then has frames of its own."""
+SHARE_MIN_BYTES: Final = 1 << 16
+"""Arrays of one allocation of at least this size travel in one raw frame where they lie one behind the other."""
+SHARE_FROM_BYTES: Final = 1 << 14
+"""An array smaller than this begins no such frame: it goes on in one, or shares frame 1."""
 ALIGN: Final = 8
 ARRAY_REF: Final = 1
 """msgpack extension type: an array of a Call or a Reply, its number as 4 bytes."""

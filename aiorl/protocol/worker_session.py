@@ -11,68 +11,24 @@ before it samples and hands the result to ``fragment_done``.
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections import OrderedDict
+from collections.abc import Callable
 
 from aiorl.errors import RemoteProtocolError
 from aiorl.protocol import events as ev
 from aiorl.protocol import messages as m
 from aiorl.protocol.leases import WorkerLeases
+from aiorl.protocol.worker_fragments import SentFragments
+from aiorl.protocol.worker_greeting import Greeting
+from aiorl.protocol.worker_settings import WorkerSettings, WorkerState
+from aiorl.protocol.worker_versions import VersionWatch
 
 __all__ = ["WorkerSession", "WorkerSettings", "WorkerState"]
 
-_HELLO_AGAIN_S = 0.25
-_MAX_SNAPSHOT_WAIT_S = 8.0
-_MAX_RESEND_WAIT_S = 16.0
 _MAX_TEXT = 1 << 15
 _KEPT_REPLIES = 64
 _KEPT_FAILURES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """Who a worker is and how patient; times in seconds.
-
-    Attributes:
-        worker_id: stable random name of this process.
-        host: its host's name.
-        pid: its process id.
-        run_id: the only run it joins, "" for any.
-        slot_hint: the slot it would like, 0 for any.
-        heartbeat_interval_s: a Beat at least this often.
-        heartbeat_timeout_s: silence of the learner after which sampling pauses.
-        hello_backoff_s: first and longest wait between two Hellos.
-        resend_after_s: without an Ack for this long, unacknowledged fragments are sent again.
-        snapshot_wait_s: how long a newer snapshot may be on its way before we ask for it.
-        max_unacked: fragments sent and not acknowledged; no other is begun beyond.
-        max_unacked_bytes: the same in bytes.
-    """
-
-    worker_id: str
-    host: str = ""
-    pid: int = 0
-    run_id: str = ""
-    slot_hint: int = 0
-    heartbeat_interval_s: float = 1.0
-    heartbeat_timeout_s: float = 10.0
-    hello_backoff_s: tuple[float, float] = (0.5, 5.0)
-    resend_after_s: float = 2.0
-    snapshot_wait_s: float = 1.0
-    max_unacked: int = 1024
-    max_unacked_bytes: int = 1 << 28
-
-
-class WorkerState(StrEnum):
-    """Where a worker stands with its learner."""
-
-    CONNECTING = "connecting"
-    REGISTERED = "registered"
-    PAUSED = "paused"
-    ENDED = "ended"
 
 
 class WorkerSession:
@@ -88,7 +44,6 @@ class WorkerSession:
         slot: index given by the learner, 0 before it is registered.
         run_id: run of the learner, "" before it is registered.
         learner_incarnation: life of the learner we are registered with, "" before.
-        version: newest snapshot received, -1 for none.
         bad_messages: broken messages from the learner, counted.
     """
 
@@ -101,37 +56,20 @@ class WorkerSession:
         self.slot = 0
         self.run_id = ""
         self.learner_incarnation = ""
-        self.version = -1
         self.bad_messages = 0
         self._make_incarnation = make_incarnation
         self._leases = WorkerLeases()
+        self._fragments = SentFragments(settings)
+        self._versions = VersionWatch(settings.snapshot_wait_s)
+        self._greeting = Greeting(settings)
         self._out: list[m.UpMessage] = []
         self._events: list[ev.WorkerEvent] = []
-        self._linked = False
-        self._link_words = "no connection yet"
-        self._greeting = True  # a Hello is due or unanswered: nothing but Hello is sent
-        self._next_hello = float("-inf")
-        self._hello_wait = settings.hello_backoff_s[0]
-        self._last_hello = float("-inf")
         self._last_heard = float("-inf")
         self._last_tick: float | None = None
         self._last_beat = float("-inf")
         self._former_slot = 0
-        self._refusal = ""
-        self._learner_version = -1
-        self._behind_since: float | None = None
-        self._snapshot_wait = settings.snapshot_wait_s
-        self._learner_unready = False
         self._replies: OrderedDict[int, m.Reply | None] = OrderedDict()
         self._unreported: list[m.Failure] = []  # until there is a learner to hear of them
-        self._last_seq = 0
-        self._unacked: deque[tuple[m.Samples, int]] = deque()
-        self._unacked_bytes = 0
-        self._resend_at = float("inf")
-        self._resend_wait = settings.resend_after_s
-        self._finished = 0
-        self._abandoned = 0
-        self._in_progress = 0
         self._in_env_s = 0.0
         self._doing = ""
 
@@ -141,14 +79,14 @@ class WorkerSession:
         """The endpoint is connected (again): say Hello, and resend what the learner has not got."""
         if self.state is WorkerState.ENDED:
             return
-        self._linked = True
+        self._greeting.is_linked = True
         self._greet(now)
         self._say_hello(now)
 
     def disconnected(self, now: float, reason: str = "") -> None:
         """The connection is gone; sampling goes on within the leases until the learner counts as silent."""
-        self._linked = False
-        self._link_words = reason or "the connection broke"
+        self._greeting.is_linked = False
+        self._greeting.link_words = reason or "the connection broke"
         self._greet(now)
 
     def gap(self, now: float) -> None:
@@ -164,8 +102,8 @@ class WorkerSession:
         if self.state is WorkerState.ENDED:
             return
         self._last_heard = now
-        if self.state is WorkerState.PAUSED and now - self._last_hello >= _HELLO_AGAIN_S:
-            self._next_hello = now  # it lives: do not wait for the backoff to end
+        if self.state is WorkerState.PAUSED:
+            self._greeting.hurry(now)
         match message:
             case m.Welcome():
                 self._welcomed(message, now)
@@ -176,7 +114,7 @@ class WorkerSession:
             case m.LearnerBeat():
                 self._learner_beat(message, now)
             case m.Ack() | m.Lease() | m.Snapshot() | m.Call():
-                if self.slot and not self._greeting:
+                if self.slot and not self._greeting.is_open:
                     self._registered_message(message, now)
             case _:
                 self.bad_messages += 1
@@ -214,16 +152,18 @@ class WorkerSession:
             self.state = WorkerState.PAUSED
             self._greet(now)
             self._events.append(ev.LearnerLost(f"the learner has been silent for {now - self._last_heard:.0f} s"))
-        if self._linked and self._greeting and now >= self._next_hello:
+        if self._greeting.is_due(now):
             self._say_hello(now)
         if not self._may_speak():
             return
         beat_waits = any(isinstance(message, m.Beat) for message in self._out)
         if now - self._last_beat >= settings.heartbeat_interval_s and not beat_waits:
             self._say(self.beat(), now)
-        if self._unacked and now >= self._resend_at:
+        if self._fragments.is_resend_due(now):
             self._resend(now)
-        self._watch_version(now)
+        needed = self._leases.version_needed()
+        if self._versions.is_overdue(-1 if needed is None else needed, now):
+            self._ask_snapshot(now)
 
     # Sampling ---------------------------------------------------------------------------------------------
 
@@ -245,18 +185,7 @@ class WorkerSession:
         """
         if not self._leases.finish(samples.lease_id):
             return False
-        self._finished += samples.env_steps
-        self._in_progress = max(0, self._in_progress - samples.env_steps)
-        self._last_seq += 1
-        message = dataclasses.replace(
-            samples, seq=self._last_seq, sampled_total=self.sampled_total, abandoned_total=self._abandoned
-        )
-        size = _array_bytes(message)
-        if not self._unacked:
-            self._resend_wait = self.settings.resend_after_s
-            self._resend_at = now + self._resend_wait
-        self._unacked.append((message, size))
-        self._unacked_bytes += size
+        message = self._fragments.add(samples, now, self.settings)
         if self._may_speak():
             self._say(message, now)
         return True
@@ -268,30 +197,34 @@ class WorkerSession:
         """
         if not self._leases.give_back(lease_id):
             return False
-        self._abandoned += env_steps
-        self._in_progress = max(0, self._in_progress - env_steps)
+        self._fragments.abandon(env_steps)
         return True
 
     def note_progress(self, env_steps: int, *, state: str = "", in_env_s: float = 0.0) -> None:
         """What the next heartbeat tells: env steps of all unfinished fragments together, and what we do."""
-        self._in_progress = env_steps
+        self._fragments.in_progress = env_steps
         self._doing = state
         self._in_env_s = in_env_s
 
     @property
     def sampled_total(self) -> int:
         """Env steps of this incarnation so far."""
-        return self._finished + self._abandoned + self._in_progress
+        return self._fragments.sampled_total
 
     @property
     def next_seq(self) -> int:
         """The number the next finished fragment gets, and with it its filter deltas."""
-        return self._last_seq + 1
+        return self._fragments.next_seq
 
     @property
     def num_unacked(self) -> int:
         """Fragments finished that the learner has not acknowledged."""
-        return len(self._unacked)
+        return len(self._fragments)
+
+    @property
+    def version(self) -> int:
+        """Newest snapshot received, -1 for none."""
+        return self._versions.version
 
     # Saying -----------------------------------------------------------------------------------------------
 
@@ -318,13 +251,13 @@ class WorkerSession:
     def leaving(self, reason: str, now: float) -> None:
         """End on purpose: the learner frees the slot at once. Unfinished fragments are counted lost."""
         if self._may_speak():
-            self._say(m.Leaving(reason[:_MAX_TEXT], self.sampled_total, self._abandoned), now)
+            self._say(m.Leaving(reason[:_MAX_TEXT], self.sampled_total, self._fragments.abandoned_total), now)
         self.state = WorkerState.ENDED
 
     def beat(self) -> m.Beat:
         """The heartbeat as it would be sent now."""
         state = self._doing or ("sampling" if self._leases.begun else "waiting")
-        return m.Beat(self.sampled_total, state[:200], self._in_env_s, self._abandoned)
+        return m.Beat(self.sampled_total, state[:200], self._in_env_s, self._fragments.abandoned_total)
 
     def messages_to_send(self) -> list[m.UpMessage]:
         """What to send, in order; drained by the call.
@@ -344,14 +277,16 @@ class WorkerSession:
     def status_text(self, now: float) -> str:
         """What the worker does or waits for, in plain words."""
         if self.state is WorkerState.ENDED:
-            return f"ended: {self._refusal}" if self._refusal else "ended"
+            refusal = self._greeting.refusal
+            return f"ended: {refusal}" if refusal else "ended"
         if self.state is not WorkerState.REGISTERED:
-            return self._unregistered_text(now)
-        if not self._linked:
-            return f"the connection is gone ({self._link_words}): {self._sampling_words()}"
+            return self._greeting.text(now - self._last_heard if self.state is WorkerState.PAUSED else None)
+        if not self._greeting.is_linked:
+            doing = "finishing what is leased" if self._leases.begun else "waiting for it to come back"
+            return f"the connection is gone ({self._greeting.link_words}): {doing}"
         needed = self._leases.version_needed()
-        if self._unacked_full():
-            return f"waiting for the learner to acknowledge {len(self._unacked)} fragments"
+        if self._fragments.is_full(self._leases.begun, self.settings):
+            return f"waiting for the learner to acknowledge {self.num_unacked} fragments"
         if self._leases.begun:
             return "sampling"
         if needed is None:
@@ -362,33 +297,12 @@ class WorkerSession:
 
     # Inside -----------------------------------------------------------------------------------------------
 
-    def _unregistered_text(self, now: float) -> str:
-        if not self._linked:
-            return f"cannot reach the learner: {self._link_words}; trying again"
-        every = f"trying again every {self._hello_wait:g} s"
-        if self.state is WorkerState.PAUSED:
-            return f"learner silent for {now - self._last_heard:.0f} s: {every}"
-        if self._refusal:
-            return f"the learner says: {self._refusal}; {every}"
-        if self._learner_unready:
-            return f"waiting for the learner to get ready; {every}"
-        return f"waiting for the learner to answer; {every}"
-
-    def _sampling_words(self) -> str:
-        return "finishing what is leased" if self._leases.begun else "waiting for it to come back"
-
     def _may_speak(self) -> bool:
-        return self._linked and not self._greeting and self.state is WorkerState.REGISTERED
+        return self._greeting.is_linked and not self._greeting.is_open and self.state is WorkerState.REGISTERED
 
     def _may_begin(self) -> bool:
-        return self.state is WorkerState.REGISTERED and not self._unacked_full()
-
-    def _unacked_full(self) -> bool:
-        settings = self.settings
-        return (
-            len(self._unacked) + self._leases.begun >= settings.max_unacked
-            or self._unacked_bytes >= settings.max_unacked_bytes
-        )
+        is_full = self._fragments.is_full(self._leases.begun, self.settings)
+        return self.state is WorkerState.REGISTERED and not is_full
 
     def _say(self, message: m.UpMessage, now: float) -> None:
         self._out.append(message)
@@ -397,17 +311,13 @@ class WorkerSession:
 
     def _greet(self, now: float) -> None:
         """From now on only Hello is sent, until the learner answers."""
-        self._greeting = True
+        self._greeting.begin(now, self.settings)
         self._unreported += [message for message in self._out if isinstance(message, m.Failure)]
         self._out.clear()
-        self._hello_wait = self.settings.hello_backoff_s[0]
-        self._next_hello = now
 
     def _say_hello(self, now: float) -> None:
         settings = self.settings
-        self._last_hello = now
-        self._next_hello = now + self._hello_wait
-        self._hello_wait = min(2 * self._hello_wait, settings.hello_backoff_s[1])
+        self._greeting.said(now, settings)
         self._out = [
             m.Hello(
                 m.PROTOCOL_VERSION,
@@ -430,14 +340,12 @@ class WorkerSession:
         first = not self.slot
         was_paused = self.state is WorkerState.PAUSED
         self.state = WorkerState.REGISTERED
-        self._greeting = False
-        self._refusal = ""
-        self._learner_unready = False
+        self._greeting.end()
         self.slot = welcome.slot
         self.run_id = welcome.run_id
         self.learner_incarnation = welcome.learner_incarnation
         if first:
-            self.version = self._learner_version = welcome.snapshot.version
+            self._versions.reset(self.settings.snapshot_wait_s, welcome.snapshot.version)
             self._events.append(ev.Registered(welcome))
         else:
             self._take_snapshot(welcome.snapshot)
@@ -452,14 +360,14 @@ class WorkerSession:
         if refusal.incarnation and refusal.incarnation != self.incarnation:
             return
         if refusal.code == m.RefusalCode.HELLO_FIRST:
-            if now - self._last_hello >= _HELLO_AGAIN_S:
+            if self._greeting.may_repeat(now):
                 self._greet(now)
                 self._say_hello(now)
             return
         if refusal.code == m.RefusalCode.ENDED:
             self._reincarnate(refusal.reason, now)
             return
-        self._refusal = refusal.reason
+        self._greeting.refusal = refusal.reason
         if not refusal.retry:
             self.state = WorkerState.ENDED
         self._events.append(ev.WasRefused(refusal.reason, refusal.retry, refusal.code))
@@ -467,21 +375,21 @@ class WorkerSession:
     def _bye(self, bye: m.Bye, now: float) -> None:
         if bye.final:
             self.state = WorkerState.ENDED
-            self._refusal = bye.reason
+            self._greeting.refusal = bye.reason
             self._events.append(ev.Shutdown(bye.reason, final=True))
         elif self.slot:
             self._events.append(ev.Shutdown(bye.reason, final=False))
             self._reincarnate(f"the learner said goodbye: {bye.reason}", now)
-            self._refusal = bye.reason
-            self._next_hello = now + self._hello_wait
+            self._greeting.refusal = bye.reason
+            self._greeting.put_off(now)
 
     def _learner_beat(self, beat: m.LearnerBeat, now: float) -> None:
         if not self.slot:
-            self._learner_unready = beat.version < 0
+            self._greeting.is_learner_unready = beat.version < 0
         elif beat.learner_incarnation != self.learner_incarnation:
             self._reincarnate("the learner was restarted", now)
-        elif beat.version > self._learner_version:
-            self._learner_version = beat.version
+        else:
+            self._versions.heard(beat.version)
 
     def _reincarnate(self, reason: str, now: float) -> None:
         """The learner has counted this incarnation lost, or is another one: begin anew."""
@@ -490,26 +398,17 @@ class WorkerSession:
         self._former_slot = self.slot or self._former_slot
         self.slot = 0
         self.learner_incarnation = ""
-        self.version = self._learner_version = -1
-        self._behind_since = None
-        self._refusal = ""
+        self._versions.reset(self.settings.snapshot_wait_s)
+        self._greeting.refusal = ""
         self._leases.clear()
         self._replies.clear()
-        self._reset_samples()
-        self._events.append(ev.Reincarnated(self.incarnation, reason))
-        self._greet(now)
-        if self._linked:
-            self._say_hello(now)
-
-    def _reset_samples(self) -> None:
-        self._last_seq = 0
-        self._unacked.clear()
-        self._unacked_bytes = 0
-        self._resend_at = float("inf")
-        self._resend_wait = self.settings.resend_after_s
-        self._finished = self._abandoned = self._in_progress = 0
+        self._fragments.reset(self.settings)
         self._in_env_s = 0.0
         self._doing = ""
+        self._events.append(ev.Reincarnated(self.incarnation, reason))
+        self._greet(now)
+        if self._greeting.is_linked:
+            self._say_hello(now)
 
     def _registered_message(self, message: m.Ack | m.Lease | m.Snapshot | m.Call, now: float) -> None:
         match message:
@@ -525,47 +424,24 @@ class WorkerSession:
                 self._called(message, now)
 
     def _acked(self, ack: m.Ack, now: float) -> None:
-        unacked = self._unacked
-        advanced = False
-        while unacked and unacked[0][0].seq <= ack.seq:
-            self._unacked_bytes -= unacked.popleft()[1]
-            advanced = True
-        if advanced:
-            self._resend_wait = self.settings.resend_after_s
-            self._resend_at = now + self._resend_wait
-        if ack.resend and unacked:
+        self._fragments.acked(ack.seq, now, self.settings)
+        if ack.resend and self.num_unacked:
             self._resend(now)
 
     def _resend(self, now: float) -> None:
         """Send all unacknowledged fragments again, those apart that still wait to be taken."""
         waiting = {message.seq for message in self._out if isinstance(message, m.Samples)}
-        for message, _ in self._unacked:
+        for message in self._fragments.take_again(now):
             if message.seq not in waiting:
                 self._say(message, now)
-        self._resend_at = now + self._resend_wait
-        self._resend_wait = min(2 * self._resend_wait, _MAX_RESEND_WAIT_S)
 
     def _take_snapshot(self, snapshot: m.Snapshot) -> None:
-        self._learner_version = max(self._learner_version, snapshot.version)
-        if snapshot.version > self.version:
-            self.version = snapshot.version
-            self._behind_since = None
-            self._snapshot_wait = self.settings.snapshot_wait_s
+        if self._versions.take(snapshot.version, self.settings.snapshot_wait_s):
             self._events.append(ev.SnapshotReceived(snapshot))
-
-    def _watch_version(self, now: float) -> None:
-        needed = max(self._learner_version, self._leases.version_needed() or -1)
-        if needed <= self.version:
-            self._behind_since = None
-        elif self._behind_since is None:
-            self._behind_since = now
-        elif now - self._behind_since >= self._snapshot_wait:
-            self._ask_snapshot(now)
 
     def _ask_snapshot(self, now: float) -> None:
         self._say(m.SnapshotRequest(self.version), now)
-        self._behind_since = now
-        self._snapshot_wait = min(2 * self._snapshot_wait, _MAX_SNAPSHOT_WAIT_S)
+        self._versions.asked(now)
 
     def _called(self, call: m.Call, now: float) -> None:
         if call.call_id not in self._replies:
@@ -575,8 +451,3 @@ class WorkerSession:
         answer = self._replies[call.call_id]
         if answer is not None:
             self._say(answer, now)
-
-
-def _array_bytes(samples: m.Samples) -> int:
-    groups: list[Mapping[str, m.AnyArray]] = [*samples.batches.values(), *samples.filter_deltas.values()]
-    return sum(array.nbytes for group in groups for array in group.values())

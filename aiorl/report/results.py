@@ -1,7 +1,8 @@
 """One result for each training iteration: episodes smoothed, counters, rates, lags and the ledger.
 
 Averages over episodes follow one rule: all episodes that ended in the iteration, and if those are fewer
-than `metrics_smoothing_episodes`, the newest earlier ones too; NaN when none has ended yet. Apart from them stands
+than `metrics_smoothing_episodes`, the newest earlier ones too; NaN when none has ended yet. Rewards by policy (one
+value for each agent and episode) and custom metrics follow it too, each name for itself. Apart from them stands
 `episode_reward_mean_last_100`, the mean return of the last 100 finished episodes in order of arrival: the one that
 a run is stopped by, since it means the same however many episodes an iteration brings.
 """
@@ -16,11 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.data.metrics import EpisodeColumns
+
 __all__ = ["STOP_WINDOW", "Progress", "Results"]
 
 STOP_WINDOW = 100
 """Finished episodes that the stop criterion looks at."""
 
+_KINDS = ("mean", "min", "max")
+_MAX_HIST = 1000
+_MAX_NAMES = 1000
 _PERF_KEYS = ("env_wait_time", "processing_time", "inference_time")
 
 
@@ -72,7 +78,9 @@ class Results:
         self._rewards: NDArray[np.float64] = np.zeros(0, np.float64)
         self._new_lengths: list[NDArray[Any]] = []
         self._new_rewards: list[NDArray[Any]] = []
-        self._custom: dict[str, list[NDArray[Any]]] = {}
+        self._policy_rewards = _Windows(smoothing_episodes)
+        self._custom = _Windows(smoothing_episodes)
+        self._hist = _Windows(_MAX_HIST)
         self._perf: dict[str, float] = {}
         self._lag_min, self._lag_max, self._lag_sum, self._lag_steps = math.inf, -math.inf, 0.0, 0
         self._iteration = 0
@@ -96,22 +104,15 @@ class Results:
         """Training time up to the last finished iteration, without the pauses between resumed runs."""
         return self._time_total_s
 
-    def add_episodes(
-        self, lengths: NDArray[Any], rewards: NDArray[Any], custom: Mapping[str, NDArray[Any]] | None = None
-    ) -> None:
-        """Takes finished episodes, in order of arrival.
-
-        Args:
-            lengths: [E] steps of each episode.
-            rewards: [E] undiscounted return of each, not clipped.
-            custom: name -> [E'] values of custom metrics.
-        """
-        if len(lengths):
-            self._new_lengths.append(lengths)
-            self._new_rewards.append(rewards)
-            self._episodes_total += len(lengths)
-        for name, values in (custom or {}).items():
-            self._custom.setdefault(name, []).append(values)
+    def add_episodes(self, episodes: EpisodeColumns) -> None:
+        """Takes finished episodes, in order of arrival."""
+        if len(episodes.lengths):
+            self._new_lengths.append(episodes.lengths)
+            self._new_rewards.append(episodes.rewards)
+            self._episodes_total += len(episodes.lengths)
+        self._policy_rewards.add(episodes.policy_rewards)
+        self._custom.add(episodes.custom)
+        self._hist.add(episodes.hist)
 
     def add_perf(self, perf: Mapping[str, float]) -> None:
         """Takes a sampler's perf stats of one fragment: iters and seconds, see `PerfStats`."""
@@ -193,6 +194,9 @@ class Results:
             "time_total_s": self._time_total_s,
             "lengths": lengths[-self._keep :].tolist(),
             "rewards": rewards[-self._keep :].tolist(),
+            "policy_rewards": self._policy_rewards.to_state(),
+            "custom": self._custom.to_state(),
+            "hist": self._hist.to_state(),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float, progress: Progress) -> None:
@@ -209,6 +213,10 @@ class Results:
         self._lengths = np.asarray(state["lengths"], np.int64)
         self._rewards = np.asarray(state["rewards"], np.float64)
         self._new_lengths, self._new_rewards = [], []
+        for name, windows in (
+            ("policy_rewards", self._policy_rewards), ("custom", self._custom), ("hist", self._hist),
+        ):  # fmt: skip
+            windows.from_state(state.get(name, {}))
         self._last, self._last_now = progress, now
 
     def _with_new(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -230,8 +238,7 @@ class Results:
         shown_lengths, shown_rewards = lengths[-window:], rewards[-window:]
         self._lengths, self._rewards = lengths[-self._keep :].copy(), rewards[-self._keep :].copy()
         self._new_lengths, self._new_rewards = [], []
-        custom = {name: np.concatenate(values) for name, values in self._custom.items()}
-        self._custom = {}
+        policy_rewards, custom, hist = self._policy_rewards.take(), self._custom.take(), self._hist.take()
         some = bool(shown_rewards.size)
         return {
             "episodes_this_iter": num_new,
@@ -239,13 +246,17 @@ class Results:
             "episode_reward_min": float(shown_rewards.min()) if some else math.nan,
             "episode_reward_max": float(shown_rewards.max()) if some else math.nan,
             "episode_len_mean": float(shown_lengths.mean()) if some else math.nan,
+            **{
+                f"policy_reward_{kind}": {
+                    name: float(getattr(values, kind)()) for name, values in policy_rewards.items()
+                }
+                for kind in _KINDS
+            },
             "custom_metrics": {
-                f"{name}_{kind}": float(getattr(values, kind)())
-                for name, values in custom.items()
-                if values.size
-                for kind in ("mean", "min", "max")
+                f"{name}_{kind}": float(getattr(values, kind)()) for name, values in custom.items() for kind in _KINDS
             },
             "hist_stats": {
+                **{name: values[-_MAX_HIST:].tolist() for name, values in hist.items()},
                 "episode_reward": shown_rewards[-self._smoothing :].tolist(),
                 "episode_lengths": shown_lengths[-self._smoothing :].tolist(),
             },
@@ -263,3 +274,40 @@ class Results:
         iters = perf.get("iters", 0.0)
         factor = 1000.0 / iters if iters else 0.0
         return {f"mean_{name.removesuffix('_time')}_ms": perf.get(name, 0.0) * factor for name in _PERF_KEYS}
+
+
+class _Windows:
+    """Values by name: those of the running iteration, and the newest earlier ones up to a number."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._earlier: dict[str, NDArray[np.float64]] = {}
+        self._new: dict[str, list[NDArray[Any]]] = {}
+
+    def add(self, values: Mapping[str, NDArray[Any]]) -> None:
+        for name, array in values.items():
+            is_known = name in self._new or name in self._earlier
+            if array.size and (is_known or len({**self._new, **self._earlier}) < _MAX_NAMES):
+                self._new.setdefault(name, []).append(array)
+
+    def take(self) -> dict[str, NDArray[np.float64]]:
+        """All new values and as many earlier ones as are needed for the number wanted; none of the names is empty."""
+        num_new = {name: sum(map(len, arrays)) for name, arrays in self._new.items()}
+        joined = self._joined()
+        self._new = {}
+        self._earlier = {name: values[-self._least :].copy() for name, values in joined.items()}
+        return {name: values[-max(num_new.get(name, 0), self._least) :] for name, values in sorted(joined.items())}
+
+    def to_state(self) -> dict[str, list[float]]:
+        return {name: values[-self._least :].tolist() for name, values in self._joined().items()}
+
+    def from_state(self, state: Mapping[str, Any]) -> None:
+        self._earlier = {name: np.asarray(values, np.float64) for name, values in state.items()}
+        self._new = {}
+
+    def _joined(self) -> dict[str, NDArray[np.float64]]:
+        empty = np.zeros(0, np.float64)
+        return {
+            name: np.concatenate([self._earlier.get(name, empty), *self._new.get(name, [])], dtype=np.float64)
+            for name in {**self._earlier, **self._new}
+        }

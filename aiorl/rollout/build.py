@@ -34,6 +34,7 @@ from aiorl.rollout.arguments import SIMULATION, WorkerArguments
 from aiorl.rollout.frameworks import check_tensorflow, granted_gpus, policy_class_for
 from aiorl.rollout.policy_specs import PolicySpec
 from aiorl.sampler.async_sampler import AsyncSampler
+from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.sync_sampler import SyncSampler
 
 __all__ = [
@@ -82,13 +83,18 @@ class EnvMaker:
         is_deepmind: environment 0 got the DeepMind wrappers; known once it is made.
     """
 
-    def __init__(self, arguments: WorkerArguments) -> None:
+    def __init__(self, arguments: WorkerArguments, *, max_restarts_per_hour: int = 0) -> None:
         """Find out what makes the environments.
+
+        Args:
+            arguments: of the worker.
+            max_restarts_per_hour: see RemoteSettings.
 
         Raises:
             UnknownEnvError: the creator is a name that nothing has, or cannot be called.
         """
         self._arguments = arguments
+        self._max_restarts_per_hour = max_restarts_per_hour
         self._creator = resolve_env(arguments.env_creator)
         self._wrapping = arguments.wrapping
         config = self._wrapping.env_config(self._creator, arguments.env_config or {})
@@ -156,6 +162,7 @@ class EnvMaker:
             dict(self.context),
             worker_index=self._arguments.worker_index,
             wrapping=self._wrapping,
+            max_restarts_per_hour=self._max_restarts_per_hour,
         )
 
 
@@ -229,32 +236,32 @@ def make_sampler(
 
     Raises:
         AssertionError: sampling in the background with a filter that threads may not share.
+        ConfigError: a range of rewards that is none.
     """
-    settings: dict[str, Any] = {
-        "worker": worker,
-        "base_env": base_env,
-        "policy_map": policies,
-        "policy_mapping_fn": None,
-        "preprocessors": preprocessors,
-        "filters": filters,
-        "clip_rewards": clip_rewards,
-        "fragment_length": arguments.rollout_fragment_length if arguments.is_truncating else math.inf,
-        "callbacks": callbacks,
-        "horizon": arguments.episode_horizon,
-        "pack_episodes": arguments.is_truncating,
-        "clip_actions": arguments.clip_actions,
-        "soft_horizon": arguments.soft_horizon,
-        "no_done_at_end": arguments.no_done_at_end,
-        "observation_fn": arguments.observation_fn,
-        "on_turn": on_turn,
-    }
+    setup = SamplerSetup(
+        worker=worker,
+        base_env=base_env,
+        policy_map=policies,
+        policy_mapping_fn=None,
+        preprocessors=preprocessors,
+        filters=filters,
+        clip_rewards=clip_rewards,
+        fragment_length=arguments.rollout_fragment_length if arguments.is_truncating else math.inf,
+        callbacks=callbacks,
+        horizon=arguments.episode_horizon,
+        pack_episodes=arguments.is_truncating,
+        clip_actions=arguments.clip_actions,
+        soft_horizon=arguments.soft_horizon,
+        no_done_at_end=arguments.no_done_at_end,
+        observation_fn=arguments.observation_fn,
+    )
     if arguments.wants_simulation and not arguments.sample_async:
         logger.warning(
             "Input evaluation %r: the environment is sampled in the background, for metrics only", SIMULATION
         )
     if arguments.sample_async or arguments.wants_simulation:
-        return AsyncSampler(**settings, blackhole_outputs=arguments.wants_simulation)
-    return SyncSampler(**settings)
+        return AsyncSampler(setup, blackhole_outputs=arguments.wants_simulation, on_turn=on_turn)
+    return SyncSampler(setup, on_turn=on_turn)
 
 
 def make_estimators(arguments: WorkerArguments, context: IOContext) -> list[OffPolicyEstimator]:

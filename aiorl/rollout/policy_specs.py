@@ -15,7 +15,10 @@ from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.errors import ConfigError
 from aiorl.policy.policy import Policy
 
-__all__ = ["PolicySpec", "check_multi_agent", "policy_classes", "policy_specs"]
+__all__ = ["ENV_SPACE", "PolicySpec", "check_multi_agent", "policy_classes", "policy_specs"]
+
+ENV_SPACE: Any = object()
+"""In a policy's 4-tuple: the environment's own space."""
 
 _FORM = "a tuple (class, observation_space, action_space, config)"
 
@@ -48,7 +51,7 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
 
     Args:
         policy: a Policy class, which becomes the default policy, or policy id -> 4-tuple.
-        observation_space: the environment's, for a policy given as a class.
+        observation_space: the environment's, for a policy given as a class, or with ENV_SPACE as its space.
         action_space: likewise.
 
     Raises:
@@ -70,7 +73,8 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
     for policy_id in policy:
         if not isinstance(policy_id, str):
             raise _refused("policy", policy_id, "ids that are strings")
-    return {policy_id: _spec(policy_id, policy[policy_id]) for policy_id in sorted(policy)}
+    given = (observation_space, action_space)
+    return {policy_id: _spec(policy_id, policy[policy_id], given) for policy_id in sorted(policy)}
 
 
 def check_multi_agent(policy_ids: Mapping[str, Any], env: Any) -> None:
@@ -90,11 +94,17 @@ def check_multi_agent(policy_ids: Mapping[str, Any], env: Any) -> None:
     )
 
 
-def _spec(policy_id: str, value: Any) -> PolicySpec:
+def _spec(policy_id: str, value: Any, env_spaces: tuple[Any, Any]) -> PolicySpec:
     key = f"policy[{policy_id!r}]"
     if not isinstance(value, tuple | list) or len(value) != len(PolicySpec._fields):
         raise _refused(key, value, _FORM)
-    spec = PolicySpec(*value)
+    kind, observation_space, action_space, config = value
+    spec = PolicySpec(
+        kind,
+        env_spaces[0] if observation_space is ENV_SPACE else observation_space,
+        env_spaces[1] if action_space is ENV_SPACE else action_space,
+        config,
+    )
     if not _is_policy_class(spec.policy_class):
         raise _refused(f"{key}[0]", spec.policy_class, "a subclass of aiorl.Policy")
     for position, space in ((1, spec.observation_space), (2, spec.action_space)):

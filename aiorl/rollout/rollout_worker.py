@@ -25,7 +25,6 @@ from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import BaseEnv
-from aiorl.env.external_env import ExternalBaseEnv
 from aiorl.log_once import log_once, summarize
 from aiorl.observation.filters import ObservationFilter
 from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator, episode_parts
@@ -93,9 +92,12 @@ class RolloutWorker(EvaluatorInterface):
         global_vars: the last global variables set, or None.
         on_turn: called between two turns of the sampler, in the thread that samples, where weights may be set; what
             it raises comes out of ``sample()``. A synchronous sampler goes on from there, an asynchronous one ends.
+        max_env_restarts_per_hour: how often the process of one remote environment may be replaced when it fails; read
+            by the constructor, so subclasses set it.
     """
 
     on_turn: Callable[[], None] | None = None
+    max_env_restarts_per_hour: int = 0
 
     def __init__(
         self,
@@ -173,7 +175,7 @@ class RolloutWorker(EvaluatorInterface):
         classes = policy_classes(arguments.policy)
         frameworks.enable_eager(self.policy_config, classes)
         build.set_up_logging(arguments.log_level, arguments.worker_index)
-        maker = build.EnvMaker(arguments)
+        maker = build.EnvMaker(arguments, max_restarts_per_hour=self.max_env_restarts_per_hour)
         self.callbacks = (arguments.callbacks or DefaultCallbacks)()
         self.env = maker.make_first()
         self.preprocessing_enabled = not maker.is_deepmind
@@ -482,11 +484,21 @@ class RolloutWorker(EvaluatorInterface):
         """The arguments it was made with."""
         return dict(self._creation_args)
 
+    def interrupt(self) -> None:
+        """Let a ``sample`` that waits for environments or clients raise, and every later one; never waits itself.
+
+        Any thread may call. An environment that blocks is not interrupted.
+        """
+        sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
+        if isinstance(sampler, AsyncSampler):
+            sampler.stop(timeout_s=0.0)
+        if env is not None:
+            env.interrupt()
+
     def stop(self) -> None:
         """End the sampler, close environments, reader and writer; may be called more than once."""
         sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
-        if isinstance(env, ExternalBaseEnv):
-            env.stop()  # a sampler that waits for clients has to be woken
+        self.interrupt()  # a sampler that waits has to be woken
         if isinstance(sampler, AsyncSampler):
             sampler.stop()
         if env is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -139,6 +139,11 @@ class Assembler:
         """
         columns, bootstrap = self._columns(block, tracker, state)
         self._add_postprocessed(columns, bootstrap)
+        for name, place in block.derived.items():
+            made = columns.get(name)
+            if made is not None and made.shape == place.shape and made.dtype == place.dtype:
+                place[...] = made
+                columns[name] = place
         extras: dict[str, Array] = {}
         if self._wants_last:
             extras[c.LAST_OBS] = block.obs[-1]
@@ -148,7 +153,7 @@ class Assembler:
             extras[c.FINAL_OBS] = finals
         for number, component in enumerate(block.state_in):
             extras[c.state_in(number)] = component
-        return Fragment(self._selected(columns), extras)
+        return Fragment(self._selected(columns, block.spec.arrays()), extras)
 
     def record(self, block: StepBlock, tracker: EpisodeTracker, state: Sequence[F32]) -> Recorded:
         """The block's columns for a collector of complete episodes; see ``assemble``."""
@@ -283,8 +288,10 @@ class Assembler:
         if result is not None:
             columns[c.ADVANTAGES], columns[c.VALUE_TARGETS] = result
 
-    def _selected(self, columns: Mapping[str, Array]) -> dict[str, Array]:
-        selected = {name: columns[name] for name in self._wanted if name in columns}
+    def _selected(self, columns: Mapping[str, Array], first: Iterable[str] = ()) -> dict[str, Array]:
+        """The columns asked for; those that ``first`` names come in its order, before the others."""
+        order = (*(name for name in first if name in self._wanted), *self._wanted)
+        selected = {name: columns[name] for name in order if name in columns}
         if c.VALID in columns:
             selected[c.VALID] = columns[c.VALID]
         return selected

@@ -6,22 +6,15 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from aiorl.callbacks import DefaultCallbacks
 from aiorl.data.metrics import PerfStats, RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.env.base_env import BaseEnv
 from aiorl.errors import SamplerDied, SampleTimeout
-from aiorl.observation.filters import ObservationFilter
-from aiorl.observation.preprocessors import Preprocessor
-from aiorl.policy.policy import Policy
-from aiorl.policy.policy_map import PolicyMappingFn
 from aiorl.sampler.gate import TurnGate
 from aiorl.sampler.iteration import Iteration
-from aiorl.sampler.setup import ObservationFn, SamplerSetup
+from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.turns import Turns
 
 __all__ = ["MAX_BATCHES_AHEAD", "AsyncSampler"]
@@ -43,60 +36,30 @@ class AsyncSampler:
 
     def __init__(
         self,
-        worker: Any,
-        base_env: BaseEnv,
-        policy_map: Mapping[str, Policy],
-        policy_mapping_fn: PolicyMappingFn | None,
-        preprocessors: Mapping[str, Preprocessor],
-        filters: Mapping[str, ObservationFilter],
-        clip_rewards: bool | float | None,
-        fragment_length: int | float,
-        callbacks: DefaultCallbacks,
-        horizon: int | float | None = None,
-        pack_episodes: bool = False,
-        clip_actions: bool = True,
-        soft_horizon: bool = False,
-        no_done_at_end: bool = False,
-        observation_fn: ObservationFn | None = None,
-        blackhole_outputs: bool = False,
+        setup: SamplerSetup,
         *,
+        blackhole_outputs: bool = False,
         timeout_s: float = DATA_TIMEOUT_S,
         on_turn: Callable[[], None] | None = None,
     ) -> None:
         """Get ready; ``start`` begins to sample.
 
-        Arguments are those of SamplerSetup, and: with ``blackhole_outputs`` batches are dropped and metrics
-        kept; ``get_data`` waits ``timeout_s`` seconds; ``on_turn`` is called in the sampling thread between two
-        turns, where it may set weights and filter states.
+        Args:
+            setup: what to sample, and how.
+            blackhole_outputs: drop batches and keep metrics.
+            timeout_s: ``get_data`` waits so long, seconds.
+            on_turn: called in the sampling thread between two turns, where it may set weights and filter states.
 
         Raises:
             AssertionError: a filter that several threads may not use at once.
-            ConfigError: a setting that cannot be honoured.
             UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
         """
-        for policy_id, observation_filter in filters.items():
+        for policy_id, observation_filter in setup.filters.items():
             if not observation_filter.is_concurrent:
                 raise AssertionError(
                     f"the observation filter of {policy_id!r} is a {type(observation_filter).__name__}, which threads "
                     "may not share; sample_async needs ConcurrentMeanStdFilter or NoFilter"
                 )
-        setup = SamplerSetup(
-            worker,
-            base_env,
-            policy_map,
-            policy_mapping_fn,
-            preprocessors,
-            filters,
-            clip_rewards,
-            fragment_length,
-            callbacks,
-            horizon,
-            pack_episodes,
-            clip_actions,
-            soft_horizon,
-            no_done_at_end,
-            observation_fn,
-        )
         self._gate = TurnGate()
         self._turns = Turns(Iteration(setup), gate=self._gate, on_turn=on_turn)
         self._blackhole = blackhole_outputs
@@ -132,14 +95,15 @@ class AsyncSampler:
 
         Raises:
             SampleTimeout: none came in time (also a TimeoutError).
-            SamplerDied: the sampler has ended, and all that it left has been given out; its error is chained.
+            SamplerDied: the sampler has ended or is to end, and all that it left has been given out; its error is
+                chained.
             Exception: what ended the sampler, in its turn after the batches that were finished before.
         """
         wait_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: self._batches or self._is_over, wait_s)
+            self._changed.wait_for(lambda: self._batches or self._is_over or self.shutdown, wait_s)
             if not self._batches:
-                if self._is_over:
+                if self._is_over or self.shutdown:
                     raise SamplerDied("the sampling thread has ended") from self._cause
                 raise SampleTimeout(wait_s)
             item = self._batches.popleft()

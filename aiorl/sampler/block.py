@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from aiorl.data import columns as c
+from aiorl.data.arena import allocate_together
 
 __all__ = ["BlockSpec", "FinalRows", "StepBlock"]
 
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
+
+_DERIVED = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class BlockSpec:
         num_dist_inputs: P.
         keep_dist_inputs: False records only the latest row of them.
         keep_values: False records only the latest row of values.
+        sent: names of the columns that leave with the fragment. Those of them made here lie together in memory.
     """
 
     steps: int
@@ -42,6 +46,32 @@ class BlockSpec:
     num_dist_inputs: int
     keep_dist_inputs: bool
     keep_values: bool
+    sent: frozenset[str] = frozenset()
+
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and dtype of each array of a block by column name, in the order in which they lie in memory.
+
+        What is sent comes first: integers before floats, because integers leave compressed and would part the floats
+        otherwise, and observations last, because the one that follows the last step may leave too.
+        """
+        each_step = (self.steps, self.num_envs)
+        float32, flag = np.dtype(np.float32), np.dtype(np.bool_)
+        arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+            c.ACTIONS: ((*each_step, *self.action_shape), np.dtype(self.action_dtype)),
+            c.TERMINATEDS: (each_step, flag),
+            c.TRUNCATEDS: (each_step, flag),
+            c.ACTION_DIST_INPUTS: (
+                (self.steps if self.keep_dist_inputs else 1, self.num_envs, self.num_dist_inputs),
+                float32,
+            ),
+            c.ACTION_LOGP: (each_step, float32),
+            c.VF_PREDS: ((self.steps if self.keep_values else 1, self.num_envs), float32),
+            c.REWARDS: (each_step, float32),
+            **{name: (each_step, float32) for name in _DERIVED if name in self.sent},
+            c.OBS: ((self.steps + 1, self.num_envs, *self.obs_shape), np.dtype(self.obs_dtype)),
+        }
+        order = sorted(arrays, key=lambda name: (name not in self.sent, name == c.OBS, arrays[name][1].kind == "f"))
+        return {name: arrays[name] for name in order}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +104,7 @@ class StepBlock:
         terminateds: [T, N] bool.
         truncateds: [T, N] bool.
         valid: [T, N] bool, None as long as every row is a transition.
+        derived: [T, N] float32 columns that are sent and not recorded, to be filled in by whoever can.
         finals: true final observations, in the order of steps.
         state_in: recurrent state at the first step.
         filled: steps recorded so far.
@@ -81,6 +112,7 @@ class StepBlock:
 
     __slots__ = (
         "actions",
+        "derived",
         "dist_inputs",
         "filled",
         "finals",
@@ -104,19 +136,19 @@ class StepBlock:
             noise: [T, N, K] randomness of the actions to come.
             state_in: recurrent state at the first step.
         """
-        steps, num_envs = spec.steps, spec.num_envs
-        shape = (steps, num_envs)
+        layout = spec.arrays()
+        arrays = dict(zip(layout, allocate_together(list(layout.values())), strict=True))
         self.spec = spec
         self.noise = noise
-        self.obs: Array = np.empty((steps + 1, num_envs, *spec.obs_shape), spec.obs_dtype)
-        self.actions: Array = np.empty((*shape, *spec.action_shape), spec.action_dtype)
-        self.logp: F32 = np.empty(shape, np.float32)
-        kept = steps if spec.keep_dist_inputs else 1
-        self.dist_inputs: F32 = np.empty((kept, num_envs, spec.num_dist_inputs), np.float32)
-        self.values: F32 = np.empty((steps if spec.keep_values else 1, num_envs), np.float32)
-        self.rewards: F32 = np.empty(shape, np.float32)
-        self.terminateds: NDArray[np.bool_] = np.empty(shape, np.bool_)
-        self.truncateds: NDArray[np.bool_] = np.empty(shape, np.bool_)
+        self.obs: Array = arrays[c.OBS]
+        self.actions: Array = arrays[c.ACTIONS]
+        self.logp: F32 = arrays[c.ACTION_LOGP]
+        self.dist_inputs: F32 = arrays[c.ACTION_DIST_INPUTS]
+        self.values: F32 = arrays[c.VF_PREDS]
+        self.rewards: F32 = arrays[c.REWARDS]
+        self.terminateds: NDArray[np.bool_] = arrays[c.TERMINATEDS]
+        self.truncateds: NDArray[np.bool_] = arrays[c.TRUNCATEDS]
+        self.derived: dict[str, F32] = {name: arrays[name] for name in _DERIVED if name in arrays}
         self.valid: NDArray[np.bool_] | None = None
         self.finals: list[FinalRows] = []
         self.state_in = [component.copy() for component in state_in]

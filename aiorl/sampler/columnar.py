@@ -157,6 +157,7 @@ class ColumnarSampler:
             num_dist_inputs=int(policy.distribution.num_inputs),
             keep_dist_inputs=c.ACTION_DIST_INPUTS in columns,
             keep_values=self._assembler.needs_values,
+            sent=frozenset(columns) if batch_mode == "truncate_episodes" else frozenset(),
         )
         self._bounds = _action_bounds(env.action_space) if clip_actions else None
         self._actions_need_copy = not isinstance(env.action_space, spaces.Discrete)

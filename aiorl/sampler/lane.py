@@ -169,6 +169,8 @@ class Lane:
         self._record(index, dict(zip(self._state_in_columns, states, strict=True)))
         if log_once("compute_actions_input"):
             logger.info("Inputs to policy %r: %s", self.policy_id, summarize([obs, *states]))
+        has_memory = getattr(policy.exploration, "has_memory", False)
+        whose: dict[str, Any] = {"agent_ids": [track.agent_id for track in tracks]} if has_memory else {}
         actions, states_out, extras = policy.compute_actions(
             obs,
             states,
@@ -177,6 +179,7 @@ class Lane:
             info_batch=[track.info for track in tracks],
             episodes=[track.episode for track in tracks],
             timestep=policy.global_timestep,
+            **whose,
         )
         if log_once("compute_actions_result"):
             logger.info("Outputs of policy %r: %s", self.policy_id, summarize([actions, states_out, extras]))

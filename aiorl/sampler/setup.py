@@ -23,9 +23,9 @@ ObservationFn = Callable[..., Any]
 """``observation_fn(agent_obs, worker, base_env, policies, episode)`` -> agent id -> raw observation."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerSetup:
-    """Arguments of SyncSampler and AsyncSampler.
+    """What SyncSampler and AsyncSampler sample, and how.
 
     Attributes:
         worker: handed to callbacks and to ``observation_fn``; nothing else is done with it.

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from aiorl.callbacks import DefaultCallbacks
 from aiorl.data.metrics import PerfStats, RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.env.base_env import BaseEnv
-from aiorl.observation.filters import ObservationFilter
-from aiorl.observation.preprocessors import Preprocessor
-from aiorl.policy.policy import Policy
-from aiorl.policy.policy_map import PolicyMappingFn
 from aiorl.sampler.iteration import Iteration
-from aiorl.sampler.setup import ObservationFn, SamplerSetup
+from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.turns import Turns
 
 __all__ = ["SyncSampler"]
@@ -30,52 +23,17 @@ class SyncSampler:
     Not to be used by several threads at once.
     """
 
-    def __init__(
-        self,
-        worker: Any,
-        base_env: BaseEnv,
-        policy_map: Mapping[str, Policy],
-        policy_mapping_fn: PolicyMappingFn | None,
-        preprocessors: Mapping[str, Preprocessor],
-        filters: Mapping[str, ObservationFilter],
-        clip_rewards: bool | float | None,
-        fragment_length: int | float,
-        callbacks: DefaultCallbacks,
-        horizon: int | float | None = None,
-        pack_episodes: bool = False,
-        clip_actions: bool = True,
-        soft_horizon: bool = False,
-        no_done_at_end: bool = False,
-        observation_fn: ObservationFn | None = None,
-        *,
-        on_turn: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, setup: SamplerSetup, *, on_turn: Callable[[], None] | None = None) -> None:
         """Get ready; the environment is not touched before the first ``get_data``.
 
-        Arguments are those of SamplerSetup. ``on_turn`` is called between two turns, where it may set weights
-        and filter states; if it raises, ``get_data`` raises the same, and the next call goes on from there.
+        Args:
+            setup: what to sample, and how.
+            on_turn: called between two turns, where it may set weights and filter states; if it raises,
+                ``get_data`` raises the same, and the next call goes on from there.
 
         Raises:
-            ConfigError: a setting that cannot be honoured.
             UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
         """
-        setup = SamplerSetup(
-            worker,
-            base_env,
-            policy_map,
-            policy_mapping_fn,
-            preprocessors,
-            filters,
-            clip_rewards,
-            fragment_length,
-            callbacks,
-            horizon,
-            pack_episodes,
-            clip_actions,
-            soft_horizon,
-            no_done_at_end,
-            observation_fn,
-        )
         self._turns = Turns(Iteration(setup), on_turn=on_turn)
         self._metrics: list[RolloutMetrics] = []
 

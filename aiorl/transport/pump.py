@@ -22,6 +22,13 @@ COPY_BELOW_BYTES = 64 << 10
 
 _SLICE_S = 0.005
 
+# plain integers: to combine ZeroMQ's own enumerations takes as long as to send a small frame
+_DONTWAIT = int(zmq.DONTWAIT)
+_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
+_POLLOUT = int(zmq.POLLOUT)
+
 
 def keep(frame: zmq.Frame) -> memoryview:
     """The bytes of a received frame, copied when small, shared with ZeroMQ when large."""
@@ -39,7 +46,7 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
     """
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        flags = zmq.DONTWAIT if index == last else zmq.DONTWAIT | zmq.SNDMORE
+        flags = _DONTWAIT if index == last else _MORE
         socket.send(frame, flags, copy=_size(frame) < COPY_BELOW_BYTES)
 
 
@@ -94,16 +101,16 @@ class SocketPump:
 
         Returns: whether the socket would take a message now.
         """
-        events = int(self._socket.getsockopt(zmq.EVENTS))
-        if events & zmq.POLLIN:
+        events = int(self._socket.getsockopt(_EVENTS))
+        if events & _POLLIN:
             self.schedule()
-        return bool(events & zmq.POLLOUT)
+        return bool(events & _POLLOUT)
 
     def look(self) -> bool:
         """Schedule a turn if data waits that nothing has told of; returns whether that was so."""
         if self._closed or self._scheduled is not None:
             return False
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
             self.schedule()
             return True
         return False

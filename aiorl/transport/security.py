@@ -21,7 +21,8 @@ from pathlib import Path
 import zmq
 import zmq.utils.z85
 
-from aiorl.errors import ConfigError, SecurityError
+from aiorl.config.address import is_open_bind, split_address
+from aiorl.errors import SecurityError
 
 __all__ = [
     "ADMITTED",
@@ -29,7 +30,6 @@ __all__ = [
     "LearnerKeys",
     "WorkerKeys",
     "check_bind",
-    "is_loopback",
     "load_learner_keys",
     "load_worker_keys",
     "local_worker_keys",
@@ -37,7 +37,6 @@ __all__ = [
     "reachable_from_here",
     "read_public_key",
     "read_secret_key",
-    "split_address",
 ]
 
 logger = logging.getLogger(__name__)
@@ -85,49 +84,6 @@ class WorkerKeys:
         return f"WorkerKeys(public_key={self.public_key!r}, public_key_file={self.public_key_file!r})"
 
 
-def split_address(address: str, *, key: str = "") -> tuple[str, int]:
-    """Host and port of "tcp://HOST:PORT" or "HOST:PORT"; an IPv6 host stands in brackets.
-
-    Args:
-        address: what a user wrote.
-        key: name of the setting it came from, for the error.
-
-    Raises:
-        ConfigError: it is no such address.
-    """
-    rest = address.removeprefix("tcp://")
-    host, colon, port_text = rest.rpartition(":")
-    if "://" in rest or not colon or not host or not port_text.isdecimal() or int(port_text) > 65534:
-        raise ConfigError(
-            f"{address!r} is no address:",
-            key=key,
-            value=address,
-            hint="write tcp://HOST:PORT, such as tcp://127.0.0.1:5557; PORT up to 65534, the next one is used too.",
-        )
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ConfigError(
-            f"{address!r} is no address:",
-            key=key,
-            value=address,
-            hint="put an IPv6 host in brackets: tcp://[::1]:5557.",
-        )
-    return host, int(port_text)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a socket bound to ``host``."""
-    if host in ("localhost", "::1"):
-        return True
-    parts = host.split(".")
-    return (
-        len(parts) == 4
-        and parts[0] == "127"
-        and all(part.isascii() and part.isdecimal() and int(part) < 256 for part in parts)
-    )
-
-
 def check_bind(address: str, keys: LearnerKeys | None, *, insecure: bool) -> None:
     """Refuse to open a port to the network without keys, unless that is said aloud.
 
@@ -135,18 +91,8 @@ def check_bind(address: str, keys: LearnerKeys | None, *, insecure: bool) -> Non
         SecurityError: the address is not a loopback one, there are no keys, and ``insecure`` is False.
         ConfigError: the address is malformed.
     """
-    host, _ = split_address(address, key="bind")
-    if keys is not None or is_loopback(host):
-        return
-    if not insecure:
-        raise SecurityError(
-            f"binding {address} would let anyone on the network feed this learner:",
-            key="bind",
-            value=address,
-            hint="make keys with `python -m aiorl.keys DIR` and add --keys DIR, or say --insecure if you trust "
-            "everyone who can reach that address.",
-        )
-    logger.warning("%s is open to everyone who can reach it: no keys, --insecure was given", address)
+    if is_open_bind(address, has_keys=keys is not None, insecure=insecure):
+        logger.warning("%s is open to everyone who can reach it: no keys, --insecure was given", address)
 
 
 def load_learner_keys(directory: Path | str) -> LearnerKeys:

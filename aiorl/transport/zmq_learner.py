@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from aiorl.config.address import split_address
 from aiorl.errors import EndpointClosed
 from aiorl.transport.buffers import keep_message_buffers
 from aiorl.transport.connections import Connection, ConnectionTable
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_learner
 from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
-from aiorl.transport.security import AdmittedKeys, LearnerKeys, check_bind, split_address
+from aiorl.transport.security import AdmittedKeys, LearnerKeys, check_bind
 from aiorl.transport.send_queues import SendQueues
 from aiorl.transport.zap import Authenticator
 from aiorl.transport.zmq_sockets import bind_pair, make_socket, serve, term, url

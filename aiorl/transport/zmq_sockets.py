@@ -11,9 +11,10 @@ from collections.abc import Iterable
 
 import zmq
 
+from aiorl.config.address import is_loopback
 from aiorl.errors import ConfigError
 from aiorl.transport.endpoint import EndpointLimits
-from aiorl.transport.security import LearnerKeys, WorkerKeys, is_loopback
+from aiorl.transport.security import LearnerKeys, WorkerKeys
 from aiorl.transport.zap import ZAP_DOMAIN
 
 __all__ = ["bind_pair", "make_socket", "present", "serve", "term", "url"]

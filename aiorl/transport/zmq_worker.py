@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from aiorl.config.address import split_address
 from aiorl.errors import EndpointClosed
 from aiorl.transport.buffers import keep_message_buffers
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_worker
 from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
-from aiorl.transport.security import WorkerKeys, split_address
+from aiorl.transport.security import WorkerKeys
 from aiorl.transport.zmq_learner import BROADCAST_HEAD
 from aiorl.transport.zmq_sockets import make_socket, present, term, url
 

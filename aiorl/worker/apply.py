@@ -10,9 +10,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.observation.filters import ObservationFilter
-from aiorl.policy.graph_policy import GraphPolicy
+from aiorl.policy.policy import Policy
 from aiorl.protocol.messages import Snapshot
 
 __all__ = ["SnapshotSlot", "StopSampling"]
@@ -29,29 +28,30 @@ class SnapshotSlot:
 
     Attributes:
         version: policy version in force, -1 before the first.
+        newest_version: version of the newest snapshot offered, taken up or not, -1 before the first.
         global_vars: global variables of that version.
     """
 
     def __init__(
         self,
-        policy: GraphPolicy,
-        observation_filter: ObservationFilter,
+        policies: Mapping[str, Policy],
+        filters: Mapping[str, ObservationFilter],
         incarnation: str,
         *,
         synchronize_filters: bool,
     ) -> None:
-        """Take what snapshots apply to.
+        """Take what snapshots apply to; both mappings are read anew with each snapshot.
 
         Args:
-            policy: gets the weights of the default policy.
-            observation_filter: adopts the published state, keeping what it has not sent yet.
+            policies: by policy id; each gets the weights of its id, if a snapshot has any.
+            filters: by policy id; each adopts the published state, keeping what it has not sent yet.
             incarnation: under which this worker's filter deltas are acknowledged.
-            synchronize_filters: False leaves the filter's statistics its own after the first snapshot.
+            synchronize_filters: False leaves the filters' statistics their own after the first snapshot.
         """
-        self.version = -1
+        self.version = self.newest_version = -1
         self.global_vars: Mapping[str, Any] = {}
-        self._policy = policy
-        self._filter = observation_filter
+        self._policies = policies
+        self._filters = filters
         self._incarnation = incarnation
         self._synchronize_filters = synchronize_filters
         self._offered: Snapshot | None = None
@@ -62,6 +62,7 @@ class SnapshotSlot:
         offered = self._offered
         if snapshot.version > self.version and (offered is None or snapshot.version > offered.version):
             self._offered = snapshot
+            self.newest_version = snapshot.version
 
     def stop(self) -> None:
         """Make the next ``between_steps`` raise StopSampling. Any thread may call."""
@@ -72,8 +73,8 @@ class SnapshotSlot:
 
         Raises:
             StopSampling: after ``stop``.
-            PolicyError: weights that do not fit the policy.
-            BatchError: a filter state that does not fit the filter.
+            PolicyError: weights that do not fit their policy.
+            BatchError: a filter state that does not fit its filter.
         """
         if self._stop:
             raise StopSampling
@@ -81,12 +82,17 @@ class SnapshotSlot:
         if snapshot is None:
             return
         self._offered = None
-        self._policy.set_weights(snapshot.weights[DEFAULT_POLICY_ID])
-        state = snapshot.filters.get(DEFAULT_POLICY_ID)
+        for policy_id, policy in self._policies.items():
+            if policy_id in snapshot.weights:
+                policy.set_weights(snapshot.weights[policy_id])
+            policy.on_global_var_update(snapshot.global_vars)
         acknowledged = snapshot.filter_acks.get(self._incarnation, 0)
-        if state and (self._synchronize_filters or self.version < 0):
-            self._filter.adopt(state, acknowledged)
-        else:
-            self._filter.acknowledge(acknowledged)
+        adopts = self._synchronize_filters or self.version < 0
+        for policy_id, observation_filter in self._filters.items():
+            state = snapshot.filters.get(policy_id)
+            if state and adopts:
+                observation_filter.adopt(state, acknowledged)
+            else:
+                observation_filter.acknowledge(acknowledged)
         self.global_vars = snapshot.global_vars
         self.version = snapshot.version

@@ -24,17 +24,23 @@ import psutil
 
 from aiorl.config.parts import TransportConfig
 from aiorl.config.worker import WorkerPart
-from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.fragment import Fragment
-from aiorl.errors import AiorlError, EnvError, LocalProtocolError, RemoteProtocolError
+from aiorl.errors import (
+    AiorlError,
+    ConfigError,
+    EnvError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    UnknownPolicyError,
+)
 from aiorl.protocol import events as ev
 from aiorl.protocol.codec import decode, encode
 from aiorl.protocol.limits import DEFAULT_LIMITS, Limits, limits_of
-from aiorl.protocol.messages import AnyArray, Message, Samples, Snapshot, Welcome
+from aiorl.protocol.messages import Message, Samples, Snapshot, Welcome
 from aiorl.protocol.worker_session import WorkerSession, WorkerState
 from aiorl.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
 from aiorl.worker.apply import StopSampling
-from aiorl.worker.unit import Produced, SamplerUnit
+from aiorl.worker.make_unit import make_unit
+from aiorl.worker.unit import Produced, SamplerUnit, UnitPlace
 
 __all__ = ["WorkerOutcome", "WorkerService"]
 
@@ -300,19 +306,10 @@ class WorkerService:
         self._limits = limits_of(transport)
 
     async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
-        incarnation = self._session.incarnation
-
-        def build() -> SamplerUnit:
-            return SamplerUnit(
-                part,
-                welcome.graphs,
-                welcome.snapshot,
-                slot=welcome.slot,
-                unit_index=running.index,
-                incarnation=incarnation,
-            )
-
-        unit = await asyncio.get_running_loop().run_in_executor(running.executor, build)
+        place = UnitPlace(welcome.slot, self._session.incarnation, running.index, welcome.num_workers)
+        unit = await asyncio.get_running_loop().run_in_executor(
+            running.executor, make_unit, part, welcome.graphs, welcome.snapshot, place
+        )
         running.unit = unit
         if self._newest is not None:
             unit.offer(self._newest)
@@ -334,25 +331,25 @@ class WorkerService:
             pass
         except EnvError as error:
             self._fail("env", str(error), error.traceback_text)
+        except (ConfigError, UnknownPolicyError) as error:  # would come again in every worker
+            self._fail("setup", str(error), "")
         except Exception as error:
             logger.exception("the sampler failed")
             self._fail("sampler", f"{type(error).__name__}: {error}", traceback.format_exc())
 
     def _send_fragment(self, unit: SamplerUnit, lease_id: int, produced: Produced) -> None:
-        fragment = produced.fragment
-        delta = unit.take_delta(self._session.next_seq)
         samples = Samples(
             seq=0,
             lease_id=lease_id,
-            env_steps=fragment.env_steps,
-            agent_steps=fragment.env_steps,
+            env_steps=produced.env_steps,
+            agent_steps=produced.agent_steps,
             first_version=produced.first_version,
             last_version=produced.last_version,
-            num_envs=fragment.num_envs,
-            length=fragment.length,
-            batches={DEFAULT_POLICY_ID: _arrays(fragment)},
+            num_envs=produced.num_envs,
+            length=produced.length,
+            batches=produced.batches,
             episodes=produced.episodes.to_arrays(),
-            filter_deltas={DEFAULT_POLICY_ID: delta} if delta else {},
+            filter_deltas=unit.take_deltas(self._session.next_seq),
             perf=produced.perf,
         )
         self._session.fragment_done(samples, time.monotonic())
@@ -381,10 +378,6 @@ class WorkerService:
                 close = loop.run_in_executor(running.executor, running.unit.close)
                 await asyncio.wait([close], timeout=_STOP_WAIT_S)
             running.executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _arrays(fragment: Fragment) -> dict[str, AnyArray]:
-    return {**fragment.columns, **fragment.extras}
 
 
 def _stacks() -> str:

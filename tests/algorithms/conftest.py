@@ -53,7 +53,8 @@ def make_fragment() -> Callable[..., Fragment]:
             c.TERMINATEDS: rng.random(shape) < 0.1,
             c.TRUNCATEDS: rng.random(shape) < 0.1,
         }
-        for name in (c.REWARDS, c.ADVANTAGES, c.VALUE_TARGETS, c.VF_PREDS):
+        columns[c.PREV_ACTIONS] = np.roll(columns[c.ACTIONS], 1, axis=0)
+        for name in (c.REWARDS, c.PREV_REWARDS, c.ADVANTAGES, c.VALUE_TARGETS, c.VF_PREDS):
             columns[name] = rng.normal(size=shape).astype(np.float32)
         columns[c.BOOTSTRAP_VALUES] = np.where(columns[c.TRUNCATEDS], rng.normal(size=shape), 0).astype(np.float32)
         columns[c.LAST_OBS] = (rng.random((num_envs, *model.obs_shape)) * 4).astype(model.obs_dtype)
@@ -62,6 +63,7 @@ def make_fragment() -> Callable[..., Fragment]:
         fragment = {name: columns[name] for name in (*plan.columns, *plan.extras)}
         if invalid:
             fragment[c.VALID] = rng.random(shape) < 0.8
+            fragment[c.VALID][-1] = True
         return fragment
 
     return make

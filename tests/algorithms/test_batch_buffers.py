@@ -37,6 +37,7 @@ def fragment(length: int, num_envs: int, seed: int = 0, *, valid: bool = False) 
     }
     if valid:
         columns[c.VALID] = rng.random((length, num_envs)) < 0.5
+        columns[c.VALID][-1] = True
     return columns
 
 
@@ -148,3 +149,17 @@ def test_rounding_up_gives_few_sizes_and_wastes_at_most_half(count: int, least: 
     assert size >= max(count, least)
     assert size % least == 0 or (2 * size) % (3 * least) == 0
     assert size == least or size < 2 * count
+
+
+def test_what_follows_a_sequences_last_transition_stands_in_the_row_behind_it() -> None:
+    buffers = BatchBuffers(COLUMNS, EXTRAS)
+    cut = fragment(4, 3)
+    cut[c.VALID] = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 0, 0]], bool)
+    for length in (4, 6):
+        obs = buffers.column(buffers.sequences([fragment(4, 1, 9), cut], 5, length), c.OBS)
+        np.testing.assert_array_equal(obs[2, 2], cut[c.LAST_OBS][1])
+        np.testing.assert_array_equal(obs[3, 1], cut[c.LAST_OBS][2])
+        np.testing.assert_array_equal(obs[3, 0], cut[c.OBS][0, 2])
+        if length == 6:
+            np.testing.assert_array_equal(obs[1, 4], cut[c.LAST_OBS][0])
+            assert not obs[1, 5].any()

@@ -253,3 +253,105 @@ def test_schedules_go_by_the_env_steps_trained_on(setup: Callable[..., Setup], n
     before = it.algorithm.get_weights()
     it.algorithm.update(batch, 1000)
     assert equal(before, it.algorithm.get_weights())
+
+
+def varying(setup: Callable[..., Setup], name: str, **options: Any) -> Setup:
+    """The same for fragments of general sampling: any number of rows or sequences."""
+    it = setup(name, **options)
+    it.algorithm = type(it.algorithm)(it.config, it.model, sizes_vary=True)
+    return it
+
+
+@ALL
+@pytest.mark.parametrize("sizes", [(1, 2), (5, 9), (23, 1), (40, 41)])
+def test_fragments_of_general_sampling_may_hold_any_number_of_rows_or_sequences(
+    setup: Callable[..., Setup], name: str, sizes: tuple[int, ...]
+) -> None:
+    it = varying(setup, name)
+    by_row = name == "ppo"
+    fragments = []
+    for seed, size in enumerate(sizes):
+        fragment = it.make_fragment(it.plan, it.model, *((size, 1) if by_row else (6, size)), seed, invalid=not by_row)
+        it.algorithm.check_fragment(fragment)
+        fragments.append(fragment)
+    batch = it.algorithm.make_batch(fragments)
+    valid = it.algorithm.buffers.column(batch, c.VALID)  # type: ignore[attr-defined]
+    assert valid.sum() == (sum(sizes) if by_row else sum(fragment[c.VALID].sum() for fragment in fragments))
+    places, whole = len(valid), 12 if by_row else 2
+    assert places % whole == 0
+    assert places <= max(48 if by_row else 8, 2 * sum(sizes))
+    result = it.algorithm.update(batch, 0)
+    assert not result.skipped
+    assert np.isfinite(list(result.metrics.values())).all()
+    filled = int(np.flatnonzero(valid.reshape(places, -1).any(axis=1))[-1]) + 1
+    assert result.metrics["num_sgd_steps"] == it.algorithm.num_epochs * -(-filled // whole)  # type: ignore[attr-defined]
+
+
+@ALL
+def test_smaller_batches_of_general_sampling_need_no_other_compilation(setup: Callable[..., Setup], name: str) -> None:
+    it = varying(setup, name)
+    for seed, size in enumerate((41, 40, 7, 23, 1)):
+        shape = (size, 1) if name == "ppo" else (6, size)
+        batch = it.algorithm.make_batch([it.make_fragment(it.plan, it.model, *shape, seed)])
+        assert not it.algorithm.update(batch, 0).skipped
+    assert it.algorithm.compiled.traces == 1  # type: ignore[attr-defined]
+    order, num_minibatches = it.algorithm._order(48, 30)  # type: ignore[attr-defined]
+    for epoch in order[:num_minibatches].reshape(it.algorithm.num_epochs, -1):  # type: ignore[attr-defined]
+        assert set(range(30)) <= set(epoch.tolist())
+        assert len(set(epoch.tolist())) == len(epoch)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "shape"),
+    [
+        ("ppo", {}, (4, 2)),
+        ("impala", {}, (7, 2)),
+        ("impala", {}, (5, 2)),
+        ("ppo", {"model": {"use_lstm": True}}, (5, 2)),
+    ],
+)
+def test_fragments_of_general_sampling_of_another_form_are_refused(
+    setup: Callable[..., Setup], name: str, settings: dict[str, Any], shape: tuple[int, int]
+) -> None:
+    it = varying(setup, name, **settings)
+    with pytest.raises(BatchError):
+        it.algorithm.check_fragment(it.make_fragment(it.plan, it.model, *shape))
+
+
+@ALL
+def test_padding_changes_nothing_that_is_learned(setup: Callable[..., Setup], name: str) -> None:
+    """One minibatch of all rows: the same step whether 30 places of 48 are filled or all of the batch's."""
+    options = {"sgd_minibatch_size": 48, "num_sgd_iter": 1}
+    exact = varying(setup, name, **options)
+    padded = varying(setup, name, **options)
+    padded.algorithm.set_state(exact.algorithm.get_state())
+    shape = (48, 1) if name == "ppo" else (6, 8)
+    whole = exact.make_fragment(exact.plan, exact.model, *shape, 1)
+    half = {key: value[: 24 if name == "ppo" else None, : None if name == "ppo" else 4] for key, value in whole.items()}
+    if name == "impala":
+        half |= {key: whole[key][:4] for key in (c.LAST_OBS,)}
+        blank = {key: np.zeros_like(value) for key, value in half.items()}
+        blank[c.VALID] = np.zeros((6, 4), bool)
+    else:
+        blank = {key: np.zeros_like(value) for key, value in half.items()} | {c.VALID: np.zeros((24, 1), bool)}
+    first = exact.algorithm.update(exact.algorithm.make_batch([half, blank]), 0).metrics
+    second = padded.algorithm.update(padded.algorithm.make_batch([half]), 0).metrics
+    assert first["policy_loss"] == pytest.approx(second["policy_loss"], abs=1e-6)
+    for weight, other in zip(
+        exact.algorithm.get_weights().values(), padded.algorithm.get_weights().values(), strict=True
+    ):
+        np.testing.assert_allclose(weight, other, atol=1e-6)
+
+
+@ALL
+def test_previous_actions_and_rewards_are_asked_for_where_the_cell_sees_them(
+    setup: Callable[..., Setup], name: str
+) -> None:
+    model = {"use_lstm": True, "lstm_use_prev_action_reward": True}
+    cls = algorithm_class(name)
+    config = config_class(name).from_mapping({"env": "x", **SHAPE, "model": model})
+    assert {c.PREV_ACTIONS, c.PREV_REWARDS} <= set(cls.sample_plan(config).columns)
+    plain = config_class(name).from_mapping({"env": "x", **SHAPE, "model": {"use_lstm": True}})
+    assert not {c.PREV_ACTIONS, c.PREV_REWARDS} & set(cls.sample_plan(plain).columns)
+    it = varying(setup, name, model=model)
+    assert not it.train().skipped

@@ -35,6 +35,11 @@ def columns_for(model: Any, length: int, num: int) -> dict[str, tf.Tensor]:
     }
     for index, shape in enumerate(model.state_shapes):
         columns[c.state_in(index)] = rng.normal(size=(num, *shape)).astype(np.float32)
+    if model.looks_back:
+        columns[c.ACTIONS] = rng.integers(0, 2, (length, num)).astype(np.int32)
+        columns[c.REWARDS] = rng.normal(size=(length, num)).astype(np.float32)
+        columns[c.PREV_ACTIONS] = rng.integers(0, 2, (length, num)).astype(np.int32)
+        columns[c.PREV_REWARDS] = rng.normal(size=(length, num)).astype(np.float32)
     return {name: tf.constant(column) for name, column in columns.items()}
 
 
@@ -56,6 +61,28 @@ def test_a_sequence_gives_what_single_steps_with_resets_give(make_model: Callabl
         else:
             np.testing.assert_allclose(last_values, step_values, atol=1e-6)
     np.testing.assert_allclose(sequence_forward(model, columns)[1], values, atol=1e-6)
+
+
+def test_previous_actions_and_rewards_reach_the_cell_and_those_of_the_last_transition_what_follows_it(
+    make_model: Callable[..., Any],
+) -> None:
+    model = make_model(use_lstm=True, lstm_use_prev_action_reward=True)
+    columns = columns_for(model, 5, 2)
+    valid = np.ones((5, 2), np.float32)
+    valid[3:, 1] = 0  # the second sequence is shorter: row 3 is that of its last observation
+    columns |= {c.VALID: tf.constant(valid), c.TERMINATEDS: tf.zeros((5, 2))}
+    dist_inputs, values, last_values = sequence_forward_with_last(model, columns)
+    state = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]
+    for t in range(5):
+        actions, rewards = columns[c.PREV_ACTIONS][t].numpy(), columns[c.PREV_REWARDS][t].numpy()
+        if t == 3:
+            actions[1], rewards[1] = columns[c.ACTIONS][2, 1], columns[c.REWARDS][2, 1]
+        step_inputs, step_values, state = model.forward_step(columns[c.OBS][t], state, actions, rewards)
+        rows = 2 if t < 4 else 1
+        np.testing.assert_allclose(dist_inputs[t, :rows], step_inputs[:rows], atol=1e-6)
+        np.testing.assert_allclose(values[t, :rows], step_values[:rows], atol=1e-6)
+    last = (columns[c.ACTIONS][4], columns[c.REWARDS][4])
+    np.testing.assert_allclose(last_values[0], model.forward_step(columns[c.LAST_OBS], state, *last)[1][0], atol=1e-6)
 
 
 def test_a_model_without_state_sees_the_rows_of_a_sequence_as_one_batch(make_model: Callable[..., Any]) -> None:

@@ -7,15 +7,10 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 
 OTHER_VALUES = {
-    "monitor": True,
-    "callbacks": "package.module:Callbacks",
     "eager": True,
     "no_eager_on_workers": True,
     "eager_tracing": True,
     "optimizer": {"epsilon": 1e-5},
-    "soft_horizon": True,
-    "no_done_at_end": True,
-    "preprocessor_pref": "rllib",
     "evaluation_interval": 5,
     "evaluation_num_episodes": 5,
     "evaluation_config": {"explore": False},
@@ -25,11 +20,8 @@ OTHER_VALUES = {
     "memory": 10**9,
     "memory_per_worker": 10**9,
     "object_store_memory_per_worker": 10**9,
-    "sample_async": True,
     "compress_observations": "bulk",
     "collect_metrics_timeout": 10,
-    "remote_worker_envs": True,
-    "remote_env_batch_wait_ms": 5,
     "fake_sampler": True,
     "input": {"sampler": 0.5, "/data": 0.5},
     "input_evaluation": ["simulation"],
@@ -38,13 +30,7 @@ OTHER_VALUES = {
     "output": "logdir",
     "output_compress_columns": [],
     "output_max_file_size": 1000,
-    "multiagent.policies": {"a": None},
-    "multiagent.policy_mapping_fn": "package.module:choose",
-    "multiagent.policies_to_train": ["a"],
-    "multiagent.observation_fn": "package.module:observe",
-    "model.dim": 42,
-    "model.framestack": False,
-    "model.custom_preprocessor": "package.module:Preprocessor",
+    "model.max_seq_len": 10,
 }
 
 

@@ -144,6 +144,11 @@ def test_a_slip_below_a_free_sub_dict_is_warned_of(caplog: pytest.LogCaptureFixt
     ]
 
 
+def test_a_custom_model_may_heed_keys_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    CommonConfig.from_mapping({"model": {"custom_model": "mine:make", "width": 64}})
+    assert not caplog.messages
+
+
 def test_the_users_config_merges_deeply_into_the_algorithms() -> None:
     """R171."""
     config = OnPolicyConfig.from_mapping({"model": {"use_lstm": True}, "tf_session_args": {"device_count": {"GPU": 0}}})

@@ -5,10 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from gymnasium import spaces
 
 from aiorl.config.schema import CommonConfig
-from aiorl.config.worker import WorkerPart
+from aiorl.config.worker import PolicyPart, WorkerPart
+from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ConfigError
 
 CONFIG = CommonConfig.from_mapping(
@@ -17,21 +20,51 @@ CONFIG = CommonConfig.from_mapping(
 )  # fmt: skip
 
 
+PLAN = SamplePlan(postprocess="gae", postprocess_params={"gamma": 0.9}, columns=("obs",))
+
+
 def test_a_worker_gets_its_part_as_plain_data_and_reads_it_back_equal() -> None:
-    part = WorkerPart.of(CONFIG, SamplePlan(postprocess="gae", postprocess_params={"gamma": 0.9}, columns=("obs",)))
+    part = WorkerPart.of(CONFIG, PLAN)
     wire = json.loads(json.dumps(part.to_dict()))
     assert WorkerPart.from_dict(wire) == part
     assert (part.env, part.seed, part.num_envs_per_worker, part.clip_rewards) == ("CartPole-v1", 3, 8, True)
     assert part.transport.compression == "off"
-    assert part.sample_plan.columns == ("obs",)
+    assert part.sampling == "columnar"
+    assert part.policies == {DEFAULT_POLICY_ID: PolicyPart(sample_plan=PLAN)}
+
+
+def test_several_policies_are_read_back_equal_too() -> None:
+    policies = {
+        "net": PolicyPart(
+            observation_space=space_to_dict(spaces.Dict({"x": spaces.Box(-1.0, 1.0, (2,))})),
+            action_space=space_to_dict(spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])),
+            sample_plan=PLAN, layout="sequences", sequence_length=7,
+        ),
+        "own": PolicyPart(policy_class="package.module:Own", config={"level": 3}, is_trained=False),
+    }  # fmt: skip
+    config = CONFIG.updated(
+        {"multiagent": {"policy_mapping_fn": "a:b", "observation_fn": "c:d"}, "model": {"dim": 42, "framestack": False}}
+    )
+    part = WorkerPart.of(config, policies=policies, sampling="general", log_dir="/runs/one")
+    again = WorkerPart.from_dict(json.loads(json.dumps(part.to_dict())))
+    assert again == part
+    assert again.policies == policies
+    assert (again.sampling, again.log_dir) == ("general", "/runs/one")
+    assert (again.policy_mapping_fn, again.observation_fn, again.dim, again.framestack) == ("a:b", "c:d", 42, False)
 
 
 def test_every_key_of_the_part_is_a_key_of_the_config_with_its_default() -> None:
     part = WorkerPart.of(CommonConfig.from_mapping({"env": "E"}))
     common = CommonConfig().to_dict()
+    common |= {name: common["model"][name] for name in ("dim", "framestack", "custom_preprocessor")}
+    common |= {name: common["multiagent"][name] for name in ("policy_mapping_fn", "observation_fn")}
+    own = {"policies", "sampling", "log_dir", "env"}
     for name, value in part.to_dict().items():
-        if name not in ("sample_plan", "env"):
+        if name not in own:
             assert value == common[name], name
+    for name, value in WorkerPart(env="E", algo=common["algo"]).to_dict().items():
+        if name not in own:
+            assert value == common[name], f"a worker that is not told {name}"
 
 
 def test_what_only_the_learner_needs_stays_there() -> None:

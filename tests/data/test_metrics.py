@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
+import numpy as np
+
+from aiorl.data.metrics import MAX_NAME, MAX_NAMES, EpisodeColumns, PerfStats, RolloutMetrics
 
 
 def test_r93_rollout_metrics_has_the_six_fields_in_order_with_empty_defaults() -> None:
@@ -22,3 +24,41 @@ def test_episode_columns_travel_as_arrays() -> None:
         "lengths": "int32",
         "rewards": "float64",
     }
+
+
+def test_policies_rewards_custom_metrics_and_histories_become_columns_by_name_and_are_read_back() -> None:
+    """SPEC 11: policy rewards are those of agents, not of episodes; the default policy has none."""
+    metrics = [
+        RolloutMetrics(3, 6.0, {("a", "red"): 1.0, ("b", "red"): 2.0, ("c", "blue"): 3.0}, {"height": 1, "no": None}),
+        RolloutMetrics(2, 5.0, {("a", "default_policy"): 5.0}, {"height": np.float32(2.5)}, {}, {"steps": [1, 2.0]}),
+        RolloutMetrics(1, 1.0, {}, {"height": float("nan")}, {}, {"steps": [float("inf"), 4]}),
+    ]
+    episodes = EpisodeColumns.of(metrics)
+    arrays = episodes.to_arrays()
+    assert {name: (array.dtype.name, array.tolist()) for name, array in arrays.items()} == {
+        "lengths": ("int32", [3, 2, 1]),
+        "rewards": ("float64", [6.0, 5.0, 1.0]),
+        "policy_reward/red": ("float64", [1.0, 2.0]),
+        "policy_reward/blue": ("float64", [3.0]),
+        "custom/height": ("float64", [1.0, 2.5]),
+        "hist/steps": ("float64", [1.0, 2.0, 4.0]),
+    }
+    again = EpisodeColumns.from_arrays({**arrays, "stray": arrays["lengths"], "custom/": arrays["lengths"]})
+    assert again.policy_rewards.keys() == {"red", "blue"}
+    assert again.custom["height"].tolist() == [1.0, 2.5]
+    assert again.hist["steps"].tolist() == [1.0, 2.0, 4.0]
+    assert again.custom.keys() == {"height"}
+
+
+def test_no_episodes_are_columns_without_rows() -> None:
+    assert {name: len(array) for name, array in EpisodeColumns.of([]).to_arrays().items()} == {
+        "lengths": 0,
+        "rewards": 0,
+    }
+
+
+def test_endless_names_and_too_many_of_them_do_not_travel() -> None:
+    episodes = EpisodeColumns.of([RolloutMetrics(1, 1.0, {}, {f"m{i}" + "x" * 999: i for i in range(MAX_NAMES + 5)})])
+    arrays = episodes.to_arrays()
+    assert len(arrays) == MAX_NAMES + 2
+    assert max(map(len, arrays)) == MAX_NAME

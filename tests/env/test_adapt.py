@@ -63,6 +63,14 @@ def test_native_without_a_native_form_says_what_to_use_instead():
     assert caught.value.key == "vectorize"
 
 
+def test_atari_games_are_never_native_since_that_form_preprocesses_in_its_own_way():
+    pytest.importorskip("ale_py")
+    assert choice("ALE/Pong-v5") == "serial"
+    env = make_lockstep_env("ALE/Pong-v5", {}, 2)
+    assert env.observation_space.shape == (210, 160, 3)
+    env.close()
+
+
 def test_native_honours_the_horizon():
     env = make_lockstep_env("CartPole-v1", {}, 2, "native", horizon=3)
     env.reset([0])

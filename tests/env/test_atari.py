@@ -6,8 +6,18 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import AtariPreprocessing
 
-from aiorl.env.atari import EpisodicLife, FireAtReset, RealGames, StackFrames, game_counters, is_atari, wrap_deepmind
+from aiorl.env.atari import (
+    EpisodicLife,
+    FireAtReset,
+    RealGames,
+    StackFrames,
+    UndrawnFrames,
+    game_counters,
+    is_atari,
+    wrap_deepmind,
+)
 from aiorl.env.base_env import FinishedGame
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
@@ -179,6 +189,40 @@ def test_a_wrapped_game_shows_small_grey_frames(dim, framestack, shape):
     assert obs.shape == env.observation_space.shape == shape
     assert obs.dtype == np.uint8
     assert obs.max() > 0
+    env.close()
+
+
+def test_frames_that_are_not_drawn_change_nothing_but_the_time_they_take():
+    """Oracle: Gymnasium's preprocessing around ale-py's environment as it is, same seeds, same actions."""
+    config = {"frameskip": 1}
+    fast = wrap_deepmind(real_game("ALE/Breakout-v5", **config))
+    assert isinstance(fast.env.env.env.env.env, UndrawnFrames)
+    slow = AtariPreprocessing(real_game("ALE/Breakout-v5", **config))
+    slow = StackFrames(FireAtReset(EpisodicLife(RealGames(slow))), 4)
+    rng = np.random.default_rng(0)
+    outcomes = [env.reset(seed=3) for env in (fast, slow)]
+    rewards = ends = 0
+    for _ in range(500):
+        action = rng.integers(4)
+        outcomes = [env.step(action) for env in (fast, slow)]
+        np.testing.assert_array_equal(outcomes[0][0], outcomes[1][0])
+        assert outcomes[0][1:] == outcomes[1][1:]
+        rewards += outcomes[0][1]
+        if outcomes[0][2]:
+            ends += 1
+            np.testing.assert_array_equal(fast.reset()[0], slow.reset()[0])
+    assert rewards > 0
+    assert ends > 5
+    fast.close()
+    slow.close()
+
+
+def test_frames_are_drawn_where_a_wrapper_of_the_users_may_look_at_them():
+    limited = gymnasium.wrappers.TimeLimit(real_game("ALE/Pong-v5", frameskip=1), 50)
+    env = wrap_deepmind(limited, noop_max=0)
+    assert env.env.env.env.env.env is limited
+    assert env.reset(seed=1)
+    assert [env.step(0)[3] for _ in range(12)].index(True) == 11
     env.close()
 
 

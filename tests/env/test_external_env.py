@@ -211,7 +211,8 @@ def test_observations_are_kept_although_the_client_reuses_its_array():
     assert [poll.obs["e"][AGENT].tolist() for poll in polls] == [[0, 0], [1, 1], [2, 2], [2, 2]]
 
 
-def test_stopping_ends_waiting_clients_and_polls():
+@pytest.mark.parametrize("method", ["interrupt", "stop"])
+def test_stopping_ends_waiting_clients_and_polls(method):
     entered = threading.Event()
     errors = []
 
@@ -226,7 +227,7 @@ def test_stopping_ends_waiting_clients_and_polls():
     env = Driven(drive)
     base = ExternalBaseEnv(env)
     entered.wait(10)
-    base.stop()
+    getattr(base, method)()
     env.join(10)
     assert len(errors) == 1
 

@@ -79,6 +79,12 @@ def test_an_unknown_name_is_refused_with_a_hint(name, hint):
     assert hint in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["mine.envs.Maze", "mine/envs.py:Maze"])
+def test_a_dotted_name_or_a_files_path_gets_the_import_path_as_a_hint(name):
+    with pytest.raises(UnknownEnvError, match=r"Did you mean 'mine\.envs:Maze'\?"):
+        resolve_env(name)
+
+
 def test_an_unknown_registered_name_is_offered():
     register_env("my-maze", lambda context: None)
     with pytest.raises(UnknownEnvError, match="my-maze"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from functools import partial
 
@@ -13,7 +14,7 @@ from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
 from aiorl.env.registry import register_env, resolve_env
 from aiorl.env.remote_base_env import RemoteBaseEnv, RemoteSettings, remote_name
-from aiorl.errors import BadObservationError, ConfigError, EnvContractError, EnvError, UnknownEnvError
+from aiorl.errors import BadObservationError, ConfigError, EnvContractError, EnvError, SamplerDied, UnknownEnvError
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
@@ -256,6 +257,22 @@ def test_what_children_cannot_make_is_told_at_once():
         RemoteBaseEnv(RemoteSettings(FAULTY, {"fault": "constructor"}), 1)
     with pytest.raises(ConfigError, match="env_config"):
         RemoteBaseEnv(RemoteSettings(COUNTING, {"length": print}), 1)
+
+
+def test_an_interrupt_ends_a_poll_that_waits_and_every_later_one(make_remote, sleepy):
+    env = make_remote("sleepy_env:SleepyEnv", 1, env_config={"seconds": [20.0]})
+    env.poll()
+    env.send_actions({0: {AGENT: 0}})
+    timer = threading.Timer(0.1, env.interrupt)
+    timer.start()
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(SamplerDied, match="interrupted"):
+            env.poll()
+    assert time.monotonic() - began < 2
+    timer.join()
+    env.stop()
+    env.interrupt()  # too late to matter
 
 
 def test_children_end_with_stop(make_remote):

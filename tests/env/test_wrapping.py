@@ -55,6 +55,17 @@ def test_the_monitor_asks_for_a_render_mode_that_can_be_filmed_where_there_is_on
     assert Wrapping().env_config(cart_pole, {}) == {}
 
 
+def test_a_preprocessed_game_shows_every_frame_so_that_the_last_two_can_be_maximised():
+    pytest.importorskip("ale_py")
+    pong = resolve_env("ALE/Pong-v5")
+    wrapping = Wrapping(deepmind=True)
+    assert wrapping.env_config(pong, {"a": 1}) == {"a": 1, "frameskip": 1}
+    assert wrapping.env_config(pong, {"frameskip": 3}) == {"frameskip": 3}
+    assert Wrapping().env_config(pong, {}) == {}
+    assert wrapping.env_config(resolve_env("CartPole-v1"), {}) == {}
+    assert wrapping.env_config(resolve_env("aiorl.testing.envs:CountingEnv"), {}) == {}
+
+
 def test_only_wrappers_that_go_around_each_copy_keep_copies_from_being_made_together():
     cart_pole, pong = resolve_env("CartPole-v1"), EnvCreator("pong", print, gym_id="ALE/Pong-v5")
     assert not Wrapping(deepmind=True).needs_single_envs(cart_pole)

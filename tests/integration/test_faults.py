@@ -33,6 +33,29 @@ def test_r8_a_killed_worker_is_back_within_5_s_and_training_never_stops(processe
     assert max(later - earlier for earlier, later in itertools.pairwise(times[2:])) < 5
 
 
+@pytest.mark.parametrize("ignores", [False, True])
+def test_r8_a_killed_worker_that_is_not_started_again_ends_the_run_unless_failures_are_ignored(
+    processes, ledger_balances, ignores
+) -> None:
+    flags = ["--max-worker-restarts=0", "--stop-time-s=90", "--min-iter-time-s=0.2"]
+    learner = processes.learner("--seed=1", *flags, *(["--ignore-worker-failures"] if ignores else []))
+    learner.wait_for_result(lambda result: result["updates_total"] >= 3 and result["num_healthy_workers"] == 2)
+    updates = learner.results()[-1]["updates_total"]
+    os.kill(learner.worker_pids()[0], signal.SIGKILL)
+    learner.wait_for(r"worker \d ended with status -?9 .*stays down", 10.0)
+    if ignores:
+        learner.wait_for("training goes on with the others")
+        learner.wait_for_result(
+            lambda result: result["num_healthy_workers"] == 1 and result["updates_total"] > updates + 3
+        )
+        learner.send(signal.SIGINT)
+        assert learner.wait() == 0, learner.text
+        ledger_balances(learner.results()[-1])
+    else:
+        assert learner.wait(15) == 1, learner.text
+        assert re.search(r"worker \d", learner.text)
+
+
 def test_workers_end_within_10_s_of_the_learners_sigkill(processes, until) -> None:
     learner = processes.learner("--seed=1")
     learner.wait_for_result(lambda result: result["updates_total"] >= 1)

@@ -21,6 +21,7 @@ from aiorl.observation.preprocessors import make_preprocessor
 from aiorl.policy.distributions import make_distribution
 from aiorl.policy.loading import load_policy
 from aiorl.policy.postprocess import gae
+from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.sync_sampler import SyncSampler
 
 OBS = spaces.Dict({"place": spaces.Discrete(5), "speed": spaces.Tuple([spaces.Box(-9.0, 9.0, (2,))])})
@@ -80,16 +81,18 @@ def sampler_of(make_env, model_settings, *, config=None):
     base_env = to_base_env(envs[0], lambda index: envs[index], ENVS, seed=0)
     policies = {"default_policy": policy}
     sampler = SyncSampler(
-        types.SimpleNamespace(worker_index=0),
-        base_env,
-        policies,
-        None,
-        {"default_policy": preprocessor},
-        {"default_policy": NoFilter()},
-        clip_rewards=False,
-        fragment_length=10,
-        callbacks=DefaultCallbacks(),
-        pack_episodes=True,
+        SamplerSetup(
+            worker=types.SimpleNamespace(worker_index=0),
+            base_env=base_env,
+            policy_map=policies,
+            policy_mapping_fn=None,
+            preprocessors={"default_policy": preprocessor},
+            filters={"default_policy": NoFilter()},
+            clip_rewards=False,
+            fragment_length=10,
+            callbacks=DefaultCallbacks(),
+            pack_episodes=True,
+        )
     )
     return sampler, model, policy, envs
 

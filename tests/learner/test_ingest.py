@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorl.algorithms.algorithm import LeasePlan
-from aiorl.errors import InternalError
-from aiorl.learner.ingest import BatchAssembler, Discarded, QueuedFragment
+from aiorl.errors import BatchError, InternalError
+from aiorl.learner.ingest import BatchAssembler, Discarded, QueuedFragment, check_samples
+from aiorl.protocol.messages import Samples
 
 
 def fragment(slot: int, seq: int, version: int = 0, env_steps: int = 10) -> QueuedFragment:
-    return QueuedFragment(slot, seq, version, {"obs": np.zeros((1, 1))}, env_steps)
+    return QueuedFragment(slot, seq, version, {"default_policy": {"obs": np.zeros((1, 1))}}, env_steps)
 
 
 def on_policy(count: int) -> BatchAssembler:
@@ -84,7 +85,7 @@ def test_streaming_batches_say_how_old_their_policies_are() -> None:
     assembler.add(fragment(1, 0, version=5))
     batch = assembler.take()
     assert batch.lags == (3, 0)
-    assert len(batch.arrays) == 2
+    assert len(batch.batches) == 2
 
 
 def test_no_fragment_older_than_the_bound_is_ever_handed_out() -> None:
@@ -140,3 +141,50 @@ def test_every_env_step_is_queued_taken_or_discarded(
         discarded += sum(item.env_steps for item in assembler.take_discarded())
         assembler.check_valid()
         assert added == taken + discarded + assembler.queued_env_steps
+
+
+def samples(*, env_steps: int = 6, agent_steps: int = 6, episodes: dict | None = None, **batches: dict) -> Samples:
+    plain = {"lengths": np.array([3], np.int32), "rewards": np.array([1.5])}
+    return Samples(1, 1, env_steps, agent_steps, 0, 0, 2, 3, batches, {**plain, **(episodes or {})}, {}, {"iters": 1.0})
+
+
+TIMES, HALF = {"obs": np.zeros((3, 2, 4))}, {"obs": np.zeros((3, 1, 4))}
+
+
+def test_counts_must_be_those_of_the_rows() -> None:
+    check_samples(samples(a=TIMES))
+    check_samples(samples(env_steps=2, a=HALF, b=HALF), every_row_is_a_step=False)
+    check_samples(samples(env_steps=9, agent_steps=20), every_row_is_a_step=False)  # of policies that don't learn
+    padded = {"obs": np.zeros((4, 2)), "valid": np.array([[1, 1], [1, 1], [1, 1], [0, 0]], bool)}
+    check_samples(samples(a=padded))
+    for wrong in (samples(env_steps=5, a=TIMES), samples(), samples(a={}), samples(a={"obs": np.zeros(6)})):
+        with pytest.raises(BatchError):
+            check_samples(wrong)
+    with pytest.raises(BatchError, match="agent_steps"):
+        check_samples(samples(agent_steps=5, a=HALF, b=HALF), every_row_is_a_step=False)
+
+
+def test_episodes_are_given_by_kind() -> None:
+    found = check_samples(
+        samples(a=TIMES, episodes={"policy_reward/a": np.ones(2), "custom/x/y": np.ones(1), "hist/h": np.zeros(5)})
+    )
+    assert found.policy_rewards["a"].tolist() == [1.0, 1.0]
+    assert list(found.custom) == ["x/y"]
+    assert len(found.hist["h"]) == 5
+
+
+@pytest.mark.parametrize(
+    "episodes",
+    [
+        {"rewards": np.array([np.nan])},
+        {"rewards": np.zeros(2)},
+        {"lengths": np.ones(1)},
+        {"custom/x": np.array([np.inf])},
+        {"hist/x": np.zeros((2, 2))},
+        {"policy_reward/a": np.zeros(2, np.int32)},
+        {f"custom/{number}": np.zeros(1) for number in range(1001)},
+    ],
+)
+def test_episodes_that_are_no_finite_numbers_or_too_many_are_refused(episodes: dict) -> None:
+    with pytest.raises(BatchError, match="episodes"):
+        check_samples(samples(a=TIMES, episodes=episodes))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.errors import BatchError
 from aiorl.learner.publish import Publisher
 from aiorl.observation.filters import MeanStdFilter, NoFilter
 
@@ -14,10 +16,10 @@ def delta(*rows: float) -> dict[str, dict[str, np.ndarray]]:
 
 
 def test_versions_rise_by_one_and_snapshots_carry_weights_vars_and_acknowledgements() -> None:
-    publisher = Publisher(NoFilter())
-    first = publisher.next_snapshot({"w": np.zeros(2)}, {"timestep": 0})
+    publisher = Publisher({DEFAULT_POLICY_ID: NoFilter()})
+    first = publisher.next_snapshot({DEFAULT_POLICY_ID: {"w": np.zeros(2)}}, {"timestep": 0})
     publisher.merge_deltas("a", 3, {})
-    second = publisher.next_snapshot({"w": np.ones(2)}, {"timestep": 9})
+    second = publisher.next_snapshot({DEFAULT_POLICY_ID: {"w": np.ones(2)}}, {"timestep": 9})
     assert (first.version, second.version) == (0, 1)
     assert second.filters == {}
     assert second.filter_acks == {"a": 3}
@@ -26,7 +28,7 @@ def test_versions_rise_by_one_and_snapshots_carry_weights_vars_and_acknowledgeme
 
 
 def test_r142_a_delta_delivered_twice_is_merged_once() -> None:
-    publisher = Publisher(MeanStdFilter((1,)))
+    publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
     publisher.merge_deltas("a", 1, delta(1, 2))
     publisher.merge_deltas("a", 1, delta(1, 2))
     publisher.merge_deltas("b", 1, delta(6))
@@ -36,7 +38,7 @@ def test_r142_a_delta_delivered_twice_is_merged_once() -> None:
 
 
 def test_a_forgotten_incarnation_is_acknowledged_no_more_but_its_data_stays() -> None:
-    publisher = Publisher(MeanStdFilter((1,)))
+    publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
     publisher.merge_deltas("a", 1, delta(4))
     publisher.forget("a")
     snapshot = publisher.next_snapshot({}, {})
@@ -45,7 +47,16 @@ def test_a_forgotten_incarnation_is_acknowledged_no_more_but_its_data_stays() ->
 
 
 def test_r145_published_state_has_no_buffer() -> None:
-    publisher = Publisher(MeanStdFilter((1,)))
+    publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
     publisher.merge_deltas("a", 1, delta(4, 8))
     assert set(publisher.next_snapshot({}, {}).filters[DEFAULT_POLICY_ID]) == {"n", "mean", "m2"}
-    assert publisher.filter.buffer_count == 0  # type: ignore[attr-defined]
+    assert publisher.filters[DEFAULT_POLICY_ID].buffer_count == 0  # type: ignore[attr-defined]
+
+
+def test_each_policys_filter_gets_its_own_deltas_and_one_that_does_not_fit_costs_no_other() -> None:
+    publisher = Publisher({"a": MeanStdFilter((2,)), "b": MeanStdFilter((1,)), "plain": NoFilter()})
+    one = delta(2, 4)[DEFAULT_POLICY_ID]
+    with pytest.raises(BatchError):
+        publisher.merge_deltas("x", 1, {"a": one, "b": one, "plain": one, "stranger": one})
+    filters = publisher.next_snapshot({}, {}).filters
+    assert {name: int(state["n"]) for name, state in filters.items()} == {"a": 0, "b": 2}

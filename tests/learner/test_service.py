@@ -81,7 +81,7 @@ def test_r139_the_learners_filter_equals_one_filter_that_saw_every_accepted_obse
     both = train(4, observation_filter="MeanStdFilter")
     publisher = both.service.publisher
     assert publisher is not None
-    state = publisher.filter.state()
+    state = publisher.filters[DEFAULT_POLICY_ID].state()
     merged = [fragment.filter_deltas[DEFAULT_POLICY_ID] for done in both.updates for fragment in done.batch.fragments]
     assert state["n"] >= sum(int(delta["n"]) for delta in merged)
     oracle = MeanStdFilter((4,))
@@ -117,7 +117,7 @@ def test_a_malformed_fragment_costs_its_worker_and_nothing_else() -> None:
             send = service._send_fragment
 
             def send_spoiled(unit: Any, lease_id: int, produced: Any) -> None:
-                produced.fragment.columns[c.OBS] = np.zeros((LENGTH, NUM_ENVS, 3), np.float32)
+                produced.batches[DEFAULT_POLICY_ID][c.OBS] = np.zeros((LENGTH, NUM_ENVS, 3), np.float32)
                 send(unit, lease_id, produced)
 
             service._send_fragment = send_spoiled

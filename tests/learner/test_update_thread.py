@@ -25,7 +25,7 @@ from aiorl.learner.update_thread import (
 TIMEOUT_S = 20.0
 
 
-class FakeAlgorithm:
+class FakeGroup:
     """Writes what is called on a tape; waits in update until let go, if told to hold."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class FakeAlgorithm:
 
     def get_weights(self) -> dict[str, Any]:
         self._note("get_weights")
-        return {"w": np.ones(2, np.float32)}
+        return {"learns": {"w": np.ones(2, np.float32)}}
 
     def get_state(self) -> AlgorithmState:
         self._note("get_state")
@@ -70,8 +70,8 @@ def batch(env_steps: int = 10) -> AssembledBatch:
 
 
 @pytest.fixture
-def algorithm() -> FakeAlgorithm:
-    return FakeAlgorithm()
+def group() -> FakeGroup:
+    return FakeGroup()
 
 
 @pytest.fixture
@@ -80,16 +80,16 @@ def events() -> queue.Queue[UpdateEvent]:
 
 
 @pytest.fixture
-def thread(algorithm: Any, events: queue.Queue[UpdateEvent]) -> Iterator[UpdateThread]:
-    thread = UpdateThread(algorithm, events.put, env_steps_total=100, max_queued=2)
+def thread(group: Any, events: queue.Queue[UpdateEvent]) -> Iterator[UpdateThread]:
+    thread = UpdateThread(group, events.put, env_steps_total=100, max_queued=2)
     yield thread
-    algorithm.go.set()
+    group.go.set()
     thread.stop()
     assert thread.join(TIMEOUT_S)
 
 
 def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
-    thread: UpdateThread, algorithm: FakeAlgorithm, events: queue.Queue[UpdateEvent]
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
 ) -> None:
     thread.start()
     assert isinstance(events.get(timeout=TIMEOUT_S), WarmUpDone)
@@ -99,24 +99,24 @@ def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
         assert isinstance(done, UpdateDone)
         assert done.env_steps_total == total
         assert done.batch.env_steps == env_steps
-        assert done.weights["w"].tolist() == [1.0, 1.0]
+        assert done.weights["learns"]["w"].tolist() == [1.0, 1.0]
         assert min(done.wait_s, done.make_batch_s, done.update_s, done.weights_s) >= 0
-    assert algorithm.tape == [
+    assert group.tape == [
         "warm_up", "make_batch 1", "update 100", "get_weights", "make_batch 1", "update 110", "get_weights",
     ]  # fmt: skip
-    assert algorithm.threads == {"aiorl-update"}
+    assert group.threads == {"aiorl-update"}
 
 
 def test_takes_no_more_batches_than_may_wait(
-    thread: UpdateThread, algorithm: FakeAlgorithm, events: queue.Queue[UpdateEvent]
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
 ) -> None:
-    algorithm.go.clear()
+    group.go.clear()
     thread.start()
     assert thread.submit_nowait(batch())
-    assert algorithm.begun.acquire(timeout=TIMEOUT_S)  # one is being learned from
+    assert group.begun.acquire(timeout=TIMEOUT_S)  # one is being learned from
     assert [thread.submit_nowait(batch()) for _ in range(3)] == [True, True, False]
     assert not thread.has_room
-    algorithm.go.set()
+    group.go.set()
     done = [events.get(timeout=TIMEOUT_S) for _ in range(4)]
     assert [type(event) for event in done] == [WarmUpDone, UpdateDone, UpdateDone, UpdateDone]
     assert thread.has_room
@@ -134,9 +134,9 @@ def test_state_is_taken_between_two_updates(thread: UpdateThread, events: queue.
 
 @pytest.mark.parametrize("where", ["warm_up", "make_batch", "update", "get_weights"])
 def test_an_error_ends_the_thread_and_is_delivered_with_its_batch(
-    thread: UpdateThread, algorithm: FakeAlgorithm, events: queue.Queue[UpdateEvent], where: str
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent], where: str
 ) -> None:
-    algorithm.fail_in = where
+    group.fail_in = where
     thread.submit_nowait(batch(7))
     thread.start()
     found = [events.get(timeout=TIMEOUT_S) for _ in range(1 if where == "warm_up" else 2)]
@@ -151,17 +151,17 @@ def test_an_error_ends_the_thread_and_is_delivered_with_its_batch(
 
 
 def test_stopping_finishes_the_update_under_way_and_no_other(
-    thread: UpdateThread, algorithm: FakeAlgorithm, events: queue.Queue[UpdateEvent]
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
 ) -> None:
-    algorithm.go.clear()
+    group.go.clear()
     thread.start()
     thread.submit_nowait(batch())
-    assert algorithm.begun.acquire(timeout=TIMEOUT_S)
+    assert group.begun.acquire(timeout=TIMEOUT_S)
     thread.submit_nowait(batch())
     thread.stop()
     assert not thread.has_room
     assert not thread.join(0.01)
-    algorithm.go.set()
+    group.go.set()
     assert thread.join(TIMEOUT_S)
     assert not thread.is_alive
     assert [type(events.get_nowait()) for _ in range(2)] == [WarmUpDone, UpdateDone]

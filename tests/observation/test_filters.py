@@ -58,12 +58,20 @@ def test_below_two_samples_the_deviation_is_one():
 
 def test_reading_changes_nothing_and_a_new_filter_returns_its_input():
     """R137."""
-    observation_filter = MeanStdFilter((2,))
-    data = np.array([[3.0, -4.0]])
-    np.testing.assert_allclose(observation_filter(data, update=False), data, atol=1e-6)
-    assert (observation_filter.count, observation_filter.buffer_count) == (0, 0)
-    observation_filter(np.zeros((0, 2)))
-    assert observation_filter.count == 0
+    for kind in (MeanStdFilter, ConcurrentMeanStdFilter):
+        observation_filter = kind((2,))
+        data = np.array([[3.0, -4.0]])
+        np.testing.assert_allclose(observation_filter(data, update=False), data, atol=1e-6)
+        assert (observation_filter.count, observation_filter.buffer_count) == (0, 0)
+        observation_filter(np.zeros((0, 2)))
+        assert observation_filter.count == 0
+        seen = [[1.0, 10.0], [3.0, 30.0], [5.0, 20.0]]
+        observation_filter(np.array(seen))
+        given = np.array([[3.0, 40.0], [1e6, -1e6]])
+        found = observation_filter(given, update=False)
+        np.testing.assert_allclose(found, (given - [3.0, 20.0]) / [2.0, 10.0], rtol=1e-6)
+        assert_saw(observation_filter.state(), seen)
+        assert_saw(observation_filter.delta(), seen)
 
 
 def test_outputs_are_clipped_when_asked():

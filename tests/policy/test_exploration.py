@@ -216,7 +216,7 @@ def test_settings_name_a_kind_and_its_own_settings():
     assert isinstance(make_exploration({"random_timesteps": 5}, distribution), StochasticSampling)
     made = make_exploration({"type": "EpsilonGreedy", "epsilon": 0.3}, distribution)
     assert isinstance(made, EpsilonGreedy)
-    assert made.epsilon(7) == 0.3
+    assert made.figures(7) == {"epsilon": 0.3}
     assert make_exploration("Random", distribution).figures(0) == {}
 
 
@@ -233,3 +233,32 @@ def test_settings_name_a_kind_and_its_own_settings():
 def test_settings_that_make_no_exploration_are_refused(settings, says):
     with pytest.raises(ConfigError, match=says):
         make_exploration(settings, make_distribution(spaces.Discrete(2)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "space"),
+    [
+        ({"type": "EpsilonGreedy", "epsilon": 0.5}, spaces.MultiDiscrete([2, 3])),
+        ({"type": "GaussianNoise", "random_timesteps": 5}, BOX),
+        ({"type": "OrnsteinUhlenbeckNoise", "random_timesteps": 5}, BOX),
+        ({"type": "StochasticSampling", "random_timesteps": 5}, BOX),
+        ("Random", BOX),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("timestep", [0, 100])
+def test_rows_are_chosen_alike_however_they_are_batched(settings, space, timestep):
+    one, other = (make_exploration(settings, make_distribution(space)) for _ in range(2))
+    distribution = one.distribution
+    noise = one.draw_noise(np.random.default_rng(0), 3, 5)
+    assert noise.shape == (3, 5, one.noise_size)
+    inputs = np.random.default_rng(1).standard_normal((3, 5, distribution.num_inputs)).astype(np.float32)
+    for step in range(3):
+        whole, logp = np.empty((5, *distribution.action_shape), distribution.action_dtype), np.empty(5, np.float32)
+        one.choose_into(inputs[step], noise[step], whole, logp, timestep=timestep, keys=range(5))
+        for part in (slice(0, 2), slice(2, 5)):
+            actions, part_logp = np.empty_like(whole[part]), np.empty_like(logp[part])
+            keys = range(5)[part]
+            other.choose_into(inputs[step, part], noise[step, part], actions, part_logp, timestep=timestep, keys=keys)
+            np.testing.assert_array_equal(actions, whole[part])
+            np.testing.assert_array_equal(part_logp, logp[part])

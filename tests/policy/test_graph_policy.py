@@ -163,6 +163,8 @@ def test_exploration_with_memory_follows_the_rows_of_each_episode():
     assert set(policy.exploration._processes) == {(1, 0), (2, 0), (1, 1)}
     policy.exploration.on_episode_end(policy, episode=first)
     assert set(policy.exploration._processes) == {(2, 0)}
+    policy.compute_actions(obs_of(3), episodes=[first, second, first], agent_ids=["a", "a", "b"])
+    assert set(policy.exploration._processes) == {(2, 0), (1, "a"), (2, "a"), (1, "b")}
 
 
 def test_settings_of_the_exploration_are_checked_when_the_policy_is_made():
@@ -218,6 +220,22 @@ def test_a_trajectory_gets_advantages_bootstrapped_from_its_last_new_obs(ending,
     np.testing.assert_allclose(done[c.ADVANTAGES], wanted[0][:, 0], rtol=1e-5)
     np.testing.assert_allclose(done[c.VALUE_TARGETS], wanted[1][:, 0], rtol=1e-5)
     assert len(policy.graph.calls) == (0 if ending.get("terminated") else 1)
+
+
+@pytest.mark.parametrize("name", ["none", "gae"])
+@pytest.mark.parametrize("ending", [{}, {"terminated": True}, {"truncated": True}], ids=["cut", "term", "trunc"])
+def test_bootstrap_values_are_those_of_true_final_observations_of_truncated_trajectories(name, ending):
+    policy = make_policy(
+        spaces.Discrete(4), config={**SETTINGS, "postprocess": name, "bootstrap_values": True}, recurrent=True
+    )
+    batch = trajectory(policy, 4, **ending)
+    value = batch[c.NEW_OBS][-1].sum() + 4.0 if ending.get("truncated") else 0.0
+    done = policy.postprocess_trajectory(batch)
+    np.testing.assert_allclose(done[c.BOOTSTRAP_VALUES], [0.0, 0.0, 0.0, value], rtol=1e-6)
+    assert done[c.BOOTSTRAP_VALUES].dtype == np.float32
+    assert (c.ADVANTAGES in done) == (name == "gae")
+    evaluations = 1 if ending.get("truncated") or (name == "gae" and not ending) else 0
+    assert len(policy.graph.calls) == evaluations
 
 
 def test_without_postprocessing_a_trajectory_stays_as_it_is():

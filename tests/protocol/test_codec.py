@@ -6,6 +6,7 @@ import dataclasses
 import random
 import tracemalloc
 from typing import Any
+from unittest.mock import patch
 
 import msgpack
 import numpy as np
@@ -14,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from aiorl.data.arena import allocate_together
 from aiorl.errors import BadFrame, LocalProtocolError, MessageTooBig, RemoteProtocolError, VersionMismatch
+from aiorl.protocol import encoding
 from aiorl.protocol import messages as m
 from aiorl.protocol.codec import decode, encode, peek_counts
 from aiorl.protocol.limits import Limits
 from aiorl.protocol.schema import MESSAGE_TYPES
-from aiorl.protocol.wire_format import PACK_MAX_BYTES
+from aiorl.protocol.wire_format import CONTINUED, LZ4, PACK_MAX_BYTES, PACKED, RAW, STACKED
 
 names = st.text(min_size=1, max_size=12)
 texts = st.text(max_size=30)
@@ -124,6 +127,12 @@ def with_header(message: m.Message, position: int, value: Any) -> list[bytes]:
     return [msgpack.packb(parts), *frames[1:]]
 
 
+def continued(frame: bytes, storage: bytes = bytes([RAW, CONTINUED])) -> list[bytes]:
+    """A message of two columns, 32 and 8 bytes, that says to have them so in its frame 1."""
+    message = samples({"c0": np.zeros(8, np.float32), "c1": np.zeros(2, np.float32)})
+    return [with_header(message, 4, storage)[0], frame]
+
+
 def test_every_message_type_has_a_round_trip_test() -> None:
     assert message_strategies.keys() == MESSAGE_TYPES.keys()
 
@@ -165,6 +174,123 @@ def test_decoded_arrays_are_read_only_whatever_the_frames_are(writable: Any) -> 
     }
     out = decode([writable(frame) for frame in wire(samples(columns))]).batches["p"]
     assert not any(array.flags.writeable for array in out.values())
+
+
+def storage_of(message: m.Message) -> list[int]:
+    return list(header(message)[4])
+
+
+@st.composite
+def views(draw: st.DrawFn) -> dict[str, np.ndarray]:
+    """Arrays in the memory of one or two others: next to each other, apart, overlapping, backwards, strided, empty."""
+    bases = [np.frombuffer(random.Random(seed).randbytes(800), np.uint8).copy() for seed in (1, 2)]
+    places = {0: 0, 1: 0}
+    columns = {}
+    for number in range(draw(st.integers(1, 7))):
+        dtype = np.dtype(draw(st.sampled_from(["?", "u1", "<i4", "<f2", "<f4", "<f8", ">f4"])))
+        which = draw(st.sampled_from([0, 0, 0, 1]))
+        end = places[which]
+        start = draw(st.sampled_from([end + -end % 8] * 4 + [end, end + 8, end + 3, max(0, end - 8), 0]))
+        shape = draw(st.sampled_from([(3, 4), (8,), (5, 1), (2, 0), (), (1, 7)]))
+        columns[f"c{number}"] = array = np.ndarray(shape, dtype, bases[which], start)
+        if draw(st.integers(0, 7)) == 0:
+            columns[f"c{number}"] = array.T[::2] if array.ndim else array
+        places[which] = start + array.nbytes
+    return columns
+
+
+@settings(max_examples=400, deadline=None)
+@given(views(), st.booleans())
+def test_arrays_come_out_as_they_went_in_wherever_they_lie_in_memory(
+    columns: dict[str, np.ndarray], keep: bool
+) -> None:
+    with (
+        patch.object(encoding, "SHARE_MIN_BYTES", 64),
+        patch.object(encoding, "SHARE_FROM_BYTES", 16),
+        patch.object(encoding, "PACK_MAX_BYTES", 40 if keep else 0),
+    ):
+        message = samples(columns)
+        assert same(message, decode(wire(message)))
+
+
+def test_arrays_that_lie_one_behind_the_other_leave_as_one_frame_without_a_copy() -> None:
+    arrays = allocate_together([((200, 64), np.float32), ((999,), np.float16), ((7, 300), np.float64)])
+    for array in arrays:
+        array[...] = np.arange(array.size).reshape(array.shape)
+    columns = dict(zip("abc", arrays, strict=True))
+    frames = encode(samples(columns, episodes={"lengths": np.arange(3)}))
+    assert [len(frame) for frame in frames[1:]] == [3 * 8, 4 * 12_800 + 2000 + 8 * 2100]
+    assert storage_of(samples(columns)) == [RAW, CONTINUED, CONTINUED]
+    assert np.shares_memory(np.frombuffer(frames[2], np.uint8), arrays[0])
+    out = decode(frames)
+    assert all(np.shares_memory(out.batches["p"][name], columns[name]) for name in columns)
+    assert all(same(columns[name], out.batches["p"][name]) for name in columns)
+
+
+def test_only_what_is_next_in_memory_goes_on_in_a_frame() -> None:
+    first, second, third = allocate_together([((8000,), np.float32)] * 3)
+    alone = np.zeros(8000, np.float32)
+    assert storage_of(samples({"a": first, "b": second, "c": third})) == [RAW, CONTINUED, CONTINUED]
+    assert storage_of(samples({"a": second, "b": first, "c": third})) == [RAW, RAW, RAW]
+    assert storage_of(samples({"a": first, "b": third})) == [RAW, RAW]
+    assert storage_of(samples({"a": first, "b": first})) == [RAW, RAW]
+    assert storage_of(samples({"a": first, "x": alone, "b": second})) == [RAW, PACKED, CONTINUED]
+    large = np.zeros(PACK_MAX_BYTES, np.float32)
+    assert storage_of(samples({"a": first, "x": large, "b": second})) == [RAW, RAW, RAW]
+    compressible = np.zeros(8000, np.int64)
+    assert storage_of(samples({"a": first, "x": compressible, "b": second})) == [RAW, LZ4, CONTINUED]
+    assert storage_of(samples({"a": first, "x": second[:0], "b": second})) == [RAW, PACKED, CONTINUED]
+    assert storage_of(samples({"a": first, "b": second[::2]})) == [RAW, PACKED]
+    small, *_ = allocate_together([((1000,), np.float32), ((20_000,), np.float32)])
+    assert storage_of(samples({"a": small})) == [PACKED]
+    assert storage_of(samples({"a": first, "x": small, "b": second})) == [RAW, PACKED, CONTINUED]
+    pair = allocate_together([((5000,), np.float32)] * 2)
+    assert storage_of(samples({"a": pair[0], "b": pair[1]})) == [PACKED, PACKED]
+
+
+def screens(steps: int, envs: int) -> np.ndarray:
+    """uint8 [T, N, 20, 20, 4]: the last four pictures of a bright column that wanders over random ground."""
+    pictures = np.random.default_rng(0).integers(0, 99, (1, envs, 20, 20), np.uint8).repeat(steps + 3, axis=0)
+    for step, picture in enumerate(pictures):
+        picture[:, :, step % 20] = 200
+    return np.stack([pictures[k : k + steps] for k in range(4)], axis=-1)
+
+
+def test_frames_of_stacks_travel_once() -> None:
+    columns = {"obs": screens(50, 4), "rewards": np.zeros((50, 4), np.float32), "last_obs": screens(4, 1)[:, 0]}
+    message = samples(columns)
+    assert storage_of(message) == [STACKED, PACKED, LZ4]
+    frames = wire(message)
+    # 4 whole stacks and 196 pictures, of which two columns of 20 differ from the one before
+    assert len(frames[2]) < 4 * 1600 + 196 * 200
+    assert same(message, decode(frames))
+    assert storage_of(samples({"obs": screens(50, 4).astype(np.int8)})) != [STACKED]
+    assert same(message, decode(wire(message, compress=False)))
+
+
+def test_a_frame_of_several_arrays_is_no_longer_than_one_array_may_be() -> None:
+    arrays = allocate_together([((8000,), np.float32)] * 3)
+    message = samples(dict(zip("abc", arrays, strict=True)))
+    frames = encode(message, limits=Limits(max_array_bytes=64_000))
+    assert [len(frame) for frame in frames[1:]] == [64_000, 32_000]
+    assert same(message, decode(frames))
+
+
+def test_arrays_in_memory_of_another_kind_travel_too() -> None:
+    structured = np.zeros(9000, [("x", "<f4"), ("y", "<f4")])
+    dates = np.arange(9000).astype("M8[s]")
+    windows = np.lib.stride_tricks.sliding_window_view(np.arange(20_000, dtype=np.float32), 9_000)[7]
+    given_away = np.arange(20_000, dtype=np.float32)
+    given_away.setflags(write=False)
+    for array in (
+        structured.view("<f4"),
+        dates.view("<i8"),
+        np.zeros(9000, ">f8").view("<f8"),
+        windows,
+        given_away[5:],
+    ):
+        message = samples({"obs": array})
+        assert same(message, decode(wire(message, compress=False)))
 
 
 def test_strided_and_big_endian_arrays_travel_as_little_endian_c_order() -> None:
@@ -260,6 +386,18 @@ def test_what_does_not_travel_is_refused_before_it_is_sent(bad: m.Message) -> No
         ([*wire(samples()), b""], BadFrame, "frames"),
         ([wire(samples())[0], wire(samples())[1][:-1]], BadFrame, "obs"),
         ([wire(samples())[0], wire(samples())[1] + b"x"], BadFrame, "packed"),
+        (with_header(samples(), 4, bytes([CONTINUED])), BadFrame, "obs"),
+        (with_header(samples(), 4, bytes([RAW]))[:1], BadFrame, "frames"),
+        ([with_header(samples(), 4, bytes([RAW]))[0], b"x" * 33], BadFrame, "raw"),
+        ([with_header(samples(), 4, bytes([RAW]))[0], b"x" * 31], BadFrame, "obs"),
+        (with_header(samples({"obs": screens(6, 2)}), 5, [[6, 2, 20, 20, 3]]), BadFrame, "obs"),
+        (with_header(samples({"obs": screens(6, 2)}), 5, [[6, 2, 1600]]), BadFrame, "obs"),
+        (with_header(samples({"obs": screens(6, 2)}), 5, [[2**40, 2, 20, 20, 4]]), MessageTooBig, "obs"),
+        (with_header(samples({"obs": screens(6, 2).astype(np.int16)}), 4, bytes([STACKED])), BadFrame, "obs"),
+        (continued(b"x" * 36), BadFrame, "c1"),
+        (continued(b"x" * 44), BadFrame, "raw"),
+        (continued(b"x" * 40, bytes([CONTINUED, RAW])), BadFrame, "c0"),
+        ([*continued(b"x" * 34, bytes([RAW, RAW])), b"x" * 8], BadFrame, "raw"),
     ],
 )
 def test_broken_frames_are_named(frames: list[bytes], kind: type[RemoteProtocolError], field: str) -> None:
@@ -428,9 +566,11 @@ def mutate(rng: random.Random, frames: list[bytes]) -> list[bytes]:
 def seeds() -> list[list[bytes]]:
     snapshot = m.Snapshot(3, {"p": {"w": np.ones((3, 2), np.float32)}}, {"p": {"n": np.array(3.0)}}, {"i": 4}, {"t": 1})
     large = {"obs": np.zeros((40, 4, 84), np.uint8), "f": np.zeros((40, 200), np.float32)}
+    stacks = {"obs": screens(6, 2), "f": np.zeros((6, 2), np.float32)}
     return [
         wire(m.Hello(1, "run", "w", "i", 1, "host", 5, "")),
         wire(samples(large, episodes={"lengths": np.arange(3)})),
+        wire(samples(stacks)),
         wire(snapshot),
         wire(m.Welcome(1, 2, "r", "l", {"a": [1, {"b": 2.0}]}, {"p": {"graph": b"g" * 9, "spec": {"x": 1}}}, snapshot)),
         wire(m.Call(1, "method", {"x": np.zeros(4), "y": [1, None, "z"]})),

@@ -63,14 +63,32 @@ def told(session: LearnerSession, *kinds: type) -> list[Any]:
 def test_a_worker_gets_all_it_needs_before_its_first_fragment() -> None:
     """R4: index, config, num_workers, weights, filters and global vars."""
     session = make(num_workers=2)
+    known = m.Snapshot(2, {"p": {"w": np.ones(2)}}, {"p": {"n": np.array(5)}}, {"i-z": 4}, {"timestep": 70})
+    session.publish(known, 0.0)
     session.receive(A, hello(), 0.0)
     ((peer, welcome),) = session.messages_to_send()
     assert peer == A
     assert (welcome.slot, welcome.num_workers, welcome.run_id) == (1, 2, "run")
     assert welcome.config == {"env": "x"}
     assert welcome.graphs == {"p": {"graph": b"g", "spec": {}}}
-    assert (welcome.snapshot.version, welcome.snapshot.learner_incarnation) == (1, "learner-1")
+    assert (welcome.snapshot.version, welcome.snapshot.learner_incarnation) == (2, "learner-1")
+    assert welcome.snapshot.weights == {"p": {"w": pytest.approx(np.ones(2))}}
+    assert welcome.snapshot.filters == {"p": {"n": 5}}
+    assert (welcome.snapshot.filter_acks, welcome.snapshot.global_vars) == ({"i-z": 4}, {"timestep": 70})
     assert session.events() == [ev.WorkerJoined(1, "i-a", "w-a", "host", 7, local=False)]
+
+
+def test_indices_begin_at_1_and_no_two_live_workers_have_the_same() -> None:
+    """R4: that of a worker that has left goes to the next one."""
+    session = make(num_workers=2)
+    peers = [f"peer-{number}".encode() for number in range(6)]
+    slots = [join(session, peer, name=str(number)).slot for number, peer in enumerate(peers)]
+    assert slots == [1, 2, 3, 4, 5, 6]
+    session.receive(peers[2], m.Leaving("done", 0, 0), 1.0)
+    session.messages_to_send()
+    assert join(session, A, "a", 1.0).slot == 3
+    assert join(session, B, "b", 1.0).slot == 7
+    assert session.slots == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_early_workers_wait_and_are_admitted_in_the_order_they_came() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiorl.data.metrics import EpisodeColumns
 from aiorl.report.results import Progress, Results
 
 episodes = st.lists(st.tuples(st.integers(1, 500), st.floats(-1e3, 1e3)), max_size=12)
@@ -15,7 +16,10 @@ episodes = st.lists(st.tuples(st.integers(1, 500), st.floats(-1e3, 1e3)), max_si
 
 def add(results: Results, finished: list[tuple[int, float]]) -> None:
     results.add_episodes(
-        np.array([length for length, _ in finished], np.int32), np.array([reward for _, reward in finished], np.float64)
+        EpisodeColumns(
+            np.array([length for length, _ in finished], np.int32),
+            np.array([reward for _, reward in finished], np.float64),
+        )
     )
 
 
@@ -134,13 +138,57 @@ def test_sampler_times_are_means_per_turn_in_milliseconds() -> None:
     assert set(results.finish_iteration(2.0, Progress(0, 0))["sampler_perf"].values()) == {0.0}
 
 
-def test_custom_metrics_give_mean_min_and_max_of_this_iteration() -> None:
-    results = Results(100, now=0.0)
-    results.add_episodes(np.array([1]), np.array([1.0]), {"height": np.array([1.0, 2.0])})
-    results.add_episodes(np.array([1]), np.array([1.0]), {"height": np.array([6.0])})
+def episode(**series: dict[str, list[float]]) -> EpisodeColumns:
+    arrays = {kind: {name: np.array(values) for name, values in named.items()} for kind, named in series.items()}
+    return EpisodeColumns(np.array([1], np.int32), np.array([1.0]), **arrays)
+
+
+def test_custom_metrics_give_mean_min_and_max_and_earlier_ones_fill_the_window() -> None:
+    """R90, R193."""
+    results = Results(4, now=0.0)
+    results.add_episodes(episode(custom={"height": [1.0, 2.0]}))
+    results.add_episodes(episode(custom={"height": [6.0]}))
     custom = results.finish_iteration(1.0, Progress(0, 0))["custom_metrics"]
     assert custom == {"height_mean": 3.0, "height_min": 1.0, "height_max": 6.0}
-    assert results.finish_iteration(2.0, Progress(0, 0))["custom_metrics"] == {}
+    results.add_episodes(episode(custom={"height": [7.0, 5.0], "width": [1.0]}))
+    custom = results.finish_iteration(2.0, Progress(0, 0))["custom_metrics"]
+    assert custom["height_mean"] == (2 + 6 + 7 + 5) / 4
+    assert custom["width_max"] == 1.0
+    results.add_episodes(episode(custom={"height": [9.0, 9.0, 9.0, 9.0, 4.0]}))
+    custom = results.finish_iteration(3.0, Progress(0, 0))["custom_metrics"]
+    assert (custom["height_mean"], custom["height_min"]) == (8.0, 4.0), "all new ones count, more than the window"
+
+
+def test_rewards_are_given_by_policy_and_histories_as_they_are() -> None:
+    """SPEC 11: policy_reward_* and hist_stats."""
+    results = Results(100, now=0.0)
+    results.add_episodes(episode(policy_rewards={"a": [1.0, 3.0], "b": [-1.0]}, hist={"speed": [1.0, 2.0]}))
+    result = results.finish_iteration(1.0, Progress(0, 0))
+    assert result["policy_reward_mean"] == {"a": 2.0, "b": -1.0}
+    assert result["policy_reward_min"] == {"a": 1.0, "b": -1.0}
+    assert result["policy_reward_max"] == {"a": 3.0, "b": -1.0}
+    assert result["hist_stats"]["speed"] == [1.0, 2.0]
+    assert result["hist_stats"]["episode_reward"] == [1.0]
+
+
+def test_series_by_name_survive_a_resume() -> None:
+    first, second = Results(100, now=0.0), Results(100, now=0.0)
+    first.add_episodes(episode(policy_rewards={"a": [1.0]}, custom={"x": [2.0]}, hist={"h": [3.0]}))
+    second.from_state(json.loads(json.dumps(first.to_state())), 0.0, Progress(0, 0))
+    result = second.finish_iteration(1.0, Progress(0, 0))
+    assert result["policy_reward_mean"] == {"a": 1.0}
+    assert result["custom_metrics"]["x_mean"] == 2.0
+    assert result["hist_stats"]["h"] == [3.0]
+
+
+def test_names_that_never_repeat_do_not_fill_the_memory() -> None:
+    results = Results(100, now=0.0)
+    for number in range(1500):
+        results.add_episodes(episode(custom={f"m{number}": [1.0]}))
+    results.add_episodes(episode(custom={"m0": [3.0]}))
+    custom = results.finish_iteration(1.0, Progress(0, 0))["custom_metrics"]
+    assert len(custom) == 3 * 1000
+    assert custom["m0_mean"] == 2.0
 
 
 def test_what_the_learner_says_is_in_the_result_and_perf_only_if_wanted() -> None:

@@ -4,7 +4,7 @@ import pytest
 from gymnasium import spaces
 from plain_policies import VECTOR, PlainPolicy
 
-from aiorl.rollout.policy_specs import check_multi_agent, policy_classes, policy_specs
+from aiorl.rollout.policy_specs import ENV_SPACE, check_multi_agent, policy_classes, policy_specs
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 from aiorl.testing.scripted_env import ScriptedEnv
@@ -53,6 +53,13 @@ def test_each_violation_is_refused(policy, message):
     """R14."""
     with pytest.raises(ValueError, match=message):
         policy_specs(policy, VECTOR, ACTIONS)
+
+
+def test_a_tuple_may_ask_for_the_environments_spaces():
+    found = policy_specs({"a": (PlainPolicy, ENV_SPACE, ENV_SPACE, {})}, VECTOR, ACTIONS)
+    assert found["a"] == (PlainPolicy, VECTOR, ACTIONS, {})
+    with pytest.raises(ValueError, match=r"policy\['a'\]\[1\] is None"):
+        policy_specs({"a": (PlainPolicy, ENV_SPACE, ENV_SPACE, {})}, None, None)
 
 
 def test_classes_are_found_in_any_argument():

@@ -13,7 +13,7 @@ from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.env.external_env import ExternalEnv
-from aiorl.errors import CheckpointError
+from aiorl.errors import CheckpointError, SamplerDied
 from aiorl.offline.io import InputReader, OutputWriter
 from aiorl.rollout.interface import EvaluatorInterface
 from aiorl.rollout.rollout_worker import RolloutWorker
@@ -174,10 +174,12 @@ def test_sampling_and_learning_in_one_demands_the_expected_count(make_worker):
     assert [note for note in policy.notes if note[0] == "learn"] == [("learn", 4), ("learn", 2)] * 2
 
 
-def test_sample_with_count_gives_both(make_worker):
-    """R47."""
+def test_sample_with_count_gives_both(make_worker, make_pair):
+    """R47: environment steps, also where each makes several rows."""
     batch, count = make_worker(rollout_fragment_length=6).sample_with_count()
     assert batch.count == count == 6
+    batch, count = make_pair().sample_with_count()
+    assert (batch.count, batch.total(), count) == (3, 5, 3)
 
 
 # --- environments and policies ---
@@ -401,6 +403,17 @@ def test_stopping_wakes_a_sampler_that_waits_for_clients(make_worker):
     worker = make_worker(lambda context: Waiting(ACTIONS, VECTOR), sample_async=True)
     worker.stop()
     assert not worker.sampler.is_alive
+
+
+@pytest.mark.parametrize("sample_async", [False, True])
+def test_an_interrupt_ends_a_wait_for_clients_without_waiting_itself(make_worker, sample_async):
+    worker = make_worker(lambda context: Waiting(ACTIONS, VECTOR), sample_async=sample_async)
+    timer = threading.Timer(0.1, worker.interrupt)
+    timer.start()
+    for _ in range(2):
+        with pytest.raises(SamplerDied):
+            worker.sample()
+    timer.join()
 
 
 def test_a_half_built_worker_is_disposed_of_in_silence():

@@ -20,6 +20,7 @@ from aiorl.env.monitor import STATS_FILE
 from aiorl.env.stepped_vector_env import VectorEnv
 from aiorl.offline.estimators import ImportanceSamplingEstimator, OffPolicyEstimate
 from aiorl.offline.io import InputReader, OutputWriter
+from aiorl.sampler.async_sampler import AsyncSampler
 from aiorl.testing.envs import CountingEnv, counting_obs
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 from aiorl.testing.scripted_env import ScriptedEnv, scenes
@@ -230,6 +231,7 @@ def test_metrics_are_those_of_episodes_then_those_of_estimators(make_worker, cap
             rollout_fragment_length=4,
         )
         assert "for metrics only" in caplog.text
+        assert isinstance(worker.sampler, AsyncSampler)
         assert worker.sample()["rewards"].tolist() == [1.0] * 4, "stored rows"
         estimates, episodes = [], []
         deadline = time.monotonic() + 20
@@ -496,3 +498,30 @@ def test_observation_functions_and_clipping_reach_the_sampler(make_worker):
     free = make_worker(lambda context: Wide(), Far, clip_actions=False, rollout_fragment_length=3)
     free.sample()
     assert seen[-1] == 2.0
+
+
+def test_clients_of_an_external_env_get_clipped_actions_and_rows_keep_what_was_chosen(make_worker):
+    """R118, R119, R150: a client that acts by itself gets nothing, and its action is what the row holds."""
+    got = []
+
+    class Asks(ExternalEnv):
+        def run(self):
+            episode = self.start_episode()
+            got.append(self.get_action(episode, np.zeros(3, np.float32)))
+            got.append(self.log_action(episode, np.ones(3, np.float32), np.array([0.25], np.float32)))
+            got.append(self.get_action(episode, np.ones(3, np.float32)))
+            self.end_episode(episode, np.zeros(3, np.float32))
+            self.start_episode("and goes on")
+
+    class Far(PlainPolicy):
+        def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+            return np.full((len(obs), 1), 2.0, np.float32), [], {}
+
+    worker = make_worker(
+        lambda context: Asks(spaces.Box(-0.5, 0.5, (1,), np.float32), VECTOR),
+        Far,
+        batch_mode="complete_episodes",
+        rollout_fragment_length=3,
+    )
+    assert worker.sample()["actions"].tolist() == [[2.0], [0.25], [2.0]]
+    assert [None if action is None else action.tolist() for action in got] == [[0.5], None, [0.5]]

@@ -9,6 +9,7 @@ from aiorl.log_once import log_once
 from aiorl.observation.filters import NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.sampler.async_sampler import AsyncSampler
+from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.sync_sampler import SyncSampler
 from aiorl.testing.scripted_env import RecordingPolicy
 
@@ -38,10 +39,21 @@ def arguments(env, policies=None, *, mapping=None, length=math.inf, callbacks=No
     }
 
 
+def split(given, *own):
+    """The setup, and the sampler's own arguments."""
+    rest = {name: given.pop(name) for name in own if name in given}
+    return SamplerSetup(**given), rest
+
+
 @pytest.fixture
 def make_sampler():
     """A SyncSampler with the one default policy, unless told otherwise; complete episodes, not packed."""
-    return lambda *args, **more: SyncSampler(**arguments(*args, **more))
+
+    def make(*args, **more):
+        setup, rest = split(arguments(*args, **more), "on_turn")
+        return SyncSampler(setup, **rest)
+
+    return make
 
 
 @pytest.fixture
@@ -50,7 +62,8 @@ def make_async():
     made = []
 
     def make(*args, **more):
-        made.append(AsyncSampler(**arguments(*args, **more)))
+        setup, rest = split(arguments(*args, **more), "on_turn", "blackhole_outputs", "timeout_s")
+        made.append(AsyncSampler(setup, **rest))
         return made[-1]
 
     yield make

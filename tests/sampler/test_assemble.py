@@ -15,10 +15,10 @@ from aiorl.testing.fake_policy import FakePolicy
 STEPS, NUM_ENVS = 4, 3
 
 
-def recorded_block(keep_values=True) -> StepBlock:
+def recorded_block(keep_values=True, sent=frozenset()) -> StepBlock:
     """Env 0 truncates at 1 and is reset at once, env 1 both terminates and truncates at 2, env 2 goes on."""
     rng = np.random.default_rng(0)
-    spec = BlockSpec(STEPS, NUM_ENVS, (1,), np.float32, (), np.int64, 2, True, keep_values)
+    spec = BlockSpec(STEPS, NUM_ENVS, (1,), np.float32, (), np.int64, 2, True, keep_values, sent)
     block = StepBlock(spec, np.zeros((STEPS, NUM_ENVS, 1), np.float32), [])
     block.obs[...] = rng.integers(0, 50, block.obs.shape)
     block.values[...] = 1.0 + 0.25 * block.obs[:-1, :, 0]
@@ -92,3 +92,29 @@ def test_the_postprocessor_is_offered_by_name_when_misspelt():
         assemble([c.OBS], "gaee")
     with pytest.raises(ConfigError, match="Did you mean 'rewards'"):
         assemble(["reward"])
+
+
+def test_derived_columns_lie_with_the_recorded_ones_and_leave_in_their_order():
+    columns = [c.OBS, c.LAST_OBS, c.ACTIONS, c.REWARDS, c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES, c.T]
+    block = recorded_block(sent=frozenset(columns))
+    policy = FakePolicy(spaces.Discrete(2))
+    assembler = Assembler(policy, columns, "gae", {"gamma": 0.9, "lam": 0.7}, False)
+    fragment = assembler.assemble(block, EpisodeTracker(NUM_ENVS), [])
+    own = [name for name in block.spec.arrays() if name in columns]
+    assert list(fragment.columns) == [*own, c.T]
+    assert all(np.shares_memory(fragment.columns[name], block.obs.base) for name in own)
+    scattered = assemble(columns, "gae", gamma=0.9, lam=0.7)
+    for name in columns:
+        if name != c.LAST_OBS:
+            np.testing.assert_array_equal(fragment.columns[name], scattered.columns[name])
+
+
+def test_columns_of_a_postprocessor_that_makes_others_are_left_as_they_are():
+    def halves(rewards, *rest, valid=None):
+        return np.full(rewards.shape, 0.5), np.full(rewards.shape, 0.25)  # float64
+
+    block = recorded_block(sent=frozenset({c.ADVANTAGES}))
+    assembler = Assembler(FakePolicy(spaces.Discrete(2)), [c.ADVANTAGES], halves, {}, False)
+    advantages = assembler.assemble(block, EpisodeTracker(NUM_ENVS), []).columns[c.ADVANTAGES]
+    assert advantages.dtype == np.float64
+    assert (advantages == 0.5).all()

@@ -154,6 +154,31 @@ def test_stop_ends_a_thread_that_produces_nothing(make_async):
     assert make_async(single()).stop(), "one that was never started"
 
 
+def test_a_wait_for_data_ends_when_the_sampler_is_stopped_although_its_environment_blocks(make_async):
+    env = single()
+    blocked, go_on = threading.Event(), threading.Event()
+    poll = env.poll
+
+    def blocking_poll():
+        blocked.set()
+        go_on.wait(10)
+        return poll()
+
+    env.poll = blocking_poll
+    sampler = make_async(env)
+    sampler.start()
+    blocked.wait(5)
+    timer = threading.Timer(0.1, sampler.stop, [0.0])
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(SamplerDied):
+        sampler.get_data(5.0)
+    assert time.monotonic() - began < 2
+    assert sampler.is_alive
+    timer.join()
+    go_on.set()
+
+
 def test_a_blackholed_sampler_gives_metrics_but_neither_batches_nor_extra_batches(make_async):
     """R75."""
 

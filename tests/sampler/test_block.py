@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from aiorl.data import columns as c
@@ -54,3 +56,26 @@ def test_the_state_at_the_first_step_is_a_copy():
     block = StepBlock(make_block().spec, np.zeros((3, 2, 1), np.float32), state)
     state[0] += 1
     assert not block.state_in[0].any()
+
+
+def test_what_is_sent_lies_together_integers_first_and_observations_last():
+    sent = frozenset({c.OBS, c.LAST_OBS, c.ACTIONS, c.TRUNCATEDS, c.ADVANTAGES, c.REWARDS, c.ACTION_LOGP})
+    spec = BlockSpec(3, 2, (4,), np.float32, (), np.int64, 5, True, True, sent)
+    names = list(spec.arrays())
+    assert names[:6] == [c.ACTIONS, c.TRUNCATEDS, c.ACTION_LOGP, c.REWARDS, c.ADVANTAGES, c.OBS]
+    assert set(names[6:]) == {c.TERMINATEDS, c.ACTION_DIST_INPUTS, c.VF_PREDS}
+    block = StepBlock(spec, np.zeros((3, 2, 1), np.float32), [])
+    assert set(block.derived) == {c.ADVANTAGES}
+    parts = [block.logp, block.rewards, block.derived[c.ADVANTAGES], block.obs[:-1], block.obs[-1]]
+    for before, after in itertools.pairwise(parts):
+        assert after.__array_interface__["data"][0] == before.__array_interface__["data"][0] + before.nbytes
+
+
+def test_observations_lie_last_of_what_is_sent_whatever_their_dtype_and_float_actions_with_the_floats():
+    sent = frozenset({c.OBS, c.ACTIONS, c.TERMINATEDS, c.REWARDS})
+    spec = BlockSpec(3, 2, (4,), np.uint8, (2,), np.float32, 5, True, True, sent)
+    assert list(spec.arrays())[:4] == [c.TERMINATEDS, c.ACTIONS, c.REWARDS, c.OBS]
+
+
+def test_blocks_have_memory_of_their_own():
+    assert not np.shares_memory(make_block().obs.base, make_block().obs.base)

@@ -13,6 +13,8 @@ from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.vector_env import SerialEnv
 from aiorl.errors import BadObservationError, ConfigError, EnvError
 from aiorl.observation.filters import MeanStdFilter
+from aiorl.protocol import messages as m
+from aiorl.protocol.codec import decode, encode
 from aiorl.sampler.assemble import FRAGMENT_COLUMNS
 from aiorl.sampler.columnar import ColumnarSampler
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv, FaultyEnv, RecallEnv, counting_obs
@@ -401,3 +403,24 @@ def test_every_way_of_resetting_gives_the_same_transitions(lengths, cut, end, ga
         shortest = min(len(tables[mode][n]) for mode in MODES)
         for mode in MODES:
             assert tables[mode][n][:shortest] == tables["serial"][n][:shortest]
+
+
+@pytest.mark.parametrize("extras", [(), (c.LAST_OBS,)])
+def test_the_floats_of_a_long_fragment_are_sent_from_where_they_were_recorded(extras):
+    """One frame holds all of them, none is copied; later fragments have memory of their own."""
+    floats = {c.OBS, c.REWARDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS, c.VF_PREDS, c.ADVANTAGES, c.VALUE_TARGETS}
+    names = [*floats, c.ACTIONS, c.TERMINATEDS, c.TRUNCATEDS, *extras]
+    sampler = make_sampler(make_env("serial", num_envs=4), length=2500, columns=names)
+    fragment = sampler.sample()
+    arrays = {**fragment.columns, **fragment.extras}
+    message = m.Samples(1, 1, 1, 1, 0, 0, 4, 2500, {"default_policy": arrays}, {}, {}, {})
+    frames = encode(message)
+    frame = np.frombuffer(max(frames, key=len), np.uint8)
+    assert len(frame) == sum(array.nbytes for name, array in arrays.items() if name in {*floats, *extras})
+    assert all(np.shares_memory(arrays[name], frame) for name in {*floats, *extras})
+    received = decode(frames).batches["default_policy"]
+    assert received.keys() == arrays.keys()
+    assert all(np.array_equal(received[name], arrays[name]) for name in arrays)
+    sampler.sample()
+    assert all(np.array_equal(received[name], arrays[name]) for name in arrays)
+    assert not np.shares_memory(sampler.sample().columns[c.OBS], fragment.columns[c.OBS].base)

@@ -53,3 +53,31 @@ def test_an_off_policy_action_of_a_continuous_space_is_recorded_as_it_was_taken(
     batch = make_sampler(ScriptedEnv({0: [script]}), policy).get_data()
     assert batch["actions"].tolist() == [[7, 8], [3, 3]]
     assert batch["actions"].dtype == np.float32
+
+
+def test_a_policy_whose_exploration_has_a_memory_is_told_whose_row_is_which(make_sampler):
+    """Also when an agent is absent; other policies are called as ever."""
+    told = []
+
+    class Noted(RecordingPolicy):
+        def compute_actions(self, *args, agent_ids=None, **kwargs):
+            told.append((agent_ids, [episode.env_id for episode in kwargs["episodes"]]))
+            return super().compute_actions(*args, **kwargs)
+
+    class Remembering:
+        has_memory = True
+
+        def on_episode_start(self, **kwargs):
+            pass
+
+        on_episode_end = on_episode_start
+
+    script = scenes(3, agents=("a", "b"))
+    script[1] = Scene({"b": script[1].obs["b"]}, script[1].rewards)
+    policy = Noted()
+    for exploration, expected in ((Remembering(), [["a", "b"], ["b"], ["a", "b"]]), (None, [None] * 3)):
+        policy.exploration = exploration
+        told.clear()
+        make_sampler(ScriptedEnv({0: [script]}), policy).get_data()
+        assert [agents for agents, _ in told] == expected
+        assert [envs for _, envs in told] == [[0, 0], [0], [0, 0]]

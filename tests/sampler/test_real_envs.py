@@ -208,21 +208,24 @@ def test_dict_observations_are_flattened_for_the_policy(make_sampler):
     from aiorl.callbacks import DefaultCallbacks
     from aiorl.observation.filters import NoFilter
     from aiorl.observation.preprocessors import preprocessor_for
+    from aiorl.sampler.setup import SamplerSetup
     from aiorl.sampler.sync_sampler import SyncSampler
 
     preprocessor = preprocessor_for(env.observation_space)
     policy = Flat(preprocessor.observation_space, env.action_space, {})
     sampler = SyncSampler(
-        None,
-        to_base_env(env),
-        {"default_policy": policy},
-        None,
-        {"default_policy": preprocessor},
-        {"default_policy": NoFilter()},
-        None,
-        2,
-        DefaultCallbacks(),
-        pack_episodes=True,
+        SamplerSetup(
+            worker=None,
+            base_env=to_base_env(env),
+            policy_map={"default_policy": policy},
+            policy_mapping_fn=None,
+            preprocessors={"default_policy": preprocessor},
+            filters={"default_policy": NoFilter()},
+            clip_rewards=None,
+            fragment_length=2,
+            callbacks=DefaultCallbacks(),
+            pack_episodes=True,
+        )
     )
     batch = sampler.get_data()
     assert batch["obs"].tolist() == [[1, 0, 0, 0, 0], [0, 1, 0, 0.5, 0.5]]

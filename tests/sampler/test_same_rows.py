@@ -22,6 +22,7 @@ from aiorl.policy.policy import Policy
 from aiorl.policy.postprocess import gae
 from aiorl.sampler.assemble import FRAGMENT_COLUMNS
 from aiorl.sampler.columnar import ColumnarSampler
+from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.sync_sampler import SyncSampler
 from aiorl.testing.fake_policy import FakePolicy
 from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
@@ -129,16 +130,18 @@ def both(
     )
     policy = AsPolicy(envs()[0], seed, recurrent)
     general = SyncSampler(
-        None,
-        VectorBaseEnv(CopiesVectorEnv(envs(), env_id="random", seed=seed)),
-        {"default_policy": policy},
-        None,
-        {"default_policy": preprocessor},
-        {"default_policy": filters[1]},
-        clip,
-        math.inf if complete else steps,
-        DefaultCallbacks(),
-        pack_episodes=not complete,
+        SamplerSetup(
+            worker=None,
+            base_env=VectorBaseEnv(CopiesVectorEnv(envs(), env_id="random", seed=seed)),
+            policy_map={"default_policy": policy},
+            policy_mapping_fn=None,
+            preprocessors={"default_policy": preprocessor},
+            filters={"default_policy": filters[1]},
+            clip_rewards=clip,
+            fragment_length=math.inf if complete else steps,
+            callbacks=DefaultCallbacks(),
+            pack_episodes=not complete,
+        )
     )
     one = [columnar.sample().to_sample_batch() for _ in range(fragments)]
     if complete:
@@ -213,10 +216,19 @@ def test_the_policy_of_a_worker_gives_the_same_rows_on_both_paths(num_envs):
     )  # fmt: skip
     acting = policy()
     general = SyncSampler(
-        None, VectorBaseEnv(CopiesVectorEnv(copies(), seed=5)), {"default_policy": acting}, None,
-        {"default_policy": preprocessor_for(acting.observation_space)}, {"default_policy": NoFilter()}, None, 40,
-        DefaultCallbacks(), pack_episodes=True,
-    )  # fmt: skip
+        SamplerSetup(
+            worker=None,
+            base_env=VectorBaseEnv(CopiesVectorEnv(copies(), seed=5)),
+            policy_map={"default_policy": acting},
+            policy_mapping_fn=None,
+            preprocessors={"default_policy": preprocessor_for(acting.observation_space)},
+            filters={"default_policy": NoFilter()},
+            clip_rewards=None,
+            fragment_length=40,
+            callbacks=DefaultCallbacks(),
+            pack_episodes=True,
+        )
+    )
     for _ in range(3):
         one = columnar.sample().to_sample_batch()
         other = SampleBatch.concat([general.get_data() for _ in range(num_envs)])

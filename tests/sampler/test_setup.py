@@ -54,7 +54,17 @@ def test_a_policy_map_brings_its_own_rule_unless_another_is_given():
     own = PolicyMap(policies, lambda agent: "a")
 
     def setup(policy_map, mapping):
-        return SamplerSetup(None, ScriptedEnv({}), policy_map, mapping, {}, {}, None, 5, None)
+        return SamplerSetup(
+            worker=None,
+            base_env=ScriptedEnv({}),
+            policy_map=policy_map,
+            policy_mapping_fn=mapping,
+            preprocessors={},
+            filters={},
+            clip_rewards=None,
+            fragment_length=5,
+            callbacks=None,
+        )
 
     assert setup(own, None).policies is own
     assert setup(own, lambda agent: "b").policies.choose(1) == "b"
@@ -64,4 +74,15 @@ def test_a_policy_map_brings_its_own_rule_unless_another_is_given():
 @pytest.mark.parametrize(("clip", "limit"), [(None, 0.0), (False, 0.0), (True, 1.0), (3.5, 3.5)])
 def test_rewards_are_limited_as_asked(clip, limit):
     """R103."""
-    assert SamplerSetup(None, ScriptedEnv({}), {}, None, {}, {}, clip, 5, None).reward_limit == limit
+    setup = SamplerSetup(
+        worker=None,
+        base_env=ScriptedEnv({}),
+        policy_map={},
+        policy_mapping_fn=None,
+        preprocessors={},
+        filters={},
+        clip_rewards=clip,
+        fragment_length=5,
+        callbacks=None,
+    )
+    assert setup.reward_limit == limit

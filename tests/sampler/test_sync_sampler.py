@@ -865,22 +865,25 @@ def test_agents_may_join_leave_and_die_anywhere(episodes, cut, envs):
     """R95, R97, R98, R99, R106, R107, R126, R127, R129, R130, R131: against a plain replay of the script."""
     from aiorl.callbacks import DefaultCallbacks
     from aiorl.observation.preprocessors import preprocessor_for
+    from aiorl.sampler.setup import SamplerSetup
     from aiorl.sampler.sync_sampler import SyncSampler
 
     policies = {name: RecordingPolicy(recurrent=True) for name in ("even", "odd")}
     env = ScriptedEnv({n: episodes for n in range(envs)})
     space = policies["even"].observation_space
     sampler = SyncSampler(
-        None,
-        env,
-        policies,
-        policy_of,
-        dict.fromkeys(policies, preprocessor_for(space)),
-        dict.fromkeys(policies, NoFilter()),
-        None,
-        cut,
-        DefaultCallbacks(),
-        pack_episodes=cut != math.inf,
+        SamplerSetup(
+            worker=None,
+            base_env=env,
+            policy_map=policies,
+            policy_mapping_fn=policy_of,
+            preprocessors=dict.fromkeys(policies, preprocessor_for(space)),
+            filters=dict.fromkeys(policies, NoFilter()),
+            clip_rewards=None,
+            fragment_length=cut,
+            callbacks=DefaultCallbacks(),
+            pack_episodes=cut != math.inf,
+        )
     )
     expected = [row for episode in episodes for row in replay(episode)]
     if not expected:

@@ -18,15 +18,15 @@ from aiorl.testing.scripted_env import RecordingPolicy, ScriptedEnv, scenes
 def make(env, policy=None, **more):
     policy = policy or RecordingPolicy()
     setup = SamplerSetup(
-        None,
-        env,
-        {"default_policy": policy},
-        None,
-        {"default_policy": preprocessor_for(policy.observation_space)},
-        {"default_policy": NoFilter()},
-        None,
-        100,
-        DefaultCallbacks(),
+        worker=None,
+        base_env=env,
+        policy_map={"default_policy": policy},
+        policy_mapping_fn=None,
+        preprocessors={"default_policy": preprocessor_for(policy.observation_space)},
+        filters={"default_policy": NoFilter()},
+        clip_rewards=None,
+        fragment_length=100,
+        callbacks=DefaultCallbacks(),
     )
     return Turns(Iteration(setup), **more)
 

@@ -23,6 +23,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.errors import BatchError
 from aiorl.learner.build import Learning
+from aiorl.learner.policy_group import PolicyGroup
 from aiorl.learner.publish import Publisher
 from aiorl.learner.service import LearnerService
 from aiorl.learner.update_thread import UpdateDone, UpdateEvent, UpdateFailed, UpdateThread
@@ -96,6 +97,7 @@ class InProcess:
     ) -> None:
         self.config = CommonConfig.from_mapping({"env": "CartPole-v1", "seed": 3, "num_workers": 2, **settings})
         self.network = network or MemoryNetwork()
+        self.num_envs = NUM_ENVS
         self.algorithm = algorithm(self.config)
         self.events: list[str] = []
         self.failure: BaseException | None = None
@@ -122,20 +124,22 @@ class InProcess:
         part = WorkerPart.of(
             self.config.updated(
                 {
-                    "rollout_fragment_length": LENGTH, "num_envs_per_worker": NUM_ENVS, "vectorize": "serial",
+                    "rollout_fragment_length": LENGTH, "num_envs_per_worker": self.num_envs, "vectorize": "serial",
                     "transport": {"heartbeat_interval_s": 0.1, "heartbeat_timeout_s": 1.0, "resend_after_s": 0.3},
                 }
             ),
             self.algorithm.sample_plan(self.config),
+            sampling="general" if self.config.sampling == "general" else "columnar",
         )  # fmt: skip
-        observation_filter = make_filter(self.config.observation_filter, (4,))
+        filters = {DEFAULT_POLICY_ID: make_filter(self.config.observation_filter, (4,))}
+        group = PolicyGroup({DEFAULT_POLICY_ID: self.algorithm})
         learning = Learning(
-            self.algorithm, part, {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}, observation_filter,
-            {}, {},
+            group, self.algorithm.lease_plan(self.config), part,
+            {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}, filters, {}, {},
         )  # fmt: skip
-        self.thread = UpdateThread(self.algorithm, self._on_thread, max_queued=1)
+        self.thread = UpdateThread(group, self._on_thread, max_queued=1)
         self.thread.start()
-        self.service.begin(learning, self.thread, Publisher(observation_filter))
+        self.service.begin(learning, self.thread, Publisher(filters))
 
     def add_worker(self, change: Callable[[WorkerService], None] = lambda service: None) -> WorkerService:
         number = next(self._numbers)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from in_process import InProcess, with_settings
+import pytest
+from in_process import FakeAlgorithm, InProcess, with_settings
 
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.report.results import Progress
 from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
 
 
@@ -117,7 +120,9 @@ def test_several_samplers_of_one_worker_all_produce() -> None:
         return both
 
     both = asyncio.run(main())
-    first_obs = {f.arrays["obs"][0].tobytes() for done in both.updates for f in done.batch.fragments}
+    first_obs = {
+        f.batches[DEFAULT_POLICY_ID]["obs"][0].tobytes() for done in both.updates for f in done.batch.fragments
+    }
     assert len(first_obs) == sum(len(done.batch.fragments) for done in both.updates)
 
 
@@ -151,9 +156,19 @@ def test_the_learner_can_ask_what_a_worker_is_doing() -> None:
     assert "nonsense" in bad.result
 
 
-def test_r9_a_blocked_environment_does_not_stop_heartbeats() -> None:
+class AnyShape(FakeAlgorithm):
+    """Takes fragments of the general path too."""
+
+    mode = "streaming"
+
+    def check_fragment(self, fragment: Any) -> None:
+        assert fragment["obs"].shape[1:] == (1, 4)
+
+
+@pytest.mark.parametrize("sampling", ["columnar", "general"])
+def test_r9_a_blocked_environment_does_not_stop_heartbeats(sampling: str) -> None:
     async def main() -> InProcess:
-        both = InProcess(env="in_process:BlockingEnv", env_config={"step_s": 0.4})
+        both = InProcess(env="in_process:BlockingEnv", env_config={"step_s": 0.4}, sampling=sampling, seed=None)
         both.start(1)
         await both.service.wait_for_workers(1, 10)
         both.service.grant_leases()
@@ -168,3 +183,69 @@ def test_r9_a_blocked_environment_does_not_stop_heartbeats() -> None:
 
     both = asyncio.run(main())
     assert not any("lost" in text for text in both.events)
+
+
+def test_general_sampling_sends_rows_episodes_and_what_callbacks_note() -> None:
+    async def main() -> InProcess:
+        both = InProcess(AnyShape, sampling="general", callbacks="general_parts:Noting")
+        both.start(2)
+        await both.service.wait_for_workers(2, 20)
+        both.service.grant_leases()
+        await both.updates_done(6)
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    assert both.failure is None
+    assert both.service.counters.env_steps_trained == 6 * 4 * 16
+    result = both.service.results.finish_iteration(1e9, Progress(1, 1))
+    assert result["custom_metrics"]["height_mean"] == 7.0
+    assert result["hist_stats"]["steps"]
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        {"env": "general_parts:Silent", "env_config": {"size": 4}},
+        {"env": "in_process:BlockingEnv", "env_config": {"step_s": 30.0}, "remote_worker_envs": True},
+    ],
+    ids=["for clients", "for other processes"],
+)
+def test_a_worker_that_waits_leaves_at_once_when_it_is_stopped(waits: dict[str, Any]) -> None:
+    async def main() -> float:
+        both = InProcess(AnyShape, sampling="general", seed=None, **waits)
+        both.num_envs = 1
+        both.start(1)
+        await both.service.wait_for_workers(1, 20)
+        both.service.grant_leases()
+        async with asyncio.timeout(20):
+            while not any(r.unit is not None and r.unit.in_env_s > 0.2 for r in both.workers[0]._running):
+                await asyncio.sleep(0.02)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        both.workers[0].stop("leaving on purpose")
+        outcome = await both.outcomes[0]
+        assert outcome.ok
+        took = loop.time() - began
+        await both.close()
+        return took
+
+    assert asyncio.run(main()) < 2
+
+
+def test_a_client_that_fails_is_reported_with_its_traceback() -> None:
+    async def main() -> tuple[InProcess, Any]:
+        both = InProcess(AnyShape, sampling="general", seed=None, env="general_parts:Broken", env_config={"size": 4})
+        both.num_envs = 1
+        both.start(1)
+        await both.service.wait_for_workers(1, 20)
+        both.service.grant_leases()
+        outcome = await asyncio.wait_for(both.outcomes[0], 10)
+        await both.close()
+        return both, outcome
+
+    both, outcome = asyncio.run(main())
+    assert not outcome.ok
+    failed = next(text for text in both.events if "failed" in text)
+    assert "this client fails on purpose" in failed
+    assert "Traceback" in failed

@@ -1,114 +1,81 @@
 from __future__ import annotations
 
-import dataclasses
+import os
+from pathlib import Path
 
-import numpy as np
 import pytest
-from gymnasium import spaces
 
-from aiorl.config.worker import WorkerPart
-from aiorl.data import columns as c
-from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_plan import SamplePlan
-from aiorl.errors import EnvError, PolicyError
-from aiorl.protocol.messages import Snapshot
-from aiorl.worker.apply import StopSampling
-from aiorl.worker.unit import SamplerUnit, unit_seed
-from benchmarks.acting_mlp import make_acting_graph, mlp_weights
-
-PLAN = SamplePlan("gae", {"gamma": 0.99, "lam": 0.95}, (c.OBS, c.ACTIONS, c.REWARDS, c.ADVANTAGES), (c.LAST_OBS,))
-
-
-WEIGHTS = mlp_weights(4, 2)
-GRAPH, SPEC = make_acting_graph(4, spaces.Discrete(2), 2, WEIGHTS)
+from aiorl.config.worker import PolicyPart, WorkerPart
+from aiorl.data.metrics import PerfStats
+from aiorl.errors import PolicyError
+from aiorl.worker.unit import (
+    StepClock,
+    UnitPlace,
+    check_graphs,
+    monitor_directory,
+    perf_columns,
+    unit_seed,
+    unit_wrapping,
+)
 
 
-def make_unit(*, slot: int = 1, version: int = 0, **settings: object) -> SamplerUnit:
-    part = WorkerPart.from_dict(
-        {
-            "env": "CartPole-v1", "num_envs_per_worker": 3, "rollout_fragment_length": 20, "seed": 5,
-            "vectorize": "serial", "sample_plan": dataclasses.asdict(PLAN), **settings,
-        }
-    )  # fmt: skip
-    graphs = {DEFAULT_POLICY_ID: {"graph": GRAPH, "spec": SPEC.to_dict()}}
-    return SamplerUnit(part, graphs, snapshot(version), slot=slot, unit_index=0, incarnation="ab12")
-
-
-def snapshot(version: int, scale: float = 1.0) -> Snapshot:
-    weights = {name: array * np.float32(scale) for name, array in WEIGHTS.items()}
-    return Snapshot(version, {DEFAULT_POLICY_ID: weights}, {}, {}, {})
-
-
-def test_a_unit_samples_the_columns_of_the_plan_under_the_snapshots_version() -> None:
-    unit = make_unit(version=4)
-    produced = unit.sample()
-    assert produced.fragment.columns[c.OBS].shape == (20, 3, 4)
-    assert set(PLAN.columns) <= produced.fragment.columns.keys()
-    assert c.LAST_OBS in produced.fragment.extras
-    assert (produced.first_version, produced.last_version, unit.version) == (4, 4, 4)
-    assert produced.perf["iters"] == 20
-    assert unit.in_env_s == 0
-    unit.close()
-
-
-def test_r27_the_same_seed_and_slot_give_the_same_rows_and_another_slot_others() -> None:
-    rows = []
-    for slot in (1, 1, 2):
-        unit = make_unit(slot=slot)
-        rows.append(unit.sample().fragment.columns[c.OBS])
-        unit.close()
-    np.testing.assert_array_equal(rows[0], rows[1])
-    assert not np.array_equal(rows[0], rows[2])
-
-
-def test_r6_an_offered_snapshot_governs_the_next_fragment() -> None:
-    unit = make_unit()
-    unit.sample()
-    unit.offer(snapshot(7, scale=0.5))
-    produced = unit.sample()
-    assert (produced.first_version, produced.last_version) == (7, 7)
-    unit.close()
-
-
-def test_stop_leaves_the_fragment_unfinished() -> None:
-    unit = make_unit()
-    unit.stop()
-    with pytest.raises(StopSampling):
-        unit.sample()
-    unit.close()
-
-
-def test_filter_deltas_hold_what_was_seen_since_the_last_one() -> None:
-    unit = make_unit(observation_filter="MeanStdFilter")
-    unit.sample()
-    first = unit.take_delta(1)
-    unit.sample()
-    second = unit.take_delta(2)
-    assert first["n"] >= 60  # every observation, final ones included
-    assert second["n"] >= 60
-    assert unit.take_delta(3)["n"] == 0
-    unit.close()
-    unit = make_unit()
-    assert unit.take_delta(1) == {}
-    unit.close()
-
-
-def test_an_environment_of_other_spaces_than_the_learners_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"observations of shape|action space"):
-        make_unit(env="Acrobot-v1")
-    with pytest.raises(PolicyError, match="no graph"):
-        SamplerUnit(
-            WorkerPart.from_dict({"env": "CartPole-v1"}), {}, snapshot(0), slot=1, unit_index=0, incarnation="1"
-        )
-
-
-def test_a_failing_environment_comes_through_with_its_traceback() -> None:
-    with pytest.raises(EnvError):
-        make_unit(env="aiorl.testing.envs:FaultyEnv", env_config={"fault": "constructor"})
+def part(**settings: object) -> WorkerPart:
+    return WorkerPart.from_dict({"env": "CartPole-v1", **settings})
 
 
 def test_seeds_depend_on_run_seed_slot_and_unit_only() -> None:
-    assert unit_seed(5, 2, 0, "ff") == unit_seed(5, 2, 0, "aa") == 7
-    assert unit_seed(5, 2, 1, "ff") == unit_seed(5, 2, 1, "aa")
-    assert len({unit_seed(5, slot, unit, "ff") for slot in range(1, 9) for unit in range(4)}) == 32
-    assert unit_seed(None, 1, 0, "ff") != unit_seed(None, 1, 0, "aa")
+    assert unit_seed(5, UnitPlace(2, "ff")) == unit_seed(5, UnitPlace(2, "aa")) == 7
+    assert unit_seed(5, UnitPlace(2, "ff", 1)) == unit_seed(5, UnitPlace(2, "aa", 1))
+    assert len({unit_seed(5, UnitPlace(slot, "ff", unit)) for slot in range(1, 9) for unit in range(4)}) == 32
+
+
+def test_without_a_seed_every_registration_and_every_sampler_gets_its_own() -> None:
+    seeds = {unit_seed(None, UnitPlace(1, life, unit)) for life in ("ff", "aa") for unit in range(3)}
+    assert len(seeds) == 6
+
+
+def test_perf_stats_travel_as_numbers_by_name() -> None:
+    assert perf_columns(PerfStats(3, 0.1, 0.2, 0.3)) == {
+        "iters": 3.0, "env_wait_time": 0.1, "processing_time": 0.2, "inference_time": 0.3,
+    }  # fmt: skip
+
+
+def test_a_monitor_writes_into_the_runs_directory_where_it_is_to_be_seen(tmp_path: Path) -> None:
+    place = UnitPlace(1, "1")
+    assert monitor_directory(part(log_dir=str(tmp_path)), place) is None
+    seen = part(monitor=True, log_dir=str(tmp_path))
+    assert monitor_directory(seen, place) == str(tmp_path / "monitor")
+    assert monitor_directory(seen, UnitPlace(1, "1", 2)) == str(tmp_path / "monitor" / "sampler-2")
+    assert unit_wrapping(seen, place).monitor_path == str(tmp_path / "monitor")
+
+
+def test_a_monitor_on_another_host_writes_below_the_workers_own_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    elsewhere = part(monitor=True, log_dir="/learners/runs/one")
+    assert monitor_directory(elsewhere, UnitPlace(1, "1")) == os.path.join(str(tmp_path), "monitor", "one")
+
+
+def test_atari_preprocessing_is_that_of_the_settings_and_gives_way_to_a_users_own() -> None:
+    wrapping = unit_wrapping(part(dim=42, framestack=False), UnitPlace(1, "1"))
+    assert (wrapping.deepmind, wrapping.dim, wrapping.framestack) == (True, 42, False)
+    assert not unit_wrapping(part(preprocessor_pref="rllib"), UnitPlace(1, "1")).deepmind
+    assert not unit_wrapping(part(custom_preprocessor="a:B"), UnitPlace(1, "1")).deepmind
+
+
+def test_each_policy_but_a_users_own_needs_a_graph() -> None:
+    policies = {"net": PolicyPart(), "own": PolicyPart(policy_class="a:B")}
+    several = WorkerPart(env="E", policies=policies)
+    check_graphs(several, {"net": {"graph": b"", "spec": {}}})
+    with pytest.raises(PolicyError, match="no graph for policy 'net'"):
+        check_graphs(several, {})
+
+
+def test_the_step_clock_shows_time_only_while_a_step_is_under_way() -> None:
+    clock = StepClock()
+    assert clock.in_step_s == 0
+    clock.step()
+    assert 0 <= clock.in_step_s < 60
+    clock.idle()
+    assert clock.in_step_s == 0

@@ -9,7 +9,7 @@ import keras
 
 from aiorl.algorithms.algorithm import Array, Batch, LeasePlan, SamplePlan
 from aiorl.algorithms.batch_buffers import BatchBuffers, ColumnSpec, rounded_up
-from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm, model_columns, state_columns
+from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm, model_columns, previous_columns, state_columns
 from aiorl.algorithms.compiled_update import CompiledUpdate
 from aiorl.algorithms.impala.config import IMPALAConfig
 from aiorl.algorithms.impala.update import impala_spec
@@ -43,12 +43,13 @@ class IMPALA(CompiledAlgorithm):
         own = _own(config)
         columns = (
             c.OBS, c.ACTIONS, c.ACTION_LOGP, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES,
+            *previous_columns(own),
         )  # fmt: skip
         return SamplePlan("none", {}, columns, (c.LAST_OBS, *state_columns(own)))
 
-    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+    def __init__(self, config: CommonConfig, model: ActorCritic, *, sizes_vary: bool = False) -> None:
         """Lay out the train batch; nothing is compiled yet."""
-        super().__init__(config, model)
+        super().__init__(config, model, sizes_vary=sizes_vary)
         own = self._config = _own(config)
         plan = self.sample_plan(own)
         specs = model_columns(model)
@@ -79,13 +80,15 @@ class IMPALA(CompiledAlgorithm):
         Raises: BatchError if a column is missing or does not fit.
         """
         shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
-        num_sequences = self._padded(sum(num_envs for _, num_envs in shapes))
+        num_sequences = self.fitted(sum(num_envs for _, num_envs in shapes), self._nominal_sequences())
         length = rounded_up(max(steps for steps, _ in shapes), self._config.sequence_length())
         return self.buffers.sequences(fragments, num_sequences, length)
 
     def nominal_batch(self) -> Batch:
         """A batch of zeros of the usual shape."""
-        return self.buffers.zeros(self._padded(self._nominal_sequences()), self._config.sequence_length())
+        return self.buffers.zeros(
+            self.fitted(self._nominal_sequences(), self._nominal_sequences()), self._config.sequence_length()
+        )
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """What the update is told, after so many env steps."""
@@ -102,11 +105,6 @@ class IMPALA(CompiledAlgorithm):
     def _nominal_sequences(self) -> int:
         own = self._config
         return own.fragments_per_batch() * (1 if own.batch_mode == "complete_episodes" else own.num_envs_per_worker)
-
-    def _padded(self, count: int) -> int:
-        """The usual number of sequences if that will do, else one of few larger ones; always whole minibatches."""
-        size = self.minibatch_size
-        return size * rounded_up(-(-count // size), -(-self._nominal_sequences() // size))
 
 
 def _own(config: CommonConfig) -> IMPALAConfig:

@@ -76,11 +76,6 @@ class IMPALAConfig(CommonConfig):
         """Fragments that make up a train batch."""
         return -(-self.train_batch_size // (self.rollout_fragment_length * self.num_envs_per_worker))
 
-    def sequence_length(self) -> int:
-        """Steps of one sequence; of complete episodes, the least there are."""
-        whole = self.batch_mode == "complete_episodes"  # their fragments are one long row of episodes
-        return self.rollout_fragment_length * (self.num_envs_per_worker if whole else 1)
-
     def sequences_per_minibatch(self) -> int:
         """Sequences in one minibatch."""
         steps = self.sgd_minibatch_size or max(self.train_batch_size // 16, 256)

@@ -9,7 +9,7 @@ import keras
 
 from aiorl.algorithms.algorithm import Array, Batch, LeasePlan, SamplePlan
 from aiorl.algorithms.batch_buffers import BatchBuffers, ColumnSpec, rounded_up
-from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm, model_columns, state_columns
+from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm, model_columns, previous_columns, state_columns
 from aiorl.algorithms.compiled_update import CompiledUpdate
 from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.algorithms.ppo.update import ppo_spec
@@ -45,13 +45,13 @@ class PPO(CompiledAlgorithm):
             names.append(c.ACTION_DIST_INPUTS)
         extras: tuple[str, ...] = ()
         if own.model.use_lstm or own.model.use_gru:
-            names += [c.TERMINATEDS, c.TRUNCATEDS]
+            names += [c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(own)]
             extras = state_columns(own)
         return SamplePlan("gae", {"gamma": own.gamma, "lam": own.lambda_}, tuple(names), extras)
 
-    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+    def __init__(self, config: CommonConfig, model: ActorCritic, *, sizes_vary: bool = False) -> None:
         """Lay out the train batch; nothing is compiled yet."""
-        super().__init__(config, model)
+        super().__init__(config, model, sizes_vary=sizes_vary)
         own = self._config = _own(config)
         plan = self.sample_plan(own)
         specs = model_columns(model)
@@ -89,19 +89,19 @@ class PPO(CompiledAlgorithm):
         """
         shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
         if self.model.is_recurrent:
-            num_sequences = self._padded(sum(num_envs for _, num_envs in shapes), self._nominal_sequences())
+            num_sequences = self.fitted(sum(num_envs for _, num_envs in shapes), self._nominal_sequences())
             length = rounded_up(max(steps for steps, _ in shapes), self._config.sequence_length())
             return self.buffers.sequences(fragments, num_sequences, length)
         rows = sum(steps * num_envs for steps, num_envs in shapes)
-        return self.buffers.rows(fragments, self._padded(rows, self._config.train_batch_size))
+        return self.buffers.rows(fragments, self.fitted(rows, self._config.train_batch_size))
 
     def nominal_batch(self) -> Batch:
         """A batch of zeros of the usual shape."""
         if self.model.is_recurrent:
-            size = self._padded(self._nominal_sequences(), self._nominal_sequences())
+            size = self.fitted(self._nominal_sequences(), self._nominal_sequences())
             return self.buffers.zeros(size, self._config.sequence_length())
         size = self._config.train_batch_size
-        return self.buffers.zeros(self._padded(size, size))
+        return self.buffers.zeros(self.fitted(size, size))
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """What the update is told, after so many env steps."""
@@ -139,11 +139,6 @@ class PPO(CompiledAlgorithm):
     def _nominal_sequences(self) -> int:
         own = self._config
         return own.fragments_per_batch() * (1 if own.batch_mode == "complete_episodes" else own.num_envs_per_worker)
-
-    def _padded(self, count: int, nominal: int) -> int:
-        """The usual size if that will do, else one of few larger ones; always whole minibatches."""
-        size = self.minibatch_size
-        return size * rounded_up(-(-count // size), -(-nominal // size))
 
 
 def _own(config: CommonConfig) -> PPOConfig:

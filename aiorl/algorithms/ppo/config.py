@@ -81,11 +81,6 @@ class PPOConfig(CommonConfig):
         """Fragments that make up a train batch; with complete episodes, the least number that can."""
         return -(-self.train_batch_size // (self.rollout_fragment_length * self.num_envs_per_worker))
 
-    def sequence_length(self) -> int:
-        """Steps of one sequence that a recurrent model trains on; of complete episodes, the least there are."""
-        whole = self.batch_mode == "complete_episodes"  # their fragments are one long row of episodes
-        return self.rollout_fragment_length * (self.num_envs_per_worker if whole else 1)
-
     def check(self) -> None:
         """Refuses values that don't go together.
 

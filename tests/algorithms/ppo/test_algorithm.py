@@ -86,8 +86,10 @@ def test_stops_early_once_the_policy_has_moved_too_far(train: Callable[..., Any]
 
 def test_without_shuffling_rows_are_visited_in_order(train: Callable[..., Any]) -> None:
     algorithm, _ = train(shuffle_sequences=False, num_sgd_iter=2)
-    np.testing.assert_array_equal(algorithm._order(64).reshape(2, 64), np.tile(np.arange(64), (2, 1)))
+    order, num_minibatches = algorithm._order(64, 64)
+    np.testing.assert_array_equal(order.reshape(2, 64), np.tile(np.arange(64), (2, 1)))
+    assert num_minibatches == len(order)
     shuffled, _ = train(num_sgd_iter=2)
-    order = shuffled._order(64).reshape(2, 64)
+    order = shuffled._order(64, 64)[0].reshape(2, 64)
     assert not np.array_equal(order[0], order[1])
     np.testing.assert_array_equal(np.sort(order, axis=1), np.tile(np.arange(64), (2, 1)))

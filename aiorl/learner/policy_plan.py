@@ -1,0 +1,336 @@
+"""Which policies a run has: what `multiagent.policies` says, completed and checked, before TensorFlow is loaded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gymnasium import spaces
+
+from aiorl.config.import_path import import_object
+from aiorl.config.key import group_of
+from aiorl.config.legacy import rename_legacy
+from aiorl.config.merge import deep_update
+from aiorl.config.schema import CommonConfig
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.spaces import space_from_dict, space_to_dict
+from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
+from aiorl.learner.look_at_env import EnvFacts
+from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
+from aiorl.policy.policy import Policy
+
+__all__ = ["PlannedPolicy", "check_plain_policies", "plan_policies"]
+
+_KEY = "multiagent.policies"
+_FIELDS = ("class", "observation_space", "action_space", "config")
+_MAX_ID = 100
+
+# A policy's own settings are those of its learning; everything else is the run's
+_RUN_GROUPS = frozenset(["Run", "Sampling", "Workers and hosts", "Resources", "Reports", "Offline data"])
+_RUN_KEYS = frozenset(["train_batch_size", "min_iter_time_s", "timesteps_per_iteration"])
+_ACTING_KEYS = frozenset(["exploration"])
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPolicy:
+    """One policy of the run.
+
+    Attributes:
+        policy_id: its id.
+        policy_class: import path of a Policy class of the user's own, which only acts; None = a network of the learner.
+        observation_space: of what environments show its agents.
+        action_space: of its agents' actions.
+        preprocessor: from observations to what it takes.
+        config: the run's config with the policy's own settings, by which it learns.
+        settings: what the policy is told of them when it is made.
+        is_trained: it learns.
+        has_own_spaces: its spaces are not the ones that all agents of the environment have.
+    """
+
+    policy_id: str
+    policy_class: str | None
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    preprocessor: Preprocessor
+    config: CommonConfig
+    settings: Mapping[str, Any]
+    is_trained: bool = True
+    has_own_spaces: bool = False
+
+    def described_spaces(self) -> dict[str, Any]:
+        """Both spaces as plain data."""
+        return {"observation": _described(self.observation_space), "action": _described(self.action_space)}
+
+
+def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPolicy]:
+    """The run's policies in the order of their ids; the default one alone where none are named.
+
+    Raises:
+        ConfigError: a policy that cannot be, or policies and environment that don't go together.
+        UnsupportedSpaceError: observations that no preprocessor makes an array of.
+    """
+    entries = config.multiagent.policies or {DEFAULT_POLICY_ID: None}
+    given = {policy_id: _entry(policy_id, entry) for policy_id, entry in entries.items()}
+    _check_agents(given, facts)
+    mapping = _Mapping(config, given, facts)
+    trained = _trained(config, given)
+    return {
+        policy_id: _planned(config, policy_id, given[policy_id], facts, mapping, policy_id in trained)
+        for policy_id in sorted(given)
+    }
+
+
+def check_plain_policies(planned: Mapping[str, PlannedPolicy]) -> None:
+    """Nothing, where the users' own classes can be imported and are policies.
+
+    Raises:
+        ConfigError: one cannot, or is none.
+    """
+    for policy_id, policy in planned.items():
+        if policy.policy_class is None:
+            continue
+        key = f"{_KEY}.{policy_id}.class"
+        found = import_object(policy.policy_class, key=key)
+        if not (inspect.isclass(found) and issubclass(found, Policy)):
+            raise ConfigError(
+                f"{key} is {policy.policy_class!r}, which is no subclass of aiorl.Policy.",
+                key=key,
+                value=policy.policy_class,
+            )
+
+
+class _Mapping:
+    """Which policy acts for which agent, as far as that is known before any episode."""
+
+    def __init__(self, config: CommonConfig, policy_ids: Mapping[str, Any], facts: EnvFacts) -> None:
+        """Ask for every agent that the environment names.
+
+        Raises:
+            ConfigError: the function cannot be imported or fails, is needed and missing, or gives an unknown id.
+        """
+        key = "multiagent.policy_mapping_fn"
+        path = config.multiagent.policy_mapping_fn
+        known = ", ".join(sorted(policy_ids))
+        if path is None:
+            if DEFAULT_POLICY_ID not in policy_ids:
+                raise ConfigError(
+                    f"{key} is not set, so all agents would act with {DEFAULT_POLICY_ID!r}; the policies are {known}.",
+                    key=key,
+                    hint="Set it to the import path of a function: agent id -> policy id.",
+                )
+            function: Callable[[Any], Any] = lambda agent_id: DEFAULT_POLICY_ID  # noqa: E731
+        else:
+            function = import_object(path, key=key)
+            if not callable(function):
+                raise ConfigError(f"{key} is {path!r}, which is no function.", key=key, value=path)
+        self._agents: dict[str, list[Any]] = {policy_id: [] for policy_id in policy_ids}
+        for agent_id in {**(facts.observation_spaces or {}), **(facts.action_spaces or {})}:
+            try:
+                policy_id = function(agent_id)
+            except Exception as error:
+                # whatever a user's function raises
+                raise ConfigError(f"{key} {path!r} failed for agent {agent_id!r}: {error!r:.300}", key=key) from error
+            if policy_id not in self._agents:
+                raise ConfigError(
+                    f"{key} {path!r} gives agent {agent_id!r} the policy {policy_id!r}; the policies are {known}.",
+                    key=key,
+                    value=path,
+                    hint=nearest(str(policy_id), policy_ids).strip(),
+                )
+            self._agents[policy_id].append(agent_id)
+
+    def agents_of(self, policy_id: str) -> list[Any]:
+        """The agents known to act with it."""
+        return self._agents[policy_id]
+
+
+def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
+    """What was given for a policy, by the names of the fields; those left out are None."""
+    key = f"{_KEY}.{policy_id}"
+    # ids are parts of names in results, checkpoints and on the wire
+    if not policy_id or "/" in policy_id or not policy_id.isprintable() or len(policy_id) > _MAX_ID:
+        raise ConfigError(
+            f"{policy_id!r:.120} is no policy id: it must have 1 to {_MAX_ID} printable characters and no slash.",
+            key=_KEY,
+            value=policy_id,
+        )
+    if isinstance(entry, str):
+        entry = {"class": entry}
+    if isinstance(entry, list | tuple) and len(entry) == len(_FIELDS):
+        entry = dict(zip(_FIELDS, entry, strict=True))
+    if entry is not None and not isinstance(entry, Mapping):
+        raise ConfigError(
+            f"{key} is {entry!r:.200}, expected null, a mapping of {', '.join(_FIELDS)}, or a list of the four.",
+            key=key,
+            value=entry,
+        )
+    given = dict(entry or {})
+    unknown = [name for name in given if name not in _FIELDS]
+    if unknown:
+        raise ConfigError(
+            f"There is no key {key}.{unknown[0]}.", key=f"{key}.{unknown[0]}", hint=nearest(unknown[0], _FIELDS).strip()
+        )
+    for name, kind, wanted in (
+        ("class", str, "an import path"),
+        ("observation_space", Mapping, "a space as plain data"),
+        ("action_space", Mapping, "a space as plain data"),
+        ("config", Mapping, "a mapping of settings"),
+    ):
+        value = given.setdefault(name)
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(
+                f"{key}.{name} is {value!r:.200}, expected {wanted}, or null.", key=f"{key}.{name}", value=value
+            )
+    return given
+
+
+def _check_agents(given: Mapping[str, Any], facts: EnvFacts) -> None:
+    if facts.has_agents or set(given) == {DEFAULT_POLICY_ID}:
+        return
+    raise ConfigError(
+        f"the policies are {', '.join(sorted(given))}, but the environment has one agent, which only "
+        f"{DEFAULT_POLICY_ID!r} acts for.",
+        key=_KEY,
+        value=sorted(given),
+        hint="Use a MultiAgentEnv, an ExternalMultiAgentEnv or a BaseEnv.",
+    )
+
+
+def _trained(config: CommonConfig, given: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    key = "multiagent.policies_to_train"
+    named = config.multiagent.policies_to_train
+    for policy_id in named or []:
+        if policy_id not in given:
+            raise ConfigError(
+                f"{key} names {policy_id!r}; the policies are {', '.join(sorted(given))}.",
+                key=key,
+                value=policy_id,
+                hint=nearest(policy_id, given).strip(),
+            )
+    trained = set(named or given)
+    for policy_id in sorted(trained):
+        path = _own_class(config, policy_id, given[policy_id])
+        if path is not None:
+            said = "" if named else " (all do where it is left out)"
+            raise ConfigError(
+                f"policy {policy_id!r} is to be trained{said}, but it is of your own class {path!r}, which only acts: "
+                "in a run the learner trains networks of its own.",
+                key=key,
+                value=policy_id,
+                hint=f"Name the policies that learn in {key}, without this one.",
+            )
+    return trained
+
+
+def _own_class(config: CommonConfig, policy_id: str, given: Mapping[str, Any]) -> str | None:
+    """Import path of the user's own class; None for the learner's network."""
+    name: str | None = given["class"]
+    if name is None or name.lower() == config.algo.lower():
+        return None
+    if ":" not in name:
+        raise ConfigError(
+            f"{_KEY}.{policy_id}.class is {name!r}, expected {config.algo!r}, which is the run's algorithm, null for "
+            "the same, or 'package.module:Name' for a Policy class of your own.",
+            key=f"{_KEY}.{policy_id}.class",
+            value=name,
+        )
+    return name
+
+
+def _planned(
+    config: CommonConfig,
+    policy_id: str,
+    given: Mapping[str, Any],
+    facts: EnvFacts,
+    mapping: _Mapping,
+    is_trained: bool,
+) -> PlannedPolicy:
+    own_class = _own_class(config, policy_id, given)
+    overrides = dict(given["config"] or {})
+    own_config = config if own_class is not None else _own_config(config, policy_id, overrides)
+    observation_space = _space(policy_id, "observation_space", given, facts, mapping)
+    action_space = _space(policy_id, "action_space", given, facts, mapping)
+    settings = _learning_settings(own_config)
+    custom = own_config.model.custom_preprocessor
+    if own_class is not None:
+        settings = deep_update(settings, overrides)
+        custom = (settings.get("model") or {}).get("custom_preprocessor")
+    settings |= {name: value for name, value in overrides.items() if name in _ACTING_KEYS}
+    return PlannedPolicy(
+        policy_id,
+        own_class,
+        observation_space,
+        action_space,
+        make_preprocessor(observation_space, custom_preprocessor=custom),
+        own_config,
+        settings,
+        is_trained,
+        observation_space is not facts.observation_space or action_space is not facts.action_space,
+    )
+
+
+def _own_config(config: CommonConfig, policy_id: str, overrides: Mapping[str, Any]) -> CommonConfig:
+    """The run's config with the settings of one of its networks."""
+    learning = rename_legacy({name: value for name, value in overrides.items() if name not in _ACTING_KEYS})
+    if not learning:
+        return config
+    key = f"{_KEY}.{policy_id}.config"
+    for name in learning:
+        field = type(config).model_fields.get(name)
+        if field is not None and (name in _RUN_KEYS or group_of(field) in _RUN_GROUPS):
+            raise ConfigError(f"{key}.{name} can't differ from the run's {name}.", key=f"{key}.{name}")
+    try:
+        return config.updated(learning)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error.message}", key=f"{key}.{error.key}", hint=error.hint) from error
+
+
+def _learning_settings(config: CommonConfig) -> dict[str, Any]:
+    """The settings that concern learning, as policies are told them."""
+    fields = type(config).model_fields
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in _RUN_KEYS and group_of(fields[name]) not in _RUN_GROUPS
+    }
+
+
+def _space(
+    policy_id: str, name: str, given: Mapping[str, Any], facts: EnvFacts, mapping: _Mapping
+) -> spaces.Space[Any]:
+    key = f"{_KEY}.{policy_id}.{name}"
+    if given[name] is not None:
+        try:
+            return space_from_dict(given[name])
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error.message}", key=key, value=given[name]) from error
+    common: spaces.Space[Any] | None = getattr(facts, name)
+    if common is not None:
+        return common
+    by_agent: Mapping[Any, spaces.Space[Any]] = getattr(facts, f"{name}s") or {}
+    own = [by_agent[agent_id] for agent_id in mapping.agents_of(policy_id) if agent_id in by_agent]
+    what = name.replace("_", " ")
+    if own and all(space == own[0] for space in own):
+        return own[0]
+    if own:
+        reason = f"its agents have different ones: {own[0]} and {next(s for s in own if s != own[0])}"
+    elif by_agent:
+        reason = f"none of the agents that the environment names ({', '.join(map(str, by_agent))}) acts with it"
+    else:
+        reason = "the environment names none"
+    raise ConfigError(
+        f"policy {policy_id!r} has no {what}: {reason}.",
+        key=key,
+        hint=f"Give the environment an {name}, or set {key}, as aiorl.data.spaces.space_to_dict says it."
+        if not own
+        else f"Have each kind of agent act with a policy of its own, or set {key}.",
+    )
+
+
+def _described(space: spaces.Space[Any]) -> dict[str, Any]:
+    try:
+        return space_to_dict(space)
+    except UnsupportedSpaceError:  # a user's own preprocessor may take spaces of any kind
+        return {"kind": type(space).__name__, "text": str(space)}

@@ -1,0 +1,127 @@
+"""From rows of trajectories to the arrays of a fragment: one by one, or as sequences of one length.
+
+Rows come trajectory by trajectory: runs of equal ``eps_id`` and ``agent_index``, in the order of time. Arrays are
+time-major: rows are ``[B, 1, ...]``, B steps of one environment; sequences are ``[L, S, ...]``, padded with zeros
+where ``valid`` is False.
+
+What a sequence may hold follows from how it is learned from: state and bootstrapping start afresh behind a row that
+ended an episode, and nowhere else. So behind such a row the next trajectory may follow, if it begins with a state of
+zeros; a trajectory that was cut is the last of its sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.data.sample_plan import SamplePlan
+from aiorl.errors import BatchError
+
+__all__ = ["to_rows", "to_sequences"]
+
+Array = NDArray[Any]
+
+_STATE = "state_in_"
+
+
+def to_rows(batch: Mapping[str, Array], plan: SamplePlan) -> dict[str, Array]:
+    """Every row on its own: the plan's columns as [B, 1, ...], without its extras.
+
+    Args:
+        batch: columns [B, ...].
+        plan: which of them are wanted.
+
+    Raises:
+        BatchError: a column that is wanted is missing, or holds objects.
+    """
+    return {name: column[:, None] for name, column in _wanted(batch, plan.columns).items()}
+
+
+def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> dict[str, Array]:
+    """The rows as sequences, as few as are filled in the order of the rows.
+
+    Args:
+        batch: columns [B, ...] with ``eps_id``, ``agent_index``, ``terminateds`` and ``truncateds``; ``new_obs``
+            where the plan wants LAST_OBS; ``state_in_i`` where it wants those.
+        plan: which columns and extras are wanted.
+        length: L, rows of a sequence.
+    Returns: the plan's columns [L, S, ...]; VALID [L, S] bool; LAST_OBS [S, ...], the observation behind the last
+        valid row, and ``state_in_i`` [S, H], the state before the first row, where the plan wants them.
+
+    Raises:
+        BatchError: a column that is needed is missing, or holds objects; a length below 1.
+    """
+    if length < 1:
+        raise BatchError("sequence_length", "at least 1", length)
+    wanted = _wanted(batch, plan.columns)
+    state_names = [name for name in plan.extras if name.startswith(_STATE)]
+    # every state the rows carry decides where a trajectory may begin, sent along or not
+    states = _wanted(batch, [*state_names, *(name for name in batch if name.startswith(_STATE))])
+    rows = _sequence_rows(batch, states, length)
+    is_valid = rows >= 0
+    filled = np.where(is_valid, rows, 0)
+    arrays: dict[str, Array] = {c.VALID: is_valid}
+    for name, column in wanted.items():
+        arrays[name] = column[filled]
+        arrays[name][~is_valid] = 0
+    for name in state_names:
+        arrays[name] = states[name][rows[0]]
+    if c.LAST_OBS in plan.extras:
+        last = rows[is_valid.sum(0) - 1, np.arange(rows.shape[1])]
+        arrays[c.LAST_OBS] = _wanted(batch, [c.NEW_OBS])[c.NEW_OBS][last]
+    return arrays
+
+
+def _sequence_rows(batch: Mapping[str, Array], states: Mapping[str, Array], length: int) -> NDArray[np.int64]:
+    """The row at each place of the sequences, [L, S]; -1 where there is none."""
+    names = (c.EPS_ID, c.AGENT_INDEX, c.TERMINATEDS, c.TRUNCATEDS)
+    eps_id, agent_index, terminateds, truncateds = _wanted(batch, names).values()
+    ended = terminateds | truncateds
+    num_rows = len(eps_id)
+    begins = np.ones(num_rows, np.bool_)
+    begins[1:] = (eps_id[1:] != eps_id[:-1]) | (agent_index[1:] != agent_index[:-1])
+    starts = np.flatnonzero(begins)
+    may_follow = np.ones(len(starts), np.bool_)
+    for state in states.values():
+        may_follow &= ~state[starts].reshape(len(starts), -1).any(1)
+
+    sequences: list[list[tuple[int, int]]] = []
+    room_left: list[tuple[int, int]] = []  # sequences that end in an ended row, with the places left
+    for start, stop, follows in zip(
+        starts.tolist(), [*starts[1:].tolist(), num_rows], may_follow.tolist(), strict=True
+    ):
+        first = start
+        index, room = room_left.pop() if follows and room_left else (-1, 0)
+        while first < stop:
+            if not room:
+                index, room = len(sequences), length
+                sequences.append([])
+            taken = min(room, stop - first)
+            sequences[index].append((first, first + taken))
+            first += taken
+            room -= taken
+        if room and ended[stop - 1]:
+            room_left.append((index, room))
+
+    rows = np.full((length, len(sequences)), -1, np.int64)
+    for index, pieces in enumerate(sequences):
+        place = 0
+        for first, stop in pieces:
+            rows[place : place + stop - first, index] = np.arange(first, stop)
+            place += stop - first
+    return rows
+
+
+def _wanted(batch: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
+    columns: dict[str, Array] = {}
+    for name in names:
+        if name not in batch:
+            raise BatchError(name, "the column to be there", sorted(batch))
+        column = columns[name] = np.asarray(batch[name])
+        if column.dtype.hasobject:
+            raise BatchError(name, "numbers", "objects")
+    return columns

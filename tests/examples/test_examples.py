@@ -1,0 +1,236 @@
+"""The examples are short, and their commands, taken from their own first lines, do what they say."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import Started
+
+from aiorl.algorithms.registry import config_class
+from aiorl.config.command_line import parse_learner_args
+from aiorl.config.load import load_config
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+FILES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml"))
+SOLVED = r"^Solved: mean return "
+
+
+def head_of(name: str) -> str:
+    """What an example says of itself."""
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    if name.endswith(".py"):
+        return ast.get_docstring(ast.parse(text)) or ""
+    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in text.splitlines() if line.startswith("#"))
+
+
+def commands_of(name: str) -> list[str]:
+    """The commands in the order they stand there: what is indented, continued lines joined."""
+    joined = head_of(name).replace("\\\n", " ")
+    return [" ".join(line.split()) for line in joined.splitlines() if line.startswith("    ")]
+
+
+class Folder:
+    """A folder that a user has copied the examples to; commands are typed in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        shutil.copytree(EXAMPLES, path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+        self._started: list[Started] = []
+
+    def start(self, command: str, *options: str) -> Started:
+        """Begin a command, in a shell where `python` is this one."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        line = f"cd {shlex.quote(str(self.path))} && {command} {shlex.join(options)}"
+        started = Started(["bash", "-c", line], {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"})
+        self._started.append(started)
+        return started
+
+    def run(self, command: str, *options: str, timeout_s: float = 200.0) -> str:
+        """What a command prints; it has to end well."""
+        started = self.start(command, *options)
+        assert started.wait(timeout_s) == 0, started.text
+        return started.text
+
+    def results(self) -> list[dict]:
+        """All results of the one run there is."""
+        (path,) = (self.path / "runs").glob("*/result.jsonl")
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def end(self) -> None:
+        """Whatever still runs goes, shells' children too: each command has a process group of its own."""
+        for started in self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+            started.end()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    before = {path: path.stat().st_mtime_ns for path in EXAMPLES.rglob("*")}
+    has_runs = (ROOT / "runs").exists()
+    made = Folder(tmp_path)
+    yield made
+    made.end()
+    assert {path: path.stat().st_mtime_ns for path in EXAMPLES.rglob("*")} == before
+    assert (ROOT / "runs").exists() == has_runs
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_example_is_under_100_lines_and_begins_with_what_it_shows_and_a_command(name: str) -> None:
+    assert len((EXAMPLES / name).read_text().splitlines()) < 100
+    assert head_of(name).splitlines()[0].endswith((".", ":"))
+    assert commands_of(name)[0].startswith("python -m aiorl.learner ")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_learner_command_is_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for command in commands_of(name):
+        if command.startswith("python -m aiorl.learner "):
+            args = parse_learner_args(shlex.split(command)[3:])
+            config = load_config(config_class, file=args.config_file, overrides=args.overrides)
+            assert config.stop_return is not None or config.stop_timesteps is not None, "it would never end"
+
+
+def test_the_table_has_every_example_and_what_its_commands_hold() -> None:
+    rows = [line for line in (EXAMPLES / "README.md").read_text().splitlines() if line.startswith("| [")]
+    assert {re.findall(r"\]\(([^)]+)\)", row)[0] for row in rows} == set(FILES)
+    for row in rows:
+        (name,) = re.findall(r"\]\(([^)]+)\)", row)
+        for command in re.findall(r"`(python [^`]+)`", row):
+            start, _, part = command.removesuffix(" ...").partition(" --")
+            assert any(own.startswith(start) and part in own for own in commands_of(name)), (name, command)
+
+
+def test_custom_env(folder: Folder) -> None:
+    learn, check = commands_of("custom_env.py")
+    assert "always right gives 3 steps and a return of 0.8" in folder.run(check)
+    assert re.search(SOLVED, folder.run(learn), re.MULTILINE)
+    assert 0.25 <= folder.results()[-1]["episode_reward_mean_last_100"] < 0.301
+
+
+def test_custom_model(folder: Folder) -> None:
+    learn, look = commands_of("custom_model.py")
+    assert "Trainable params" in folder.run(look)
+    assert "Done: " in folder.run(learn, "--stop-timesteps=20000", "--num-workers=1")
+    results = folder.results()
+    assert results[-1]["episode_reward_mean_last_100"] > 1.5 * results[0]["episode_reward_mean_last_100"]
+
+
+@pytest.mark.slow
+def test_custom_model_solves_cartpole(folder: Folder) -> None:
+    assert re.search(SOLVED, folder.run(commands_of("custom_model.py")[0]), re.MULTILINE)
+
+
+def test_recurrent_memory(folder: Folder) -> None:
+    assert re.search(SOLVED, folder.run(commands_of("recurrent_memory.py")[0]), re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_without_memory_it_stays_a_guess(folder: Folder) -> None:
+    assert "Done: " in folder.run(commands_of("recurrent_memory.py")[1])
+    assert folder.results()[-1]["episode_reward_mean_last_100"] < 0.7
+
+
+def test_multi_agent_cartpole(folder: Folder) -> None:
+    learn, look = commands_of("multi_agent_cartpole.py")
+    folder.run(learn, "--stop-timesteps=4096")
+    earned = json.loads("{" + folder.run(look) + "}")["policy_reward_mean"]
+    assert earned.keys() == {"even", "odd"}
+    assert all(5 < value < 501 for value in earned.values())
+
+
+@pytest.mark.slow
+def test_multi_agent_cartpole_learns_with_both_policies(folder: Folder) -> None:
+    learn, look = commands_of("multi_agent_cartpole.py")
+    assert re.search(SOLVED, folder.run(learn), re.MULTILINE)
+    earned = json.loads("{" + folder.run(look) + "}")["policy_reward_mean"]
+    assert min(earned.values()) > 100
+
+
+def test_pettingzoo_rps(folder: Folder) -> None:
+    learn, look = commands_of("pettingzoo_rps.py")
+    folder.run(learn, "--stop-timesteps=24000")
+    earned = json.loads("{" + folder.run(look) + "}")["policy_reward_mean"]
+    assert earned["learner"] > 3, "as good as a guess would be 0"
+    assert earned["habit"] == pytest.approx(-earned["learner"])
+
+
+@pytest.mark.slow
+def test_pettingzoo_rps_wins_nearly_every_round(folder: Folder) -> None:
+    learn, look = commands_of("pettingzoo_rps.py")
+    folder.run(learn)
+    assert json.loads("{" + folder.run(look) + "}")["policy_reward_mean"]["learner"] > 13
+
+
+def test_custom_metrics(folder: Folder) -> None:
+    learn, look = commands_of("custom_metrics.py")
+    folder.run(learn, "--stop-timesteps=20000")
+    first, last = (json.loads("{" + line + "}")["custom_metrics"] for line in folder.run(look).splitlines())
+    assert first.keys() == {f"{name}_{kind}" for name in ("largest_lean", "stray") for kind in ("mean", "min", "max")}
+    assert first["largest_lean_min"] > 0.2, "an episode ends when the pole leans by 12 degrees, 0.21"
+    assert last["stray_max"] > 0
+    assert 0 < folder.results()[-1]["solved_share"] <= 1
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+PLAY = """
+import sys, time
+from examples.external_http import play
+while True:
+    try:
+        play(int(sys.argv[1]), [])
+    except ConnectionRefusedError:
+        time.sleep(0.1)
+"""
+
+
+def test_external_http(folder: Folder) -> None:
+    port = free_port()
+    learn = commands_of("external_http.py")[0]
+    learner = folder.start(learn, "--stop-timesteps=3000", "--env-config", f"{{port: {port - 1}}}")
+    for _ in range(2):
+        folder.start("python -c", PLAY, str(port))
+    assert learner.wait(90) == 0, learner.text
+    assert "Done: " in learner.text
+    assert folder.results()[-1]["episodes_total"] > 10
+
+
+@pytest.mark.slow
+def test_external_http_learns_from_its_own_client(folder: Folder) -> None:
+    learn, play = commands_of("external_http.py")
+    learner, client = folder.start(learn), folder.start(play)
+    assert learner.wait(180) == 0, learner.text
+    assert re.search(SOLVED, learner.text, re.MULTILINE)
+    assert client.wait(30) == 0
+    games, first, last = map(int, re.findall(r"(\d+) games: (\d+) steps at first, (\d+) in the end", client.text)[0])
+    assert games > 100
+    assert last > 100 > 2 * first
+
+
+def test_atari(folder: Folder) -> None:
+    assert "Done: " in folder.run(commands_of("atari.yaml")[0], "--stop-timesteps=2048")
+
+
+@pytest.mark.slow
+def test_atari_as_it_stands(folder: Folder) -> None:
+    assert "Done: " in folder.run(commands_of("atari.yaml")[0])
+    assert -21 <= folder.results()[-1]["episode_reward_mean_last_100"] < 0, "whole games, not lives"

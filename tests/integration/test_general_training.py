@@ -1,0 +1,196 @@
+"""Whole runs on the general path with real processes: several policies, nested spaces, callbacks, memory, mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import StartedLearner
+from safetensors.numpy import load_file
+
+SUPPORT = Path(__file__).parents[1] / "support"
+SMALL = (
+    "--seed=1", "--num-workers=1", "--num-envs-per-worker=4", "--rollout-fragment-length=32",
+    "--train-batch-size=256", "--sgd-minibatch-size=64", "--num-sgd-iter=2", "--xla=off", "--model.fcnet-hiddens=[16]",
+)  # fmt: skip
+TWO = (
+    "--env=general_runs:Poles", "--multiagent.policies={left: null, right: null}",
+    "--multiagent.policy-mapping-fn=general_runs:side",
+)  # fmt: skip
+BOTH = pytest.mark.parametrize("algo", ["ppo", "impala"])
+
+Run = Callable[..., StartedLearner]
+
+
+@pytest.fixture
+def run(processes: Any) -> Run:
+    """Starts a learner whose processes find `general_runs`."""
+    path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
+
+    def start(*options: str, **keywords: Any) -> StartedLearner:
+        started: StartedLearner = processes.learner(*options, environment={"PYTHONPATH": path}, **keywords)
+        return started
+
+    return start
+
+
+def finished(learner: StartedLearner, status: int = 0, timeout_s: float = 90.0) -> dict[str, Any]:
+    """The last result of a run that has ended."""
+    assert learner.wait(timeout_s) == status, f"{learner.text}\n{learner.log}"
+    results = learner.results()
+    return results[-1] if results else {}
+
+
+def tensors(learner: StartedLearner) -> dict[str, Any]:
+    newest = sorted((learner.run_dir / "checkpoints").iterdir())[-1]
+    return load_file(newest / "tensors.safetensors")
+
+
+def moved(before: dict[str, Any], after: dict[str, Any], policy_id: str) -> bool:
+    names = [name for name in before if name.startswith(f"algorithm/{policy_id}/weights/")]
+    assert names
+    return any(not np.array_equal(before[name], after[name]) for name in names)
+
+
+@BOTH
+def test_two_policies_learn_side_by_side_and_a_resumed_run_goes_on_with_both(
+    run: Run, ledger_balances: Any, algo: str
+) -> None:
+    options = (f"--algo={algo}", *SMALL, *TWO, "--observation-filter=MeanStdFilter")
+    first = run(*options, "--stop-timesteps=1500")
+    result = finished(first)
+    ledger_balances(result)
+    assert result["updates_total"] >= 5
+    assert result["agent_steps_total"] > result["timesteps_total"], "two agents take a row each"
+    assert set(result["policy_reward_mean"]) == {"left", "right"}
+    assert {"left/policy_loss", "right/policy_loss", "left/entropy"} <= result["learner"].keys()
+    assert "workers sample the general way: the environment is a MultiAgentEnv" in first.log
+    before = tensors(first)
+    assert int(before["filter/left/n"]) > 500
+    second = run("--stop-timesteps=2500", resume=True)
+    later = finished(second)
+    ledger_balances(later)
+    assert later["updates_total"] > result["updates_total"]
+    assert later["timesteps_total"] > result["timesteps_total"]
+    after = tensors(second)
+    assert after.keys() == before.keys()
+    assert moved(before, after, "left")
+    assert moved(before, after, "right")
+    assert int(after["filter/right/n"]) > int(before["filter/right/n"])
+    kernels = [name for name in before if "weights" in name and "kernel" in name]
+    assert max(float(np.abs(after[name] - before[name]).max()) for name in kernels) < 0.3, "not another start"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "least"), [("ppo", 100.0), ("impala", 100.0)])
+def test_agents_of_both_policies_learn_to_balance(run: Run, algo: str, least: float) -> None:
+    """Untrained ones balance for about 20 steps."""
+    learner = run(f"--algo={algo}", "--seed=1", *TWO, "--stop-timesteps=150000", "--env-config={agents: 4}")
+    result = finished(learner, timeout_s=280)
+    assert min(result["policy_reward_mean"].values()) > least, result["policy_reward_mean"]
+
+
+def test_one_policy_learns_beside_one_of_the_users_own_and_one_that_stays_as_it_is(run: Run) -> None:
+    policies = "{left: null, right: {class: 'general_runs:Pusher', config: {way: 1}}, other: null}"
+    learner = run(
+        *SMALL, "--env=general_runs:Poles", f"--multiagent.policies={policies}", "--env-config={agents: 3}",
+        "--multiagent.policy-mapping-fn=general_runs:side", "--multiagent.policies-to-train=[left]",
+        "--stop-timesteps=1500",
+    )  # fmt: skip
+    result = finished(learner)
+    assert result["policy_reward_mean"]["right"] < 12, "always pushing one way, a pole falls soon"
+    assert {name.partition("/")[0] for name in result["learner"] if "/" in name} == {"left"}
+    saved = tensors(learner)
+    assert {name.split("/")[1] for name in saved} == {"left", "other"}
+    assert not any(name.startswith("algorithm/other/optimizer") for name in saved)
+
+
+@BOTH
+def test_dict_observations_and_tuple_actions_are_learned_from(run: Run, algo: str) -> None:
+    learner = run(f"--algo={algo}", *SMALL, "--env=general_runs:Nested", "--lr=0.003", "--stop-timesteps=4000")
+    result = finished(learner)
+    assert "observations are of a Dict space; actions are of a Tuple space" in learner.log
+    assert result["agent_steps_total"] == result["timesteps_total"]
+    rewards = [float(line["episode_reward_mean"]) for line in learner.results() if line["episode_reward_mean"]]
+    assert rewards[-1] > rewards[0]
+    assert result["policy_reward_mean"] == {}
+
+
+def test_callbacks_measure_on_workers_and_change_the_result_on_the_learner(run: Run) -> None:
+    """R90, R180: custom metrics and histories arrive in result.jsonl."""
+    learner = run(*SMALL, "--callbacks=general_runs:Watching", "--stop-timesteps=1000")
+    result = finished(learner)
+    assert 1.0 <= result["custom_metrics"]["polls_per_step_mean"] <= 2.0
+    assert set(result["hist_stats"]["lengths"]) <= {float(length) for length in result["hist_stats"]["episode_lengths"]}
+    assert [line["seen"] for line in learner.results()] == [
+        f"iteration {line['training_iteration']}" for line in learner.results()
+    ]
+    assert "custom_metrics/polls_per_step_mean" in (learner.run_dir / "progress.csv").read_text().splitlines()[0]
+
+
+@BOTH
+def test_memory_that_sees_previous_actions_and_rewards_is_trained(run: Run, algo: str) -> None:
+    learner = run(
+        f"--algo={algo}", *SMALL, "--env=general_runs:LastMove", "--model.use-lstm=true",
+        "--model.lstm-use-prev-action-reward=true", "--model.lstm-cell-size=16", "--lr=0.01", "--stop-timesteps=12000",
+    )  # fmt: skip
+    result = finished(learner)
+    assert "model.lstm_use_prev_action_reward is set" in learner.log
+    # without memory of the action before, at most every second one of 15 is rewarded
+    assert result["episode_reward_mean"] > 9.0
+
+
+def test_general_sampling_can_be_asked_for_and_whole_episodes_too(run: Run, ledger_balances: Any) -> None:
+    result = finished(run(*SMALL, "--sampling=general", "--batch-mode=complete_episodes", "--stop-timesteps=1000"))
+    ledger_balances(result)
+    assert result["updates_total"] >= 2
+    assert result["policy_lag"]["max"] == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("multiagent.policies_to_train names 'centre'", (*TWO, "--multiagent.policies-to-train=[centre]")),
+        (
+            "'right' is to be trained (all do where it is left out), but it is of your own class",
+            (*TWO, "--multiagent.policies={left: null, right: 'general_runs:Pusher'}"),
+        ),
+        ("multiagent.policy_mapping_fn is not set", TWO[:2]),
+        ("policy 'left' has no observation space: the environment names none", (*TWO, "--env-config={nameless: true}")),
+        ("sampling is columnar, but that can't be: the environment is a MultiAgentEnv", (*TWO, "--sampling=columnar")),
+        ("the policies are left, right, but the environment has one agent", (*TWO, "--env=CartPole-v1")),
+        ("policies.left.config: lr must be a number", (*TWO, "--multiagent.policies={left: {config: {lr: x}}}")),
+        ("callbacks is 'general_runs:side', expected a subclass", ("--callbacks=general_runs:side",)),
+        ("on_train_result failed: RuntimeError('the hook fails on purpose')", ("--callbacks=general_runs:Failing",)),
+        (
+            "unknown policy id 'nobody'; known ids: 'left', 'right'",
+            (*TWO, "--multiagent.policy-mapping-fn=general_runs:nobody"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_ends_the_run_with_one_plain_sentence(run: Run, said: str, options: tuple[str, ...]) -> None:
+    learner = run(*SMALL, *options, "--stop-timesteps=500")
+    assert learner.wait(60) in (1, 2), learner.text
+    assert said in learner.text, learner.text
+    errors = [line for line in learner.text.splitlines() if line.startswith("aiorl: ")]
+    assert len(errors) == 1
+    assert said in errors[0]
+    assert "Traceback" not in learner.text
+
+
+def test_the_first_checkpoint_says_which_policies_it_is_of(run: Run) -> None:
+    first = run(*SMALL, *TWO, "--stop-timesteps=500")
+    finished(first)
+    newest = sorted((first.run_dir / "checkpoints").iterdir())[-1]
+    meta = json.loads((newest / "meta.json").read_text())["meta"]
+    assert set(meta["spaces"]) == set(meta["algorithm"]) == {"left", "right"}
+    config = first.run_dir / "config.yaml"
+    config.write_text(config.read_text().replace("right: null", "right: {config: {model: {fcnet_hiddens: [8]}}}"))
+    second = run("--stop-timesteps=900", resume=True)
+    assert second.wait(60) == 1
+    assert "don't fit this model" in second.text

@@ -1,0 +1,109 @@
+"""Real workers on the general path: clients that drive, environments that crash, other libraries' environments."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from processes import StartedLearner, check_ledger, wait_until
+
+SUPPORT = Path(__file__).parents[1] / "support"
+SMALL = (
+    "--num-workers=1", "--num-envs-per-worker=2", "--rollout-fragment-length=32", "--train-batch-size=128",
+    "--sgd-minibatch-size=64", "--num-sgd-iter=1", "--xla=off", "--model.fcnet-hiddens=[8]",
+)  # fmt: skip
+
+Run = Callable[..., StartedLearner]
+
+
+@pytest.fixture
+def run(processes: Any) -> Run:
+    """Starts a learner whose processes find `general_parts`."""
+    path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
+
+    def start(*options: str) -> StartedLearner:
+        started: StartedLearner = processes.learner(*SMALL, *options, environment={"PYTHONPATH": path})
+        return started
+
+    return start
+
+
+def finished(learner: StartedLearner) -> dict[str, Any]:
+    assert learner.wait(90) == 0, f"{learner.text}\n{learner.log}"
+    result = learner.results()[-1]
+    check_ledger(result)
+    return result
+
+
+def needs(module: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {module}")
+
+
+def test_an_environment_that_clients_drive_is_learned_from(run: Run) -> None:
+    result = finished(run("--env=general_parts:Talkative", "--num-envs-per-worker=1", "--stop-timesteps=500"))
+    assert result["episode_len_mean"] == 5
+    assert result["episode_reward_mean"] == 15
+    assert result["updates_total"] >= 4
+
+
+def test_a_worker_whose_client_says_nothing_beats_on_and_leaves_at_once_with_the_learner(run: Run) -> None:
+    """R9: it is neither counted lost, nor does it outlive the run."""
+    learner = run(
+        "--env=general_parts:Silent", "--num-envs-per-worker=1", "--transport.heartbeat-interval-s=0.2",
+        "--transport.heartbeat-timeout-s=1", "--stop-time-s=600",
+    )  # fmt: skip
+    learner.wait_for("local worker 1 joined")
+    (worker,) = [psutil.Process(pid) for pid in learner.worker_pids()]
+    with pytest.raises(AssertionError):
+        learner.wait_for("lost", 3.0)  # three times the heartbeat timeout
+    learner.send(2)
+    assert learner.wait(20) == 0
+    worker.wait(3)
+
+
+def test_environments_that_crash_are_replaced_and_none_outlives_a_killed_worker(run: Run) -> None:
+    learner = run(
+        "--env=aiorl.testing.envs:FaultyEnv", "--env-config={fault: exit, at_step: 60}", "--remote-worker-envs=true",
+        "--max-env-restarts-per-hour=1000", "--max-worker-restarts=0", "--stop-time-s=120",
+    )  # fmt: skip
+    learner.wait_for_result(lambda result: result["updates_total"] >= 2)  # 128 steps of each, so it has crashed twice
+    (worker,) = [psutil.Process(pid) for pid in learner.worker_pids()]
+    children = worker.children(recursive=True)
+    assert len(children) >= 2
+    worker.kill()
+    wait_until(lambda: not any(child.is_running() for child in children), 20, "the end of the environments")
+    assert learner.wait(30) == 1
+    assert "worker 1" in learner.text
+
+
+@needs("pettingzoo")
+def test_a_pettingzoo_game_is_played_by_two_policies(run: Run) -> None:
+    result = finished(
+        run(
+            "--env=pettingzoo:classic.rps_v2",
+            "--env-config={max_cycles: 15}",
+            "--multiagent.policies={red: null, blue: null}",
+            "--multiagent.policy-mapping-fn=general_parts:by_number",
+            "--stop-timesteps=400",
+        )
+    )
+    assert result["agent_steps_total"] == 2 * result["timesteps_total"]
+    assert result["policy_reward_mean"]["red"] == pytest.approx(-result["policy_reward_mean"]["blue"])
+
+
+@needs("shimmy")
+def test_an_environment_of_the_old_gym_package_and_sampling_in_the_background(run: Run) -> None:
+    learner = run("--env=gym:CartPole-v1", "--sample-async=true", "--stop-timesteps=500")
+    assert finished(learner)["episode_reward_mean"] > 5
+    assert "sample_async is set" in learner.log
+
+
+def test_a_monitor_writes_into_the_runs_directory(run: Run) -> None:
+    learner = run("--sampling=general", "--monitor=true", "--stop-timesteps=200")
+    finished(learner)
+    assert {path.name for path in (learner.run_dir / "monitor").iterdir()} == {"worker-1-env-0", "worker-1-env-1"}

@@ -1,0 +1,164 @@
+"""From `multiagent.policies` to the policies of a run, and every way it can be wrong."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from plain_policies import PlainPolicy
+
+from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.data.spaces import space_to_dict
+from aiorl.errors import ConfigError
+from aiorl.learner.look_at_env import EnvFacts
+from aiorl.learner.policy_plan import PlannedPolicy, check_plain_policies, plan_policies
+
+BOX, DICT = spaces.Box(-1.0, 1.0, (3,)), spaces.Dict({"a": spaces.Discrete(4), "b": spaces.Box(0.0, 1.0, (2,))})
+TWO = spaces.Discrete(2)
+SINGLE = EnvFacts("", BOX, TWO)
+MANY = EnvFacts("a MultiAgentEnv", BOX, TWO, has_agents=True)
+DIFFERENT = EnvFacts(
+    "a MultiAgentEnv", None, TWO, {"cat1": BOX, "cat2": BOX, "dog": DICT}, dict.fromkeys(["cat1", "cat2", "dog"], TWO),
+    has_agents=True,
+)  # fmt: skip
+
+UNKNOWN = EnvFacts("a BaseEnv", None, TWO, has_agents=True)
+
+
+@pytest.fixture(autouse=True)
+def users_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.SimpleNamespace(
+        Plain=PlainPolicy,
+        NoPolicy=dict,
+        kind=lambda agent_id: agent_id[:3],
+        all_b=lambda agent_id: "b",
+        fail=lambda agent_id: {}[agent_id],
+        number=3,
+    )
+    monkeypatch.setitem(sys.modules, "users_own", module)  # type: ignore[arg-type]
+
+
+def plan(facts: EnvFacts = MANY, fn: str | None = "users_own:all_b", **settings: Any) -> dict[str, PlannedPolicy]:
+    policies, train = settings.pop("policies", {}), settings.pop("train", None)
+    config = PPOConfig.from_mapping(
+        {
+            "env": "E",
+            "multiagent": {"policies": policies, "policy_mapping_fn": fn, "policies_to_train": train},
+            **settings,
+        }
+    )
+    return plan_policies(config, facts)
+
+
+def test_without_policies_there_is_the_default_one_with_the_environments_spaces() -> None:
+    (policy,) = plan(SINGLE, None).values()
+    assert policy.policy_id == "default_policy"
+    assert (policy.observation_space, policy.action_space) == (BOX, TWO)
+    assert policy.is_trained
+    assert not policy.has_own_spaces
+    assert policy.described_spaces() == {"observation": space_to_dict(BOX), "action": space_to_dict(TWO)}
+
+
+@pytest.mark.parametrize(
+    "entry", [None, {}, "ppo", "PPO", {"class": None}, {"class": "ppo", "config": {}}, [None, None, None, {}]]
+)
+def test_a_network_of_the_learner_can_be_said_in_many_forms(entry: Any) -> None:
+    policies = plan(policies={"b": entry, "a": None})
+    assert list(policies) == ["a", "b"]
+    assert policies["b"].policy_class is None
+    assert policies["b"].is_trained
+
+
+def test_a_policys_own_settings_go_over_the_runs() -> None:
+    own = {"lr": 0.25, "model": {"fcnet_hiddens": [8]}, "lambda": 0.5, "exploration": {"type": "Random"}}
+    policies = plan(policies={"a": {"config": own}, "b": None}, lr=0.5, gamma=0.75)
+    learned = policies["a"].config
+    assert isinstance(learned, PPOConfig)
+    assert (learned.lr, learned.lambda_, learned.gamma) == (0.25, 0.5, 0.75)
+    assert learned.model.fcnet_hiddens == (8,)
+    assert policies["a"].settings["exploration"] == {"type": "Random"}
+    assert policies["a"].settings["lr"] == 0.25
+    assert policies["b"].config.lr == policies["b"].settings["lr"] == 0.5
+    assert "seed" not in policies["b"].settings  # each worker has another one
+
+
+def test_spaces_are_taken_from_the_entry_or_those_agents_that_act_with_it() -> None:
+    policies = plan(DIFFERENT, "users_own:kind", policies={"cat": None, "dog": None})
+    assert policies["cat"].observation_space == BOX
+    assert policies["dog"].observation_space == DICT
+    assert policies["dog"].preprocessor.shape == (6,)
+    assert policies["dog"].has_own_spaces
+    given = plan(policies={"a": {"action_space": space_to_dict(spaces.Discrete(7))}, "b": None})
+    assert given["a"].action_space == spaces.Discrete(7)
+    assert given["a"].has_own_spaces
+    assert not given["b"].has_own_spaces
+
+
+def test_a_policy_of_the_users_own_only_acts_and_gets_all_its_settings() -> None:
+    policies = plan(
+        policies={"a": {"class": "users_own:Plain", "config": {"speed": 3}}, "b": None}, train=["b"], gamma=0.5
+    )
+    assert policies["a"].policy_class == "users_own:Plain"
+    assert not policies["a"].is_trained
+    assert policies["a"].settings["speed"] == 3
+    assert policies["a"].settings["gamma"] == 0.5
+    check_plain_policies(policies)
+
+
+def test_a_network_need_not_learn() -> None:
+    policies = plan(policies={"a": None, "b": None}, train=["b"])
+    assert (policies["a"].is_trained, policies["b"].is_trained) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "settings"),
+    [
+        ("policies_to_train names 'c'; the policies are a, b", {"policies": {"a": None, "b": None}, "train": ["c"]}),
+        ("policy 'a' is to be trained, but", {"policies": {"a": "users_own:Plain", "b": None}, "train": ["a"]}),
+        ("'a' is to be trained (all do", {"policies": {"a": "users_own:Plain", "b": None}}),
+        ("is not set, so all agents", {"policies": {"a": None}, "fn": None}),
+        ("has one agent", {"policies": {"a": None, "b": None}, "facts": SINGLE}),
+        ("gives agent 'cat1' the policy 'b'", {"policies": {"a": None}, "facts": DIFFERENT}),
+        ("failed for agent 'cat1'", {"policies": {"b": None}, "facts": DIFFERENT, "fn": "users_own:fail"}),
+        ("which is no function", {"policies": {"b": None}, "fn": "users_own:number"}),
+        ("has no 'gone'", {"policies": {"b": None}, "fn": "users_own:gone"}),
+        ("different ones", {"policies": {"b": None}, "facts": DIFFERENT}),
+        ("none of the agents", {"policies": {"b": None, "a": {}}, "facts": DIFFERENT}),
+        ("environment names none", {"policies": {"b": None}, "facts": UNKNOWN}),
+        ("expected null, a mapping", {"policies": {"b": 3}}),
+        ("expected null, a mapping", {"policies": {"b": [1, 2]}}),
+        ("no key multiagent.policies.b.clas", {"policies": {"b": {"clas": 3}}}),
+        ("b.config is 3", {"policies": {"b": {"config": 3}}}),
+        ("b.action_space: the description", {"policies": {"b": {"action_space": {"kind": "Ball"}}}}),
+        ("b.class is 'impala'", {"policies": {"b": "impala"}}),
+        ("config.seed can't differ", {"policies": {"b": {"config": {"seed": 3}}}}),
+        ("config.train_batch_size can't differ", {"policies": {"b": {"config": {"train_batch_size": 3}}}}),
+        ("b.config: There is no key learning", {"policies": {"b": {"config": {"learning": 3}}}}),
+        ("b.config: lr must be", {"policies": {"b": {"config": {"lr": "much"}}}}),
+        ("is no policy id", {"policies": {"a/b": None}}),
+        ("is no policy id", {"policies": {"": None}}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_in_one_sentence(said: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(**settings)
+    assert said in str(caught.value)
+    assert caught.value.key.startswith("multiagent.")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["users_own:NoPolicy", "users_own:Gone", "no_such_module:Name"])
+def test_a_class_that_is_no_policy_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"multiagent\.policies\.a\.class"):
+        check_plain_policies(plan(policies={"a": path, "b": None}, train=["b"]))
+
+
+def test_spaces_of_a_kind_that_only_a_users_preprocessor_knows_are_described_all_the_same() -> None:
+    policy = plan(SINGLE, None)["default_policy"]
+    odd = PlannedPolicy("p", None, spaces.Text(3), TWO, policy.preprocessor, policy.config, {})
+    assert odd.described_spaces()["observation"]["kind"] == "Text"
+    assert np.prod(policy.preprocessor.shape) == 3

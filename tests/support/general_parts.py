@@ -1,0 +1,130 @@
+"""What a general worker is told to import by path: environments, mappings, callbacks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.env.external_env import ExternalEnv
+from aiorl.testing.envs import CountingEnv
+
+VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+def by_number(agent_id: Any) -> str:
+    """Even agents are red, odd ones blue."""
+    return "red" if int(str(agent_id)[-1]) % 2 == 0 else "blue"
+
+
+def doubled(agent_obs: Any, **kwargs: Any) -> Any:
+    """An observation_fn."""
+    return {agent: 2 * obs for agent, obs in agent_obs.items()}
+
+
+class Noting(DefaultCallbacks):
+    """Adds a custom metric and a history to every episode."""
+
+    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+        episode.custom_metrics["height"] = 7.0
+        episode.hist_data["steps"] = [1.0, float(episode.length)]
+
+
+class Failing(DefaultCallbacks):
+    """Fails at the first step."""
+
+    def on_episode_step(self, **kwargs: Any) -> None:
+        raise RuntimeError("this callback fails on purpose")
+
+
+LEGACY_SEEN: list[Any] = []
+
+
+def legacy_end(info: dict[str, Any]) -> None:
+    """A hook of the older form."""
+    LEGACY_SEEN.append(info["episode"].length)
+
+
+class SlowEnv(CountingEnv):
+    """Each step takes ``step_s`` seconds."""
+
+    def __init__(self, step_s: float = 30.0) -> None:
+        super().__init__()
+        self._step_s = step_s
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self._step_s)
+        return super().step(action)
+
+
+class NestedEnv(gymnasium.Env[Any, Any]):
+    """A Dict to see, a Tuple to do; episodes of four steps."""
+
+    observation_space = spaces.Dict({"place": spaces.Discrete(3), "speed": spaces.Box(-1.0, 1.0, (1,), np.float32)})
+    action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2)))
+
+    def _obs(self) -> Any:
+        return {"place": self.steps % 3, "speed": np.full(1, 0.5, np.float32)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        assert len(action) == 2
+        self.steps += 1
+        return self._obs(), 1.0, self.steps == 4, False, {}
+
+
+class Silent(ExternalEnv):
+    """Its client plays one episode of three steps, then it says nothing more."""
+
+    def __init__(self, size: int = 3) -> None:
+        super().__init__(spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (size,), np.float32))
+        self.size = size
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        episode = self.start_episode()
+        for step in range(3):
+            self.get_action(episode, np.full(self.size, step, np.float32))
+            self.log_returns(episode, 1.0)
+        self.end_episode(episode, np.full(self.size, 3, np.float32))
+        self.over.wait(60)
+
+    def close(self) -> None:
+        self.over.set()
+
+
+class Broken(ExternalEnv):
+    """Its client fails."""
+
+    def __init__(self, size: int = 3) -> None:
+        super().__init__(spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (size,), np.float32))
+
+    def run(self) -> None:
+        raise RuntimeError("this client fails on purpose")
+
+
+class Talkative(ExternalEnv):
+    """Its client plays CountingEnv for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Discrete(2), VECTOR)
+
+    def run(self) -> None:
+        env = CountingEnv()
+        while True:
+            episode = self.start_episode()
+            obs, _ = env.reset()
+            over = False
+            while not over:
+                obs, reward, over, _, _ = env.step(self.get_action(episode, obs))
+                self.log_returns(episode, reward)
+            self.end_episode(episode, obs)

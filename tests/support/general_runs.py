@@ -1,0 +1,121 @@
+"""What runs of the general path are made of: environments, mapping functions, callbacks, a plain policy.
+
+Named by import path ("general_runs:Poles"), so that learner and worker processes find it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from aiorl import DefaultCallbacks, MultiAgentEnv
+from aiorl.policy.policy import Policy
+
+
+class Poles(MultiAgentEnv):
+    """A CartPole for each of some agents, called left0, right1, left2, ..."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        names = [f"{('left', 'right')[index % 2]}{index}" for index in range(config.get("agents", 2))]
+        self.envs = {name: gymnasium.make("CartPole-v1") for name in names}
+        first = self.envs["left0"]
+        if not config.get("nameless"):
+            self.observation_space, self.action_space = first.observation_space, first.action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.alive = set(self.envs)
+        seeds = {name: None if seed is None else seed + index for index, name in enumerate(self.envs)}
+        return {name: env.reset(seed=seeds[name])[0] for name, env in self.envs.items()}, {}
+
+    def step(self, action_dict: dict[str, Any]) -> Any:
+        obs, rewards, terminateds, truncateds = {}, {}, {}, {}
+        for name, action in action_dict.items():
+            obs[name], rewards[name], terminateds[name], truncateds[name], _ = self.envs[name].step(action)
+            if terminateds[name] or truncateds[name]:
+                self.alive.discard(name)
+        terminateds["__all__"], truncateds["__all__"] = not self.alive, False
+        return obs, rewards, terminateds, truncateds, {}
+
+
+def side(agent_id: str) -> str:
+    return agent_id.rstrip("0123456789")
+
+
+def nobody(agent_id: str) -> str:
+    return "nobody"
+
+
+class Pusher(Policy):
+    """Always pushes the way its settings say."""
+
+    def compute_actions(self, obs_batch: Any, state_batches: Any = (), *args: Any, **kwargs: Any) -> Any:
+        return np.full(len(obs_batch), self.config["way"], np.int64), [], {}
+
+    def get_weights(self) -> dict[str, Any]:
+        return {}
+
+    def set_weights(self, weights: Any) -> None:
+        raise AssertionError("nobody has weights for it")
+
+
+class Nested(gymnasium.Env[Any, Any]):
+    """Dict observations, Tuple actions: the reward is for naming the place and pushing by half the level."""
+
+    observation_space = spaces.Dict({"place": spaces.Discrete(3), "level": spaces.Box(-1.0, 1.0, (1,))})
+    action_space = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (1,))])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        choice, push = action
+        reward = float(choice == self.place) - abs(float(push[0]) - 0.5 * float(self.level[0]))
+        self.steps += 1
+        return self._obs(), reward, self.steps >= 10, False, {}
+
+    def _obs(self) -> Any:
+        self.place = int(self.np_random.integers(3))
+        self.level = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        return {"place": self.place, "level": self.level}
+
+
+class LastMove(gymnasium.Env[Any, Any]):
+    """Nothing to be seen; an action other than the one before is rewarded: only who remembers it does better."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps, self.last = 0, -1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        reward = float(self.last >= 0 and action != self.last)
+        self.last = int(action)
+        self.steps += 1
+        return np.zeros(1, np.float32), reward, False, self.steps >= 16, {}
+
+
+class Watching(DefaultCallbacks):
+    """Counts and measures; adds to the result."""
+
+    def on_episode_step(self, *, episode: Any, **kwargs: Any) -> None:
+        episode.user_data["polls"] = episode.user_data.get("polls", 0) + 1
+
+    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+        episode.custom_metrics["polls_per_step"] = episode.user_data["polls"] / episode.length
+        episode.hist_data["lengths"] = [float(episode.length)]
+
+    def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        result["seen"] = f"iteration {result['training_iteration']}"
+
+
+class Failing(DefaultCallbacks):
+    def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        raise RuntimeError("the hook fails on purpose")

@@ -1,0 +1,162 @@
+"""Every requirement of the evaluation layer has tests, and docs/requirements.md lists them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from requirement_table import (
+    NOT_RUN,
+    cited_requirements,
+    disagreements,
+    numbers_in,
+    read_states,
+    read_table,
+    render,
+)
+from requirement_titles import REQUIREMENTS, SECTIONS
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "requirements.md"
+WRITE_IT = "run `make requirements`"
+
+
+@pytest.fixture(scope="module")
+def cited():
+    return cited_requirements(TESTS)
+
+
+def test_the_titles_are_those_of_all_requirements_in_order():
+    assert list(REQUIREMENTS) == list(range(4, 166))
+    assert sum(map(len, SECTIONS.values())) == len(REQUIREMENTS)
+    assert not any("|" in title or "`" in title for title in REQUIREMENTS.values())
+
+
+def test_every_requirement_is_named_by_a_test(cited):
+    assert [f"R{number}" for number in REQUIREMENTS if not cited.get(number)] == []
+
+
+def test_the_page_lists_the_tests_there_are(cited):
+    table = read_table(PAGE.read_text(encoding="utf-8"))
+    for number in REQUIREMENTS:
+        assert sorted(table.get(number, {})) == cited[number], f"R{number}: {WRITE_IT}"
+
+
+def test_the_page_is_as_it_would_be_written(cited):
+    """But for how tests ended, which only a run of them can tell."""
+    page = PAGE.read_text(encoding="utf-8")
+    states = {test: state for tests in read_table(page).values() for test, state in tests.items()}
+    assert page == render(cited, states), WRITE_IT
+
+
+def test_no_requirement_is_shown_by_failed_or_skipped_tests_alone():
+    for number, tests in read_table(PAGE.read_text(encoding="utf-8")).items():
+        assert "failed" not in tests.values(), f"R{number}: {tests}"
+        assert {"passed", NOT_RUN} & set(tests.values()), f"R{number} is shown by skipped tests only: {tests}"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "numbers"),
+    [
+        ("R12 and R14; not R2D2, PR15 or r16", "", {12, 14}),
+        ("R10-R12, R20 to R22, R30-31", "", {10, 11, 12, 20, 21, 22, 30, 31}),
+        ("", "test_r7_r143_both_are_named", {7, 143}),
+        ("", "test_her12_is_no_citation_nor_is_float32", set()),
+    ],
+)
+def test_citations_are_found(text, name, numbers):
+    assert numbers_in(text, name) == numbers
+
+
+def test_a_citation_belongs_to_the_test_it_stands_in(tmp_path):
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "test_it.py").write_text(
+        '''"""R4 of the module is nobody's."""
+# R5
+@mark("R6")
+def test_one():
+    """R7."""
+    # R8
+    pass
+
+def helper():
+    """R9"""
+
+class TestGroup:
+    def test_two(self):
+        """R10"""
+
+class Machine(RuleBasedStateMachine):
+    @rule()
+    def go(self):
+        """R11"""
+
+TestMachine = Machine.TestCase
+'''
+    )
+    one = "tests/test_it.py::test_one"
+    assert cited_requirements(tests) == {
+        5: [one],
+        6: [one],
+        7: [one],
+        8: [one],
+        10: ["tests/test_it.py::TestGroup::test_two"],
+        11: ["tests/test_it.py::TestMachine::runTest"],
+    }
+
+
+def test_states_are_those_of_a_run(tmp_path):
+    """What pytest writes is what is read: in classes, with parameters, failed, skipped and broken in set-up."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(
+        """
+import pytest, unittest
+@pytest.fixture
+def broken(): raise OSError
+def test_good(): pass
+def test_broken(broken): pass
+@pytest.mark.parametrize("n", [1, 2])
+def test_half(n): assert n == 1
+@pytest.mark.parametrize("n", [1, 2])
+def test_half_skipped(n):
+    if n == 1: pytest.skip("no")
+def test_skipped(): pytest.skip("no")
+class TestGroup:
+    def test_in_class(self): pass
+class TestCase(unittest.TestCase):
+    def runTest(self): pass
+"""
+    )
+    results = tmp_path / "results.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    subprocess.run([*command, f"--junitxml={results}", "tests"], cwd=tmp_path, check=False, capture_output=True)
+    assert read_states([results]) == {
+        "tests/test_it.py::test_good": "passed",
+        "tests/test_it.py::test_broken": "failed",
+        "tests/test_it.py::test_half": "failed",
+        "tests/test_it.py::test_half_skipped": "passed",
+        "tests/test_it.py::test_skipped": "skipped",
+        "tests/test_it.py::TestGroup::test_in_class": "passed",
+        "tests/test_it.py::TestCase::runTest": "passed",
+    }
+
+
+def test_a_page_is_read_as_it_was_written():
+    cited = {number: [f"tests/test_a.py::test_{number}", "tests/test_b.py::test_all"] for number in REQUIREMENTS}
+    table = read_table(render(cited, {"tests/test_b.py::test_all": "passed"}))
+    assert table == {
+        number: {f"tests/test_a.py::test_{number}": NOT_RUN, "tests/test_b.py::test_all": "passed"}
+        for number in REQUIREMENTS
+    }
+
+
+def test_a_page_that_claims_too_much_is_found_out():
+    table = {4: {"a": "passed", "b": "passed", "c": "passed", "d": NOT_RUN, "e": "passed"}}
+    wrong = disagreements(table, {"a": "passed", "b": "failed", "c": "skipped"})
+    assert wrong == [
+        "R4: the page says that b passed, but it failed",
+        "R4: the page says that e passed, but it was not run",
+    ]
