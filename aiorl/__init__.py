@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiorl.callbacks import DefaultCallbacks
-    from aiorl.data.columns import DEFAULT_POLICY_ID
+    from aiorl.data.columns import DEFAULT_AGENT_ID, DEFAULT_POLICY_ID
     from aiorl.data.fragment import Fragment
     from aiorl.data.multi_agent_batch import MultiAgentBatch
     from aiorl.data.sample_batch import SampleBatch
@@ -39,6 +39,7 @@ _HOME = {
     "ASYNC_RESET_RETURN": "aiorl.env.base_env",
     "AsyncSampler": "aiorl.sampler.async_sampler",
     "BaseEnv": "aiorl.env.base_env",
+    "DEFAULT_AGENT_ID": "aiorl.data.columns",
     "DEFAULT_POLICY_ID": "aiorl.data.columns",
     "DefaultCallbacks": "aiorl.callbacks",
     "EnvContext": "aiorl.env.registry",
@@ -72,6 +73,7 @@ _HOME = {
 
 __all__ = [
     "ASYNC_RESET_RETURN",
+    "DEFAULT_AGENT_ID",
     "DEFAULT_POLICY_ID",
     "AsyncSampler",
     "BaseEnv",

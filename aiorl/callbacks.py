@@ -7,14 +7,16 @@ for.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiorl.config.import_path import import_object
+from aiorl.config.user_function import check_takes, named_failures
 from aiorl.errors import ConfigError, nearest
 
-__all__ = ["DefaultCallbacks", "callbacks_class", "callbacks_from_dict"]
+__all__ = ["DefaultCallbacks", "callbacks_class", "callbacks_from_dict", "named_callbacks"]
 
 
 class DefaultCallbacks:
@@ -88,7 +90,7 @@ def callbacks_class(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
             the names that `callbacks_from_dict` takes.
 
     Raises:
-        ConfigError: something that is not found, or is no callbacks.
+        ConfigError: something that is not found, or is no callbacks, or a hook that does not take its arguments.
     """
     if not setting:
         return None
@@ -101,7 +103,47 @@ def callbacks_class(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
         raise ConfigError(
             f"callbacks is {setting!r}, expected a subclass of aiorl.DefaultCallbacks.", key="callbacks", value=setting
         )
+    for name in _own_hooks(kind):
+        hook = getattr(kind, name)
+        is_static = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
+        positional = () if is_static else (None,)
+        check_takes(hook, f"callbacks {setting!r}: {name}", "callbacks", *positional, **_arguments_of(name))
     return kind
+
+
+def named_callbacks(setting: str | Mapping[str, Any] | None) -> type[DefaultCallbacks] | None:
+    """As `callbacks_class`, but what a hook raises becomes a ConfigError that names the class and the hook.
+
+    Raises:
+        ConfigError: see `callbacks_class`.
+    """
+    kind = callbacks_class(setting)
+    if kind is None:
+        return None
+    named = setting if isinstance(setting, str) else dict(setting or {})
+
+    def hook_of(name: str) -> Callable[..., None]:
+        def call(self: DefaultCallbacks, **kwargs: Any) -> None:
+            function = getattr(super(subclass, self), name)
+            named_failures(function, f"callbacks {named!r:.200}: {name}", "callbacks")(**kwargs)
+
+        call.__doc__ = f"Call the user's own {name}."
+        return call
+
+    subclass = type(kind.__name__, (kind,), {name: hook_of(name) for name in _own_hooks(kind)})
+    return subclass
+
+
+def _own_hooks(kind: type[DefaultCallbacks]) -> list[str]:
+    """Names of the hooks that a class overrides."""
+    hooks = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
+    return [name for name in hooks if getattr(kind, name) is not getattr(DefaultCallbacks, name)]
+
+
+def _arguments_of(name: str) -> dict[str, None]:
+    """Names of the arguments that a hook is given."""
+    parameters = inspect.signature(getattr(DefaultCallbacks, name)).parameters.values()
+    return {parameter.name: None for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
 _LEGACY_NAMES = {
@@ -126,7 +168,7 @@ def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCa
             and ``all_pre_batches``.
 
     Raises:
-        ConfigError: an unknown name, or something that cannot be called.
+        ConfigError: an unknown name, or something that cannot be called with one argument.
     """
     for name, function in functions.items():
         if name not in _LEGACY_NAMES:
@@ -140,6 +182,7 @@ def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCa
             raise ConfigError(
                 f"callbacks.{name} is {function!r}, expected a function.", key=f"callbacks.{name}", value=function
             )
+        check_takes(function, f"callbacks.{name}", f"callbacks.{name}", {})
     warnings.warn(
         "callbacks given as a dict are deprecated; subclass aiorl.DefaultCallbacks instead",
         DeprecationWarning,

@@ -199,7 +199,7 @@ class EnvError(AiorlError, RuntimeError):
     Attributes:
         env_id: the environment's name.
         vector_index: which copy of it, from 0.
-        step: environment step of that copy in its episode (0 = reset).
+        step: environment step of that copy in its episode (0 = reset, -1 = its constructor).
         message: what went wrong.
         traceback_text: the environment's traceback, "" when there is none.
     """
@@ -215,6 +215,8 @@ class EnvError(AiorlError, RuntimeError):
         self.traceback_text = traceback_text
 
     def __str__(self) -> str:
+        if self.step < 0:  # the message tells that it was its constructor
+            return f"environment {self.env_id!r}, copy {self.vector_index}: {self.message}"
         where = "at reset" if self.step == 0 else f"at step {self.step} of its episode"
         return f"environment {self.env_id!r}, copy {self.vector_index}, {where}: {self.message}"
 

@@ -7,10 +7,12 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-__all__ = ["SINGLE_THREADED", "alternate", "pin_to_one_core", "run_fresh"]
+__all__ = ["SINGLE_THREADED", "alternate", "learner_rate", "pin_to_one_core", "run_command", "run_fresh"]
 
 SINGLE_THREADED = {
     name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -47,3 +49,36 @@ def run_fresh(module: str, *arguments: str, timeout_s: float = 300.0) -> Any:
     if done.returncode != 0:
         raise RuntimeError(f"{module} {' '.join(arguments)} failed: {done.stderr[-2000:]}")
     return json.loads(done.stdout)
+
+
+def learner_rate(options: Mapping[str, object], seconds: float) -> float:
+    """Env steps per second sampled and trained on by a learner started from the command line, at the end of its run.
+
+    Args:
+        options: of the command line, without dashes; how long it runs, the run directory and the seed are added.
+        seconds: of the end of the run; start-up and as much before it are left out.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        added = {"min-iter-time-s": 0.5, "stop-time-s": 5 + 2 * seconds, "run-dir": run_dir, "seed": 1}
+        words = [f"--{name}={value}" for name, value in {**options, **added}.items()]
+        run_command([sys.executable, "-m", "aiorl.learner", *words])
+        rows = [json.loads(line) for line in (run_dir / "result.jsonl").read_text().splitlines()]
+    late = [row for row in rows if row["time_total_s"] >= rows[-1]["time_total_s"] - seconds]
+    steps = late[-1]["env_steps_trained_total"] - late[0]["env_steps_trained_total"]
+    return float(steps / (late[-1]["time_total_s"] - late[0]["time_total_s"]))
+
+
+def run_command(command: Sequence[str], timeout_s: float = 180.0) -> str:
+    """What a command printed.
+
+    Raises:
+        RuntimeError: it failed; the message ends with what it wrote to stderr.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command[:4])} failed: {done.stderr[-2000:]}")
+    return done.stdout

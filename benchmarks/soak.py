@@ -34,6 +34,7 @@ __all__ = ["CrashingCartPoles", "SoakReport", "policy_of", "run_soak"]
 NUM_AGENTS = 4
 NUM_ENVS = 4
 MB_PER_10_MINUTES = 1.0
+_ROOT = Path(__file__).parents[1]  # where this module can be imported by name
 _SAMPLE_EVERY_S = 2.0
 _START_S = 30.0
 _END_S = 60.0
@@ -111,7 +112,7 @@ def run_soak(seconds: float, folder: Path, *, mean_steps: float) -> SoakReport:
         "--stop-time-s", str(seconds),
     ]  # fmt: skip
     with (folder / "output.txt").open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=_ROOT, start_new_session=True)
         try:
             memory = _watch(process, time.monotonic() + seconds + _START_S + _END_S)
         finally:

@@ -7,15 +7,11 @@ work without aiorl (`benchmarks.bare_pair`), in turn.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from benchmarks.bare_pair import PairSpec
-from benchmarks.measure import alternate
+from benchmarks.measure import alternate, learner_rate, run_command
 from benchmarks.result import Figure
 
 __all__ = ["train_impala", "train_impala_python_envs", "train_ppo_1_epoch", "train_ppo_10_epochs"]
@@ -55,39 +51,22 @@ def _figure(name: str, pair: PairSpec, algo: str, target: float) -> list[Figure]
 
 def _bare(pair: PairSpec) -> float:
     fields = {name: getattr(pair, name) for name in PairSpec.__slots__}
-    done = _run([sys.executable, "-m", "benchmarks.bare_pair", json.dumps(fields)])
-    return float(json.loads(done.stdout)["steps_per_s"])
+    printed = run_command([sys.executable, "-m", "benchmarks.bare_pair", json.dumps(fields)])
+    return float(json.loads(printed)["steps_per_s"])
 
 
 def _aiorl(pair: PairSpec, algo: str) -> float:
     """Steps per second of a learner started from the command line, in its second half."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        options: dict[str, Any] = {
-            "env": "CartPole-v1",
-            "algo": algo,
-            "num-workers": pair.workers,
-            "num-envs-per-worker": pair.num_envs,
-            "vectorize": "native" if pair.vectorised else "serial",
-            "rollout-fragment-length": pair.length,
-            "train-batch-size": pair.batch,
-            "num-sgd-iter": pair.epochs,
-            "sgd-minibatch-size": pair.minibatch or pair.batch,
-            "threads": pair.threads,
-            "min-iter-time-s": 0.5,
-            "stop-time-s": 5 + 2 * pair.seconds,
-            "run-dir": run_dir,
-            "seed": 1,
-        }
-        _run([sys.executable, "-m", "aiorl.learner", *[f"--{name}={value}" for name, value in options.items()]])
-        rows = [json.loads(line) for line in (run_dir / "result.jsonl").read_text().splitlines()]
-        late = [row for row in rows if row["time_total_s"] >= rows[-1]["time_total_s"] - pair.seconds]
-        steps = sum(row["env_steps_trained_total"] for row in late[-1:]) - late[0]["env_steps_trained_total"]
-        return float(steps / (late[-1]["time_total_s"] - late[0]["time_total_s"]))
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env=dict(os.environ))
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command[:4])} failed: {done.stderr[-2000:]}")
-    return done
+    options: dict[str, Any] = {
+        "env": "CartPole-v1",
+        "algo": algo,
+        "num-workers": pair.workers,
+        "num-envs-per-worker": pair.num_envs,
+        "vectorize": "native" if pair.vectorised else "serial",
+        "rollout-fragment-length": pair.length,
+        "train-batch-size": pair.batch,
+        "num-sgd-iter": pair.epochs,
+        "sgd-minibatch-size": pair.minibatch or pair.batch,
+        "threads": pair.threads,
+    }
+    return learner_rate(options, pair.seconds)

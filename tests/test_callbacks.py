@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from aiorl.callbacks import DefaultCallbacks, callbacks_class, callbacks_from_dict
+from aiorl.callbacks import DefaultCallbacks, callbacks_class, callbacks_from_dict, named_callbacks
 from aiorl.errors import ConfigError
 
 HOOKS = {
@@ -89,3 +89,46 @@ def test_the_setting_names_a_class_or_in_the_older_form_functions(monkeypatch):
         callbacks_class("users_callbacks:note")
     with pytest.raises(ConfigError, match="has no 'gone'"):
         callbacks_class({"on_train_result": "users_callbacks:gone"})
+
+
+class Hooks(DefaultCallbacks):
+    def on_episode_end(self, *, episode, **kwargs):
+        assert episode is not None
+        raise KeyError("speed")
+
+    def on_sample_end(self, *, worker, samples, **kwargs):
+        samples.append(worker)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda self, *, episode: None,
+        lambda self, episode, more, **kwargs: None,
+        lambda: None,
+        staticmethod(lambda self, **kwargs: None),
+    ],
+)
+def test_a_hook_that_cannot_be_called_is_found_where_the_class_is_named(monkeypatch, hook):
+    own = type("Own", (DefaultCallbacks,), {"on_episode_end": hook})
+    monkeypatch.setitem(sys.modules, "users_callbacks", types.SimpleNamespace(Own=own, Hooks=Hooks))
+    with pytest.raises(ConfigError, match="callbacks 'users_callbacks:Own': on_episode_end can't be called"):
+        callbacks_class("users_callbacks:Own")
+    assert callbacks_class("users_callbacks:Hooks") is Hooks
+
+
+def test_a_function_of_the_older_form_that_takes_no_dict_is_refused():
+    with pytest.raises(ConfigError, match=r"callbacks\.on_episode_end can't be called"):
+        callbacks_from_dict({"on_episode_end": lambda: None})
+
+
+def test_what_a_hook_raises_names_the_class_and_the_hook(monkeypatch):
+    monkeypatch.setitem(sys.modules, "users_callbacks", types.SimpleNamespace(Hooks=Hooks))
+    kind = named_callbacks("users_callbacks:Hooks")
+    hooks, seen = kind(), []
+    assert isinstance(hooks, Hooks)
+    assert named_callbacks(None) is None
+    hooks.on_sample_end(worker=1, samples=seen)
+    assert seen == [1]
+    with pytest.raises(ConfigError, match=r"'users_callbacks:Hooks': on_episode_end failed: KeyError\('speed'\)"):
+        hooks.on_episode_end(worker=None, base_env=None, policies=None, episode=1)

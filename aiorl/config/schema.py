@@ -312,6 +312,7 @@ class CommonConfig(BaseModel):
         Args:
             values: what the user sets; nested as the config is. Not modified.
             allow_unknown: drop unknown top-level keys instead of refusing them.
+        Returns: a config whose `model_fields_set` are the keys of `values`.
         Raises: ConfigError on legacy keys that are gone, unknown keys, bad values, values not yet honoured, and
             values that don't go together.
         """
@@ -325,6 +326,7 @@ class CommonConfig(BaseModel):
             config = cls.model_validate(merged)
         except ValidationError as error:
             raise plain_error(cls, error) from None
+        config.model_fields_set.intersection_update(values)  # those that are set, not all that were validated
         check_honoured(config)
         if config.model.custom_model is None:  # which may heed any
             warn_unheeded("model", config.model)

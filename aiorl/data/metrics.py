@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.log_once import log_once
 
 __all__ = ["MAX_NAME", "MAX_NAMES", "EpisodeColumns", "PerfStats", "RolloutMetrics"]
+
+logger = logging.getLogger(__name__)
 
 MAX_NAME = 200
 """Characters of a name on the wire."""
@@ -61,7 +65,8 @@ class EpisodeColumns:
     def of(cls, metrics: Sequence[RolloutMetrics]) -> EpisodeColumns:
         """Finished episodes in the order given.
 
-        Values of custom metrics and histories that are no finite numbers are left out; names on the wire are cut to
+        Values of custom metrics and histories that are no finite numbers are left out, with a warning, once by name,
+        where they are no numbers at all; names on the wire are cut to
         `MAX_NAME` characters, and names beyond `MAX_NAMES` are left out too.
         """
         series = _Series()
@@ -108,17 +113,25 @@ class _Series:
     def add(self, name: str, values: Iterable[Any]) -> None:
         name = name[:MAX_NAME]
         if name in self._values or len(self._values) < MAX_NAMES:
-            self._values.setdefault(name, []).extend(number for number in map(_number, values) if math.isfinite(number))
+            numbers = (_number(name, value) for value in values)
+            self._values.setdefault(name, []).extend(number for number in numbers if math.isfinite(number))
 
     def to_arrays(self) -> dict[str, NDArray[np.float64]]:
         return {name: np.array(values, np.float64) for name, values in self._values.items() if values}
 
 
-def _number(value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     """A user's value as a number, NaN if it is none."""
     try:
         return float(value)
     except (TypeError, ValueError):
+        if log_once(f"no number: {name}"):
+            kind, _, own_name = name.partition("/")
+            what = "custom metric" if kind == "custom" else "entry of hist_data"
+            text = repr(value)[:100]
+            logger.warning(
+                "%s %r is left out: it is %s (%s), expected a number", what, own_name, text, type(value).__name__
+            )
         return math.nan
 
 

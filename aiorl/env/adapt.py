@@ -248,4 +248,4 @@ def _constructor_fault(creator: EnvCreator, error: Exception, index: int) -> Env
 
     text = "".join(traceback.format_exception(error))
     message = f"its constructor raised {type(error).__name__}: {error}"
-    return EnvError(creator.env_id, message, vector_index=index, step=0, traceback_text=text)
+    return EnvError(creator.env_id, message, vector_index=index, step=-1, traceback_text=text)

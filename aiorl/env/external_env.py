@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from gymnasium import spaces
 
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.base_env import BaseEnv, Poll
+from aiorl.env.checks import NestedCheck
 from aiorl.env.external_episodes import EpisodeTable
-from aiorl.errors import ConfigError, SamplerDied
+from aiorl.errors import BadObservationError, ConfigError, SamplerDied
 
 __all__ = ["ACTION_TIMEOUT_S", "ExternalBaseEnv", "ExternalEnv", "ExternalMultiAgentEnv"]
 
@@ -35,6 +36,7 @@ class _ClientDriven:
         self.observation_space = observation_space
         self.error: BaseException | None = None
         self._episodes = EpisodeTable(max_concurrent)
+        self._checks: dict[Hashable, NestedCheck] = {}
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def run(self) -> None:
@@ -54,8 +56,17 @@ class _ClientDriven:
         return self._thread.is_alive()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for ``run`` to end."""
-        self._thread.join(timeout_s)
+        """Wait for ``run`` to end; returns at once if it was never started."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def close(self) -> None:
+        """Release what the environment holds; may be called more than once.
+
+        It is called once the sampler has stopped, and also on an environment that was made only to look at its
+        spaces: ``run`` was then never called, so do not count on anything that ``run`` sets up.
+        """
+        self._episodes.stop()
 
     def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
         """Begin an episode.
@@ -70,6 +81,28 @@ class _ClientDriven:
             RuntimeError: ``max_concurrent`` episodes are unfinished.
         """
         return self._episodes.start(episode_id, training_enabled)
+
+    def _check(self, episode_id: str, obs: Mapping[Any, Any]) -> None:
+        """Check observations in the thread of the client that gave them, so that no other episode is disturbed.
+
+        Raises:
+            BadObservationError: one does not fit its agent's space, or is not finite.
+        """
+        by_agent = _by_agent(self.observation_space)
+        for agent_id, value in obs.items():
+            space = self.observation_space.get(agent_id) if by_agent else self.observation_space
+            if not isinstance(space, spaces.Space):
+                continue
+            key = agent_id if by_agent else None
+            check = self._checks.get(key)
+            if check is None:
+                check = self._checks[key] = NestedCheck(type(self).__name__, space)
+            try:
+                check.coerce(value, 0, self._episodes.length_of(episode_id))
+            except BadObservationError as error:
+                agent = "" if agent_id == DEFAULT_AGENT_ID else f", agent {agent_id!r}"
+                error.message = f"episode {episode_id!r}{agent}: {error.message}"
+                raise
 
     def _run(self) -> None:
         try:
@@ -90,6 +123,8 @@ class ExternalEnv(_ClientDriven):
         """The policy's action for an observation.
 
         Raises:
+            BadObservationError: the observation does not fit the space, or is not finite (a ValueError); nothing was
+                published, and the episode goes on.
             ClosedEpisodeError: unknown or finished episode (a ValueError).
             EpisodeTimeout: no action in time (a TimeoutError). The episode goes on; an answer that comes later is
                 dropped.
@@ -100,8 +135,13 @@ class ExternalEnv(_ClientDriven):
     def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
         """Report an action that was taken at an observation, whatever the policy would have done.
 
+        The episode's row holds this action, but beside it what the policy gave for its own one: ``action_logp`` is
+        the log probability of the action that the policy would have taken, not of this one. Losses that weigh by
+        importance ratios learn wrongly from such rows; give those episodes ``training_enabled=False``, or learn from
+        them by an algorithm that needs no ``action_logp``.
+
         Raises:
-            ClosedEpisodeError, EpisodeTimeout, SamplerDied: as ``get_action``.
+            BadObservationError, ClosedEpisodeError, EpisodeTimeout, SamplerDied: as ``get_action``.
         """
         self._ask(episode_id, observation, {DEFAULT_AGENT_ID: action})
 
@@ -109,6 +149,7 @@ class ExternalEnv(_ClientDriven):
         """Add to the reward of the last action; an info stays in force until replaced.
 
         Raises:
+            BadRewardError: the reward is no finite number (a ValueError); nothing was added.
             ClosedEpisodeError: unknown or finished episode.
         """
         self._episodes.add_rewards(episode_id, {DEFAULT_AGENT_ID: reward}, {DEFAULT_AGENT_ID: info or {}}, {})
@@ -117,11 +158,14 @@ class ExternalEnv(_ClientDriven):
         """Finish an episode with its final observation.
 
         Raises:
+            BadObservationError: as ``get_action``; the episode is not ended.
             ClosedEpisodeError: unknown or finished episode.
         """
+        self._check(episode_id, {DEFAULT_AGENT_ID: observation})
         self._episodes.end(episode_id, {DEFAULT_AGENT_ID: observation})
 
     def _ask(self, episode_id: str, observation: Any, off_policy: dict[Any, Any] | None) -> Mapping[Any, Any]:
+        self._check(episode_id, {DEFAULT_AGENT_ID: observation})
         return self._episodes.ask(episode_id, {DEFAULT_AGENT_ID: observation}, off_policy, self.action_timeout_s)
 
 
@@ -147,10 +191,12 @@ class ExternalMultiAgentEnv(_ClientDriven):
 
     def get_action(self, episode_id: str, observation_dict: Mapping[Any, Any]) -> dict[Any, Any]:
         """The policies' actions by agent; see ``ExternalEnv.get_action``."""
+        self._check(episode_id, observation_dict)
         return dict(self._episodes.ask(episode_id, observation_dict, None, self.action_timeout_s))
 
     def log_action(self, episode_id: str, observation_dict: Mapping[Any, Any], action_dict: Mapping[Any, Any]) -> None:
         """Report actions that were taken; see ``ExternalEnv.log_action``."""
+        self._check(episode_id, observation_dict)
         self._episodes.ask(episode_id, observation_dict, action_dict, self.action_timeout_s)
 
     def log_returns(
@@ -163,12 +209,14 @@ class ExternalMultiAgentEnv(_ClientDriven):
         """Add to the agents' rewards; an agent's done flag goes with its next observation, its last.
 
         Raises:
+            BadRewardError: a reward is no finite number (a ValueError); none was added.
             ClosedEpisodeError: unknown or finished episode.
         """
         self._episodes.add_rewards(episode_id, reward_dict, info_dict or {}, multiagent_done_dict or {})
 
     def end_episode(self, episode_id: str, observation_dict: Mapping[Any, Any]) -> None:
         """Finish an episode with the final observations of the agents still alive."""
+        self._check(episode_id, observation_dict)
         self._episodes.end(episode_id, observation_dict)
 
 

@@ -127,11 +127,24 @@ class EpisodeTable:
         """
         with self._changed:
             episode = self._get(episode_id)
-            for agent_id, reward in rewards.items():
-                number = as_reward(reward, episode_id, 0, episode.published)
+            numbers = {
+                agent_id: as_reward(reward, episode_id, 0, episode.published) for agent_id, reward in rewards.items()
+            }
+            for agent_id, number in numbers.items():
                 episode.rewards[agent_id] = episode.rewards.get(agent_id, 0.0) + number
             episode.infos.update((agent_id, dict(info)) for agent_id, info in infos.items() if info)
             episode.dones.update((agent_id, bool(done)) for agent_id, done in dones.items())
+
+    def length_of(self, episode_id: str) -> int:
+        """Items published of an episode so far.
+
+        Raises:
+            ClosedEpisodeError: unknown or ended episode.
+            EpisodeTimeout: closed since its client was silent.
+            SamplerDied: nobody polls any more.
+        """
+        with self._changed:
+            return self._get(episode_id).published
 
     def ask(
         self, episode_id: str, obs: Mapping[Any, Any], off_policy_actions: Mapping[Any, Any] | None, timeout_s: float

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from aiorl.errors import ConfigError, UnknownEnvError, nearest
 
@@ -189,8 +189,24 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             return gymnasium.make(spec, disable_env_checker=True, **context)
         except gymnasium.error.DependencyNotInstalled as error:
             raise ConfigError(f"environment {name!r} needs more packages: {error}", key="env") from error
+        except TypeError as error:
+            if "unexpected keyword argument" in str(error):
+                _check_gym_settings(spec, context)
+            raise
 
     return EnvCreator(name, create, gym_id=gym_id)
+
+
+def _check_gym_settings(spec: EnvSpec, context: EnvContext) -> None:
+    """Refuse settings that neither the environment's constructor nor ``gymnasium.make`` takes.
+
+    Raises:
+        ConfigError: see ``_check_settings``.
+    """
+    entry = spec.entry_point
+    made_by = entry if callable(entry) else load_env_creator(str(entry))
+    own = set(inspect.signature(gymnasium.make).parameters)
+    _check_settings(made_by, EnvContext({key: value for key, value in context.items() if key not in own}))
 
 
 def is_atari_id(gym_id: str) -> bool:
@@ -214,6 +230,14 @@ def _import_atari(name: str) -> None:
 
 def _by_path(name: str) -> EnvCreator:
     module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(".py"):
+        hint = _meant_path(name)
+        raise UnknownEnvError(
+            f"environment {name!r}: {module_name!r} is no module's name; expected the form 'package.module:Name'.",
+            key="env",
+            value=name,
+            hint=f"{hint} Folders on PYTHONPATH are searched.".strip(),
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -268,7 +292,37 @@ def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:
         return creator
     if parameters and parameters[0].name in _CONTEXT_PARAMETERS:
         return creator
-    return lambda context: creator(**context)
+
+    def create(context: EnvContext) -> Any:
+        _check_settings(creator, context)
+        return creator(**context)
+
+    return create
+
+
+def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
+    """Refuse settings that a class or function takes no parameters of.
+
+    Raises:
+        ConfigError: naming the first such, and those there are.
+    """
+    try:
+        parameters = inspect.signature(made_by).parameters.values()
+    except (TypeError, ValueError):  # not every class written in C tells
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = [parameter.name for parameter in parameters if parameter.kind in by_name]
+    unknown = [key for key in context if key not in known]
+    if unknown:
+        name = getattr(made_by, "__name__", repr(made_by))
+        raise ConfigError(
+            f"{name} has no setting {unknown[0]!r}; its constructor takes: {', '.join(known) or 'none'}.",
+            key=f"env_config.{unknown[0]}",
+            value=context[unknown[0]],
+            hint=nearest(unknown[0], known).strip(),
+        )
 
 
 def _old_gym(name: str) -> EnvCreator:

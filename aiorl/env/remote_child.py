@@ -31,6 +31,7 @@ from aiorl.errors import AiorlError, ConfigError, EnvError
 __all__ = [
     "ERROR",
     "FINAL",
+    "GAME",
     "MAX_FRAME_BYTES",
     "READY",
     "RESET",
@@ -49,8 +50,10 @@ __all__ = [
 SETUP, READY, RESET, STEP, RESULT, ERROR = b"u", b"y", b"r", b"s", b"o", b"e"
 TERMINATED, TRUNCATED, FINAL = 1, 2, 4
 HEAD = struct.Struct("<cI")
-STEP_HEAD = struct.Struct("<dB7x")
-"""Reward and flags before the observation bytes of a result."""
+STEP_HEAD = struct.Struct("<dBxHxxxx")
+"""Reward, flags and number of finished games before the observation bytes of a result; the games are behind them."""
+GAME = struct.Struct("<dq")
+"""Reward and length of a finished game."""
 SEED = struct.Struct("<?q")
 MAX_FRAME_BYTES = 1 << 30
 
@@ -127,6 +130,7 @@ def _serve(connection: socket.socket) -> None:
         "observation_space": space_to_dict(env.observation_space),
         "action_space": space_to_dict(env.action_space),
         "max_episode_steps": env.max_episode_steps,
+        "counts_games": env.take_finished_games() is not None,
     }
     send_frame(connection, READY, json.dumps(ready).encode())
     action_dtype = np.dtype(env.action_space.dtype)
@@ -145,8 +149,10 @@ def _serve(connection: socket.socket) -> None:
             if step.final_obs is not None:
                 flags |= FINAL
                 final = step.final_obs.tobytes()
-            head = STEP_HEAD.pack(float(step.rewards[0]), flags)
-            send_frame(connection, RESULT, head, step.obs.tobytes(), final)
+            games = env.take_finished_games() or []
+            head = STEP_HEAD.pack(float(step.rewards[0]), flags, len(games))
+            tail = b"".join(GAME.pack(game.reward, game.length) for game in games)
+            send_frame(connection, RESULT, head, step.obs.tobytes(), final, tail)
     except EnvError as error:
         error.vector_index = vector_index
         raise
@@ -176,7 +182,7 @@ def make_copy(settings: Mapping[str, Any]) -> tuple[str, Any]:
     except AiorlError:
         raise
     except Exception as error:
-        raise env_fault(creator.env_id, "its constructor", error, vector_index, 0) from error
+        raise env_fault(creator.env_id, "its constructor", error, vector_index, -1) from error
 
 
 def _send_error(connection: socket.socket, error: Exception) -> None:

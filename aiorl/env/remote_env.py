@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from aiorl.data.spaces import space_from_dict
 from aiorl.env import remote_child as wire
+from aiorl.env.base_env import FinishedGame
 from aiorl.env.checks import ObservationCheck
 from aiorl.env.child_process import ChildProcess
 from aiorl.env.lockstep import LockstepEnv, VectorStep
@@ -76,6 +77,8 @@ class RemoteEnv(LockstepEnv):
         self.action_space = space_from_dict(ready[0]["action_space"])
         self.max_episode_steps = ready[0]["max_episode_steps"]
         check = ObservationCheck(env, self.observation_space)
+        self._counts_games = all(facts["counts_games"] for facts in ready)
+        self._games: list[FinishedGame] = []
         self._action_dtype = np.dtype(self.action_space.dtype)
         self._obs: NDArray[Any] = np.zeros((num_envs, *check.shape), check.dtype)
         self._obs_bytes = self._obs[0].nbytes
@@ -106,7 +109,7 @@ class RemoteEnv(LockstepEnv):
         final_index: list[int] = []
         for index, child in enumerate(self._children):
             payload = child.receive(wire.RESULT)
-            self._rewards[index], flags = wire.STEP_HEAD.unpack_from(payload)
+            self._rewards[index], flags, num_games = wire.STEP_HEAD.unpack_from(payload)
             self._terminateds[index] = bool(flags & wire.TERMINATED)
             self._truncateds[index] = bool(flags & wire.TRUNCATED)
             self._obs[index] = self._to_obs(payload, wire.STEP_HEAD.size)
@@ -114,6 +117,9 @@ class RemoteEnv(LockstepEnv):
                 child.steps = 0
                 final_index.append(index)
                 finals.append(self._to_obs(payload, wire.STEP_HEAD.size + self._obs_bytes))
+            for number in range(num_games):
+                offset = len(payload) - wire.GAME.size * (num_games - number)
+                self._games.append(FinishedGame(*wire.GAME.unpack_from(payload, offset)))
         result = VectorStep(self._obs, self._rewards, self._terminateds, self._truncateds)
         if finals:
             result.final_index = np.array(final_index, np.int64)
@@ -123,6 +129,13 @@ class RemoteEnv(LockstepEnv):
     def _to_obs(self, payload: bytearray, offset: int) -> NDArray[Any]:
         count = self._obs[0].size
         return np.frombuffer(payload, self._obs.dtype, count, offset).reshape(self._obs.shape[1:])
+
+    def take_finished_games(self) -> list[FinishedGame] | None:
+        """Real games that ended since the last call; see LockstepEnv."""
+        if not self._counts_games:
+            return None
+        games, self._games = self._games, []
+        return games
 
     def close(self) -> None:
         """End the children; one that does not end by itself within 2 s is killed."""

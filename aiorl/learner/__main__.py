@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import logging.handlers
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiorl.algorithms.registry import config_class
 from aiorl.config.command_line import LEARNER_PROG, configure_learner, usage_error
@@ -16,9 +18,14 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError
 from aiorl.process.signals import on_stop_signals
 
+if TYPE_CHECKING:
+    from aiorl.learner.build import LearningPlan
+
 __all__ = ["main"]
 
 logger = logging.getLogger("aiorl.learner")
+
+_MAX_EARLY = 1000  # log records kept until there is a file for them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,12 +40,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         resolve_env(config.env or "")  # a name that nothing has is wrong usage, before any file is made
     except ConfigError as error:
         usage_error(LEARNER_PROG, str(error))
+    early = logging.handlers.MemoryHandler(_MAX_EARLY, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
+    logging.getLogger().addHandler(early)
+    logging.getLogger("aiorl").setLevel(config.log_level.replace("WARN", "WARNING"))
+    logging.captureWarnings(True)
+    try:
+        plan = _planned(config)
+    except ConfigError as error:  # wrong usage too
+        sys.stderr.write(f"aiorl: {error}\n")
+        return 2
+    if plan is not None:
+        config = plan.config
     try:
         directory = RunDirectory.open(config)
     except (ConfigError, CheckpointError) as error:
         sys.stderr.write(f"aiorl: {error}\n")
         return 1
-    _log_to(directory.log, config)
+    _log_to(directory.log, early)
     try:
         import uvloop
 
@@ -46,15 +64,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError:  # no wheel for this platform
         factory = None
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(_train(config, directory))
+        return runner.run(_train(config, directory, plan))
 
 
-async def _train(config: CommonConfig, directory: object) -> int:
+def _planned(config: CommonConfig) -> LearningPlan | None:
+    """The run planned, before any file is made; None where that fails otherwise than by what was asked for.
+
+    Raises:
+        ConfigError: what was asked for cannot be.
+    """
+    from aiorl.learner.build import plan_learning
+    from aiorl.learner.tf_runtime import prepare_environment
+
+    prepare_environment(config)  # a module of the user's may load TensorFlow
+    try:
+        return plan_learning(config)
+    except ConfigError:
+        raise
+    except AiorlError:
+        return None  # it comes again, with a log to tell it
+
+
+async def _train(config: CommonConfig, directory: object, plan: LearningPlan | None = None) -> int:
     from aiorl.learner.run import Run
     from aiorl.learner.run_dir import RunDirectory
 
     assert isinstance(directory, RunDirectory)
-    run = Run(config, directory)
+    run = Run(config, directory, plan=plan)
     asked = False
 
     def stop(name: str) -> None:
@@ -67,6 +103,9 @@ async def _train(config: CommonConfig, directory: object) -> int:
         outcome = await run.run()
     except AiorlError as error:
         logger.exception("the run failed")
+        if run.is_misconfigured:
+            sys.stderr.write(f"aiorl: {error}\n")
+            return 2
         return _failed(str(error), directory.log)
     except Exception as error:
         logger.exception("the run failed")
@@ -90,14 +129,16 @@ def _failed(sentence: str, log: Path) -> int:
     return 1
 
 
-def _log_to(path: Path, config: CommonConfig) -> None:
-    """All records of aiorl to the run's log file; the display shows warnings by itself."""
+def _log_to(path: Path, early: logging.handlers.MemoryHandler) -> None:
+    """All records of aiorl to the run's log file, the early ones too; the display shows warnings by itself."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
-    logging.getLogger("aiorl").setLevel(config.log_level.replace("WARN", "WARNING"))
-    logging.captureWarnings(True)
+    root.removeHandler(early)
+    early.setTarget(handler)
+    early.flush()
+    early.close()
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ Loads TensorFlow, so it runs beside the event loop while workers are starting.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,16 +20,71 @@ from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.data.spaces import space_to_dict
-from aiorl.learner.look_at_env import look_at_env
+from aiorl.errors import ConfigError
+from aiorl.learner.look_at_env import EnvFacts, look_at_env
 from aiorl.learner.policy_group import PolicyGroup
 from aiorl.learner.policy_plan import PlannedPolicy, check_plain_policies, plan_policies
-from aiorl.learner.sampling_path import choose_sampling
+from aiorl.learner.sampling_path import choose_sampling, general_reasons
 from aiorl.learner.tf_runtime import configure_tensorflow
 from aiorl.observation.filters import ObservationFilter, make_filter
 from aiorl.policy.distributions import make_distribution
 from aiorl.protocol.messages import PolicyGraph
 
-__all__ = ["Learning", "build_learning"]
+__all__ = ["Learning", "LearningPlan", "build_learning", "plan_learning"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LearningPlan:
+    """What `plan_learning` gives: all that can be known and checked without TensorFlow.
+
+    Attributes:
+        config: the configuration, completed by what the environment asks for.
+        sampling: the path that workers sample on.
+        policies: policy id -> policy.
+        callbacks: class of the learner's callbacks; None for none.
+        general_reason: why sampling is general, the first reason; "" where it is columnar.
+        seconds: what it took.
+    """
+
+    config: CommonConfig
+    sampling: Literal["columnar", "general"]
+    policies: dict[str, PlannedPolicy]
+    callbacks: type[DefaultCallbacks] | None
+    general_reason: str
+    seconds: float
+
+
+def plan_learning(config: CommonConfig) -> LearningPlan:
+    """Look at the environment and plan a run; nothing is written and no process started.
+
+    Raises:
+        ConfigError: a setting that cannot be honoured.
+        UnsupportedSpaceError: observations without preprocessor.
+        EnvError: the environment's constructor failed.
+    """
+    began = time.monotonic()
+    facts = look_at_env(config)
+    config = _for_env(config, facts)
+    sampling = choose_sampling(config, facts)
+    reasons = general_reasons(config, facts) or ["sampling is general"]
+    return LearningPlan(
+        config=config,
+        sampling=sampling,
+        policies=plan_policies(config, facts),
+        callbacks=callbacks_class(config.callbacks),
+        general_reason=reasons[0] if sampling == "general" else "",
+        seconds=time.monotonic() - began,
+    )
+
+
+def _for_env(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
+    """The config with what the environment asks for where the user says nothing."""
+    if not facts.is_external or config.num_envs_per_worker == 1:
+        return config
+    logger.info("num_envs_per_worker is 1: an external environment drives itself, and a worker has one")
+    return config.updated({"num_envs_per_worker": 1})
 
 
 @dataclass(slots=True)
@@ -44,6 +100,7 @@ class Learning:
         spaces: policy id -> observation and action space as plain data, for checkpoints.
         seconds: what took how long.
         callbacks: told of each iteration's result; None for none.
+        general_reason: why workers sample the general way; "" where they don't.
     """
 
     group: PolicyGroup
@@ -54,15 +111,19 @@ class Learning:
     spaces: dict[str, Any]
     seconds: dict[str, float]
     callbacks: DefaultCallbacks | None = None
+    general_reason: str = ""
 
 
-def build_learning(config: CommonConfig, log: Path | None = None, run_dir: Path | None = None) -> Learning:
+def build_learning(
+    config: CommonConfig, log: Path | None = None, run_dir: Path | None = None, plan: LearningPlan | None = None
+) -> Learning:
     """Build it; takes a few seconds, most of them TensorFlow's import.
 
     Args:
         config: the effective configuration.
         log: file for what TensorFlow prints at its import; None leaves it on stderr.
         run_dir: the run's directory, of which workers on this host are told.
+        plan: what `plan_learning` made of the config, if that was done before.
 
     Raises:
         ConfigError: a setting that cannot be honoured.
@@ -70,11 +131,10 @@ def build_learning(config: CommonConfig, log: Path | None = None, run_dir: Path 
         EnvError: the environment's constructor failed.
     """
     clock = time.monotonic
-    began = clock()
-    facts = look_at_env(config)
-    sampling = choose_sampling(config, facts)
-    planned = plan_policies(config, facts)
-    callbacks = callbacks_class(config.callbacks)
+    if plan is None:
+        plan = plan_learning(config)
+    config, sampling, planned = plan.config, plan.sampling, plan.policies
+    callbacks = _make_callbacks(config, plan.callbacks)
     has_env = clock()
     configure_tensorflow(config, log)
     from aiorl.algorithms.registry import algorithm_class
@@ -107,12 +167,25 @@ def build_learning(config: CommonConfig, log: Path | None = None, run_dir: Path 
         },
         spaces={policy_id: policy.described_spaces() for policy_id, policy in planned.items()},
         seconds={
-            "environment": has_env - began,
+            "environment": plan.seconds,
             "TensorFlow": has_tensorflow - has_env,
             "model": clock() - has_tensorflow,
         },
-        callbacks=None if callbacks is None else callbacks(),
+        callbacks=callbacks,
+        general_reason=plan.general_reason,
     )
+
+
+def _make_callbacks(config: CommonConfig, kind: type[DefaultCallbacks] | None) -> DefaultCallbacks | None:
+    if kind is None:
+        return None
+    try:
+        return kind()
+    except Exception as error:
+        # whatever a user's constructor raises
+        raise ConfigError(
+            f"callbacks {config.callbacks!r} can't be made: {error!r:.500}", key="callbacks", value=config.callbacks
+        ) from error
 
 
 def _build_network(policy: PlannedPolicy, seed: int | None) -> tuple[Any, PolicyGraph]:

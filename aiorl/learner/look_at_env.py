@@ -14,7 +14,7 @@ from gymnasium import spaces
 from aiorl.config.schema import CommonConfig
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
-from aiorl.env.gym_like import check_gym_like
+from aiorl.env.gym_like import check_gym_like, check_seedable
 from aiorl.env.lockstep import checked_horizon
 from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.env.registry import EnvContext, EnvCreator, resolve_env
@@ -48,6 +48,7 @@ class EnvFacts:
         observation_spaces: by agent id, where they are known; else None.
         action_spaces: likewise.
         has_agents: it has agents that different policies may act for.
+        is_external: its clients drive it, so that a worker has one.
     """
 
     special_kind: str
@@ -56,6 +57,7 @@ class EnvFacts:
     observation_spaces: Mapping[Any, spaces.Space[Any]] | None = None
     action_spaces: Mapping[Any, spaces.Space[Any]] | None = None
     has_agents: bool = False
+    is_external: bool = False
 
 
 def look_at_env(config: CommonConfig) -> EnvFacts:
@@ -76,6 +78,8 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
     env = _made(creator, wrapping, context)
     try:
         _check_settings(config, env)
+        if config.seed is not None and isinstance(env, BaseEnv | VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
+            check_seedable(env, creator.env_id)
         return _facts_of(env)
     finally:
         _close(env, creator.env_id)
@@ -98,12 +102,12 @@ def _made(creator: EnvCreator, wrapping: Wrapping, context: EnvContext) -> Any:
 def _constructor_fault(creator: EnvCreator, error: Exception) -> EnvError:
     text = "".join(traceback.format_exception(error))
     message = f"its constructor raised {type(error).__name__}: {error}"
-    return EnvError(creator.env_id, message, vector_index=0, step=0, traceback_text=text)
+    return EnvError(creator.env_id, message, vector_index=0, step=-1, traceback_text=text)
 
 
 def _check_settings(config: CommonConfig, env: Any) -> None:
     if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
-        if config.num_envs_per_worker != 1:
+        if config.num_envs_per_worker != 1 and "num_envs_per_worker" in config.model_fields_set:
             raise ConfigError(
                 f"num_envs_per_worker is {config.num_envs_per_worker}, but an external environment drives itself: a "
                 "worker has one.",
@@ -142,6 +146,7 @@ def _facts_of(env: Any) -> EnvFacts:
         found.get("observation_spaces"),
         found.get("action_spaces"),
         isinstance(env, MultiAgentEnv | ExternalMultiAgentEnv | BaseEnv),
+        isinstance(env, ExternalEnv | ExternalMultiAgentEnv),
     )
 
 

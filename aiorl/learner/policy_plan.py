@@ -14,6 +14,7 @@ from aiorl.config.key import group_of
 from aiorl.config.legacy import rename_legacy
 from aiorl.config.merge import deep_update
 from aiorl.config.schema import CommonConfig
+from aiorl.config.user_function import check_takes
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
@@ -74,6 +75,7 @@ def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPol
     entries = config.multiagent.policies or {DEFAULT_POLICY_ID: None}
     given = {policy_id: _entry(policy_id, entry) for policy_id, entry in entries.items()}
     _check_agents(given, facts)
+    _check_observation_fn(config)
     mapping = _Mapping(config, given, facts)
     trained = _trained(config, given)
     return {
@@ -125,6 +127,7 @@ class _Mapping:
             function = import_object(path, key=key)
             if not callable(function):
                 raise ConfigError(f"{key} is {path!r}, which is no function.", key=key, value=path)
+            check_takes(function, f"{key} {path!r}", key, "an agent")
         self._agents: dict[str, list[Any]] = {policy_id: [] for policy_id in policy_ids}
         for agent_id in {**(facts.observation_spaces or {}), **(facts.action_spaces or {})}:
             try:
@@ -196,6 +199,17 @@ def _check_agents(given: Mapping[str, Any], facts: EnvFacts) -> None:
         value=sorted(given),
         hint="Use a MultiAgentEnv, an ExternalMultiAgentEnv or a BaseEnv.",
     )
+
+
+def _check_observation_fn(config: CommonConfig) -> None:
+    key, path = "multiagent.observation_fn", config.multiagent.observation_fn
+    if path is None:
+        return
+    function = import_object(path, key=key)
+    if not callable(function):
+        raise ConfigError(f"{key} is {path!r}, which is no function.", key=key, value=path)
+    names = ("agent_obs", "worker", "base_env", "policies", "episode")
+    check_takes(function, f"{key} {path!r}", key, **dict.fromkeys(names))
 
 
 def _trained(config: CommonConfig, given: Mapping[str, Mapping[str, Any]]) -> set[str]:

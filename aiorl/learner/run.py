@@ -20,7 +20,7 @@ from typing import Any
 
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, ConfigError, WorkerError
-from aiorl.learner.build import Learning, build_learning
+from aiorl.learner.build import Learning, LearningPlan, build_learning
 from aiorl.learner.checkpoint import Checkpoint, check_compatible, list_checkpoints, load_newest_valid, save_checkpoint
 from aiorl.learner.publish import Publisher
 from aiorl.learner.run_dir import RunDirectory
@@ -77,11 +77,30 @@ class Outcome:
 
 
 class Run:
-    """Runs once. ``request_stop`` may be called at any time on the event loop."""
+    """Runs once. ``request_stop`` may be called at any time on the event loop.
 
-    def __init__(self, config: CommonConfig, directory: RunDirectory, display: Display | None = None) -> None:
-        """Take an open run directory; ``display`` None shows a live panel or plain lines on stdout."""
-        self._config = config
+    Attributes:
+        is_misconfigured: the run failed at a setting that turned out impossible before anything was trained.
+    """
+
+    def __init__(
+        self,
+        config: CommonConfig,
+        directory: RunDirectory,
+        display: Display | None = None,
+        plan: LearningPlan | None = None,
+    ) -> None:
+        """Take an open run directory.
+
+        Args:
+            config: the effective configuration.
+            directory: where the run's files go.
+            display: shows the run; None is a live panel, or plain lines, on stdout.
+            plan: what was made of the config before, if that was done.
+        """
+        self._config = config if plan is None else plan.config
+        self._plan = plan
+        self.is_misconfigured = False
         self._directory = directory
         self._display = display or make_display(
             Headline(
@@ -292,7 +311,7 @@ class Run:
 
         def build() -> None:
             try:
-                learning = build_learning(self._config, self._directory.log, self._directory.path)
+                learning = build_learning(self._config, self._directory.log, self._directory.path, self._plan)
                 if checkpoint is not None:
                     assert self._restored is not None
                     check_compatible(checkpoint, self._identity(learning))
@@ -303,7 +322,13 @@ class Run:
                 self._loop.call_soon_threadsafe(tell, done.set_result, learning)
 
         threading.Thread(target=build, name="build", daemon=True).start()
-        learning = await done
+        try:
+            learning = await done
+        except ConfigError:
+            self.is_misconfigured = True
+            raise
+        if learning.general_reason:
+            self._tell(f"workers sample generally: {learning.general_reason}", logging.INFO)
         spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in learning.seconds.items())
         logger.info("built: %s", spent)
         return learning
@@ -424,7 +449,8 @@ class Run:
     def _on_worker_failed(self, failed: WorkerFailed) -> None:
         """A worker of this host that could not be set up would fail the same way again: the run ends at once."""
         self._last_failure = failed.message
-        if failed.kind == "setup" and failed.slot in self._workers.pids and not self._config.ignore_worker_failures:
+        is_local = 1 <= failed.slot <= self._config.num_workers  # its process may be gone when this is heard
+        if failed.kind == "setup" and is_local and not self._config.ignore_worker_failures:
             self._fail(WorkerError(failed.slot, failed.message, failed.traceback))
 
     def _tell(self, text: str, level: int) -> None:

@@ -25,6 +25,7 @@ from aiorl.report.figures import (
     lag_text,
     mean_return_text,
     number_at,
+    policy_returns_text,
     rate_text,
     summary_lines,
 )
@@ -128,6 +129,7 @@ class PlainDisplay:
 
     def _figures(self, now: float) -> None:
         result, self._result, self._shown_at = self._result or {}, None, now
+        by_policy = policy_returns_text(result)
         self._line(
             f"iteration {int(result.get('training_iteration', 0)):<5,d}"
             f" steps {int(result.get('timesteps_total', 0)):<11,d}"
@@ -136,7 +138,8 @@ class PlainDisplay:
             f" trained/s {rate_text(number_at(result, 'trained_steps_per_s')):<8}"
             f" lag {lag_text(result)}"
             f"  workers {result.get('num_healthy_workers', 0)}"
-            f"  in {bytes_text(number_at(result.get('transport', {}), 'bytes_in_per_s'))}/s",
+            f"  in {bytes_text(number_at(result.get('transport', {}), 'bytes_in_per_s'))}/s"
+            + (f"  policies {by_policy}" if by_policy else ""),
             now,
         )
 

@@ -16,12 +16,14 @@ __all__ = [
     "lag_text",
     "mean_return_text",
     "number_at",
+    "policy_returns_text",
     "rate_text",
     "sparkline",
     "steps_text",
     "summary_lines",
 ]
 
+_NUM_POLICIES = 6
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -100,6 +102,15 @@ def mean_return_text(result: Mapping[str, Any], headline: Headline) -> str:
         return "no episode yet"
     goal = f", goal {headline.stop_return:g}" if headline.stop_return is not None else ""
     return f"{mean:.1f}{goal}"
+
+
+def policy_returns_text(result: Mapping[str, Any]) -> str:
+    """Mean return of each policy's agents, "left 1.0, right -1.0"; empty where there is only one policy."""
+    means = result.get("policy_reward_mean") or {}
+    if len(means) < 2:
+        return ""
+    shown = [f"{name:.24} {value:.1f}" for name, value in list(means.items())[:_NUM_POLICIES]]
+    return ", ".join(shown) + (f" and {len(means) - len(shown)} more" if len(means) > len(shown) else "")
 
 
 def steps_text(result: Mapping[str, Any], headline: Headline) -> str:

@@ -22,6 +22,7 @@ from aiorl.report.figures import (
     lag_text,
     mean_return_text,
     number_at,
+    policy_returns_text,
     rate_text,
     sparkline,
     steps_text,
@@ -103,6 +104,11 @@ class LiveDisplay:
         head, result = self._headline, self._result
         title = Text.assemble(("aiorl ", "bold"), (head.algo, "bold cyan"), " on ", (head.env, "bold cyan"))
         parts: list[Any] = [self._figures() if result else Text(self._status, style="italic")]
+        by_policy = policy_returns_text(result)
+        if by_policy:
+            line = Text.assemble(("policies  ", "dim"), by_policy)
+            line.truncate(self._console.width - 4, overflow="ellipsis")
+            parts.append(line)
         width = max(10, self._console.width - 30)
         if len(self._returns) > 1:
             curve = sparkline(self._returns, width=min(width, 90))

@@ -135,9 +135,11 @@ class Results:
         return float(newest.mean()) if newest.size else math.nan
 
     def has_reached(self, stop_return: float) -> bool:
-        """Whether 100 episodes have finished and the mean return of the last 100 is at least `stop_return`."""
+        """Whether 100 episodes have finished and the last 100 reach `stop_return` on average, but for rounding."""
         newest = self._newest(STOP_WINDOW)
-        return newest.size >= STOP_WINDOW and float(newest.mean()) >= stop_return
+        # what float32 sums of rewards lose may not keep a run from its end
+        slack = 1e-6 * max(1.0, abs(stop_return))
+        return newest.size >= STOP_WINDOW and float(newest.mean()) >= stop_return - slack
 
     def finish_iteration(self, now: float, progress: Progress, *, timestamp: float = 0.0) -> dict[str, Any]:
         """The result of the iteration that ends now; the next one starts.

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
+from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.errors import UnknownPolicyError
 from aiorl.policy.policy_map import AgentBinding
 from aiorl.sampler.lane import Lane
@@ -25,6 +26,8 @@ Array = NDArray[Any]
 
 class MultiAgentEpisode:
     """One episode of one environment, with any number of agents.
+
+    Methods that ask about an agent mean the only one of a single-agent environment, unless told which.
 
     Attributes:
         episode_id: the same in all its rows, different from every other episode's.
@@ -64,7 +67,7 @@ class MultiAgentEpisode:
         self._lanes = lanes
         self._binding = binding
 
-    def policy_for(self, agent_id: Any) -> str:
+    def policy_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> str:
         """The agent's policy id; the mapping function is asked at its first appearance only.
 
         Raises:
@@ -72,35 +75,35 @@ class MultiAgentEpisode:
         """
         return self._binding.policy_for(agent_id)
 
-    def last_observation_for(self, agent_id: Any) -> Array | None:
+    def last_observation_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array | None:
         """The agent's latest filtered observation; None before any."""
         track = self.tracks.get(agent_id)
         return None if track is None else track.latest_obs()
 
-    def last_raw_obs_for(self, agent_id: Any) -> Any:
+    def last_raw_obs_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Any:
         """The agent's latest observation as the environment gave it; None before any."""
         track = self.tracks.get(agent_id)
         return None if track is None else track.raw_obs
 
-    def last_info_for(self, agent_id: Any) -> dict[str, Any] | None:
+    def last_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any] | None:
         """The agent's latest info; None before any observation."""
         track = self.tracks.get(agent_id)
         return None if track is None else track.info
 
-    def last_action_for(self, agent_id: Any) -> Array:
+    def last_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
         """The agent's latest action, unclipped, as rows hold it; zeros before any."""
         return self._entry(agent_id, c.ACTIONS)
 
-    def prev_action_for(self, agent_id: Any) -> Array:
+    def prev_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
         """The action before the latest one; zeros before any."""
         return self._entry(agent_id, c.PREV_ACTIONS)
 
-    def prev_reward_for(self, agent_id: Any) -> float:
+    def prev_reward_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> float:
         """The reward before the latest one; 0.0 before any."""
         track = self.tracks.get(agent_id)
         return 0.0 if track is None else track.prev_reward
 
-    def rnn_state_for(self, agent_id: Any) -> list[Array]:
+    def rnn_state_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> list[Array]:
         """The agent's recurrent state; the initial one before any action."""
         track = self.tracks.get(agent_id)
         if track is not None:
@@ -108,7 +111,7 @@ class MultiAgentEpisode:
         lane = self._lane_for(agent_id)
         return [lane.store[name][0].copy() for name in lane.state_columns]
 
-    def last_pi_info_for(self, agent_id: Any) -> dict[str, Any]:
+    def last_pi_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any]:
         """What the policy gave beside the agent's latest action; empty before any."""
         track = self.tracks.get(agent_id)
         return {} if track is None else track.pi_info()

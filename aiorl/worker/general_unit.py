@@ -12,8 +12,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aiorl.callbacks import callbacks_class
+from aiorl.callbacks import named_callbacks
 from aiorl.config.import_path import import_object
+from aiorl.config.user_function import named_failures
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.concat import Batch
@@ -115,7 +116,7 @@ class GeneralUnit(SamplerUnit):
             monitor_path=monitor_directory(part, place),
             log_dir=part.log_dir,
             log_level=part.log_level,
-            callbacks=callbacks_class(part.callbacks),
+            callbacks=named_callbacks(part.callbacks),
             remote_worker_envs=part.remote_worker_envs,
             remote_env_batch_wait_ms=part.remote_env_batch_wait_ms,
             soft_horizon=part.soft_horizon,
@@ -280,4 +281,4 @@ def _space(data: dict[str, Any] | None) -> Any:
 
 
 def _imported(path: str | None, key: str) -> Any:
-    return None if path is None else import_object(path, key=key)
+    return None if path is None else named_failures(import_object(path, key=key), f"{key} {path!r}", key)

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import logging
+
 import numpy as np
+import pytest
 
 from aiorl.data.metrics import MAX_NAME, MAX_NAMES, EpisodeColumns, PerfStats, RolloutMetrics
+from aiorl.log_once import log_once
 
 
 def test_r93_rollout_metrics_has_the_six_fields_in_order_with_empty_defaults() -> None:
@@ -62,3 +66,16 @@ def test_endless_names_and_too_many_of_them_do_not_travel() -> None:
     arrays = episodes.to_arrays()
     assert len(arrays) == MAX_NAMES + 2
     assert max(map(len, arrays)) == MAX_NAME
+
+
+def test_a_custom_metric_that_is_no_number_is_warned_of_once_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    log_once.reset()
+    metrics = [RolloutMetrics(1, 1.0, {}, {"colour": "red", "good": 1.0, "lost": float("nan")}, {}, {"steps": [None]})]
+    with caplog.at_level(logging.WARNING, "aiorl"):
+        EpisodeColumns.of(metrics)
+        EpisodeColumns.of(metrics)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert "'colour'" in told[0]
+    assert "'red'" in told[0]
+    assert "'steps'" in told[1]

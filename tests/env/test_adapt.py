@@ -252,3 +252,10 @@ def test_r28_environments_that_are_seeded_as_one_need_a_seed_method(kind):
     env.seed = seeds.append
     to_base_env(env, seed=5)
     assert seeds == [5]
+
+
+@pytest.mark.parametrize("vectorize", ["serial", "remote"])
+def test_a_fault_of_the_constructor_is_not_told_as_one_of_a_reset(vectorize):
+    with pytest.raises(EnvError, match="copy 0: its constructor raised RuntimeError") as caught:
+        make_lockstep_env("aiorl.testing.envs:FaultyEnv", {"fault": "constructor"}, 1, vectorize)
+    assert caught.value.step == -1

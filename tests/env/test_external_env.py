@@ -10,9 +10,17 @@ from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.adapt import to_base_env
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.external_env import ACTION_TIMEOUT_S, ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
-from aiorl.errors import ClosedEpisodeError, ConfigError, EpisodeTimeout, SamplerDied
+from aiorl.errors import (
+    BadObservationError,
+    BadRewardError,
+    ClosedEpisodeError,
+    ConfigError,
+    EpisodeTimeout,
+    SamplerDied,
+)
 
-SPACES = (spaces.Discrete(100), spaces.Box(-np.inf, np.inf, (2,), np.float64))
+SPACES = (spaces.Discrete(100), spaces.Discrete(100))
+VECTORS = (spaces.Discrete(1000), spaces.Box(-np.inf, np.inf, (2,), np.float64))
 
 
 class Driven(ExternalEnv):
@@ -20,8 +28,8 @@ class Driven(ExternalEnv):
 
     action_timeout_s = 20.0
 
-    def __init__(self, drive, **settings):
-        super().__init__(*SPACES, **settings)
+    def __init__(self, drive, env_spaces=SPACES, **settings):
+        super().__init__(*env_spaces, **settings)
         self.drive = drive
 
     def run(self):
@@ -31,8 +39,8 @@ class Driven(ExternalEnv):
 class MultiDriven(ExternalMultiAgentEnv):
     action_timeout_s = 20.0
 
-    def __init__(self, drive):
-        super().__init__(*SPACES)
+    def __init__(self, drive, env_spaces=SPACES):
+        super().__init__(*env_spaces)
         self.drive = drive
 
     def run(self):
@@ -207,7 +215,7 @@ def test_observations_are_kept_although_the_client_reuses_its_array():
             env.get_action("e", array)
         env.end_episode("e", array)
 
-    polls = drain(ExternalBaseEnv(Driven(drive)))
+    polls = drain(ExternalBaseEnv(Driven(drive, VECTORS)))
     assert [poll.obs["e"][AGENT].tolist() for poll in polls] == [[0, 0], [1, 1], [2, 2], [2, 2]]
 
 
@@ -276,7 +284,7 @@ def drive_with(num_threads: int, num_episodes: int):
         for thread in clients:
             thread.join()
 
-    polls = drain(ExternalBaseEnv(Driven(drive)), policy)
+    polls = drain(ExternalBaseEnv(Driven(drive, VECTORS)), policy)
     trajectories = {
         f"episode {episode}": [
             (obs.tolist(), reward, done, off) for obs, reward, done, off in shown(polls, f"episode {episode}")
@@ -351,3 +359,86 @@ def test_r160_spaces_by_agent_must_be_of_the_same_agents():
     ExternalMultiAgentEnv(one, spaces.Dict(other))
     with pytest.raises(ConfigError, match="same agents"):
         ExternalMultiAgentEnv(one, other)
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (np.zeros(3), r"shape \(3,\), expected \(2,\)"),
+        ([0.0, np.nan], "holds NaN or infinity"),
+        (["a", "b"], "dtype <U1, expected float64"),
+        (None, r"shape \(\), expected \(2,\)"),
+    ],
+)
+def test_a_clients_bad_observation_is_its_own_error_and_other_episodes_go_on(bad, text):
+    good, caught = [0.5, 1.5], []
+
+    def drive(env):
+        env.start_episode("good")
+        env.start_episode("bad")
+        for call in (
+            lambda: env.get_action("bad", bad),
+            lambda: env.log_action("bad", bad, 0),
+            lambda: env.end_episode("bad", bad),
+        ):
+            with pytest.raises(BadObservationError, match=text) as error:
+                call()
+            caught.append(str(error.value))
+            env.get_action("good", good)
+        env.get_action("bad", good)
+        env.end_episode("bad", good)
+        env.end_episode("good", good)
+
+    env = Driven(drive, VECTORS)
+    polls = drain(ExternalBaseEnv(env))
+    assert env.error is None
+    assert len(shown(polls, "good")) == 4
+    assert [row[2] for row in shown(polls, "bad")] == [False, True]
+    assert all("Driven" in text and "'bad'" in text for text in caught)
+
+
+def test_an_agents_bad_observation_is_checked_against_its_own_space_and_publishes_nothing():
+    by_agent = {"a": spaces.Discrete(2), "b": VECTORS[1]}
+    env = MultiDriven(lambda env: None, (dict.fromkeys(by_agent, SPACES[0]), by_agent))
+    env.start_episode("e")
+    for call in (
+        lambda: env.get_action("e", {"a": 1, "b": [1.0]}),
+        lambda: env.log_action("e", {"a": 1, "b": [1.0]}, {"a": 0}),
+        lambda: env.end_episode("e", {"a": 1, "b": [1.0]}),
+    ):
+        with pytest.raises(BadObservationError, match=r"agent 'b'.*shape \(1,\), expected \(2,\)"):
+            call()
+    with pytest.raises(BadObservationError, match=r"agent 'a'.*outside 0 to 1"):
+        env.end_episode("e", {"a": 2})
+    env.end_episode("e", {"a": 1, "b": [1.0, 2.0]})
+    assert len(env._episodes.take(lambda: False, None)) == 1
+    assert not env._episodes.take(lambda: False, None)
+
+
+def test_an_environment_that_names_no_observation_space_is_not_checked():
+    env = MultiDriven(lambda env: None, (None, None))
+    env.start_episode("e")
+    env.end_episode("e", {"a": "anything"})
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "much", None])
+def test_a_clients_bad_reward_is_its_own_error_and_adds_nothing(reward):
+    env = MultiDriven(lambda env: None)
+    env.start_episode("e")
+    with pytest.raises(BadRewardError, match="expected a"):
+        env.log_returns("e", {"a": 1.0, "b": reward})
+    env.end_episode("e", {"a": 1, "b": 1})
+    assert env._episodes.take(lambda: False, None)["e"].rewards == {"a": 0.0, "b": 0.0}
+    single = Driven(lambda env: None)
+    single.start_episode("e")
+    with pytest.raises(BadRewardError, match="expected a"):
+        single.log_returns("e", reward)
+
+
+def test_an_environment_that_was_never_started_can_be_joined_and_closed():
+    env = Driven(lambda env: None)
+    env.join(1)
+    env.close()
+    env.close()
+    with pytest.raises(SamplerDied):
+        env.start_episode("e") and env.get_action("e", 0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -173,3 +174,38 @@ def test_a_creator_resolves_to_itself():
     creator = EnvCreator("x", lambda context: None)
     assert resolve_env(creator) is creator
     assert creator.gym_spec is None
+
+
+class Corridor(gymnasium.Env):
+    """Takes two settings."""
+
+    def __init__(self, length=5, slippery=False):
+        self.length = length
+
+
+@pytest.mark.parametrize("name", [f"{__name__}:Corridor", "CorridorOfTest-v0"])
+def test_a_misspelt_setting_is_told_with_those_that_the_constructor_takes(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Corridor=Corridor))
+    if "-v0" in name and name not in gymnasium.registry:
+        gymnasium.register(name, Corridor)
+    creator = resolve_env(name)
+    with pytest.raises(ConfigError, match=r"lenght.*length, slippery.*Did you mean 'length'") as caught:
+        creator(EnvContext({"lenght": 6}))
+    assert caught.value.key == "env_config.lenght"
+    assert creator(EnvContext({"length": 6})).unwrapped.length == 6
+
+
+def test_a_type_error_of_the_constructors_own_code_stays_what_it_is():
+    class Broken(gymnasium.Env):
+        def __init__(self, length=5):
+            raise TypeError("inside")
+
+    with pytest.raises(TypeError, match="inside"):
+        resolve_env(Broken)(EnvContext({"length": 3}))
+
+
+@pytest.mark.parametrize("name", ["./mine/envs.py:Maze", "../envs:Maze", "mine/envs.py:Maze", ".envs:Maze"])
+def test_a_files_path_is_told_from_an_import_path(name):
+    with pytest.raises(UnknownEnvError, match=r"package\.module:Name") as caught:
+        resolve_env(name)
+    assert "relative import" not in str(caught.value)

@@ -11,6 +11,7 @@ import pytest
 
 from aiorl.env.adapt import make_lockstep_env
 from aiorl.env.remote_env import RemoteEnv
+from aiorl.env.wrapping import Wrapping
 from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvError, UnknownEnvError
 
 FAULTY = "aiorl.testing.envs:FaultyEnv"
@@ -146,3 +147,31 @@ def test_no_child_outlives_a_parent_that_was_killed(name, stuck_env_path):
         parent.kill()
         parent.wait()
         assert all(_ended(pid) for pid in pids)
+
+
+def test_games_that_lives_cut_into_episodes_are_counted_in_the_processes_too():
+    """R124."""
+    pytest.importorskip("ale_py")
+    made = {}
+    for vectorize in ("remote", "serial"):
+        env = make_lockstep_env(
+            "ALE/Breakout-v5", {}, 1, vectorize, wrapping=Wrapping(deepmind=True, dim=42, framestack=False)
+        )
+        rng = np.random.default_rng(0)
+        env.reset([1])
+        games, lost = [], 0
+        while not games:
+            step = env.step(rng.integers(0, 4, 1))
+            lost += int(step.terminateds.sum())
+            games = env.take_finished_games()
+        assert env.take_finished_games() == []
+        made[vectorize] = games, lost
+        env.close()
+    assert made["remote"] == made["serial"]
+    assert made["remote"][1] >= 5
+
+
+def test_without_a_counter_of_games_there_are_none():
+    env = RemoteEnv("CartPole-v1", {}, 1)
+    assert env.take_finished_games() is None
+    env.close()

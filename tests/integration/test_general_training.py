@@ -168,6 +168,10 @@ def test_general_sampling_can_be_asked_for_and_whole_episodes_too(run: Run, ledg
         ("callbacks is 'general_runs:side', expected a subclass", ("--callbacks=general_runs:side",)),
         ("on_train_result failed: RuntimeError('the hook fails on purpose')", ("--callbacks=general_runs:Failing",)),
         (
+            "callbacks 'general_runs:Unfit': on_episode_end can't be called",
+            ("--callbacks=general_runs:Unfit", "--sampling=general"),
+        ),
+        (
             "unknown policy id 'nobody'; known ids: 'left', 'right'",
             (*TWO, "--multiagent.policy-mapping-fn=general_runs:nobody"),
         ),
@@ -175,12 +179,21 @@ def test_general_sampling_can_be_asked_for_and_whole_episodes_too(run: Run, ledg
 )  # fmt: skip
 def test_a_mistake_ends_the_run_with_one_plain_sentence(run: Run, said: str, options: tuple[str, ...]) -> None:
     learner = run(*SMALL, *options, "--stop-timesteps=500")
-    assert learner.wait(60) in (1, 2), learner.text
+    is_found_late = "on_train_result failed" in said or "nobody" in said
+    assert learner.wait(60) == (1 if is_found_late else 2), learner.text
+    assert learner.run_dir.exists() == is_found_late
     assert said in learner.text, learner.text
     errors = [line for line in learner.text.splitlines() if line.startswith("aiorl: ")]
     assert len(errors) == 1
     assert said in errors[0]
     assert "Traceback" not in learner.text
+
+
+def test_a_hook_that_fails_on_a_worker_ends_the_run_and_is_named(run: Run) -> None:
+    learner = run(*SMALL, "--callbacks=general_runs:Slipping", "--stop-timesteps=100000")
+    assert learner.wait(60) == 1, learner.text
+    assert "workers sample generally: callbacks is set" in learner.text
+    assert "callbacks 'general_runs:Slipping': on_episode_end failed: KeyError('speed')" in learner.text
 
 
 def test_the_first_checkpoint_says_which_policies_it_is_of(run: Run) -> None:

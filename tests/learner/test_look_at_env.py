@@ -103,8 +103,11 @@ def test_agents_spaces_are_known_by_agent_and_shared_where_all_are_equal() -> No
 
 
 def test_settings_that_an_environment_cannot_have_are_refused() -> None:
-    with pytest.raises(ConfigError, match="num_envs_per_worker is 32"):
-        looked(lambda context: Client(TWO, BOX))
+    with pytest.raises(ConfigError, match="num_envs_per_worker is 4"):
+        looked(lambda context: Client(TWO, BOX), num_envs_per_worker=4)
+    assert looked(lambda context: Client(TWO, BOX)).is_external  # 32 is only PPO's default
+    with pytest.raises(ConfigError, match=r"'looked-at' .Client. cannot be seeded"):
+        looked(lambda context: Client(TWO, BOX), seed=3)
     with pytest.raises(ConfigError, match="horizon is 9"):
         looked(lambda context: Client(TWO, BOX), num_envs_per_worker=1, horizon=9)
     with pytest.raises(ConfigError, match="horizon is 501"):

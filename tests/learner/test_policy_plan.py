@@ -38,16 +38,19 @@ def users_module(monkeypatch: pytest.MonkeyPatch) -> None:
         all_b=lambda agent_id: "b",
         fail=lambda agent_id: {}[agent_id],
         number=3,
+        two=lambda agent_id, episode: "b",
+        no_episode=lambda *, agent_obs, worker, base_env, policies: agent_obs,
     )
     monkeypatch.setitem(sys.modules, "users_own", module)  # type: ignore[arg-type]
 
 
 def plan(facts: EnvFacts = MANY, fn: str | None = "users_own:all_b", **settings: Any) -> dict[str, PlannedPolicy]:
     policies, train = settings.pop("policies", {}), settings.pop("train", None)
+    more = settings.pop("multiagent", {})
     config = PPOConfig.from_mapping(
         {
             "env": "E",
-            "multiagent": {"policies": policies, "policy_mapping_fn": fn, "policies_to_train": train},
+            "multiagent": {"policies": policies, "policy_mapping_fn": fn, "policies_to_train": train, **more},
             **settings,
         }
     )
@@ -162,3 +165,12 @@ def test_spaces_of_a_kind_that_only_a_users_preprocessor_knows_are_described_all
     odd = PlannedPolicy("p", None, spaces.Text(3), TWO, policy.preprocessor, policy.config, {})
     assert odd.described_spaces()["observation"]["kind"] == "Text"
     assert np.prod(policy.preprocessor.shape) == 3
+
+
+def test_functions_that_cannot_be_called_are_refused_before_any_agent_is_seen() -> None:
+    with pytest.raises(ConfigError, match="policy_mapping_fn 'users_own:two' can't be called"):
+        plan(UNKNOWN, "users_own:two", policies={"a": None, "b": None})
+    with pytest.raises(ConfigError, match="observation_fn 'users_own:no_episode' can't be called"):
+        plan(fn=None, multiagent={"observation_fn": "users_own:no_episode"})
+    with pytest.raises(ConfigError, match="observation_fn is 'users_own:number', which is no function"):
+        plan(fn=None, multiagent={"observation_fn": "users_own:number"})

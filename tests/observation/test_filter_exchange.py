@@ -23,13 +23,6 @@ from aiorl.worker.apply import SnapshotSlot
 SHAPE = (2,)
 
 
-class NoWeights:
-    """A policy of which only the weights' arrival matters."""
-
-    def set_weights(self, weights) -> None:
-        assert not weights
-
-
 def assert_saw(state, samples) -> None:
     """The state is that of one filter that saw exactly these samples, to 1e-9."""
     assert state["n"] == len(samples)
@@ -65,12 +58,12 @@ class FilterExchange(RuleBasedStateMachine):
         super().__init__()
         self.rng = np.random.default_rng(0)
         self.num_incarnations = 0
-        self.publisher = Publisher(make_filter(self.filter_name, SHAPE))
+        self.publisher = Publisher({DEFAULT_POLICY_ID: make_filter(self.filter_name, SHAPE)})
         self.accepted: list = []  # samples the learner's statistic holds
         self.accepted_numbers: dict[str, int] = {}  # incarnation -> fragments taken
         self.network: list = []  # (incarnation, number) on the way to the learner
         self.snapshots: dict = {}  # version -> (snapshot, samples in it)
-        self.checkpoint = (self.publisher.filter.state(), [])
+        self.checkpoint = (self.publisher.filters[DEFAULT_POLICY_ID].state(), [])
         self.workers: list[Worker] = []
         self.by_incarnation: dict[str, Worker] = {}
         self.publish()
@@ -87,7 +80,7 @@ class FilterExchange(RuleBasedStateMachine):
         self.num_incarnations += 1
         incarnation = f"{self.num_incarnations:032x}"
         own = make_filter(self.filter_name, SHAPE)
-        slot = SnapshotSlot(NoWeights(), own, incarnation, synchronize_filters=True)
+        slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: own}, incarnation, synchronize_filters=True)
         worker = Worker(incarnation, own, slot)
         self.workers.append(worker)
         self.by_incarnation[incarnation] = worker
@@ -162,7 +155,7 @@ class FilterExchange(RuleBasedStateMachine):
 
     @rule()
     def write_checkpoint(self) -> None:
-        self.checkpoint = (self.publisher.filter.state(), self.accepted)
+        self.checkpoint = (self.publisher.filters[DEFAULT_POLICY_ID].state(), self.accepted)
 
     @rule(happens=st.sampled_from([True, False, False, False]))
     def the_learner_restarts_from_its_checkpoint(self, happens: bool) -> None:
@@ -170,8 +163,8 @@ class FilterExchange(RuleBasedStateMachine):
         if not happens:
             return
         state, samples = self.checkpoint
-        self.publisher = Publisher(make_filter(self.filter_name, SHAPE))
-        self.publisher.filter.restore(state)
+        self.publisher = Publisher({DEFAULT_POLICY_ID: make_filter(self.filter_name, SHAPE)})
+        self.publisher.filters[DEFAULT_POLICY_ID].restore(state)
         self.accepted = samples
         self.accepted_numbers, self.snapshots, self.network = {}, {}, []
         num_workers, self.workers = len(self.workers), []
@@ -182,8 +175,8 @@ class FilterExchange(RuleBasedStateMachine):
     @invariant()
     def the_learner_saw_every_accepted_observation_once(self) -> None:
         """R139, R142."""
-        assert_saw(self.publisher.filter.state(), self.accepted)
-        assert self.publisher.filter.buffer_count == 0
+        assert_saw(self.publisher.filters[DEFAULT_POLICY_ID].state(), self.accepted)
+        assert self.publisher.filters[DEFAULT_POLICY_ID].buffer_count == 0
 
     @invariant()
     def workers_hold_the_published_state_and_what_it_does_not_acknowledge(self) -> None:
@@ -224,10 +217,10 @@ TestConcurrentFilterExchange = ConcurrentFilterExchange.TestCase
 
 
 def test_r144_without_synchronisation_the_learner_learns_and_the_worker_keeps_its_own():
-    publisher = Publisher(MeanStdFilter(SHAPE))
-    publisher.filter.restore({"n": np.array(2), "mean": np.zeros(2), "m2": np.ones(2)})
+    publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter(SHAPE)})
+    publisher.filters[DEFAULT_POLICY_ID].restore({"n": np.array(2), "mean": np.zeros(2), "m2": np.ones(2)})
     own = MeanStdFilter(SHAPE)
-    slot = SnapshotSlot(NoWeights(), own, "a", synchronize_filters=False)
+    slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: own}, "a", synchronize_filters=False)
     slot.offer(publisher.next_snapshot({}, {}))
     slot.between_steps()
     assert own.count == 2, "it starts from what is known"
@@ -238,7 +231,7 @@ def test_r144_without_synchronisation_the_learner_learns_and_the_worker_keeps_it
         slot.offer(publisher.next_snapshot({}, {}))
         slot.between_steps()
         assert own.count == 2 + 4 * number
-    assert publisher.filter.count > own.count
+    assert publisher.filters[DEFAULT_POLICY_ID].count > own.count
 
 
 def test_r147_saving_loses_no_pending_delta():

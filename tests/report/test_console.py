@@ -124,3 +124,14 @@ def test_both_displays_keep_the_same_contract(make: Any, monkeypatch: pytest.Mon
     display.finish(Summary("Failed.", "runs/x", ok=False), 3.0)
     display.close()
     display.close()
+
+
+def test_plain_lines_end_with_the_returns_of_several_policies() -> None:
+    stream = io.StringIO()
+    display = PlainDisplay(HEADLINE, stream)
+    display.start(0.0)
+    display.update(result(1, policy_reward_mean={"left": 1.0}), 1.0)
+    display.update(result(2, policy_reward_mean={"left": 1.0, "right": -1.0}), 3.0)
+    one, two = stream.getvalue().splitlines()[1:]
+    assert one.endswith("  in 1 MB/s")
+    assert two.endswith("  in 1 MB/s  policies left 1.0, right -1.0")

@@ -11,6 +11,7 @@ from aiorl.report.figures import (
     clock_text,
     lag_text,
     mean_return_text,
+    policy_returns_text,
     rate_text,
     sparkline,
     steps_text,
@@ -68,3 +69,10 @@ def test_a_summary_says_where_things_are_and_what_to_type() -> None:
         "What to type next:", "  # go on", "  python -m aiorl.learner",
     ]  # fmt: skip
     assert summary_lines(Summary("Ended.", "runs/x"))[-1] == "  run directory   runs/x"
+
+
+def test_returns_by_policy_are_shown_where_there_are_several() -> None:
+    assert policy_returns_text({}) == policy_returns_text({"policy_reward_mean": {"left": 1.0}}) == ""
+    assert policy_returns_text({"policy_reward_mean": {"left": 1.04, "right": -1.0}}) == "left 1.0, right -1.0"
+    many = policy_returns_text({"policy_reward_mean": {f"p{number}": 0.0 for number in range(9)}})
+    assert many.endswith("p5 0.0 and 3 more")

@@ -97,3 +97,14 @@ def test_more_workers_than_were_started_are_just_counted(make: Any) -> None:
     display.update({**RESULT, "num_healthy_workers": 5}, 1.0)
     assert "5 of 2" not in last_frame(console)
     display.close()
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_the_returns_of_several_policies_have_a_line_of_their_own(make: Any, width: int) -> None:
+    display, console = make(width)
+    display.start(0.0)
+    display.update({**RESULT, "policy_reward_mean": {"left": 1.0}}, 1.0)
+    assert "policies" not in last_frame(console)
+    display.update({**RESULT, "policy_reward_mean": {"left": 1.0, "right": -1.0}}, 2.0)
+    assert "policies  left 1.0, right -1.0" in last_frame(console)
+    display.close()

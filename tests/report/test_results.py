@@ -99,6 +99,14 @@ def test_a_run_is_solved_by_the_last_100_episodes_and_not_by_fewer() -> None:
     assert results.has_reached(500)
 
 
+@pytest.mark.parametrize(("mean", "goal"), [(0.29999999, 0.3), (-0.30000001, -0.3), (474.9996, 475.0), (-1e-7, 0.0)])
+def test_rounding_of_rewards_keeps_no_run_from_its_end(mean: float, goal: float) -> None:
+    results = Results(5, now=0.0)
+    add(results, [(1, mean)] * 100)
+    assert results.has_reached(goal)
+    assert not results.has_reached(goal + 1e-3)
+
+
 def test_rates_are_those_of_the_iteration() -> None:
     results = Results(100, now=10.0)
     results.finish_iteration(11.0, Progress(1000, 800, bytes_in=5000, bytes_out=100))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import aiorl
 from aiorl.observation.filters import NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.policy.policy_map import PolicyMap
@@ -86,3 +87,16 @@ def test_original_batches_are_made_on_demand_and_not_later(episode):
     assert originals[4][1].count == 1
     with pytest.raises(RuntimeError, match="during postprocessing only"):
         originals[2]
+
+
+def test_the_agent_need_not_be_named_where_there_is_only_one():
+    policy = RecordingPolicy(recurrent=True)
+    lanes = {"only": Lane("only", policy, preprocessor_for(policy.observation_space), NoFilter(), clip_actions=True)}
+    binding = PolicyMap({"only": policy}, lambda agent: "only").binding()
+    episode = MultiAgentEpisode(7, 99, lanes, binding, BatchBuilder(0.0, lambda *args: None), [].append)
+    track = episode.track_for(aiorl.DEFAULT_AGENT_ID)
+    track.raw_obs, track.info, track.prev_reward = "seen", {"x": 1}, 2.0
+    assert episode.policy_for() == "only"
+    assert (episode.last_raw_obs_for(), episode.last_info_for(), episode.prev_reward_for()) == ("seen", {"x": 1}, 2.0)
+    for name in ("last_observation_for", "last_action_for", "prev_action_for", "rnn_state_for", "last_pi_info_for"):
+        np.testing.assert_equal(getattr(episode, name)(), getattr(episode, name)(aiorl.DEFAULT_AGENT_ID))

@@ -119,3 +119,13 @@ class Watching(DefaultCallbacks):
 class Failing(DefaultCallbacks):
     def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
         raise RuntimeError("the hook fails on purpose")
+
+
+class Unfit(DefaultCallbacks):
+    def on_episode_end(self, *, episode: Any, speed: float, **kwargs: Any) -> None:  # type: ignore[override]
+        raise AssertionError("never called")
+
+
+class Slipping(DefaultCallbacks):
+    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+        episode.custom_metrics["speed"] = episode.user_data["speed"]

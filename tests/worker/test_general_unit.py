@@ -267,7 +267,7 @@ def test_a_failing_environment_or_client_is_an_environment_error_with_its_traceb
 
 def test_a_failing_callback_is_no_environment_error(make: Make) -> None:
     unit = make(callbacks="general_parts:Failing")
-    with pytest.raises(RuntimeError, match="callback fails"):
+    with pytest.raises(ConfigError, match=r"'general_parts:Failing': on_episode_step failed: .*callback fails"):
         unit.sample()
 
 

@@ -1,0 +1,46 @@
+"""A run is planned before anything of it is made."""
+
+from __future__ import annotations
+
+import pytest
+from gymnasium import spaces
+
+from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.env.external_env import ExternalEnv
+from aiorl.env.registry import register_env
+from aiorl.errors import ConfigError
+from aiorl.learner.build import build_learning, plan_learning
+
+BOX, TWO = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)
+
+
+class Client(ExternalEnv):
+    def run(self) -> None:
+        raise AssertionError("the learner starts no clients")
+
+
+def test_an_external_environment_takes_one_copy_where_the_user_says_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    register_env("planned", lambda context: Client(TWO, BOX))
+    with caplog.at_level("INFO"):
+        plan = plan_learning(PPOConfig.from_mapping({"env": "planned"}))
+    assert plan.config.num_envs_per_worker == 1
+    assert "num_envs_per_worker is 1" in caplog.text
+    assert plan.general_reason == "the environment is an ExternalEnv"
+    with pytest.raises(ConfigError, match="num_envs_per_worker is 32"):
+        plan_learning(PPOConfig.from_mapping({"env": "planned", "num_envs_per_worker": 32}))
+
+
+def test_the_reason_for_general_sampling_is_known_also_where_it_was_asked_for() -> None:
+    settings = {"env": "CartPole-v1", "num_envs_per_worker": 2}
+    assert plan_learning(PPOConfig.from_mapping(settings)).general_reason == ""
+    asked = plan_learning(PPOConfig.from_mapping({**settings, "sampling": "general"}))
+    assert (asked.sampling, asked.general_reason) == ("general", "sampling is general")
+
+
+def test_callbacks_that_cannot_be_made_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("general_parts.Failing.__init__", lambda self: {}["speed"])
+    config = PPOConfig.from_mapping({"env": "CartPole-v1", "callbacks": "general_parts:Failing"})
+    with pytest.raises(ConfigError, match=r"'general_parts:Failing' can't be made: KeyError\('speed'\)"):
+        build_learning(config)
