@@ -207,9 +207,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="how long to train")
     parser.add_argument("--mean-steps", type=float, default=20_000.0, help="env steps between two crashes of one copy")
+    parser.add_argument("--folder", type=Path, help="where the run is kept; default: it is not")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        report = run_soak(60.0 * args.minutes, Path(folder), mean_steps=args.mean_steps)
+        report = run_soak(60.0 * args.minutes, args.folder or Path(folder), mean_steps=args.mean_steps)
     warm_up_s = 20.0 * args.minutes  # the first third
     slopes = {name: report.slope(name, warm_up_s) for name in report.memory}
     lines = [

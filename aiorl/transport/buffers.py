@@ -1,4 +1,4 @@
-"""Makes the C library keep the memory that messages are put in.
+"""Makes the C library keep the memory that messages are put in, and give back now and then what lies idle.
 
 ZeroMQ allocates each large frame and frees it once decoded columns are dropped. glibc hands such memory back to
 the system at once and takes it again for the next frame, each page faulted in anew: on one TCP connection with
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["keep_message_buffers"]
+__all__ = ["give_back_idle_memory", "keep_message_buffers"]
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
@@ -28,3 +28,17 @@ def keep_message_buffers(*, max_kept_bytes: int = 256 << 20) -> bool:
         return False
     settings = ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, max_kept_bytes), (_M_TOP_PAD, 16 << 20))
     return all([mallopt(ctypes.c_int(name), ctypes.c_int(value)) == 1 for name, value in settings])
+
+
+def give_back_idle_memory() -> bool:
+    """Give free pages in the middle of the heaps back to the system; takes about a millisecond for each 100 MB.
+
+    Messages are allocated in one thread and freed in another, so heaps fragment: without this a worker that takes up
+    two policies a second grows by some 5 MB an hour for hours.
+
+    Returns: whether any were given back; False where the C library isn't glibc.
+    """
+    try:
+        return bool(ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0)))
+    except (AttributeError, OSError, TypeError):
+        return False

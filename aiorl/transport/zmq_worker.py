@@ -326,7 +326,8 @@ class ZmqWorkerEndpoint:
         elif event == zmq.EVENT_DISCONNECTED:
             self._on_ended(channel)
         elif event == zmq.EVENT_CLOSED and not self._connected:
-            self._wait_for(f"nothing answers at {url(self._host, channel.port)}: is the learner running there?")
+            where = url(self._host, channel.port)
+            self._wait_for(f"nothing answers at {where}: is the learner running there?", kind="nothing answers")
 
     def _introduce(self, channel: _Channel) -> None:
         """Send the empty message by which the learner's endpoint learns of our routing id and tells of our end."""
@@ -438,17 +439,18 @@ class ZmqWorkerEndpoint:
         finally:
             self._lookup = None
 
-    def _wait_for(self, reason: str) -> None:
+    def _wait_for(self, reason: str, kind: str = "") -> None:
+        """Say why there is no connection; reasons of one kind, such as for either port, are logged as one."""
         if self._closed or self._connected or reason == self._last_reason:
             return
-        self._log_once(f"{reason} Trying on.")
+        self._log_once(f"{reason} Trying on.", kind)
         self._last_reason = reason
         self.on_event(Event(EventKind.WAITING, reason, address=self.address))
 
-    def _log_once(self, reason: str) -> None:
+    def _log_once(self, reason: str, kind: str = "") -> None:
         now = self._loop.time()
-        if now - self._said.get(reason, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
-            self._said[reason] = now
+        if now - self._said.get(kind or reason, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
+            self._said[kind or reason] = now
             logger.warning("%s", reason)
 
     def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:

@@ -35,3 +35,26 @@ def test_freed_buffers_are_used_again_without_new_page_faults():
         for mode in ("keep", "as it comes")
     }
     assert faults["keep"] * 3 < faults["as it comes"], faults
+
+
+_HOLES = """
+import ctypes, psutil
+from aiorl.transport.buffers import give_back_idle_memory, keep_message_buffers
+assert keep_message_buffers()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+blocks = [libc.malloc(64 << 10) for _ in range(512)]
+for block in blocks:
+    ctypes.memset(block, 1, 64 << 10)
+for block in blocks[::2]:
+    libc.free(block)
+before = psutil.Process().memory_full_info().uss
+assert give_back_idle_memory()
+print(before - psutil.Process().memory_full_info().uss)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be asked to")
+def test_idle_memory_between_blocks_in_use_is_given_back():
+    done = subprocess.run([sys.executable, "-c", _HOLES], capture_output=True, check=True, timeout=60)
+    assert int(done.stdout) > 10 << 20
