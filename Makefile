@@ -49,8 +49,8 @@ requirements: $(STAMP)  ## run the tests and write docs/requirements.md
 bench: $(STAMP)  ## measure every figure beside its baseline; make bench NAMES="sampler wire"
 	@$(BIN)/python -m benchmarks $(NAMES)
 
-examples: $(STAMP)  ## run every example, small
-	@$(BIN)/python -m pytest -m 'not slow' tests/examples
+examples: $(STAMP)  ## run every example, a few minutes
+	@$(BIN)/python -m pytest tests/examples
 
 coverage: $(STAMP)  ## tests with branch coverage
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt coverage

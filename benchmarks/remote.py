@@ -18,7 +18,7 @@ __all__ = ["SlowCartPole", "remote_lockstep", "remote_polled"]
 
 STEP_S = 0.020
 NUM_ENVS = 8
-ROUNDS = 5
+ROUNDS = 3
 SECONDS = 4.0
 TARGET = 300
 

@@ -140,6 +140,14 @@ class BatchBuffers:
         Raises: BatchError naming the column at fault.
         """
         shape = self.shape_of(fragment)
+        if min(shape) < 1:
+            raise BatchError(self.columns[0].name, "at least one row", f"[{shape[0]}, {shape[1]}, ...]")
+        known = {column.name for column in (*self.columns, *self.extras)}
+        if unknown := sorted(fragment.keys() - known):
+            raise BatchError("batches", f"no other columns than {', '.join(sorted(known))}", f"{unknown[0]!r:.100}")
+        valid = fragment.get(c.VALID)
+        if valid is not None and valid.dtype != np.bool_:
+            raise BatchError(c.VALID, "dtype bool", valid.dtype)
         if (steps is not None and shape[0] != steps) or (num_envs is not None and shape[1] != num_envs):
             raise BatchError(self.columns[0].name, f"[{steps}, {num_envs}, ...]", f"[{shape[0]}, {shape[1]}, ...]")
         for column in self.columns:
@@ -221,7 +229,7 @@ class BatchBuffers:
         if source is None:
             if column.name == c.VALID:
                 return np.broadcast_to(np.float32(1.0), leading)
-            raise BatchError(column.name, "in every fragment", f"only {', '.join(sorted(fragment))}")
+            raise BatchError(column.name, "in every fragment", f"only {sorted(fragment)!r:.500}")
         if source.shape != (*leading, *column.shape):
             raise BatchError(column.name, f"shape {(*leading, *column.shape)}", source.shape)
         if not _converts(source.dtype, column.dtype):

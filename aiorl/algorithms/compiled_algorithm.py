@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 MAX_SKIPS_IN_A_ROW = 10
 """So many updates in a row may be skipped for numbers that are not finite before training ends."""
 
+_ROOMY = 4
+"""Batches are laid out in room for so many times their size at most, rather than compile for another size."""
+
 _SEED_KEY = 0x616C676F  # keeps the algorithm's random numbers apart from the workers' of the same seed
 
 
@@ -41,14 +44,13 @@ class CompiledAlgorithm(Algorithm):
 
     def __init__(self, config: CommonConfig, model: ActorCritic, *, sizes_vary: bool = False) -> None:
         """Take config and model; subclasses then build `buffers` and `compiled`."""
-        self._sizes_vary = sizes_vary
         self._fragment_shape: tuple[int | None, int | None] = (None, 1)
         if sizes_vary and self.trains_on_sequences(config):
             self._fragment_shape = (config.sequence_length(), None)
         elif not sizes_vary and config.batch_mode == "truncate_episodes":
             self._fragment_shape = (config.rollout_fragment_length, config.num_envs_per_worker)
         self.model = model
-        self._capacity = 0
+        self._capacities: set[int] = set()
         self._rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,)))
         self._updates = 0
         self._skipped = 0
@@ -116,7 +118,8 @@ class CompiledAlgorithm(Algorithm):
         if held:
             self._updates += 1
             self._skipped_in_a_row = 0
-            self.after_update(metrics)
+            if num_minibatches:
+                self.after_update(metrics)
             return UpdateResult({**metrics, **reported, "updates_skipped": float(self._skipped)})
         self._skipped += 1
         self._skipped_in_a_row += 1
@@ -187,7 +190,7 @@ class CompiledAlgorithm(Algorithm):
         return {f"{index:03d}": variable for index, variable in enumerate(self.compiled.optimizer.variables)}
 
     def fitted(self, count: int, usual: int) -> int:
-        """Rows or sequences to make room for: never fewer than before, so that few sizes have to be compiled.
+        """Rows or sequences to make room for: as before, where that fits, so that few sizes have to be compiled.
 
         Args:
             count: what has to fit.
@@ -195,8 +198,12 @@ class CompiledAlgorithm(Algorithm):
         Returns: whole minibatches.
         """
         size = self.minibatch_size
-        self._capacity = max(self._capacity, rounded_up(-(-count // size), -(-usual // size)))
-        return size * self._capacity
+        wanted = rounded_up(-(-count // size), -(-usual // size))
+        # one batch of an unusual size must not make all that follow as large
+        known = [capacity for capacity in self._capacities if wanted <= capacity <= _ROOMY * wanted]
+        capacity = min(known, default=wanted)
+        self._capacities.add(capacity)
+        return size * capacity
 
     def _order_shape(self, size: int) -> tuple[int, int]:
         steps, rest = divmod(size, self.minibatch_size)

@@ -112,6 +112,8 @@ class _Series:
 
     def add(self, name: str, values: Iterable[Any]) -> None:
         name = name[:MAX_NAME]
+        if not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+            values = [values]  # a single number where several may stand
         if name in self._values or len(self._values) < MAX_NAMES:
             numbers = (_number(name, value) for value in values)
             self._values.setdefault(name, []).extend(number for number in numbers if math.isfinite(number))
@@ -124,7 +126,7 @@ def _number(name: str, value: Any) -> float:
     """A user's value as a number, NaN if it is none."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         if log_once(f"no number: {name}"):
             kind, _, own_name = name.partition("/")
             what = "custom metric" if kind == "custom" else "entry of hist_data"

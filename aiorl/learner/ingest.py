@@ -16,13 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.algorithms.algorithm import LeasePlan
-from aiorl.data.columns import VALID
-from aiorl.data.metrics import MAX_NAMES, EpisodeColumns
+from aiorl.data.columns import OBS, VALID
+from aiorl.data.metrics import MAX_NAME, MAX_NAMES, EpisodeColumns
 from aiorl.errors import BatchError, InternalError
 from aiorl.protocol.messages import Samples
 
 __all__ = ["AssembledBatch", "BatchAssembler", "Discarded", "QueuedFragment", "check_samples"]
 
+
+_MAX_STEPS = 1 << 24
+"""Of one fragment; what it may hold is bounded by the size of messages long before."""
+_MAX_NAME = MAX_NAME + 20  # with what stands before it
 
 PolicyColumns = Mapping[str, Mapping[str, NDArray[Any]]]
 
@@ -38,6 +42,10 @@ def check_samples(samples: Samples, *, every_row_is_a_step: bool = True) -> Epis
     Raises: BatchError naming what is wrong.
     """
     rows = sum(_num_rows(columns) for columns in samples.batches.values())
+    if every_row_is_a_step and not samples.batches:
+        raise BatchError("batches", "columns [T, N, ...]", "none")
+    if max(samples.env_steps, samples.agent_steps) > _MAX_STEPS:
+        raise BatchError("env_steps, agent_steps", f"at most {_MAX_STEPS}", (samples.env_steps, samples.agent_steps))
     if every_row_is_a_step and samples.env_steps != rows:
         raise BatchError("env_steps", rows, samples.env_steps)
     if samples.agent_steps < rows:
@@ -48,19 +56,20 @@ def check_samples(samples: Samples, *, every_row_is_a_step: bool = True) -> Epis
 
 
 def _num_rows(columns: Mapping[str, NDArray[Any]]) -> int:
-    first = next(iter(columns.values()), None)
-    valid = columns.get(VALID)
-    if first is None or first.ndim < 2:
+    obs, valid = columns.get(OBS), columns.get(VALID)
+    if obs is None or obs.ndim < 2:
         raise BatchError("batches", "columns [T, N, ...]", "none")
-    return first.shape[0] * first.shape[1] if valid is None else int(np.count_nonzero(valid))
+    return obs.shape[0] * obs.shape[1] if valid is None else int(np.count_nonzero(valid))
 
 
 def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
     lengths, rewards = arrays.get("lengths"), arrays.get("rewards")
     if lengths is None or rewards is None or lengths.ndim != 1 or lengths.shape != rewards.shape:
         raise BatchError("episodes", "lengths and rewards [E]", sorted(arrays))
-    if lengths.dtype.kind != "i":
-        raise BatchError("episodes", "whole lengths", lengths.dtype)
+    if lengths.dtype.kind != "i" or (lengths < 0).any():
+        raise BatchError("episodes", "whole lengths >= 0", lengths.dtype)
+    if longest := next((name for name in arrays if len(name) > _MAX_NAME), ""):
+        raise BatchError("episodes", f"names of at most {_MAX_NAME} characters", f"{longest!r:.100}")
     if len(arrays) > MAX_NAMES + 2:
         raise BatchError("episodes", f"at most {MAX_NAMES} names", len(arrays))
     for name, values in arrays.items():

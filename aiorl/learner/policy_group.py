@@ -46,7 +46,7 @@ class PolicyGroup:
         for policy_id, columns in batches.items():
             algorithm = self.algorithms.get(policy_id)
             if algorithm is None:
-                raise BatchError("batches", f"policies that learn, {', '.join(self.algorithms)}", policy_id)
+                raise BatchError("batches", f"policies that learn, {', '.join(self.algorithms)}", f"{policy_id!r:.100}")
             algorithm.check_fragment(columns)
 
     def make_batch(self, fragments: Sequence[PolicyColumns]) -> dict[str, Batch]:

@@ -30,7 +30,10 @@ _MAX_ID = 100
 
 # A policy's own settings are those of its learning; everything else is the run's
 _RUN_GROUPS = frozenset(["Run", "Sampling", "Workers and hosts", "Resources", "Reports", "Offline data"])
-_RUN_KEYS = frozenset(["train_batch_size", "min_iter_time_s", "timesteps_per_iteration"])
+_RUN_KEYS = frozenset([
+    "train_batch_size", "min_iter_time_s", "timesteps_per_iteration", "max_policy_lag",
+    "outstanding_fragments_per_worker",
+])  # fmt: skip
 _ACTING_KEYS = frozenset(["exploration"])
 
 

@@ -138,6 +138,7 @@ class Run:
             AiorlError: training cannot go on; the newest checkpoint is saved first where there is something to save.
         """
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_stray_error)
         self._stopped: asyncio.Future[tuple[bool, str]] = self._loop.create_future()
         self._stopped.add_done_callback(_retrieve)
         self._display.start(time.monotonic())
@@ -192,6 +193,13 @@ class Run:
     def _fail(self, error: BaseException) -> None:
         if not self._stopped.done():
             self._stopped.set_exception(error)
+
+    def _on_stray_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error in a callback has nobody to tell: without this the run would go on as if nothing had happened."""
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if error is not None and "handle" in context:
+            self._fail(error)
 
     async def _until_stopped(self, step: Any) -> Any:
         """The result of a step of the start-up, unless the run is stopped before."""

@@ -36,6 +36,9 @@ FilterState = dict[str, NDArray[Any]]
 
 EPSILON = 1e-8
 
+_MAX_COUNT = 1 << 53
+"""Samples a statistic may count: what a float64 counts exactly."""
+
 
 class RunningStat:
     """Count, mean and sum of squared deviations of all samples pushed, element-wise in float64."""
@@ -106,8 +109,8 @@ class RunningStat:
                 raise BatchError(f"filter {name}", f"finite numbers of shape {shape}", got)
             setattr(stat, name, array.astype(np.float64))
         count = np.asarray(state.get("n", -1))
-        if count.size != 1 or not np.isfinite(count).all() or count.item() < 0 or (stat.m2 < 0).any():
-            raise BatchError("filter n, m2", "a count and squared deviations >= 0", state.get("n"))
+        if count.size != 1 or not 0 <= count.item() <= _MAX_COUNT or (stat.m2 < 0).any():
+            raise BatchError("filter n, m2", "a count up to 2**53 and squared deviations >= 0", state.get("n"))
         stat.n = int(count.item())
         return stat
 
@@ -316,7 +319,13 @@ class MeanStdFilter(ObservationFilter):
         """
         other = RunningStat.from_state(delta, self.shape)
         with self._lock:
-            self._stat.merge(other)
+            merged = self._stat.copy()
+            with np.errstate(over="ignore", invalid="ignore"):
+                merged.merge(other)
+            # nobody could take up a state that is not finite, so what would make one is left out
+            if merged.n > _MAX_COUNT or not (np.isfinite(merged.mean).all() and np.isfinite(merged.m2).all()):
+                raise BatchError("filter delta", "numbers that keep the statistics finite", "an overflow")
+            self._stat = merged
             self._scale = None
 
     def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:

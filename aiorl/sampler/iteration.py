@@ -72,6 +72,7 @@ class Iteration:
                 setup.preprocessors[policy_id],
                 setup.filters[policy_id],
                 clip_actions=setup.clip_actions,
+                clip_rewards=setup.reward_limit,
             )
             for policy_id, policy in self._policies.items()
         }

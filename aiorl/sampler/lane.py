@@ -48,8 +48,19 @@ class Lane:
         observation_filter: ObservationFilter,
         *,
         clip_actions: bool,
+        clip_rewards: float = 0.0,
     ) -> None:
-        """Get ready for a policy's agents."""
+        """Get ready for a policy's agents.
+
+        Args:
+            policy_id: the policy's name.
+            policy: acts for the agents.
+            preprocessor: of its observations.
+            observation_filter: behind the preprocessor.
+            clip_actions: what environments get is clipped to their action space.
+            clip_rewards: previous rewards are limited to ``[-clip_rewards, clip_rewards]``, as the rows' rewards are,
+                so that a policy sees at the end of a trajectory what it sees within; 0 = not at all.
+        """
         self.policy_id = policy_id
         self.policy = policy
         self.store = SlotStore()
@@ -57,6 +68,7 @@ class Lane:
         self._preprocessor = preprocessor
         self._filter = observation_filter
         self._clip_actions = clip_actions
+        self._clip_rewards = clip_rewards
         self._layout = ActionLayout(policy.action_space)
         self._tracks: dict[int, AgentTrack] = {}
         self.queue: list[AgentTrack] = []
@@ -157,6 +169,8 @@ class Lane:
         obs = store[c.OBS][index]
         prev_actions = store[c.ACTIONS].take([track.fed for track in tracks], 0)
         prev_rewards = np.array([track.last_reward for track in tracks], np.float32)
+        if self._clip_rewards:
+            np.clip(prev_rewards, -self._clip_rewards, self._clip_rewards, out=prev_rewards)
         states: list[Array] = []
         if self.state_columns:
             before = [track.state for track in tracks]

@@ -163,3 +163,25 @@ def test_what_follows_a_sequences_last_transition_stands_in_the_row_behind_it() 
         if length == 6:
             np.testing.assert_array_equal(obs[1, 4], cut[c.LAST_OBS][0])
             assert not obs[1, 5].any()
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({"junk": np.zeros((4, 2))}, "junk"),
+        ({c.VALID: np.full((4, 2), np.nan, np.float32)}, "bool"),
+        ({c.VALID: np.ones((4, 3), bool)}, "valid"),
+        ({"\x1b[2J" * 1000: np.zeros(1)}, r"no other columns.{0,300}\\x1b.{0,200}$"),
+    ],
+)
+def test_what_no_batch_is_made_of_is_refused_by_name(damage: dict[str, Any], said: str) -> None:
+    buffers = BatchBuffers(COLUMNS, EXTRAS)
+    buffers.check(fragment(4, 2), 4, 2)
+    with pytest.raises(BatchError, match=said):
+        buffers.check(fragment(4, 2) | damage, 4, 2)
+
+
+@pytest.mark.parametrize("shape", [(0, 1), (3, 0)])
+def test_fragments_without_a_row_are_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(BatchError, match="at least one row"):
+        BatchBuffers(COLUMNS, EXTRAS).check(fragment(*shape), None, None)

@@ -288,9 +288,20 @@ def test_fragments_of_general_sampling_may_hold_any_number_of_rows_or_sequences(
 
 
 @ALL
+def test_one_huge_batch_does_not_make_those_after_it_as_large(setup: Callable[..., Setup], name: str) -> None:
+    it = varying(setup, name)
+    sizes = []
+    for count in (10, 100_000, 10, 60):
+        sizes.append(it.algorithm.fitted(count, 10))  # type: ignore[attr-defined]
+    assert sizes[1] >= 100_000
+    assert sizes[0] == sizes[2] < 100
+    assert 60 <= sizes[3] < 240
+
+
+@ALL
 def test_smaller_batches_of_general_sampling_need_no_other_compilation(setup: Callable[..., Setup], name: str) -> None:
     it = varying(setup, name)
-    for seed, size in enumerate((41, 40, 7, 23, 1)):
+    for seed, size in enumerate((41, 40, 15, 23, 12)):
         shape = (size, 1) if name == "ppo" else (6, size)
         batch = it.algorithm.make_batch([it.make_fragment(it.plan, it.model, *shape, seed)])
         assert not it.algorithm.update(batch, 0).skipped

@@ -79,3 +79,16 @@ def test_a_custom_metric_that_is_no_number_is_warned_of_once_by_name(caplog: pyt
     assert "'colour'" in told[0]
     assert "'red'" in told[0]
     assert "'steps'" in told[1]
+
+
+def test_what_is_no_series_or_too_large_a_number_is_left_out_and_the_rest_stays() -> None:
+    episodes = [
+        RolloutMetrics(3, 1.0, custom_metrics={"huge": 10**400, "fine": 2}, hist_data={"one": 5, "none": None}),
+        RolloutMetrics(3, 1.0, hist_data={"one": np.array(6.0), "some": [1, 2]}),
+    ]
+    columns = EpisodeColumns.of(episodes)
+    assert columns.custom["fine"].tolist() == [2.0]
+    assert "huge" not in columns.custom
+    assert columns.hist["one"].tolist() == [5.0, 6.0]
+    assert columns.hist["some"].tolist() == [1.0, 2.0]
+    assert "none" not in columns.hist

@@ -122,6 +122,7 @@ def test_custom_env(folder: Folder) -> None:
     assert 0.25 <= folder.results()[-1]["episode_reward_mean_last_100"] < 0.301
 
 
+@pytest.mark.slow
 def test_custom_model(folder: Folder) -> None:
     learn, look = commands_of("custom_model.py")
     assert "Trainable params" in folder.run(look)
@@ -135,6 +136,7 @@ def test_custom_model_solves_cartpole(folder: Folder) -> None:
     assert re.search(SOLVED, folder.run(commands_of("custom_model.py")[0]), re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_recurrent_memory(folder: Folder) -> None:
     assert re.search(SOLVED, folder.run(commands_of("recurrent_memory.py")[0]), re.MULTILINE)
 
@@ -145,6 +147,7 @@ def test_without_memory_it_stays_a_guess(folder: Folder) -> None:
     assert folder.results()[-1]["episode_reward_mean_last_100"] < 0.7
 
 
+@pytest.mark.slow
 def test_multi_agent_cartpole(folder: Folder) -> None:
     learn, look = commands_of("multi_agent_cartpole.py")
     folder.run(learn, "--stop-timesteps=4096")
@@ -226,6 +229,7 @@ def test_external_http_learns_from_its_own_client(folder: Folder) -> None:
     assert last > 100 > 2 * first
 
 
+@pytest.mark.slow
 def test_atari(folder: Folder) -> None:
     assert "Done: " in folder.run(commands_of("atari.yaml")[0], "--stop-timesteps=2048")
 

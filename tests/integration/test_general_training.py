@@ -22,7 +22,7 @@ TWO = (
     "--env=general_runs:Poles", "--multiagent.policies={left: null, right: null}",
     "--multiagent.policy-mapping-fn=general_runs:side",
 )  # fmt: skip
-BOTH = pytest.mark.parametrize("algo", ["ppo", "impala"])
+BOTH = pytest.mark.parametrize("algo", ["ppo", pytest.param("impala", marks=pytest.mark.slow)])
 
 Run = Callable[..., StartedLearner]
 

@@ -164,6 +164,16 @@ def test_counts_must_be_those_of_the_rows() -> None:
         check_samples(samples(agent_steps=5, a=HALF, b=HALF), every_row_is_a_step=False)
 
 
+def test_rows_are_those_of_the_observations_whatever_else_comes_first() -> None:
+    with pytest.raises(BatchError, match="env_steps"):
+        check_samples(samples(env_steps=100, a={"junk": np.zeros((10, 10)), **TIMES}))
+    with pytest.raises(BatchError, match="batches"):
+        check_samples(samples(env_steps=0, agent_steps=0))
+    for steps in ({"env_steps": 2**53}, {"agent_steps": 2**53}):
+        with pytest.raises(BatchError, match="at most"):
+            check_samples(samples(a=TIMES, **steps), every_row_is_a_step=False)
+
+
 def test_episodes_are_given_by_kind() -> None:
     found = check_samples(
         samples(a=TIMES, episodes={"policy_reward/a": np.ones(2), "custom/x/y": np.ones(1), "hist/h": np.zeros(5)})
@@ -183,6 +193,8 @@ def test_episodes_are_given_by_kind() -> None:
         {"hist/x": np.zeros((2, 2))},
         {"policy_reward/a": np.zeros(2, np.int32)},
         {f"custom/{number}": np.zeros(1) for number in range(1001)},
+        {"lengths": np.array([-3], np.int32)},
+        {"custom/" + "x" * 300: np.zeros(1)},
     ],
 )
 def test_episodes_that_are_no_finite_numbers_or_too_many_are_refused(episodes: dict) -> None:

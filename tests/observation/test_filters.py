@@ -308,6 +308,8 @@ def test_filters_are_made_by_name_and_an_unknown_name_is_refused():
         {"n": np.array(-1)},
         {"n": np.array(np.inf)},
         {"n": np.zeros(2)},
+        {"n": np.array(2**60)},
+        {"n": np.array(1e308)},
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage):
@@ -321,3 +323,21 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage):
     with pytest.raises(BatchError):
         observation_filter.restore({"n": np.array(2), "mean": np.zeros(2)})
     assert observation_filter.count == 1
+
+
+@pytest.mark.parametrize("name", ["MeanStdFilter", "ConcurrentMeanStdFilter"])
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"n": np.array(1), "mean": np.full(2, 1e200), "m2": np.zeros(2)},
+        {"n": np.array(2**53), "mean": np.zeros(2), "m2": np.zeros(2)},
+    ],
+)
+def test_a_delta_that_would_overflow_the_statistics_is_refused_and_changes_nothing(name, delta):
+    own = make_filter(name, (2,))
+    own(np.ones((3, 2)))
+    before = own.state()
+    with pytest.raises(BatchError, match="overflow"):
+        own.merge_delta(delta)
+    for key, value in own.state().items():
+        np.testing.assert_array_equal(value, before[key])
