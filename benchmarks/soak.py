@@ -101,7 +101,7 @@ def run_soak(seconds: float, folder: Path, *, mean_steps: float) -> SoakReport:
 
     Args:
         seconds: how long the learner trains.
-        folder: gets the run directory.
+        folder: gets the run directory, the learner's output, and memory.json: all looks at each process.
         mean_steps: env steps after which an environment's process ends, on average.
     """
     config = folder / "soak.yaml"
@@ -119,6 +119,7 @@ def run_soak(seconds: float, folder: Path, *, mean_steps: float) -> SoakReport:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
+    (folder / "memory.json").write_text(json.dumps(memory), encoding="utf-8")
     lines = (run_dir / "result.jsonl").read_text(encoding="utf-8").splitlines()
     results = [json.loads(line) for line in lines]
     logs = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(run_dir.rglob("*.txt"))]
