@@ -33,5 +33,6 @@ def test_a_minute_with_everything_on_leaves_a_balanced_ledger_and_a_quiet_log(tm
     assert report.unbalanced == 0
     assert report.repeated == []
     for process in ("learner", "worker"):
-        rows = [megabytes / 1e6 for at, megabytes in report.memory[process] if at >= 40.0]
+        # not the first updates, which compile, nor the end, where the learning curve is drawn
+        rows = [size / 1e6 for at, size in report.memory[process] if 30.0 <= at < 50.0]
         assert max(rows) - min(rows) < 50.0, f"{process}: {rows}"
