@@ -126,15 +126,17 @@ class PolicyGroup:
         for name, tensor in state.tensors.items():
             policy_id, _, inner = name.partition("/")
             tensors[policy_id][inner] = tensor
+        fixed: dict[str, dict[str, Array]] = {}
         for policy_id, weights in self.fixed.items():
             given = {name.removeprefix("weights/"): tensor for name, tensor in tensors[policy_id].items()}
             if {name: tensor.shape for name, tensor in given.items()} != {
                 name: weight.shape for name, weight in weights.items()
             }:
                 raise CheckpointError("tensors", f"the weights of policy {policy_id!r} don't fit its model")
-            self.fixed[policy_id] = given
+            fixed[policy_id] = given
         for policy_id, algorithm in self.algorithms.items():
             algorithm.set_state(AlgorithmState(tensors[policy_id], state.values[policy_id]))
+        self.fixed.update(fixed)
 
 
 def _list(names: Any) -> str:

@@ -21,9 +21,10 @@ from typing import Any
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, ConfigError, WorkerError
 from aiorl.learner.build import Learning, LearningPlan, build_learning
-from aiorl.learner.checkpoint import Checkpoint, check_compatible, list_checkpoints, load_newest_valid, save_checkpoint
+from aiorl.learner.checkpoint import Checkpoint, check_compatible, list_checkpoints, load_newest_valid
 from aiorl.learner.publish import Publisher
 from aiorl.learner.run_dir import RunDirectory
+from aiorl.learner.saving import Saver, identity_of
 from aiorl.learner.service import Counters, LearnerService
 from aiorl.learner.state import RunState
 from aiorl.learner.tf_runtime import prepare_environment
@@ -120,11 +121,9 @@ class Run:
         self._steps_at_iteration = 0
         self._began = time.monotonic()
         self._checkpointed = time.monotonic()
-        self._state_wanted: asyncio.Future[StateTaken] | None = None
-        self._saving: asyncio.Task[None] | None = None
         self._last_result: dict[str, Any] = {}
         self._last_heard = time.monotonic()
-        self._checkpoint_path = ""
+        self._saver: Saver | None = None
         self._warm = False
         self._last_failure = ""
 
@@ -168,6 +167,15 @@ class Run:
                 self._on_update_thread,
                 env_steps_total=self._service.counters.env_steps_trained,
                 max_queued=1,
+            )
+            self._saver = Saver(
+                self._config,
+                self._directory,
+                learning,
+                updates,
+                self._service,
+                self._results,
+                on_error=lambda error: self._tell(f"{error}; training goes on", logging.ERROR),
             )
             updates.start()
             self._service.begin(learning, updates, Publisher(learning.filters))
@@ -322,7 +330,7 @@ class Run:
                 learning = build_learning(self._config, self._directory.log, self._directory.path, self._plan)
                 if checkpoint is not None:
                     assert self._restored is not None
-                    check_compatible(checkpoint, self._identity(learning))
+                    check_compatible(checkpoint, identity_of(self._config, learning))
                     self._restored.apply(checkpoint, learning)
             except BaseException as error:
                 self._loop.call_soon_threadsafe(tell, done.set_exception, error)
@@ -373,8 +381,8 @@ class Run:
                 except ConfigError as error:
                     self._fail(error)
             case StateTaken():
-                if self._state_wanted is not None and not self._state_wanted.done():
-                    self._state_wanted.set_result(event)
+                if self._saver is not None:
+                    self._saver.state_taken(event)
             case UpdateFailed(error, batch):
                 if batch is not None:
                     self._service.drop_batch(batch)
@@ -394,8 +402,8 @@ class Run:
             self._stop(True, reason)
         elif config.checkpoint_interval_s and now - self._checkpointed >= config.checkpoint_interval_s:
             self._checkpointed = now
-            if self._saving is None or self._saving.done():
-                self._saving = asyncio.create_task(self._save_in_passing(), name="checkpoint")
+            if self._saver is not None:
+                self._saver.save_in_passing()
 
     def _stop_reason(self, now: float) -> str:
         config, counters = self._config, self._service.counters
@@ -481,66 +489,13 @@ class Run:
                 said = now
                 self._tell(f"no update for {silent:.0f} s: {self._service.waiting_for(now)}", logging.WARNING)
 
-    # Checkpoints ----------------------------------------------------------------------------------------------
-
-    def _identity(self, learning: Learning) -> dict[str, Any]:
-        return {"env": self._config.env, "algo": self._config.algo, "spaces": learning.spaces}
-
-    async def _save(self, timeout_s: float | None) -> str:
-        """Write a checkpoint of the state between two updates.
-
-        Raises:
-            CheckpointError: it cannot be written.
-            TimeoutError: a running update did not end in time.
-        """
-        self._state_wanted = self._loop.create_future()
-        self._updates.request_state()
-        async with asyncio.timeout(timeout_s):
-            taken = await self._state_wanted
-        assert self._service.publisher is not None
-        state = RunState(
-            counters=self._service.counters,
-            results=self._results.to_state(),
-            ledger=self._service.session.ledger.to_state(),
-        )
-        tensors = {
-            **{f"algorithm/{name}": array for name, array in taken.state.tensors.items()},
-            **{
-                f"filter/{policy_id}/{name}": array
-                for policy_id, own in self._service.publisher.filter_states().items()
-                for name, array in own.items()
-            },
-        }
-        meta = {
-            **self._identity(self._learning),
-            "run_id": self._directory.run_id,
-            "algorithm": taken.state.values,
-            **state.to_meta(),
-        }
-        path = await asyncio.to_thread(
-            save_checkpoint,
-            self._directory.checkpoints,
-            self._service.counters.updates,
-            tensors,
-            meta,
-            keep=self._config.checkpoint_keep,
-        )
-        self._checkpoint_path = str(path)
-        logger.info("checkpoint %s", path)
-        return str(path)
-
-    async def _save_in_passing(self) -> None:
-        try:
-            await self._save(None)
-        except CheckpointError as error:
-            self._tell(f"{error}; training goes on", logging.ERROR)
-
     # End ------------------------------------------------------------------------------------------------------
 
     async def _finish(self, ok: bool, reason: str) -> Outcome:
         self._service.stop_training()
-        if self._saving is not None and not self._saving.done():
-            await asyncio.wait([self._saving], timeout=_UPDATE_WAIT_S)
+        saver = self._saver
+        assert saver is not None
+        await saver.finish(_UPDATE_WAIT_S)
         now = time.monotonic()
         if self._service.counters.env_steps_trained > self._steps_at_iteration:
             try:
@@ -551,7 +506,7 @@ class Run:
         if not self._service.counters.updates:
             return Outcome(ok, f"{reason} Nothing was trained yet, so there is nothing to save.", {})
         try:
-            await self._save(_UPDATE_WAIT_S)
+            await saver.save(_UPDATE_WAIT_S)
         except TimeoutError:
             self._tell("the running update did not end in time; the checkpoint before is the newest", logging.WARNING)
         except CheckpointError as error:
@@ -585,7 +540,8 @@ class Run:
         """What to show at the end."""
         directory = shlex.quote(str(self._directory.path))
         steps = []
-        if self._checkpoint_path:
+        checkpoint = "" if self._saver is None else self._saver.newest
+        if checkpoint:
             steps.append(("go on training from here", f"python -m aiorl.learner --resume {directory}"))
         steps.append(("draw the learning curve again", f"python -m aiorl.report.plot {directory}"))
         steps.append(("look at all figures", f"tensorboard --logdir {directory}"))
@@ -594,7 +550,7 @@ class Run:
             reason=outcome.reason,
             run_dir=str(self._directory.path),
             ok=outcome.ok,
-            checkpoint=self._checkpoint_path,
+            checkpoint=checkpoint,
             picture=picture,
             next_steps=steps,
         )

@@ -28,6 +28,7 @@ from aiorl.protocol.learner_session import BROADCAST, LearnerSession
 from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
 from aiorl.protocol.messages import DownMessage, PolicyArrays
 from aiorl.report.results import Progress, Results
+from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Event, EventKind, LearnerEndpoint
 
 __all__ = ["Counters", "LearnerService"]
@@ -113,7 +114,7 @@ class LearnerService:
         self._num_in_thread = 0
         self._granting = False
         self._pump_due = False
-        self._ticker: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._hung: dict[str, float] = {}
         self._joined = asyncio.Event()
         self._stopping = False
@@ -139,7 +140,10 @@ class LearnerService:
         self._endpoint.on_message = self._on_message
         self._endpoint.on_event = self._on_endpoint_event
         self._endpoint.start()
-        self._ticker = asyncio.create_task(self._tick(), name="tick")
+        self._tasks = [
+            asyncio.create_task(self._tick(), name="tick"),
+            asyncio.create_task(give_back_regularly(), name="memory"),
+        ]
         return self._endpoint.address
 
     def begin(self, learning: Learning, updates: UpdateThread, publisher: Publisher) -> None:
@@ -181,8 +185,8 @@ class LearnerService:
         """Say goodbye to the workers and close the endpoint."""
         self.session.shutdown(reason, final, time.monotonic())
         self._pump()
-        if self._ticker is not None:
-            self._ticker.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self._endpoint.close()
 
     # What arrives ---------------------------------------------------------------------------------------------

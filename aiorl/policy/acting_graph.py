@@ -302,6 +302,8 @@ class ActingGraph:
         options.inter_op_num_threads = 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = _ORT_ERRORS
+        # an arena takes a megabyte at once, with each new weights again: the heap fragments, and runs aren't faster
+        options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
         values = [ort.OrtValue.ortvalue_from_numpy(weight) for weight in weights.values()]

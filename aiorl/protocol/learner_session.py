@@ -141,10 +141,6 @@ class LearnerSession:
         """Keep a slot for a worker that is being started here; others get the next free ones."""
         self._roster.reserved[slot] = worker_id
 
-    def release_slot(self, slot: int) -> None:
-        """Nobody is expected in this slot any more."""
-        self._roster.reserved.pop(slot, None)
-
     def shutdown(self, reason: str, final: bool, now: float) -> None:
         """Say goodbye to all, now and to whoever still says Hello."""
         goodbye = m.Bye(reason, final)

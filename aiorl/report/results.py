@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.data.metrics import EpisodeColumns
+from aiorl.data.metrics import MAX_NAMES, EpisodeColumns
 
 __all__ = ["STOP_WINDOW", "Progress", "Results"]
 
@@ -26,7 +26,6 @@ STOP_WINDOW = 100
 
 _KINDS = ("mean", "min", "max")
 _MAX_HIST = 1000
-_MAX_NAMES = 1000
 _PERF_KEYS = ("env_wait_time", "processing_time", "inference_time")
 
 
@@ -289,7 +288,7 @@ class _Windows:
     def add(self, values: Mapping[str, NDArray[Any]]) -> None:
         for name, array in values.items():
             is_known = name in self._new or name in self._earlier
-            if array.size and (is_known or len({**self._new, **self._earlier}) < _MAX_NAMES):
+            if array.size and (is_known or len({**self._new, **self._earlier}) < MAX_NAMES):
                 self._new.setdefault(name, []).append(array)
 
     def take(self) -> dict[str, NDArray[np.float64]]:

@@ -55,10 +55,12 @@ def _run(coroutine: object) -> int:
 async def _work(args: WorkerArgs) -> int:
     from aiorl.process.parent_watch import watch_parent
     from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
+    from aiorl.transport.buffers import share_one_heap
     from aiorl.transport.security import load_worker_keys
     from aiorl.transport.zmq_endpoint import ZmqWorkerEndpoint
     from aiorl.worker.service import WorkerService
 
+    share_one_heap()
     keys = None if args.keys is None else load_worker_keys(args.keys)
     settings = WorkerSettings(
         worker_id=args.worker_id or secrets.token_hex(8),

@@ -37,7 +37,7 @@ from aiorl.protocol.codec import decode, encode
 from aiorl.protocol.limits import DEFAULT_LIMITS, Limits, limits_of
 from aiorl.protocol.messages import Message, Samples, Snapshot, Welcome
 from aiorl.protocol.worker_session import WorkerSession, WorkerState
-from aiorl.transport.buffers import give_back_idle_memory
+from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
 from aiorl.worker.apply import StopSampling
 from aiorl.worker.make_unit import make_unit
@@ -51,7 +51,6 @@ _TICK_S = 0.1
 _STATUS_AFTER_S = 2.0
 _STATUS_EVERY_S = 60.0
 _STOP_WAIT_S = 2.0
-_TRIM_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +108,15 @@ class WorkerService:
         self._endpoint.on_broadcast = self._on_broadcast
         self._endpoint.on_event = self._on_event
         self._endpoint.start()
-        ticker = asyncio.create_task(self._tick(), name="tick")
+        tasks = [
+            asyncio.create_task(self._tick(), name="tick"),
+            asyncio.create_task(give_back_regularly(), name="memory"),
+        ]
         try:
             outcome = await self._done
         finally:
-            ticker.cancel()
+            for task in tasks:
+                task.cancel()
             await self._stop_units()
             if self._sender is not None:
                 self._sender.cancel()
@@ -163,12 +166,8 @@ class WorkerService:
         self._pump()
 
     async def _tick(self) -> None:
-        trim_at = time.monotonic() + _TRIM_EVERY_S
         while True:
             now = time.monotonic()
-            if now >= trim_at:
-                trim_at = now + _TRIM_EVERY_S
-                give_back_idle_memory()
             in_env_s = max((r.unit.in_env_s for r in self._running if r.unit is not None), default=0.0)
             self._session.note_progress(0, state=self._session.status_text(now), in_env_s=in_env_s)
             self._session.tick(now)

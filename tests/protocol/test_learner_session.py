@@ -129,7 +129,6 @@ def test_a_reserved_slot_is_kept_for_the_local_worker() -> None:
     session.receive(B, hello("local"), 0.0)
     (joined,) = told(session)
     assert (joined.slot, joined.local) == (1, True)
-    session.release_slot(1)
     session.lose(1, "killed", 1.0)
     assert join(session, b"c", "c").slot == 1
 

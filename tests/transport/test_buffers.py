@@ -58,3 +58,34 @@ print(before - psutil.Process().memory_full_info().uss)
 def test_idle_memory_between_blocks_in_use_is_given_back():
     done = subprocess.run([sys.executable, "-c", _HOLES], capture_output=True, check=True, timeout=60)
     assert int(done.stdout) > 10 << 20
+
+
+_HEAPS = """
+import ctypes, sys, threading
+from aiorl.transport.buffers import share_one_heap
+if sys.argv[1] == "one":
+    assert share_one_heap()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+barrier, heaps = threading.Barrier(4), set()
+def allocate():
+    for _ in range(50):
+        barrier.wait()
+        heaps.add(libc.malloc(2000) >> 26)  # a heap of a thread is aligned to 64 MiB
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(heaps))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives threads heaps of their own")
+def test_threads_share_one_heap_where_asked_to():
+    heaps = {
+        mode: int(
+            subprocess.run([sys.executable, "-c", _HEAPS, mode], capture_output=True, check=True, timeout=60).stdout
+        )
+        for mode in ("one", "as it comes")
+    }
+    assert heaps["one"] <= 2 < heaps["as it comes"], heaps  # the first heap may lie across a border
