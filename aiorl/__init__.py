@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aiorl.env.multi_agent_env import MultiAgentEnv
     from aiorl.env.registry import EnvContext, register_env
     from aiorl.env.stepped_vector_env import VectorEnv
-    from aiorl.models.tf_policy import TFPolicy
+    from aiorl.models.tf_policy import TFPolicy as TFPolicy
     from aiorl.observation.preprocessors import Preprocessor
     from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator
     from aiorl.offline.io import InputReader, IOContext, OutputWriter, SamplerInput
@@ -71,6 +71,7 @@ _HOME = {
     "to_base_env": "aiorl.env.adapt",
 }
 
+# all but TFPolicy, so that `from aiorl import *` works without TensorFlow, and never loads it
 __all__ = [
     "ASYNC_RESET_RETURN",
     "DEFAULT_AGENT_ID",
@@ -100,7 +101,6 @@ __all__ = [
     "SampleBatch",
     "SamplerInput",
     "SyncSampler",
-    "TFPolicy",
     "VectorEnv",
     "__version__",
     "get_global_worker",
@@ -116,4 +116,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_HOME})

@@ -56,6 +56,8 @@ class DefaultCallbacks:
     ) -> None:
         """A policy has postprocessed one agent's trajectory; the batch may be changed in place.
 
+        Where rows in between were not recorded, the rows before and behind them are a trajectory each.
+
         Args:
             worker: the RolloutWorker that samples.
             episode: the episode it comes from.

@@ -241,7 +241,7 @@ class ClosedEpisodeError(AiorlError, ValueError):
         state: what is wrong with it.
     """
 
-    def __init__(self, episode_id: str, state: str) -> None:
+    def __init__(self, episode_id: object, state: str) -> None:
         super().__init__(episode_id, state)
         self.episode_id = episode_id
         self.state = state
@@ -258,7 +258,7 @@ class EpisodeTimeout(AiorlError, TimeoutError):
         waited_s: how long was waited for the action, seconds; None if the client was silent.
     """
 
-    def __init__(self, episode_id: str, waited_s: float | None) -> None:
+    def __init__(self, episode_id: object, waited_s: float | None) -> None:
         super().__init__(episode_id, waited_s)
         self.episode_id = episode_id
         self.waited_s = waited_s

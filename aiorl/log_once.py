@@ -41,6 +41,13 @@ class LogOnce:
             return True
         return False
 
+    def set_up(self, worker_index: int, log_level: str | None) -> None:
+        """As a worker does it: workers 0 and 1 report, at DEBUG again and again; others keep quiet, also at DEBUG."""
+        if worker_index > 1:
+            self.disable()
+        elif log_level == "DEBUG":
+            self.repeat_periodically()
+
     def disable(self) -> None:
         """No message any more, not even in periodic mode."""
         self._disabled = True

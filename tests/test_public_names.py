@@ -8,7 +8,7 @@ import pytest
 import aiorl
 
 
-@pytest.mark.parametrize("name", aiorl.__all__)
+@pytest.mark.parametrize("name", [*aiorl.__all__, "TFPolicy"])
 def test_every_public_name_can_be_imported_and_is_listed(name: str) -> None:
     assert getattr(aiorl, name) is not None
     assert name in dir(aiorl)
@@ -17,6 +17,12 @@ def test_every_public_name_can_be_imported_and_is_listed(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         _ = aiorl.nonsense
+
+
+def test_everything_can_be_imported_at_once_without_tensorflow() -> None:
+    """R1: also where it is not installed."""
+    code = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; from aiorl import *; RolloutWorker"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_import_aiorl_loads_next_to_nothing() -> None:

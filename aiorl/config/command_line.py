@@ -92,7 +92,7 @@ def _switch(help_text: str) -> Any:
 
 @dataclass(frozen=True)
 class _RunOptions:
-    env: Annotated[str, _option("ID", "Gymnasium id, registered name, package.module:Name or gym:ID.")] = ""
+    env: Annotated[str, _option("ID", "Gymnasium id, package.module:Name, module:registered-name or gym:ID.")] = ""
     algo: Annotated[str, _option("NAME", "Algorithm.", default="ppo")] = ""
     seed: Annotated[str, _option("N", "Seed of everything random.", default="a fresh one")] = ""
     stop_return: Annotated[str, _option("R", "End once the mean return of the last 100 episodes is R.")] = ""

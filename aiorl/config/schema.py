@@ -46,8 +46,8 @@ class CommonConfig(BaseModel):
     algo: str = key("ppo", "Algorithm: the name of a folder in aiorl/algorithms.", group="Run", where="both")
     env: str | None = key(
         None,
-        "Environment: a registered name, a Gymnasium id, package.module:Name for a class or function of your own, or "
-        "gym:ID for one of the old gym package.",
+        "Environment: a Gymnasium id, package.module:Name for a class or function of your own, module:name for a name "
+        "that the module gives to register_env, or gym:ID for one of the old gym package.",
         group="Run", where="both",
     )  # fmt: skip
     env_config: dict[str, Any] = key({}, "Arguments for the environment's creator.", group="Run", where="workers")
@@ -395,6 +395,7 @@ class CommonConfig(BaseModel):
         size = self.train_batch_size
         if not self.on_policy or self.batch_mode != "truncate_episodes" or size % fragment == 0:
             return
+        is_set = "num_envs_per_worker" in self.model_fields_set
         below = size - size % fragment
         fits = f"{below} or {below + fragment}" if below else f"{fragment}"
         raise ConfigError(
@@ -402,7 +403,8 @@ class CommonConfig(BaseModel):
             f"(rollout_fragment_length {self.rollout_fragment_length} x num_envs_per_worker "
             f"{self.num_envs_per_worker}).",
             key="train_batch_size", value=size,
-            hint=f"Set train_batch_size to {fits}, or change rollout_fragment_length.",
+            hint=f"Set train_batch_size to {fits}, or change rollout_fragment_length."
+            + ("" if is_set else " An external environment has num_envs_per_worker: 1; then say so."),
         )  # fmt: skip
 
     @field_validator("env", mode="before")
@@ -413,7 +415,7 @@ class CommonConfig(BaseModel):
             return env
         module, name = getattr(env, "__module__", "__main__"), getattr(env, "__qualname__", "<locals>")
         if module == "__main__" or "<" in name:
-            raise ValueError("workers can't import it; put it into a module, or register it with register_env")
+            raise ValueError("workers can't import it; put it at the top of a module, and give 'module:name'")
         return f"{module}:{name}"
 
     @field_validator("input_evaluation", mode="before")

@@ -53,6 +53,7 @@ class ActionLayout:
         edges = np.cumsum([0, *self._sizes]).tolist()
         self._slices = [slice(start, end) for start, end in itertools.pairwise(edges)]
         self._bounds = self._column_bounds()
+        self._rounded = self.is_nested and self.dtype.kind == "f" and any(map(_is_whole, self.leaves))
 
     def zeros(self, *leading: int) -> Array:
         """The zero action, or ``[*leading, ...]`` of them, in column form."""
@@ -65,7 +66,7 @@ class ActionLayout:
             actions: an array ``[N, ...]``; for a nested space either ``[N, A]`` already in column form, or one
                 batch per component, nested as the space is.
         Returns: ``[N, *shape]`` in `dtype`; the array given where it has that form.
-        Raises: BatchError if the batches don't fit the space.
+        Raises: BatchError if the batches don't fit the space, or hold anything but whole numbers where it does.
         """
         if self.is_nested and not isinstance(actions, np.ndarray):
             batches = list(_leaf_values(self.space, actions))
@@ -74,13 +75,19 @@ class ActionLayout:
                 if np.shape(batch) != (rows, *(leaf.shape or ())):
                     raise BatchError("actions", f"{rows} rows of {leaf}", f"shape {np.shape(batch)}")
             column = self.zeros(rows)
-            for batch, part in zip(batches, self._slices, strict=True):
-                column[:, part] = np.asarray(batch).reshape(rows, part.stop - part.start)
+            for batch, leaf, part in zip(batches, self.leaves, self._slices, strict=True):
+                column[:, part] = _cast(batch, leaf).reshape(rows, part.stop - part.start)
             return column
         column = np.asarray(actions)
         if column.shape[1:] != self.shape or not column.ndim:
             raise BatchError("actions", f"shape (N, {', '.join(map(str, self.shape))})", column.shape)
-        return column.astype(self.dtype, copy=False)
+        if column.dtype != self.dtype:
+            column = _cast(column, self.space, self.dtype)
+        if self._rounded:
+            for leaf, part in zip(self.leaves, self._slices, strict=True):
+                if _is_whole(leaf):
+                    _cast(column[:, part], leaf)
+        return column
 
     def to_row(self, action: Any) -> Array:
         """One action, in the form an environment takes, in column form: ``[*shape]``.
@@ -91,12 +98,12 @@ class ActionLayout:
             row = np.asarray(action)
             if row.shape != self.shape:
                 raise BatchError("actions", f"an action of {self.space}", f"shape {row.shape}")
-            return row.astype(self.dtype, copy=False)
+            return _cast(row, self.space)
         row = self.zeros()
         for value, leaf, part in zip(_leaf_values(self.space, action), self.leaves, self._slices, strict=True):
             if np.shape(value) != (leaf.shape or ()):
                 raise BatchError("actions", f"an action of {leaf}", f"shape {np.shape(value)}")
-            row[part] = np.asarray(value).ravel()
+            row[part] = _cast(value, leaf).ravel()
         return row
 
     def clip(self, column: Array) -> Array:
@@ -168,10 +175,36 @@ def leaf_spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
             raise UnsupportedSpaceError("action space", space, _KINDS)
 
 
+def _is_whole(leaf: spaces.Space[Any]) -> bool:
+    """Its actions are whole numbers."""
+    return np.dtype(leaf.dtype).kind in "iub"
+
+
+def _cast(values: Any, space: spaces.Space[Any], dtype: np.dtype[Any] | None = None) -> Array:
+    """Numbers in a space's dtype, or the one given; whole numbers come through unchanged.
+
+    Raises: BatchError if they can't be had in it, such as 0.7 or NaN where the space has whole numbers.
+    """
+    given, dtype = np.asarray(values), np.dtype(space.dtype) if dtype is None else dtype
+    if given.dtype == dtype:
+        return given
+    expected = f"{'whole numbers' if dtype.kind in 'iub' else 'numbers'} that {dtype} can hold, for {space}"
+    if given.dtype.kind not in "biufO":
+        raise BatchError("actions", expected, f"{given.dtype}: {given.ravel()[:3]}")
+    try:
+        with np.errstate(invalid="ignore"):
+            cast = given.astype(dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BatchError("actions", expected, f"{given.ravel()[:3]}") from error
+    if dtype.kind in "iub" and (is_lost := cast != given).any():
+        raise BatchError("actions", expected, given[is_lost].ravel()[0])
+    return cast
+
+
 def _common_dtype(leaves: Sequence[spaces.Space[Any]]) -> np.dtype[Any]:
-    if all(np.dtype(leaf.dtype).kind in "iub" for leaf in leaves):
+    if all(map(_is_whole, leaves)):
         return np.dtype(np.int64)
-    is_exact = all(_largest(leaf) <= _EXACT_IN_FLOAT32 for leaf in leaves if np.dtype(leaf.dtype).kind in "iub")
+    is_exact = all(_largest(leaf) <= _EXACT_IN_FLOAT32 for leaf in leaves if _is_whole(leaf))
     is_double = any(np.dtype(leaf.dtype) == np.float64 for leaf in leaves)
     return np.dtype(np.float32 if is_exact and not is_double else np.float64)
 

@@ -16,7 +16,8 @@ Batch = SampleBatch | MultiAgentBatch
 def concat_batches(batches: Sequence[Batch]) -> Batch:
     """Rows of all batches in the order given; a single batch is returned as it is.
 
-    Where plain and multi-agent ones meet, the plain ones are rows of the default policy.
+    Where plain and multi-agent ones meet, the plain ones are rows of the default policy. They come from callbacks and
+    files; a sampler's own batches are all of one type.
 
     Args:
         batches: at least one.
@@ -34,7 +35,7 @@ def concat_batches(batches: Sequence[Batch]) -> Batch:
         return SampleBatch.concat(plain)
     return MultiAgentBatch.concat(
         [
-            MultiAgentBatch({DEFAULT_POLICY_ID: batch}, batch.count) if isinstance(batch, SampleBatch) else batch
+            MultiAgentBatch({DEFAULT_POLICY_ID: batch}, batch.env_steps) if isinstance(batch, SampleBatch) else batch
             for batch in batches
         ]
     )

@@ -30,6 +30,11 @@ class MultiAgentBatch:
         self.policy_batches = dict(policy_batches)
         self.count = int(count)
 
+    @property
+    def env_steps(self) -> int:
+        """Environment steps: ``count``."""
+        return self.count
+
     def total(self) -> int:
         """Agent steps: rows of all policies together."""
         return sum(batch.count for batch in self.policy_batches.values())
@@ -61,9 +66,15 @@ class MultiAgentBatch:
 
     @staticmethod
     def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], count: int) -> SampleBatch | MultiAgentBatch:
-        """The plain batch when only the default policy is there, else a MultiAgentBatch."""
-        if set(policy_batches) == {DEFAULT_POLICY_ID}:
-            return policy_batches[DEFAULT_POLICY_ID]
+        """The plain batch when at most the default policy is there, with ``env_steps`` set; else a MultiAgentBatch.
+
+        Where there are several policies, whether their batches should be plain must not depend on who has rows: make
+        a MultiAgentBatch instead.
+        """
+        if policy_batches.keys() <= {DEFAULT_POLICY_ID}:
+            plain = policy_batches.get(DEFAULT_POLICY_ID, SampleBatch())
+            plain.env_steps = count
+            return plain
         return MultiAgentBatch(policy_batches, count)
 
     def __repr__(self) -> str:

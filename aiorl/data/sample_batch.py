@@ -26,6 +26,8 @@ class SampleBatch(MutableMapping[str, Array]):
 
     Attributes:
         count: number of rows B (agent steps; for a single agent also environment steps).
+        env_steps: environment steps that the rows are of. A sampler sets it, since several agents may share a policy
+            and steps may leave no row; rows picked out of a batch count one each.
     """
 
     def __init__(self, columns: Mapping[str, ArrayLike] | None = None, **more: ArrayLike) -> None:
@@ -36,6 +38,7 @@ class SampleBatch(MutableMapping[str, Array]):
         """
         self._columns: dict[str, Array | PackedColumn] = {}
         self.count = 0
+        self._env_steps: int | None = None
         for name, column in {**(columns or {}), **more}.items():
             self[name] = np.asarray(column)
 
@@ -64,6 +67,14 @@ class SampleBatch(MutableMapping[str, Array]):
     def __len__(self) -> int:
         """Number of columns, as a mapping has it; rows are ``count``."""
         return len(self._columns)
+
+    @property
+    def env_steps(self) -> int:  # noqa: D102 (the class describes it)
+        return self.count if self._env_steps is None else self._env_steps
+
+    @env_steps.setter
+    def env_steps(self, steps: int) -> None:
+        self._env_steps = steps
 
     def total(self) -> int:
         """Agent steps: the number of rows."""
@@ -107,7 +118,13 @@ class SampleBatch(MutableMapping[str, Array]):
         Raises:
             BatchError: batches whose columns differ.
         """
-        filled = [batch for batch in batches if len(batch)]
+        joined = SampleBatch._joined([batch for batch in batches if len(batch)])
+        if any(batch._env_steps is not None for batch in batches):
+            joined._env_steps = sum(batch.env_steps for batch in batches)
+        return joined
+
+    @staticmethod
+    def _joined(filled: Sequence[SampleBatch]) -> SampleBatch:
         if not filled:
             return SampleBatch()
         names = list(filled[0])
@@ -170,7 +187,9 @@ class SampleBatch(MutableMapping[str, Array]):
     def copy(self) -> SampleBatch:
         """A batch with its own copy of every column."""
         columns = self._columns.items()
-        return SampleBatch._of({name: col if isinstance(col, PackedColumn) else col.copy() for name, col in columns})
+        copied = SampleBatch._of({name: col if isinstance(col, PackedColumn) else col.copy() for name, col in columns})
+        copied._env_steps = self._env_steps
+        return copied
 
     def __repr__(self) -> str:
         return f"SampleBatch({self.count} rows: {', '.join(self._columns)})"

@@ -6,9 +6,11 @@ columnar sampler. ``to_base_env``: from an environment object of any kind to a B
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -16,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
-from aiorl.env.gym_like import check_gym_like, check_seedable, seed_env
+from aiorl.env.gym_like import check_gym_like, check_seedable, seed_env_now
 from aiorl.env.lockstep import LockstepEnv, checked_horizon
 from aiorl.env.lockstep_base_env import LockstepBaseEnv
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
@@ -29,7 +31,11 @@ from aiorl.env.vector_env import SerialEnv
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, EnvError
 
-__all__ = ["VECTORIZE_CHOICES", "choose_vectorize", "make_lockstep_env", "to_base_env"]
+__all__ = ["VECTORIZE_CHOICES", "check_can_be_remote", "choose_vectorize", "make_lockstep_env", "to_base_env"]
+
+logger = logging.getLogger(__name__)
+
+_NEVER_REMOTE = (BaseEnv, VectorEnv, gymnasium.vector.VectorEnv, ExternalEnv, ExternalMultiAgentEnv)
 
 VECTORIZE_CHOICES = ("auto", "native", "serial", "remote")
 
@@ -105,6 +111,7 @@ def make_lockstep_env(
             raise
         except Exception as error:
             raise _constructor_fault(creator, error, index) from error
+    _check_distinct(copies, creator.env_id)
     return SerialEnv(copies, env_id=creator.env_id, horizon=horizon)
 
 
@@ -202,12 +209,15 @@ def to_base_env(
 
     Raises:
         UnsupportedEnvError: none of these kinds.
+        Exception: whatever ``make_env`` raised; the copies that it had made are closed, ``env`` is its owner's.
         ConfigError: a number of environments, a seed or remote processes that this kind cannot have.
     """
     if seed is not None and isinstance(env, BaseEnv | VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
         # These are seeded as one, before they begin; all others at the first reset of each copy.
         check_seedable(env, env_id)
-        seed_env(env, seed)
+        seed_env_now(env, seed)
+    if remote_envs:
+        check_can_be_remote(env, env_id)
     if isinstance(env, BaseEnv):
         return env
     if num_envs < 1:
@@ -236,11 +246,57 @@ def to_base_env(
     if num_envs > 1 and make_env is None:
         raise ConfigError(f"{num_envs} environments are asked for, but only one is given.", key="num_envs_per_worker")
     copies = [env]
-    if make_env is not None:
-        copies.extend(make_env(index) for index in range(1, num_envs))
-    if isinstance(env, MultiAgentEnv):
-        return MultiAgentBaseEnv(copies, env_id=env_id, seed=seed)
-    return VectorBaseEnv(CopiesVectorEnv(copies, env_id=env_id, seed=seed))
+    with contextlib.ExitStack() as on_error:
+        if make_env is not None:
+            for index in range(1, num_envs):
+                copies.append(make_env(index))
+                on_error.callback(_close_after_error, copies[-1])
+        _check_distinct(copies, env_id)
+        base_env: BaseEnv
+        if isinstance(env, MultiAgentEnv):
+            base_env = MultiAgentBaseEnv(copies, env_id=env_id, seed=seed)
+        else:
+            base_env = VectorBaseEnv(CopiesVectorEnv(copies, env_id=env_id, seed=seed))
+        on_error.pop_all()
+    return base_env
+
+
+def check_can_be_remote(env: Any, env_id: str) -> None:
+    """Nothing, for an environment of a kind whose copies can live in processes of their own.
+
+    Raises:
+        ConfigError: it is of another kind.
+    """
+    if isinstance(env, _NEVER_REMOTE):
+        raise ConfigError(
+            f"environments in processes of their own are asked for, but {env_id!r} made a {type(env).__name__}, which"
+            " holds its environments itself.",
+            key="remote_worker_envs",
+            value=True,
+            hint="Leave out remote_worker_envs; only single and multi-agent environments can have it.",
+        )
+
+
+def _check_distinct(copies: Sequence[Any], env_id: str) -> None:
+    """Refuse copies that are all the same object, within their wrappers."""
+    inner = {id(env.unwrapped if isinstance(env, gymnasium.Env) else env) for env in copies}
+    if len(inner) < len(copies):
+        raise ConfigError(
+            f"{len(copies)} environments are asked for, but the creator of {env_id!r} returned the same object again.",
+            key="num_envs_per_worker",
+            value=len(copies),
+            hint="Have it make a new environment at each call.",
+        )
+
+
+def _close_after_error(env: Any) -> None:
+    """Close a copy; the error that there was is the one to be seen."""
+    close = getattr(env, "close", None)
+    if callable(close):
+        try:
+            close()
+        except Exception:
+            logger.exception("After another copy had failed, %s could not be closed", type(env).__name__)
 
 
 def _constructor_fault(creator: EnvCreator, error: Exception, index: int) -> EnvError:

@@ -62,8 +62,15 @@ def wrap_deepmind(
         noop_max: most no-ops at the start of a game; 0 for none.
 
     Raises:
-        ConfigError: OpenCV is not installed.
+        ConfigError: OpenCV is not installed, or the game's actions are not discrete.
     """
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise ConfigError(
+            f"DeepMind's Atari preprocessing needs discrete actions, not {env.action_space}.",
+            key="preprocessor_pref",
+            value="deepmind",
+            hint="Leave out the game's setting 'continuous', or set preprocessor_pref: rllib.",
+        )
     skip = _FRAME_SKIP if getattr(env.unwrapped, "_frameskip", 1) == 1 else 1
     try:
         env = AtariPreprocessing(

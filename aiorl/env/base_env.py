@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from aiorl.errors import EnvError
+from aiorl.errors import EnvContractError, EnvError
 
 __all__ = [
     "ALL_AGENTS",
@@ -88,12 +88,14 @@ def as_poll(result: Any) -> Poll:
             are taken for terminal states.
 
     Raises:
-        EnvError: neither of the two.
+        EnvContractError: neither of the two.
     """
     if isinstance(result, Poll):
         return result
-    if not isinstance(result, tuple) or len(result) not in (5, 6):
-        raise EnvError("BaseEnv", f"poll returned {type(result).__name__}, expected a Poll or a tuple of five dicts")
+    is_whole = isinstance(result, tuple) and len(result) in (5, 6)
+    if not is_whole or not all(isinstance(part, Mapping) for part in result):
+        given = f"({', '.join(type(part).__name__ for part in result)})" if is_whole else f"{result!r:.200}"
+        raise EnvContractError("BaseEnv", f"poll returned {given}, expected a Poll or a tuple of five dicts", step=-1)
     if len(result) == 6:
         return Poll(*result)
     obs, rewards, dones, infos, off_policy_actions = result
@@ -146,6 +148,12 @@ class BaseEnv(ABC):
     def take_finished_games(self) -> list[FinishedGame] | None:
         """Real games that ended since the last call; None when not every environment keeps count of them."""
         return None
+
+    def place_of(self, env_id: Any) -> tuple[str, int]:
+        """Name of an environment, and which copy it is, for messages."""
+        if type(env_id) is int:
+            return getattr(self, "_env_id", "") or type(self).__name__, env_id
+        return str(env_id), 0
 
     def interrupt(self) -> None:
         """Let a ``poll`` that waits for others raise, and every later one, where polls wait; before ``stop``.

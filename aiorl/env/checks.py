@@ -11,9 +11,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from aiorl.errors import BadObservationError, BadRewardError, EnvError, UnsupportedSpaceError
+from aiorl.data.actions import ActionLayout
+from aiorl.errors import BadObservationError, BadRewardError, BatchError, EnvError, UnsupportedSpaceError
 
-__all__ = ["NestedCheck", "ObservationCheck", "as_reward", "check_rewards", "env_fault"]
+__all__ = ["ActionCheck", "NestedCheck", "ObservationCheck", "as_reward", "check_rewards", "env_fault"]
 
 StepOf = Callable[[int], int]
 """Vector index -> step of that copy in its episode, for messages."""
@@ -118,18 +119,29 @@ class ObservationCheck:
 class NestedCheck:
     """What an observation of a Dict or Tuple space, or one inside the other, must look like."""
 
-    def __init__(self, env_id: str, space: spaces.Space[Any]) -> None:
-        """Derive the checks from a space; kinds of space that hold no arrays are not checked."""
+    def __init__(self, env_id: str, space: spaces.Space[Any], *, may_have_more: bool = True) -> None:
+        """Derive the checks from a space; kinds of space that hold no arrays are not checked.
+
+        Args:
+            env_id: name for messages.
+            space: the space.
+            may_have_more: keys that a Dict space does not have are left out; else they are refused.
+        """
         self._env_id = env_id
         self._leaf: ObservationCheck | None = None
         self._parts: dict[Any, NestedCheck] = {}
         self._kind: type[dict[Any, Any]] | type[tuple[Any, ...]] | None = None
+        self._may_have_more = may_have_more
         if isinstance(space, spaces.Dict):
             self._kind = dict
-            self._parts = {key: NestedCheck(env_id, part) for key, part in space.spaces.items()}
+            self._parts = {
+                key: NestedCheck(env_id, part, may_have_more=may_have_more) for key, part in space.spaces.items()
+            }
         elif isinstance(space, spaces.Tuple):
             self._kind = tuple
-            self._parts = {key: NestedCheck(env_id, part) for key, part in enumerate(space.spaces)}
+            self._parts = {
+                key: NestedCheck(env_id, part, may_have_more=may_have_more) for key, part in enumerate(space.spaces)
+            }
         elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
             self._leaf = ObservationCheck(env_id, space)
 
@@ -137,14 +149,19 @@ class NestedCheck:
         """One observation with arrays of the right shapes and dtypes as its leaves.
 
         Raises:
-            BadObservationError: a part is missing, has another shape or dtype, or holds a bad value.
+            BadObservationError: a part is missing or too many, has another shape or dtype, or holds a bad value.
         """
         if self._leaf is not None:
-            array = self._leaf.coerce(obs, index, step)
-            self._leaf.check_values(array[None], lambda row: step, lambda row: index)
+            given = self._leaf.coerce(obs, index, step)
+            with np.errstate(over="ignore"):
+                array = given.astype(self._leaf.dtype, copy=False)
+            self._leaf.check_values(given[None], lambda row: step, lambda row: index)
+            if array is not given and array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise self._bad(f"observation holds numbers too large for {array.dtype}: {_short(given)}", index, step)
             return array
         if self._kind is dict:
-            if not isinstance(obs, Mapping) or any(key not in obs for key in self._parts):
+            is_whole = isinstance(obs, Mapping) and obs.keys() >= self._parts.keys()
+            if not is_whole or (len(obs) > len(self._parts) and not self._may_have_more):
                 got = sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
                 raise self._bad(f"observation has {got}, expected the keys {list(self._parts)}", index, step)
             return {key: part.coerce(obs[key], index, step) for key, part in self._parts.items()}
@@ -156,6 +173,45 @@ class NestedCheck:
 
     def _bad(self, message: str, index: int, step: int) -> BadObservationError:
         return BadObservationError(self._env_id, message, vector_index=index, step=step)
+
+
+class ActionCheck:
+    """What an action must look like that was not a policy's, but comes from a client."""
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        """Derive the check from a space.
+
+        Raises:
+            UnsupportedSpaceError: a kind of space that no action can be of here.
+        """
+        self._space = space
+        self._layout = ActionLayout(space)
+
+    def fault_of(self, action: Any) -> str:
+        """What is wrong with an action; "" for a good one.
+
+        Outside the bounds of a Box is good: so are a policy's own actions, as rows hold them.
+        """
+        try:
+            with np.errstate(over="ignore"):
+                row = self._layout.to_row(action)
+            leaves = zip(self._layout.leaves, self._layout.split(row[None]), strict=True)
+            fits = all(_fits(leaf, batch[0]) for leaf, batch in leaves)
+            return "" if fits else f"action {_short_repr(action)} does not fit {self._space}"
+        except (BatchError, ValueError, TypeError, OverflowError) as error:
+            return f"action {_short_repr(action)} does not fit {self._space} ({error})"
+
+
+def _fits(leaf: spaces.Space[Any], action: NDArray[Any]) -> bool:
+    """Whether an action of the right shape and dtype is finite, and in range where the space is discrete."""
+    match leaf:
+        case spaces.Box():
+            return leaf.dtype.kind != "f" or bool(np.isfinite(action).all())
+        case spaces.Discrete():
+            return bool(leaf.start <= action < leaf.start + leaf.n)
+        case spaces.MultiDiscrete():
+            return bool(((leaf.start <= action) & (action < leaf.start + leaf.nvec)).all())
+    return bool(((action == 0) | (action == 1)).all())
 
 
 def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:

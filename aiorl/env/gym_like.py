@@ -10,10 +10,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from aiorl.errors import ConfigError, UnsupportedEnvError
 
-__all__ = ["StepResult", "check_gym_like", "check_seedable", "is_gym_like", "reset_env", "seed_env", "to_five_values"]
+__all__ = [
+    "AsGymnasium",
+    "StepResult",
+    "check_gym_like",
+    "check_seedable",
+    "is_gym_like",
+    "reset_env",
+    "seed_env",
+    "seed_env_now",
+    "to_five_values",
+]
 
 StepResult = tuple[Any, Any, Any, Any, Any]
 
@@ -29,6 +40,11 @@ def check_gym_like(env: Any, env_id: str) -> None:
     Raises:
         UnsupportedEnvError: anything else.
     """
+    if callable(getattr(env, "observation_space", None)) and hasattr(env, "possible_agents"):
+        raise UnsupportedEnvError(
+            f"environment {env_id!r} made a {type(env).__name__}, which is one of PettingZoo: name its module, such as"
+            " 'pettingzoo:classic.rps_v2', or return aiorl.env.pettingzoo's ParallelEnv(env) or AECEnv(env)"
+        )
     if not is_gym_like(env):
         raise UnsupportedEnvError(
             f"environment {env_id!r} made a {type(env).__name__}, which has no reset, step and spaces"
@@ -41,9 +57,11 @@ def check_seedable(env: Any, env_id: str) -> None:
     Raises:
         ConfigError: there is no way to seed it.
     """
-    if not _reset_takes_seed(env) and not callable(getattr(env, "seed", None)):
+    inner = env.unwrapped if isinstance(env, gymnasium.Wrapper) else env
+    seeded = env if isinstance(inner, gymnasium.Env) else inner  # wrappers around AsGymnasium take any seed
+    if not _reset_takes_seed(seeded) and not callable(getattr(seeded, "seed", None)):
         raise ConfigError(
-            f"a seed is given, but environment {env_id!r} ({type(env).__name__}) cannot be seeded:"
+            f"a seed is given, but environment {env_id!r} ({type(seeded).__name__}) cannot be seeded:"
             " its reset takes no seed, and it has no method 'seed'.",
             key="seed",
         )
@@ -57,6 +75,14 @@ def seed_env(env: Any, seed: int) -> dict[str, int]:
     return {}
 
 
+def seed_env_now(env: Any, seed: int) -> None:
+    """Seed an environment of a kind whose episodes begin by other methods than ``reset``."""
+    if callable(getattr(env, "seed", None)):
+        env.seed(seed)
+    else:
+        env.reset(seed=seed)
+
+
 def reset_env(env: Any, keywords: Mapping[str, int] | None = None) -> tuple[Any, dict[str, Any]]:
     """Begin an episode: observation and info, whichever form ``reset`` has.
 
@@ -65,12 +91,12 @@ def reset_env(env: Any, keywords: Mapping[str, int] | None = None) -> tuple[Any,
         keywords: what ``seed_env`` gave; None for none.
     """
     result = env.reset(**keywords) if keywords else env.reset()
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+    if isinstance(result, tuple) and len(result) == 2 and (result[1] is None or isinstance(result[1], dict)):
         # An old environment's observation may itself be such a pair.
         space = getattr(env, "observation_space", None)
         old_pair = not isinstance(env, gymnasium.Env) and isinstance(space, gymnasium.spaces.Tuple)
         if not (old_pair and space is not None and space.contains(result)):
-            return result
+            return result[0], result[1] or {}
     return result, {}
 
 
@@ -83,6 +109,8 @@ def to_five_values(result: Any) -> StepResult:
     Raises:
         ValueError: some other number of values.
     """
+    if not isinstance(result, tuple | list):
+        raise ValueError(f"step returned {result!r:.200}, expected 5 values (or 4, the old form)")
     if len(result) == 5:
         obs, reward, terminated, truncated, info = result
         return obs, reward, terminated, truncated, info
@@ -102,3 +130,49 @@ def _reset_takes_seed(env: Any) -> bool:
         return True
     passes_on = any(found.kind is found.VAR_KEYWORD for found in parameters.values())
     return passes_on and not callable(getattr(env, "seed", None))
+
+
+class AsGymnasium(gymnasium.Env[Any, Any]):
+    """A gym-like environment of any dialect in Gymnasium's form, for Gymnasium's wrappers.
+
+    Its ``unwrapped`` is the environment itself.
+    """
+
+    def __init__(self, env: Any) -> None:
+        """Take over the environment; it is closed with this object."""
+        self.env = env
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
+        self.metadata = getattr(env, "metadata", None) or {}
+        self.render_mode = getattr(env, "render_mode", None)
+        spec = getattr(env, "spec", None)
+        if spec is not None and not isinstance(spec, EnvSpec):
+            # wrappers note themselves in the spec, which only Gymnasium's own form can take
+            limit = getattr(spec, "max_episode_steps", None)
+            spec = EnvSpec(type(env).__name__, max_episode_steps=limit)
+        self.spec = spec
+
+    @property
+    def unwrapped(self) -> Any:
+        """The environment without wrappers."""
+        return self.env
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; options are not for environments of other dialects."""
+        obs, info = reset_env(self.env, None if seed is None else seed_env(self.env, seed))
+        return obs, dict(info)
+
+    def step(self, action: Any) -> StepResult:
+        """Step once."""
+        obs, reward, terminated, truncated, info = to_five_values(self.env.step(action))
+        return obs, reward, terminated, truncated, dict(info or {})
+
+    def render(self) -> Any:
+        """The environment's picture."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment, where it can be closed."""
+        close = getattr(self.env, "close", None)
+        if callable(close):
+            close()

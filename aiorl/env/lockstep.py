@@ -12,7 +12,7 @@ between implementations, and a ``VectorStep`` says which happened:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError
 
-__all__ = ["SEED_STRIDE", "LockstepEnv", "VectorStep", "checked_horizon", "env_seeds"]
+__all__ = ["SEED_STRIDE", "LockstepEnv", "VectorStep", "checked_horizon", "env_seeds", "training_disabled_error"]
 
 SEED_STRIDE = 1_000_000
 """Copy ``v`` of a worker's environment is seeded with ``worker_seed + SEED_STRIDE * v``."""
@@ -54,6 +54,17 @@ def checked_horizon(horizon: int | None, limit: int | None) -> int | None:
     return horizon
 
 
+def training_disabled_error(env_id: str) -> ConfigError:
+    """What to raise where a step is not to be trained on, by whoever cannot leave out its row."""
+    return ConfigError(
+        f"environment {env_id!r}: a step's info has a training_enabled that is false, but columnar sampling keeps the "
+        "row of every step.",
+        key="sampling",
+        value="columnar",
+        hint="Set sampling: general, which leaves such rows out.",
+    )
+
+
 @dataclass(slots=True)
 class VectorStep:
     """What one step of all copies brought. The arrays may be reused by the next step: copy what must last.
@@ -66,6 +77,7 @@ class VectorStep:
         final_index: [K] int64 copies that were reset inside this step, ascending; None when there are none.
         final_obs: [K, ...] their true final observations.
         valid: [N] bool, False where the row was only the reset of a copy; None when all are transitions.
+        infos: what the copies said, all in one dict (see ``vector_infos``); None or empty where nothing is known.
     """
 
     obs: NDArray[Any]
@@ -75,6 +87,7 @@ class VectorStep:
     final_index: NDArray[np.int64] | None = None
     final_obs: NDArray[Any] | None = None
     valid: NDArray[np.bool_] | None = None
+    infos: Mapping[str, Any] | None = None
 
 
 class LockstepEnv(ABC):

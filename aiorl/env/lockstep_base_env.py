@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll, opening_poll
 from aiorl.env.lockstep import LockstepEnv, env_seeds
+from aiorl.env.vector_infos import step_infos
 from aiorl.errors import EnvContractError
 
 __all__ = ["LockstepBaseEnv"]
@@ -32,6 +33,7 @@ class LockstepBaseEnv(BaseEnv):
             seed: the worker's seed.
         """
         self.lockstep_env = env
+        self._env_id = env.env_id
         self.num_envs = env.num_envs
         self.observation_space = env.observation_space
         self.action_space = env.action_space
@@ -49,8 +51,9 @@ class LockstepBaseEnv(BaseEnv):
     def poll(self) -> Poll:
         """The last step of every copy; the first poll resets them all."""
         if not self._started:
+            first = opening_poll(_by_index(self.lockstep_env.reset(self._seeds), range(self.num_envs)))
             self._started = True
-            return opening_poll(_by_index(self.lockstep_env.reset(self._seeds), range(self.num_envs)))
+            return first
         if self._poll is None:
             raise EnvContractError(self.lockstep_env.env_id, "it was polled twice, with no actions sent in between")
         poll, self._poll = self._poll, None
@@ -83,12 +86,13 @@ class LockstepBaseEnv(BaseEnv):
             whole = column.tolist()
             flags.append({**values, **{i: {DEFAULT_AGENT_ID: whole[i], ALL_AGENTS: whole[i]} for i in stepped}})
         rewards = step.rewards.tolist()
+        infos = step_infos(step, self.num_envs) if step.infos else None
         return Poll(
             {**opening.obs, **{i: {DEFAULT_AGENT_ID: finals.get(i, obs[i])} for i in stepped}},
             {**opening.rewards, **{i: {DEFAULT_AGENT_ID: rewards[i]} for i in stepped}},
             flags[0],
             flags[1],
-            {i: {DEFAULT_AGENT_ID: {}} for i in (*fresh, *stepped)},
+            {**opening.infos, **{i: {DEFAULT_AGENT_ID: {} if infos is None else infos[i]} for i in stepped}},
             {},
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll
 from aiorl.env.checks import as_reward, env_fault
 from aiorl.env.gym_like import check_seedable, seed_env
 from aiorl.env.lockstep import env_seeds
-from aiorl.errors import BadObservationError, EnvContractError, UnsupportedEnvError
+from aiorl.errors import BadObservationError, EnvContractError, EnvError, UnsupportedEnvError
 
 __all__ = ["AgentResults", "MultiAgentBaseEnv", "MultiAgentCopy", "MultiAgentEnv"]
 
@@ -119,12 +120,14 @@ class MultiAgentCopy:
         """
         self._step = 0
         self._gone = set()
-        seed, self._seed = self._seed, None
         try:
-            keywords = {} if seed is None else seed_env(self.env, seed)
+            keywords = {} if self._seed is None else seed_env(self.env, self._seed)
             result = self.env.reset(**keywords)
+        except EnvError:
+            raise
         except Exception as error:
             raise env_fault(self._env_id, "reset", error, self._index, 0) from error
+        self._seed = None
         obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         if not isinstance(obs, Mapping):
             raise self._broken(f"reset returned {type(obs).__name__}, expected observations by agent")
@@ -143,6 +146,8 @@ class MultiAgentCopy:
         self._step += 1
         try:
             result = self.env.step(dict(actions))
+        except EnvError:
+            raise
         except Exception as error:
             raise env_fault(self._env_id, "step", error, self._index, self._step) from error
         if (
@@ -153,12 +158,17 @@ class MultiAgentCopy:
             raise self._broken("step returned no tuple of five dicts (or four, the old form)")
         if len(result) == 4:
             obs, rewards, dones, infos = result
+            if ALL_AGENTS not in dones:
+                raise self._broken(f"dones have no key {ALL_AGENTS!r}; got {_keys(dones)}")
             terminateds, truncateds = _split_dones(dones, infos)
         else:
             obs, rewards, terminateds, truncateds, infos = result
         for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
             if ALL_AGENTS not in flags:
                 raise self._broken(f"{name} have no key {ALL_AGENTS!r}; got {_keys(flags)}")
+        for name, by_agent in (("observations", obs), ("rewards", rewards)):
+            if ALL_AGENTS in by_agent:
+                raise self._broken(f"{name} have the key {ALL_AGENTS!r}, which only flags have")
         unobserved = [agent_id for agent_id in infos if agent_id not in obs]
         if unobserved:
             raise self._broken(f"there are infos for agents that were not observed: {_keys(unobserved)}")
@@ -224,8 +234,8 @@ class MultiAgentBaseEnv(BaseEnv):
     def poll(self) -> Poll:
         """Results of the environments that were acted on; the first poll resets them all."""
         if not self._started:
-            self._started = True
             self._fresh = {index: copy.reset() for index, copy in enumerate(self._copies)}
+            self._started = True
         if not self._fresh and not self._results:
             raise EnvContractError(self._env_id, "it was polled twice, with no actions sent in between")
         results, self._results = self._results, {}
@@ -264,8 +274,9 @@ class MultiAgentBaseEnv(BaseEnv):
         """Close the copies."""
         if not self._closed:
             self._closed = True
-            for copy in self._copies:
-                copy.close()
+            with contextlib.ExitStack() as last_first:  # all of them, also if one raises
+                for copy in reversed(self._copies):
+                    last_first.callback(copy.close)
 
 
 def _split_dones(dones: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[AgentDict, AgentDict]:

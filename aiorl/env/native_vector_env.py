@@ -88,7 +88,7 @@ class NativeVectorEnv(LockstepEnv):
         ended = terminateds | truncateds
         self._any_ended = bool(ended.any())
         self._ended = ended
-        result = VectorStep(obs, rewards, terminateds, truncateds, valid=valid)
+        result = VectorStep(obs, rewards, terminateds, truncateds, valid=valid, infos=infos)
         if self._any_ended and self._mode is not AutoresetMode.NEXT_STEP:
             self._add_finals(result, np.flatnonzero(ended), infos)
             self._lengths *= ~ended

@@ -2,13 +2,13 @@
 
 What a name can be, tried in this order:
 
-* a name given to ``register_env``;
+* a name given to ``register_env`` in this process;
 * ``gym:ID``, an environment of the old ``gym`` package, through shimmy (extra ``gym``);
 * ``pettingzoo:MODULE``, a multi-agent environment (extra ``pettingzoo``);
 * ``package.module:Name``, a class or function; a class derived from ``gymnasium.Env`` gets the environment
   config as keyword arguments (or as one mapping, if its first parameter is called ``config``, ``env_config``,
   ``context`` or ``env_context``), a function gets the ``EnvContext``;
-* ``module:EnvId``, a Gymnasium id that exists once ``module`` is imported;
+* ``module:name``, a name given to ``register_env``, or a Gymnasium id, that exists once ``module`` is imported;
 * a Gymnasium id; those of Atari games (``ALE/Pong-v5``) need the extra ``atari``.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
 import io
 import sys
@@ -58,8 +59,8 @@ class EnvContext(dict[str, Any]):
         vector_index: int = 0,
         remote: bool = False,
     ) -> None:
-        """Copy the config and note the place."""
-        super().__init__(env_config or {})
+        """Copy the config, with the dicts and lists in it, and note the place."""
+        super().__init__({key: _own(value) for key, value in (env_config or {}).items()})
         self.worker_index = worker_index
         self.vector_index = vector_index
         self.remote = remote
@@ -79,6 +80,15 @@ class EnvContext(dict[str, Any]):
             self.vector_index if vector_index is None else vector_index,
             self.remote if remote is None else remote,
         )
+
+
+def _own(value: Any) -> Any:
+    """Settings that an environment may change without anybody else's noticing; other objects stay shared."""
+    if type(value) is dict:
+        return {key: _own(inner) for key, inner in value.items()}
+    if type(value) is list:
+        return [_own(inner) for inner in value]
+    return value
 
 
 class EnvCreator:
@@ -110,6 +120,9 @@ class EnvCreator:
 
 def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
     """Make ``name`` an environment of this process; a later registration replaces an earlier one.
+
+    Other processes, such as the workers of a training run, know the name as ``module:name``, if the module calls this
+    function when it is imported.
 
     Args:
         name: what configs will say.
@@ -168,6 +181,9 @@ def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreato
 def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
     if is_atari_id(gym_id) and (gym_id not in gymnasium.registry or "ale_py" in sys.modules):
         _import_atari(name)
+    elif gym_id not in gymnasium.registry and importlib.util.find_spec("ale_py") is not None:
+        with contextlib.suppress(ConfigError):  # not every game's id looks like one
+            _import_atari(name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Gymnasium warns of newer versions; the id asked for is meant
@@ -181,7 +197,8 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             value=name,
             hint=hint
             or _meant_path(name)
-            or "Give a Gymnasium id, 'package.module:Name' or a name given to register_env.",
+            or "Give a Gymnasium id, 'package.module:Name', or 'module:name' for a name that the module gives to "
+            "register_env.",
         ) from error
 
     def create(context: EnvContext) -> Any:
@@ -211,7 +228,10 @@ def _check_gym_settings(spec: EnvSpec, context: EnvContext) -> None:
 
 def is_atari_id(gym_id: str) -> bool:
     """Whether a Gymnasium id is that of an Atari game."""
-    return gym_id.startswith("ALE/") or "NoFrameskip-v" in gym_id
+    if gym_id.startswith("ALE/") or "NoFrameskip-v" in gym_id:
+        return True
+    spec = gymnasium.registry.get(gym_id)
+    return spec is not None and str(spec.entry_point).startswith("ale_py.")
 
 
 def _import_atari(name: str) -> None:
@@ -258,11 +278,14 @@ def _by_path(name: str) -> EnvCreator:
             break
     if callable(found):
         return EnvCreator(name, _caller_of(found))
+    if attribute in _registered:
+        return EnvCreator(name, _registered[attribute])
     if attribute in gymnasium.registry:
         return _gymnasium_id(name, attribute)
-    hint = nearest(attribute, [key for key in vars(module) if not key.startswith("_")]).strip()
+    hint = nearest(attribute, [*_registered, *(key for key in vars(module) if not key.startswith("_"))]).strip()
     raise UnknownEnvError(
-        f"unknown environment {name!r}: module {module_name!r} has no {attribute!r}, and it is no Gymnasium id.",
+        f"unknown environment {name!r}: module {module_name!r} has no {attribute!r}, and it is neither a name that was"
+        " given to register_env nor a Gymnasium id.",
         key="env",
         value=name,
         hint=hint,

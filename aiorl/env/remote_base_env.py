@@ -86,6 +86,7 @@ class RemoteBaseEnv(BaseEnv):
         self.dropped_infos = 0
         self.restarts = 0
         self._settings = settings
+        self._env_id = settings.env
         self._batch_wait_s = batch_wait_ms / 1000.0
         self._seed = seed
         self._selector = selectors.DefaultSelector()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -16,10 +17,13 @@ from aiorl.env.base_env import ALL_AGENTS, BaseEnv, FinishedGame, Poll, opening_
 from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, env_fault
 from aiorl.env.gym_like import check_gym_like, check_seedable, reset_env, seed_env, to_five_values
 from aiorl.env.lockstep import env_seeds
-from aiorl.errors import EnvContractError, UnsupportedEnvError
+from aiorl.errors import EnvContractError, EnvError, UnsupportedEnvError
 
 __all__ = ["CopiesVectorEnv", "VectorBaseEnv", "VectorEnv"]
 
+_UNKNOWN_STEP = -1  # a VectorEnv's environments are at different ones
+_NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
+_OLD_NAMES = ("observations", "rewards", "dones", "infos")
 _SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -90,7 +94,6 @@ class CopiesVectorEnv(VectorEnv):
         self._envs = list(envs)
         self._seeds: list[int | None] = list(env_seeds(seed, len(envs))) if seed is not None else [None] * len(envs)
         self._steps = [0] * len(envs)
-        self._five_values = [isinstance(env, gymnasium.Env) for env in envs]
         space = self.observation_space
         self._check = ObservationCheck(env_id, space) if isinstance(space, _SIMPLE) else None
         self._nested = NestedCheck(env_id, space)
@@ -106,13 +109,16 @@ class CopiesVectorEnv(VectorEnv):
             EnvError: the environment raised, or its observation does not fit its space.
         """
         self._steps[index] = 0
-        seed, self._seeds[index] = self._seeds[index], None
+        seed = self._seeds[index]
         try:
             keywords = None if seed is None else seed_env(self._envs[index], seed)
             obs, _ = reset_env(self._envs[index], keywords)
             obs = self._nested.coerce(obs, index, 0)
+        except EnvError:
+            raise
         except Exception as error:
             raise env_fault(self.env_id, "reset", error, index, 0) from error
+        self._seeds[index] = None
         return obs.copy() if type(obs) is np.ndarray else obs
 
     def vector_step(self, actions: Sequence[Any]) -> tuple[Sequence[Any], ...]:
@@ -134,7 +140,7 @@ class CopiesVectorEnv(VectorEnv):
             for index, (env, action) in enumerate(zip(self._envs, actions, strict=True)):
                 self._steps[index] += 1
                 result = env.step(action)
-                if not self._five_values[index]:
+                if type(result) is not tuple or len(result) != 5:
                     result = to_five_values(result)
                 obs, reward, terminated, truncated, info = result
                 if batch is None or check is None:
@@ -147,6 +153,8 @@ class CopiesVectorEnv(VectorEnv):
                 terminateds.append(bool(terminated))
                 truncateds.append(bool(truncated))
                 infos.append(info)
+        except EnvError:
+            raise
         except Exception as error:
             raise env_fault(env_id, "step", error, index, self._steps[index]) from error
         if batch is None or check is None:
@@ -159,20 +167,29 @@ class CopiesVectorEnv(VectorEnv):
         return list(self._envs)
 
     def close(self) -> None:
-        """Close every copy."""
-        for env in self._envs:
-            close = getattr(env, "close", None)
-            if callable(close):
-                close()
+        """Close every copy, also if another one raises."""
+        with contextlib.ExitStack() as last_first:
+            for env in reversed(self._envs):
+                if callable(close := getattr(env, "close", None)):
+                    last_first.callback(close)
 
 
 class VectorBaseEnv(BaseEnv):
     """A VectorEnv as a BaseEnv: every poll returns all of its environments."""
 
     def __init__(self, vector_env: VectorEnv, *, env_id: str = "vector environment") -> None:
-        """Take over the environments; they are closed with this object."""
+        """Take over the environments; they are closed with this object.
+
+        Raises:
+            UnsupportedEnvError: it does not say how many environments it has.
+        """
         self.vector_env = vector_env
-        self.num_envs = int(vector_env.num_envs)
+        num_envs = getattr(vector_env, "num_envs", None)
+        if not isinstance(num_envs, Integral) or num_envs < 1:
+            raise UnsupportedEnvError(
+                f"num_envs of {type(vector_env).__name__} is {num_envs!r}, expected a whole number of at least 1"
+            )
+        self.num_envs = int(num_envs)
         self.observation_space = vector_env.observation_space
         self.action_space = vector_env.action_space
         self._env_id = getattr(vector_env, "env_id", env_id)
@@ -184,11 +201,11 @@ class VectorBaseEnv(BaseEnv):
     def poll(self) -> Poll:
         """The last step of every environment; the first poll resets them all."""
         if not self._started:
-            self._started = True
             obs = self._guarded("vector_reset", self.vector_env.vector_reset)
             if isinstance(obs, tuple) and len(obs) == 2 and self._are_infos(obs[1]):
                 obs = obs[0]
             self._check_length("observations", obs)
+            self._started = True
             return opening_poll({index: {DEFAULT_AGENT_ID: value} for index, value in enumerate(obs)})
         if self._result is None:
             raise EnvContractError(self._env_id, "it was polled twice, with no actions sent in between")
@@ -217,14 +234,16 @@ class VectorBaseEnv(BaseEnv):
                 self._env_id, f"all {self.num_envs} environments step together, but there are no actions for all"
             ) from error
         result = self._guarded("vector_step", self.vector_env.vector_step, actions)
+        if not isinstance(result, tuple | list) or len(result) not in (4, 5):
+            given = f"{len(result)} values" if isinstance(result, tuple | list) else f"{result!r:.200}"
+            message = f"vector_step returned {given}, expected 5 sequences (or 4)"
+            raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
+        for name, values in zip(_NAMES if len(result) == 5 else _OLD_NAMES, result, strict=True):
+            self._check_length(name, values)
         if len(result) == 4:
             obs, rewards, dones, infos = result
             five = [to_five_values((None, None, done, info)) for done, info in zip(dones, infos, strict=True)]
             result = (obs, rewards, [values[2] for values in five], [values[3] for values in five], infos)
-        if len(result) != 5:
-            raise EnvContractError(self._env_id, f"vector_step returned {len(result)} values, expected 5 (or 4)")
-        for name, values in zip(("observations", "rewards", "terminateds", "truncateds", "infos"), result, strict=True):
-            self._check_length(name, values)
         self._result = tuple(result)
 
     def try_reset(self, env_id: Any) -> dict[Any, Any]:
@@ -248,12 +267,18 @@ class VectorBaseEnv(BaseEnv):
     def _guarded(self, doing: str, function: Any, *arguments: Any) -> Any:
         try:
             return function(*arguments)
+        except EnvError:
+            raise
         except Exception as error:
-            raise env_fault(self._env_id, doing, error, 0, 0) from error
+            raise env_fault(self._env_id, doing, error, 0, _UNKNOWN_STEP) from error
 
     def _check_length(self, name: str, values: Any) -> None:
+        if isinstance(values, Mapping) or not hasattr(values, "__len__"):
+            message = f"it returned {values!r:.200} as {name}, expected a sequence of {self.num_envs}"
+            raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
         if len(values) != self.num_envs:
-            raise EnvContractError(self._env_id, f"it returned {len(values)} {name}, expected {self.num_envs}")
+            message = f"it returned {len(values)} {name}, expected {self.num_envs}"
+            raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
 
     def _are_infos(self, value: Any) -> bool:
         return (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import gymnasium
@@ -13,10 +16,16 @@ from numpy.typing import NDArray
 from aiorl.env.atari import game_counters
 from aiorl.env.base_env import FinishedGame
 from aiorl.env.checks import ObservationCheck, check_rewards, env_fault
-from aiorl.env.lockstep import LockstepEnv, VectorStep, checked_horizon
-from aiorl.errors import BadRewardError, UnsupportedEnvError
+from aiorl.env.gym_like import reset_env, to_five_values
+from aiorl.env.lockstep import LockstepEnv, VectorStep, checked_horizon, training_disabled_error
+from aiorl.errors import BadRewardError, EnvError, UnsupportedEnvError
+from aiorl.log_once import log_once, summarize
 
 __all__ = ["SerialEnv", "episode_limit"]
+
+logger = logging.getLogger(__name__)
+
+_NEVER = sys.maxsize
 
 
 def episode_limit(env: Any) -> int | None:
@@ -26,11 +35,14 @@ def episode_limit(env: Any) -> int | None:
         if isinstance(env, gymnasium.wrappers.TimeLimit):
             limit = env._max_episode_steps  # the wrapper has no public name for it
         env = env.env
-    return limit if isinstance(limit, int) else None
+    return int(limit) if isinstance(limit, Integral) else None
 
 
 class SerialEnv(LockstepEnv):
-    """N Gymnasium environments, stepped one after the other in the calling thread."""
+    """N Gymnasium environments, stepped one after the other in the calling thread.
+
+    Infos go no further, but for one: ``step`` refuses a ``training_enabled`` that is false.
+    """
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], *, env_id: str, horizon: int | None = None) -> None:
         """Take over the environments; they are closed with this object.
@@ -38,7 +50,8 @@ class SerialEnv(LockstepEnv):
         Args:
             envs: copies with equal spaces.
             env_id: name for messages.
-            horizon: truncate episodes at this many steps; None or 0 = the environment's own limit.
+            horizon: truncate episodes at this many steps; None or 0 = the environment's own limit, whether the
+                environment keeps to it or not.
 
         Raises:
             ConfigError: a horizon above the environment's own limit.
@@ -56,9 +69,8 @@ class SerialEnv(LockstepEnv):
         self.num_envs = len(envs)
         self.observation_space = envs[0].observation_space
         self.action_space = envs[0].action_space
-        limit = episode_limit(envs[0])
-        self.max_episode_steps = checked_horizon(horizon, limit)
-        self._horizon = horizon if horizon and horizon != limit else None
+        self.max_episode_steps = checked_horizon(horizon, episode_limit(envs[0]))
+        self._first_cut = _NEVER  # no episode gets as long as max_episode_steps before this step
         self._envs = list(envs)
         self._steps = [env.step for env in envs]
         self._games = game_counters(envs)
@@ -70,12 +82,15 @@ class SerialEnv(LockstepEnv):
         self._truncateds = np.zeros(self.num_envs, np.bool_)
         self._result = VectorStep(self._obs, self._rewards, self._terminateds, self._truncateds)
         self._flags_dirty = False
+        self._training_disabled = False
         self._step = 0
         self._started_at = np.zeros(self.num_envs, np.int64)
 
     def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
         """First observations of new episodes; see LockstepEnv."""
         self._started_at[:] = self._step
+        if self.max_episode_steps:
+            self._first_cut = self._step + self.max_episode_steps
         for index in range(self.num_envs):
             self._reset_at(index, None if seeds is None else int(seeds[index]))
         self._check.check_values(self._obs, self._step_of)
@@ -97,7 +112,11 @@ class SerialEnv(LockstepEnv):
             for index, (step, action) in enumerate(
                 zip(self._steps, actions.tolist() if self._actions_as_list else actions, strict=True)
             ):
-                obs, reward, terminated, truncated, _ = step(action)
+                returned = step(action)
+                try:
+                    obs, reward, terminated, truncated, info = returned
+                except (TypeError, ValueError):
+                    obs, reward, terminated, truncated, info = to_five_values(returned)
                 if type(obs) is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
                     obs = self._check.coerce(obs, index, self._step_of(index))
                 obs_rows[index] = obs
@@ -109,14 +128,23 @@ class SerialEnv(LockstepEnv):
                     self._terminateds[index] = terminated
                     self._truncateds[index] = truncated
                     ended = True
+                if info and "training_enabled" in info and not info["training_enabled"]:
+                    self._training_disabled = True
+                    ended = True  # looked at there, off the path of every step
+        except EnvError:
+            raise
         except Exception as error:
             raise env_fault(self.env_id, "step", error, index, self._step_of(index)) from error
         check_rewards(self.env_id, rewards, self._step_of)
         self._check.check_values(obs_rows, self._step_of)
-        if self._horizon is not None:
-            ended |= self._cut_at_horizon(self._horizon)
+        if self._step >= self._first_cut:
+            ended |= self._cut_at_limit(self.max_episode_steps or _NEVER)
         if ended:
+            if self._training_disabled:
+                raise training_disabled_error(self.env_id)
             self._flags_dirty = True
+            if log_once("infos"):
+                logger.info("Infos from the environment (copy %d): %s", index, summarize(info))
             done = np.flatnonzero(self._terminateds | self._truncateds)
             result.final_index = done
             result.final_obs = obs_rows[done]
@@ -126,18 +154,20 @@ class SerialEnv(LockstepEnv):
             self._check.check_values(obs_rows, self._step_of)
         return result
 
-    def _cut_at_horizon(self, horizon: int) -> bool:
-        cut = (self._step - self._started_at >= horizon) & ~(self._terminateds | self._truncateds)
+    def _cut_at_limit(self, limit: int) -> bool:
+        """Cut the episodes that have come to the limit, and find out when the next one does at the earliest."""
+        ended = self._terminateds | self._truncateds
+        cut = (self._step - self._started_at >= limit) & ~ended
         self._truncateds |= cut
+        self._first_cut = int(np.where(ended | cut, self._step, self._started_at).min()) + limit
         return bool(cut.any())
 
     def _reset_at(self, index: int, seed: int | None) -> None:
         try:
-            if seed is None:
-                obs, _ = self._envs[index].reset()
-            else:
-                obs, _ = self._envs[index].reset(seed=seed)
+            obs, _ = reset_env(self._envs[index], None if seed is None else {"seed": seed})
             self._obs[index] = self._check.coerce(obs, index, 0)
+        except EnvError:
+            raise
         except Exception as error:
             raise env_fault(self.env_id, "reset", error, index, 0) from error
 

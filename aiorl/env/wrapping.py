@@ -12,10 +12,18 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from aiorl.env.atari import is_atari, wrap_deepmind
+from aiorl.env.base_env import BaseEnv
+from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
+from aiorl.env.gym_like import AsGymnasium, is_gym_like
 from aiorl.env.monitor import monitor_env
+from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id
+from aiorl.env.stepped_vector_env import VectorEnv
 
-__all__ = ["Wrapping"]
+__all__ = ["NEVER_WRAPPED", "Wrapping"]
+
+NEVER_WRAPPED = (BaseEnv, VectorEnv, gymnasium.vector.VectorEnv, MultiAgentEnv, ExternalEnv, ExternalMultiAgentEnv)
+"""Kinds of environments that get no wrappers, even where they look like single gym-like ones."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +52,14 @@ class Wrapping:
         """The environment with its wrappers.
 
         Args:
-            env: any environment; those that are not gym-like are returned as they are.
+            env: any environment; those that are not single gym-like ones are returned as they are. The monitor takes
+                gym-like ones of any dialect.
             context: where it was made; names the monitor's folder.
 
         Raises:
             ConfigError: what the wrappers need is not installed.
         """
-        if not isinstance(env, gymnasium.Env):
+        if isinstance(env, NEVER_WRAPPED) or not is_gym_like(env):
             if self.monitor_path is not None:
                 logger.info("environments of kind %s are not monitored", type(env).__name__)
             return env
@@ -58,7 +67,8 @@ class Wrapping:
             env = wrap_deepmind(env, self.dim, self.framestack)
         if self.monitor_path is not None:
             name = f"worker-{context.worker_index}-env-{context.vector_index}"
-            env = monitor_env(env, Path(self.monitor_path) / name)
+            single = env if isinstance(env, gymnasium.Env) else AsGymnasium(env)
+            env = monitor_env(single, Path(self.monitor_path) / name)
         return env
 
     def needs_single_envs(self, creator: EnvCreator) -> bool:
@@ -70,11 +80,14 @@ class Wrapping:
         """The environment's settings, with what the wrappers need and the user has not set.
 
         That is a render mode that the monitor can film in, where there is one; and an Atari game that shows every
-        frame, since DeepMind's preprocessing skips them itself: it shows the maximum of the last two.
+        frame, since DeepMind's preprocessing skips them itself: it shows the maximum of the last two. A game that
+        does not show its screen in colours gets no such preprocessing, and keeps its own frame skip.
         """
         config = dict(env_config)
-        if self.deepmind and is_atari_id(creator.gym_id or ""):
-            config.setdefault("frameskip", 1)
+        if self.deepmind and is_atari_id(creator.gym_id or "") and creator.gym_spec is not None:
+            obs_type = {**creator.gym_spec.kwargs, **config}.get("obs_type", "rgb")
+            if obs_type == "rgb":
+                config.setdefault("frameskip", 1)
         if self.monitor_path is None or "render_mode" in config or creator.gym_spec is None:
             return config
         entry = creator.gym_spec.entry_point

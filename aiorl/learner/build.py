@@ -145,10 +145,14 @@ def build_learning(
     algorithms: dict[str, Algorithm] = {}
     fixed: dict[str, Mapping[str, Any]] = {}
     graphs: dict[str, PolicyGraph] = {}
+    filters = {
+        policy_id: make_filter(config.observation_filter, policy.preprocessor.shape)
+        for policy_id, policy in planned.items()
+    }
     for position, (policy_id, policy) in enumerate(planned.items()):
         if policy.policy_class is not None:
             continue
-        model, graphs[policy_id] = _build_network(policy, _model_seed(config.seed, position))
+        model, graphs[policy_id] = _build_network(policy, filters[policy_id], _model_seed(config.seed, position))
         if policy.is_trained:
             algorithms[policy_id] = kind(policy.config, model, sizes_vary=sampling == "general")
         else:
@@ -161,10 +165,7 @@ def build_learning(
             config, policies=parts, sampling=sampling, log_dir=None if run_dir is None else str(run_dir.resolve())
         ),
         graphs=graphs,
-        filters={
-            policy_id: make_filter(config.observation_filter, policy.preprocessor.shape)
-            for policy_id, policy in planned.items()
-        },
+        filters=filters,
         spaces={policy_id: policy.described_spaces() for policy_id, policy in planned.items()},
         seconds={
             "environment": plan.seconds,
@@ -188,15 +189,20 @@ def _make_callbacks(config: CommonConfig, kind: type[DefaultCallbacks] | None) -
         ) from error
 
 
-def _build_network(policy: PlannedPolicy, seed: int | None) -> tuple[Any, PolicyGraph]:
-    """A policy's model (Any: named here it would load TensorFlow) and what workers act with."""
+def _build_network(
+    policy: PlannedPolicy, observation_filter: ObservationFilter, seed: int | None
+) -> tuple[Any, PolicyGraph]:
+    """A policy's model (Any: named here it would load TensorFlow) and what workers act with.
+
+    Both take what comes out of the filter.
+    """
     from aiorl.models.catalog import build_model
     from aiorl.models.export import describe_policy
 
     settings = policy.config.model.model_dump()
     model = build_model(
         policy.preprocessor.shape,
-        policy.preprocessor.dtype.name,
+        observation_filter.output_dtype(policy.preprocessor.dtype).name,
         make_distribution(policy.action_space),
         settings,
         seed=seed,

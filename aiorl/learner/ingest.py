@@ -109,10 +109,12 @@ class Discarded:
         reason: "stale" (older than the bound on policy lag), "surplus" (more than a batch wants) or "overflow" (more
             than the queue holds).
         env_steps: how many.
+        fragment: the fragment they were taken for.
     """
 
     reason: str
     env_steps: int
+    fragment: QueuedFragment | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,5 +265,5 @@ class BatchAssembler:
         return bound is not None and self._version + ahead - fragment.version > bound
 
     def _discard(self, reason: str, fragment: QueuedFragment) -> bool:
-        self._discarded.append(Discarded(reason, fragment.env_steps))
+        self._discarded.append(Discarded(reason, fragment.env_steps, fragment))
         return False

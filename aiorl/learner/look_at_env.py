@@ -12,6 +12,7 @@ import gymnasium
 from gymnasium import spaces
 
 from aiorl.config.schema import CommonConfig
+from aiorl.env.adapt import check_can_be_remote
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.gym_like import check_gym_like, check_seedable
@@ -78,6 +79,8 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
     env = _made(creator, wrapping, context)
     try:
         _check_settings(config, env)
+        if config.remote_worker_envs:
+            check_can_be_remote(env, creator.env_id)
         if config.seed is not None and isinstance(env, BaseEnv | VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
             check_seedable(env, creator.env_id)
         return _facts_of(env)

@@ -30,17 +30,24 @@ class Publisher:
         """Take the filters that deltas are merged into."""
         self.version = -1
         self.filters = dict(filters)
-        self._merged: dict[str, int] = {}
+        self._merged: dict[str, int] = {}  # of live incarnations: the highest number merged
+        self._skipped: dict[str, set[int]] = {}  # of those: lower numbers that are not
+
+    def join(self, incarnation: str) -> None:
+        """An incarnation lives from now on: what is merged of it is acknowledged in snapshots."""
+        self._merged.setdefault(incarnation, 0)
 
     def merge_deltas(self, incarnation: str, sequence: int, deltas: PolicyArrays) -> None:
-        """Merge what a fragment's observations add; each fragment of an incarnation once, in order.
+        """Merge what a fragment's observations add; each fragment of a live incarnation once.
+
+        What an incarnation sent before it ended may be merged after its end, too: nobody waits for its acknowledgement,
+        so none is kept, and that each comes once is the caller's part then.
 
         Raises:
             BatchError: a delta that does not fit its filter; those of other policies are merged.
         """
-        if sequence <= self._merged.get(incarnation, 0):
+        if incarnation in self._merged and not self._is_new(incarnation, sequence):
             return
-        self._merged[incarnation] = sequence
         fault: BatchError | None = None
         for policy_id, delta in sorted(deltas.items()):
             own = self.filters.get(policy_id)
@@ -56,6 +63,21 @@ class Publisher:
     def forget(self, incarnation: str) -> None:
         """An incarnation has ended; nothing of it will be acknowledged any more."""
         self._merged.pop(incarnation, None)
+        self._skipped.pop(incarnation, None)
+
+    def _is_new(self, incarnation: str, sequence: int) -> bool:
+        """Note a number of a live incarnation; False if it is merged already."""
+        highest = self._merged[incarnation]
+        if sequence > highest:
+            self._merged[incarnation] = sequence
+            if sequence > highest + 1:
+                self._skipped.setdefault(incarnation, set()).update(range(highest + 1, sequence))
+            return True
+        skipped = self._skipped.get(incarnation, set())
+        if sequence not in skipped:
+            return False
+        skipped.discard(sequence)
+        return True
 
     def filter_states(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Policy id -> state of its filter, for those whose filter has one."""
@@ -73,6 +95,6 @@ class Publisher:
             version=self.version,
             weights=dict(weights),
             filters=self.filter_states(),
-            filter_acks=dict(self._merged),
+            filter_acks={incarnation: sequence for incarnation, sequence in self._merged.items() if sequence},
             global_vars=dict(global_vars),
         )

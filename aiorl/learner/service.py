@@ -250,7 +250,9 @@ class LearnerService:
         match event:
             case ev.SamplesAccepted():
                 self._take_samples(event)
-            case ev.WorkerJoined(slot, _, _, host, pid, local):
+            case ev.WorkerJoined(slot, incarnation, _, host, pid, local):
+                if self.publisher is not None:
+                    self.publisher.join(incarnation)
                 kind = "local worker" if local else "worker"
                 self._on_event(f"{kind} {slot} joined ({host}, pid {pid})", logging.INFO)
                 self._joined.set()
@@ -299,8 +301,8 @@ class LearnerService:
             incarnation=event.incarnation,
             filter_deltas=message.filter_deltas,
         )
-        taken = assembler.add(fragment)
-        if self._is_streaming or not taken:
+        assembler.add(fragment)
+        if self._is_streaming:
             self._merge(fragment)
 
     # Updates --------------------------------------------------------------------------------------------------
@@ -322,6 +324,8 @@ class LearnerService:
             self._num_in_thread += 1
         for discarded in assembler.take_discarded():
             self.session.ledger.discard(discarded.reason, discarded.env_steps)
+            if not self._is_streaming and discarded.fragment is not None:  # what it saw counts, used or not
+                self._merge(discarded.fragment)
         self._top_up()
 
     def _merge(self, fragment: QueuedFragment) -> None:

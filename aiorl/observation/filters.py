@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from gymnasium import spaces
+from numpy.typing import DTypeLike, NDArray
 
 from aiorl.errors import BatchError, ConfigError, nearest
 
@@ -66,7 +67,8 @@ class RunningStat:
             return
         total = self.n + n
         difference = mean - self.mean
-        self.m2 = self.m2 + m2 + difference * difference * (self.n * n / total)
+        spread = self.m2 if type(m2) is float and m2 == 0.0 else self.m2 + m2  # one sample has none
+        self.m2 = spread + difference * difference * (self.n * n / total)
         self.mean = self.mean + difference * (n / total)
         self.n = total
 
@@ -133,10 +135,24 @@ class ObservationFilter(ABC):
     Attributes:
         is_concurrent: safe to call from several threads.
         is_identity: returns observations as they are.
+        shape: shape of one observation; means nothing where it returns them as they are.
     """
 
     is_concurrent = False
     is_identity = False
+
+    shape: tuple[int, ...] = ()
+
+    def output_dtype(self, dtype: DTypeLike) -> np.dtype[Any]:
+        """Dtype of what comes out for observations of a dtype: what policies and models take.
+
+        This is the one place that says so: samplers, graphs and models all have to agree.
+        """
+        return np.dtype(dtype) if self.is_identity else np.dtype(np.float32)
+
+    def output_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        """Space of what comes out for observations of a space, preprocessed: what policies are told."""
+        return space if self.is_identity else spaces.Box(-np.inf, np.inf, self.shape, np.float32)
 
     @abstractmethod
     def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
@@ -149,6 +165,10 @@ class ObservationFilter(ABC):
         Raises:
             ValueError: any other shape.
         """
+
+    @abstractmethod
+    def one_by_one(self, obs: NDArray[Any]) -> NDArray[Any]:
+        """A batch ``[B, *shape]`` filtered as by one call for each row, in order: what comes later counts for none."""
 
     @abstractmethod
     def take_delta(self, sequence: int | None = None) -> FilterState:
@@ -176,7 +196,11 @@ class ObservationFilter(ABC):
 
     @abstractmethod
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Replace everything by a saved state; what was pending or in flight is forgotten."""
+        """Replace everything by a saved state; what was pending or in flight is forgotten.
+
+        Raises:
+            BatchError: a state of another kind of filter, of another shape, or not finite; nothing is changed then.
+        """
 
     @abstractmethod
     def state(self) -> FilterState:
@@ -213,6 +237,10 @@ class NoFilter(ObservationFilter):
         """The same array."""
         return obs
 
+    def one_by_one(self, obs: NDArray[Any]) -> NDArray[Any]:
+        """The same array."""
+        return obs
+
     def take_delta(self, sequence: int | None = None) -> FilterState:
         """Nothing."""
         return {}
@@ -227,7 +255,9 @@ class NoFilter(ObservationFilter):
         """Nothing to do."""
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Nothing to do."""
+        """Nothing to do; a state that holds anything is another filter's."""
+        if state:
+            raise BatchError("filter state", "none, since observations are taken as they are", sorted(state))
 
     def state(self) -> FilterState:
         """Nothing."""
@@ -282,6 +312,10 @@ class MeanStdFilter(ObservationFilter):
 
     def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[np.float32]:
         """See ObservationFilter."""
+        if not isinstance(obs, np.ndarray):
+            raise ValueError(
+                f"observation is a {type(obs).__name__}, expected an array of shape {self.shape} or a batch of it"
+            )
         single = obs.shape == self.shape
         if not single and obs.shape[1:] != self.shape:
             raise ValueError(f"observation has shape {obs.shape}, expected {self.shape} or a batch of it")
@@ -298,6 +332,29 @@ class MeanStdFilter(ObservationFilter):
         if self.clip is not None:
             np.clip(out, -self.clip, self.clip, out=out)
         return out[0] if single else out
+
+    def one_by_one(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """See ObservationFilter."""
+        with self._lock:
+            before = self._stat
+            if len(obs) < 2:
+                return self(obs)
+            if before.n == 0:
+                return np.concatenate([self(row[None]) for row in obs])
+            # Welford 1962 for all rows at once; everything is measured from the mean before
+            counts = np.arange(before.n + 1.0, before.n + len(obs) + 1.0).reshape(-1, *(1,) * len(self.shape))
+            samples = obs - before.mean
+            means = np.add.accumulate(samples, axis=0) / counts
+            rest = samples - means
+            fewer = counts - 1.0
+            m2 = before.m2 + np.add.accumulate(rest * rest * (counts / fewer), axis=0)
+            out: NDArray[np.float32] = (rest / (np.sqrt(m2 / fewer) + EPSILON)).astype(np.float32)
+            self._buffer.merge_moments(*_moments(obs))
+            before.n, before.mean, before.m2 = before.n + len(obs), before.mean + means[-1], m2[-1].copy()
+            self._scale = None
+        if self.clip is not None:
+            np.clip(out, -self.clip, self.clip, out=out)
+        return out
 
     def take_delta(self, sequence: int | None = None) -> FilterState:
         """See ObservationFilter."""
@@ -353,11 +410,7 @@ class MeanStdFilter(ObservationFilter):
             del self._in_flight[number]
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """See ObservationFilter.
-
-        Raises:
-            BatchError: a state that does not fit the filter's shape or is not finite.
-        """
+        """See ObservationFilter."""
         stat = RunningStat.from_state(state, self.shape)
         with self._lock:
             self._in_flight.clear()

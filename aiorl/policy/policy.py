@@ -21,7 +21,7 @@ from aiorl.errors import PolicyError, UnsupportedSpaceError
 if TYPE_CHECKING:
     from aiorl.policy.exploration import Exploration
 
-__all__ = ["Policy"]
+__all__ = ["Policy", "check_policy_input"]
 
 Batch = Mapping[str, NDArray[Any]]
 
@@ -47,13 +47,7 @@ class Policy(ABC):
         Raises: UnsupportedSpaceError (a ValueError) for a raw Tuple or Dict observation space: policies take what
             comes out of a preprocessor.
         """
-        if isinstance(observation_space, spaces.Tuple | spaces.Dict):
-            raise UnsupportedSpaceError(
-                "a policy's observation space",
-                observation_space,
-                ["Box", "Discrete", "MultiBinary", "MultiDiscrete"],
-                "Leave the preprocessor on, which makes one vector of it.",
-            )
+        check_policy_input(observation_space)
         self.observation_space = observation_space
         self.action_space = action_space
         self.config = dict(config)
@@ -84,8 +78,9 @@ class Policy(ABC):
             episodes: N episodes.
             timestep: the global timestep.
             explore: False asks for the policy's best action instead of a sample.
-        Returns: actions [N, ...], recurrent state after the step, and columns [N, ...] to be recorded. For a Tuple or
-            Dict action space, actions are one batch per component, nested as the space is.
+        Returns: actions [N, ...], recurrent state after the step, and columns [N, ...] to be recorded: the same ones at
+            every evaluation, under names that rows do not have without them. For a Tuple or Dict action space, actions
+            are one batch per component, nested as the space is.
         """
 
     def compute_single_action(
@@ -138,7 +133,11 @@ class Policy(ABC):
     def postprocess_trajectory(
         self, batch: Any, other_agent_batches: Mapping[Any, Any] | None = None, episode: Any = None
     ) -> Any:
-        """One agent's rows of one episode, with whatever columns learning needs added."""
+        """One agent's rows of one episode, with whatever columns learning needs added.
+
+        Where rows in between were not recorded (``training_enabled: False`` in an info), it is called for the rows
+        before and behind them apart.
+        """
         return batch
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
@@ -190,3 +189,17 @@ class Policy(ABC):
     def import_model_from_h5(self, import_file: str) -> None:
         """Read weights from a Keras h5 file."""
         raise NotImplementedError(f"{type(self).__name__} imports no h5 file")
+
+
+def check_policy_input(observation_space: spaces.Space[Any] | None) -> None:
+    """Nothing, for a space of observations that a policy may be given.
+
+    Raises: UnsupportedSpaceError (a ValueError) for a raw Tuple or Dict.
+    """
+    if isinstance(observation_space, spaces.Tuple | spaces.Dict):
+        raise UnsupportedSpaceError(
+            "a policy's observation space",
+            observation_space,
+            ["Box", "Discrete", "MultiBinary", "MultiDiscrete"],
+            "Leave the preprocessor on, which makes one vector of it.",
+        )

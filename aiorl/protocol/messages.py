@@ -142,7 +142,8 @@ class Beat:
     """A worker lives.
 
     Attributes:
-        sampled_total: env steps this incarnation has taken so far, unfinished fragments included.
+        sampled_total: env steps this incarnation has taken so far, in fragments that are finished or given up; a worker
+            may add what it knows of unfinished ones.
         state: what it is doing, in plain words.
         in_env_s: how long the running environment call has lasted, seconds; 0 outside of one.
         abandoned_total: env steps of ``sampled_total`` that will never be sent.

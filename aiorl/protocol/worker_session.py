@@ -201,7 +201,11 @@ class WorkerSession:
         return True
 
     def note_progress(self, env_steps: int, *, state: str = "", in_env_s: float = 0.0) -> None:
-        """What the next heartbeat tells: env steps of all unfinished fragments together, and what we do."""
+        """What the next heartbeat tells: env steps of all unfinished fragments together, and what we do.
+
+        Whoever does not count them gives 0; they count when their fragment is finished or given up then, and those of a
+        worker that dies in between appear nowhere.
+        """
         self._fragments.in_progress = env_steps
         self._doing = state
         self._in_env_s = in_env_s

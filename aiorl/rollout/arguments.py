@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.env.registry import EnvContext
@@ -23,6 +27,10 @@ SIMULATION = "simulation"
 """Input evaluation by playing on in the environment."""
 
 _PREPROCESSOR_PREFS = ("deepmind", "rllib")
+_WHOLE = ("rollout_fragment_length", "num_envs", "worker_index", "num_workers", "episode_horizon", "seed")
+_MAX_SEED = 2**32 - 1
+"""What NumPy's global generator takes."""
+
 _LOG_LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 
 EnvSource = str | type[Any] | Callable[[EnvContext], Any]
@@ -44,7 +52,8 @@ class WorkerArguments:
         episode_horizon: steps after which episodes end; None or 0 = the environment's own limit.
         preprocessor_pref: ``"deepmind"``: Atari games get DeepMind's preprocessing; ``"rllib"``: they do not.
         sample_async: sample continuously in the background; batches may lag behind the weights.
-        compress_observations: True: compress each row on its own; ``"bulk"``: whole columns.
+        compress_observations: ``"bulk"``: compress whole columns; True, or anything else that is not false: each row
+            on its own.
         num_envs: environments that are evaluated together.
         observation_fn: rewrites each environment's observations, see ``aiorl.sampler.setup``.
         observation_filter: name of the filter that each policy's observations go through.
@@ -118,11 +127,8 @@ class WorkerArguments:
             _check_choice(name, getattr(self, name), choices)
         if self.log_level is not None:
             _check_choice("log_level", self.log_level, _LOG_LEVELS)
-        if self.compress_observations not in (True, False, "bulk"):
-            raise _refused("compress_observations", self.compress_observations, "True, False or 'bulk'")
-        for name in ("rollout_fragment_length", "num_envs"):
-            if getattr(self, name) < 1:
-                raise _refused(name, getattr(self, name), "at least 1")
+        self._check_numbers()
+        self._check_containers()
         for name in ("policy_mapping_fn", "observation_fn"):
             function = getattr(self, name)
             if function is not None and not callable(function):
@@ -138,9 +144,49 @@ class WorkerArguments:
             raise _refused(
                 "tf_session_creator", self.tf_session_creator, "None: TensorFlow 2 has no sessions; see tf_session_args"
             )
+
+    def _check_numbers(self) -> None:
+        for name in ("rollout_fragment_length", "num_envs"):
+            if not _is_whole(getattr(self, name), 1):
+                raise _refused(name, getattr(self, name), "a whole number of at least 1")
+        for name in ("worker_index", "num_workers"):
+            if not _is_whole(getattr(self, name), 0):
+                raise _refused(name, getattr(self, name), "a whole number of at least 0")
+        horizon, limit, wait = self.episode_horizon, self.clip_rewards, self.remote_env_batch_wait_ms
+        if not (horizon is None or horizon == math.inf or _is_whole(horizon, 0)):
+            raise _refused("episode_horizon", horizon, "a whole number of steps, or None for the environment's limit")
+        if not (limit is None or isinstance(limit, int | float | np.bool_ | np.number)):
+            raise _refused("clip_rewards", limit, "True, False, None or a number > 0")
+        if not (isinstance(wait, int | float | np.number) and 0 <= float(wait) < math.inf):
+            raise _refused("remote_env_batch_wait_ms", wait, "a number of milliseconds, at least 0")
+        if not (self.seed is None or (_is_whole(self.seed, 0) and self.seed <= _MAX_SEED)):
+            raise _refused("seed", self.seed, f"a whole number from 0 to {_MAX_SEED}, or None")
+        for name in _WHOLE:
+            if isinstance(value := getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(value))  # what Gymnasium and Python's generators ask for
+
+    def _check_containers(self) -> None:
+        for name in ("env_config", "model_config", "policy_config", "extra_python_environs"):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, Mapping)):
+                raise _refused(name, value, "a dict, or None")
+        model = (self.policy_config or {}).get("model")
+        if not (model is None or isinstance(model, Mapping)):
+            raise _refused("policy_config['model']", model, "a dict, or None")
+        for name in ("monitor_path", "log_dir"):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, str | os.PathLike)):
+                raise _refused(name, value, "a directory's path, or None")
         evaluations = [*ESTIMATORS, SIMULATION]
-        if isinstance(self.input_evaluation, str):
-            raise _refused("input_evaluation", self.input_evaluation, f"a collection of {', '.join(evaluations)}")
+        for name, expected in (
+            ("policies_to_train", "a list of policy ids, or None for all"),
+            ("input_evaluation", f"a collection of {', '.join(evaluations)}; an empty one for none"),
+        ):
+            value = getattr(self, name)
+            is_left_out = value is None and name == "policies_to_train"
+            # a string is a collection too, of its letters
+            if not is_left_out and (isinstance(value, str | bytes) or not isinstance(value, Collection)):
+                raise _refused(name, value, expected)
         for name in self.input_evaluation:
             _check_choice("input_evaluation", name, evaluations)
 
@@ -172,8 +218,12 @@ class WorkerArguments:
             deepmind=self.preprocessor_pref == "deepmind" and not self.custom_preprocessor,
             dim=int(model_config.get("dim", 84)),
             framestack=bool(model_config.get("framestack", True)),
-            monitor_path=self.monitor_path,
+            monitor_path=None if self.monitor_path is None else os.fspath(self.monitor_path),
         )
+
+
+def _is_whole(value: Any, smallest: int) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= smallest
 
 
 def _check_choice(name: str, value: Any, choices: Collection[str]) -> None:

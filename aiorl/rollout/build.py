@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,13 +17,14 @@ from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.merge import deep_update
 from aiorl.env.adapt import to_base_env
 from aiorl.env.base_env import BaseEnv
-from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
+from aiorl.env.checks import env_fault
+from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.gym_like import check_gym_like, check_seedable
 from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.remote_base_env import RemoteSettings, remote_name
-from aiorl.env.stepped_vector_env import VectorEnv
-from aiorl.errors import ConfigError
+from aiorl.env.wrapping import NEVER_WRAPPED
+from aiorl.errors import AiorlError, ConfigError
 from aiorl.log_once import log_once
 from aiorl.observation.filters import ObservationFilter, make_filter
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
@@ -54,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 Sampler = SyncSampler | AsyncSampler
 
-_NEVER_WRAPPED = (BaseEnv, VectorEnv, gymnasium.vector.VectorEnv, MultiAgentEnv, ExternalEnv, ExternalMultiAgentEnv)
+_POLICY_ATTRIBUTES = ("observation_space", "action_space", "global_timestep")
 
 
 def set_environment_variables(values: Mapping[str, Any] | None) -> None:
@@ -69,10 +71,7 @@ def set_up_logging(log_level: str | None, worker_index: int) -> None:
     """
     if log_level is not None:
         logging.getLogger("aiorl").setLevel(log_level)
-    if worker_index > 1:
-        log_once.disable()
-    elif log_level == "DEBUG":
-        log_once.repeat_periodically()
+    log_once.set_up(worker_index, log_level)
 
 
 class EnvMaker:
@@ -105,10 +104,11 @@ class EnvMaker:
         """Environment 0, wrapped.
 
         Raises:
+            EnvError: the environment's constructor failed.
             UnsupportedEnvError: what was made is no environment that we can drive (also a ValueError).
         """
-        env = self._creator(self.context)
-        if not isinstance(env, _NEVER_WRAPPED):
+        env = self._made(self.context.copy_with_overrides())  # creators may change what they are given
+        if not isinstance(env, NEVER_WRAPPED):
             check_gym_like(env, self._creator.env_id)
             self.is_deepmind = self._wrapping.wraps_atari(env)
         if self._arguments.remote_worker_envs:
@@ -132,6 +132,9 @@ class EnvMaker:
             EnvError: a child process could not make its environment.
         """
         arguments = self._arguments
+        if isinstance(env, ExternalMultiAgentEnv):
+            is_rewritten = arguments.observation_fn is not None
+            env.leave_agents_to_sampler(observations_rewritten=is_rewritten, no_done_at_end=arguments.no_done_at_end)
         return to_base_env(
             env,
             self._make_copy,
@@ -145,17 +148,27 @@ class EnvMaker:
 
     def _make_copy(self, index: int) -> Any:
         context = self.context.copy_with_overrides(vector_index=index, remote=self._arguments.remote_worker_envs)
-        return self._wrap(self._creator(context), context)
+        return self._wrap(self._made(context), context)
+
+    def _made(self, context: EnvContext) -> Any:
+        try:
+            return self._creator(context)
+        except AiorlError:
+            raise
+        except Exception as error:
+            # whatever an environment's constructor raises
+            creator = self._creator.env_id
+            raise env_fault(creator, "its constructor", error, context.vector_index, step=-1) from error
 
     def _wrap(self, env: Any, context: EnvContext, *, is_monitored: bool = True) -> Any:
-        if isinstance(env, _NEVER_WRAPPED):
+        if isinstance(env, NEVER_WRAPPED):
             return env
         wrapping = self._wrapping if is_monitored else dataclasses.replace(self._wrapping, monitor_path=None)
         return wrapping.wrap(env, context)
 
     def _remote_settings(self, env: Any) -> RemoteSettings | None:
         """How child processes make the environment; None where it is of a kind that has none."""
-        if isinstance(env, _NEVER_WRAPPED) and not isinstance(env, MultiAgentEnv):
+        if isinstance(env, NEVER_WRAPPED) and not isinstance(env, MultiAgentEnv):
             return None
         return RemoteSettings(
             remote_name(self._arguments.env_creator),
@@ -184,7 +197,7 @@ def make_policies(
 
     Raises:
         UnsupportedSpaceError: observations that no preprocessor makes an array of (also a ValueError).
-        ConfigError: a policy without an eager variant, in eager mode (also a ValueError).
+        ConfigError: a policy without an eager variant, in eager mode; or one without spaces (also a ValueError).
         ImportError: a policy needs TensorFlow, which is not installed.
         RuntimeError: GPUs are granted that TensorFlow does not see.
     """
@@ -196,14 +209,37 @@ def make_policies(
         config = deep_update(base_config, spec.config)
         config |= {"num_workers": arguments.num_workers, "worker_index": arguments.worker_index}
         if arguments.seed is not None:
-            config.setdefault("seed", _policy_seed(arguments.seed, position))
+            seed = _policy_seed(arguments.seed, position)
+            config.setdefault("seed", seed)
+            spec.action_space.seed(seed)  # for policies that draw their actions from it
         custom = (config.get("model") or {}).get("custom_preprocessor") or arguments.custom_preprocessor
+        if custom and not preprocess:
+            logger.warning(
+                "policy %r: its custom_preprocessor is not used, since DeepMind's wrappers prepare observations; give "
+                "it in model_config, or preprocessor_pref='rllib', to do without these wrappers",
+                policy_id,
+            )
+            custom = None
         preprocessor = make_preprocessor(spec.observation_space, custom_preprocessor=custom, is_enabled=preprocess)
         check_tensorflow(spec.policy_class, granted_gpus(base_config, arguments.worker_index))
         policy_class = policy_class_for(spec.policy_class, base_config)
         preprocessors[policy_id] = preprocessor
-        policies[policy_id] = policy_class(preprocessor.observation_space, spec.action_space, config)
+        filtered = make_filter(arguments.observation_filter, preprocessor.shape)
+        space = filtered.output_space(preprocessor.observation_space)
+        policies[policy_id] = policy_class(space, spec.action_space, config)
+        _check_initialised(policy_id, policies[policy_id])
     return policies, preprocessors
+
+
+def _check_initialised(policy_id: str, policy: Policy) -> None:
+    """Nothing, for a policy with the attributes that samplers and learners read."""
+    missing = [name for name in _POLICY_ATTRIBUTES if not hasattr(policy, name)]
+    if missing:
+        raise ConfigError(
+            f"policy {policy_id!r}, a {type(policy).__name__}, has no {', '.join(missing)}.",
+            key="policy",
+            hint="Its __init__ has to call super().__init__(observation_space, action_space, config).",
+        )
 
 
 def _policy_seed(seed: int, position: int) -> int:
@@ -239,7 +275,7 @@ def make_sampler(
         ConfigError: a range of rewards that is none.
     """
     setup = SamplerSetup(
-        worker=worker,
+        worker=weakref.ref(worker),  # else an asynchronous sampler's thread would keep it alive for ever
         base_env=base_env,
         policy_map=policies,
         policy_mapping_fn=None,
@@ -255,7 +291,7 @@ def make_sampler(
         no_done_at_end=arguments.no_done_at_end,
         observation_fn=arguments.observation_fn,
     )
-    if arguments.wants_simulation and not arguments.sample_async:
+    if arguments.wants_simulation:
         logger.warning(
             "Input evaluation %r: the environment is sampled in the background, for metrics only", SIMULATION
         )

@@ -89,17 +89,17 @@ def enable_eager(policy_config: Mapping[str, Any], policy_classes: Collection[ty
 def policy_class_for(policy_class: type[Policy], policy_config: Mapping[str, Any]) -> type[Policy]:
     """The class itself, or in eager mode its eager variant.
 
-    A class of TensorFlow's offers it by a class method ``as_eager``, and a traced form of that by
-    ``with_tracing``. A TFPolicy of aiorl is its own eager variant.
+    A class of any kind offers it by a class method ``as_eager``, and a traced form of that by ``with_tracing``. A
+    TFPolicy of aiorl is its own eager variant.
 
     Raises:
         ConfigError: a class of TensorFlow's has no eager variant (also a ValueError).
     """
-    if not wants_eager(policy_config) or not is_tf_policy(policy_class):
+    if not wants_eager(policy_config):
         return policy_class
     make_eager = getattr(policy_class, "as_eager", None)
     if make_eager is None:
-        if _is_own_tf_policy(policy_class):
+        if not is_tf_policy(policy_class) or _is_own_tf_policy(policy_class):
             return policy_class
         raise ConfigError(
             f"policy {policy_class.__name__} cannot be run eagerly: it has no method as_eager.",
@@ -115,7 +115,11 @@ def policy_class_for(policy_class: type[Policy], policy_config: Mapping[str, Any
 
 
 def seed_generators(seed: int, policy_classes: Collection[type[Policy]]) -> None:
-    """Seed the random generators of this process: Python's, NumPy's, and those of frameworks in use."""
+    """Seed the random generators of this process: Python's, NumPy's, and those of frameworks in use.
+
+    Nothing imports torch for this: it is seeded if it is there by now, as where a policy's module imports it. A policy
+    that imports it as late as in its constructor has to seed it itself.
+    """
     random.seed(seed)
     np.random.seed(seed)
     torch = sys.modules.get("torch")

@@ -13,7 +13,7 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.log_once import log_once, summarize
 from aiorl.policy.policy_map import PolicyMap
 
-__all__ = ["apply_gradients", "compute_gradients", "learn_by_policy", "learn_on_batch"]
+__all__ = ["apply_gradients", "compute_gradients", "learn_on_batch"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def compute_gradients(policies: PolicyMap, samples: Batch) -> tuple[Any, dict[st
     Raises:
         UnknownPolicyError: a plain batch, and there is no default policy (a KeyError).
     """
-    _report("compute_gradients", "Gradients are computed on: %s", samples)
+    _report("compute_gradients", "Gradients are computed on: %s", _columns(samples))
     gradients: Any = {}
     info: dict[str, Any] = {}
     if isinstance(samples, MultiAgentBatch):
@@ -32,6 +32,7 @@ def compute_gradients(policies: PolicyMap, samples: Batch) -> tuple[Any, dict[st
             gradients[policy_id], info[policy_id] = policies[policy_id].compute_gradients(batch)
     else:
         gradients, info = policies[DEFAULT_POLICY_ID].compute_gradients(samples)
+    _report("gradients_out", "Gradients computed: %s", gradients)
     return gradients, {**info, "batch_count": samples.count}
 
 
@@ -43,12 +44,8 @@ def apply_gradients(policies: PolicyMap, gradients: Any) -> dict[str, Any]:
     Raises:
         UnknownPolicyError: no policy has that id; nothing is changed then (a KeyError).
     """
-    if log_once("apply_gradients"):
-        logger.info("Gradients are applied: %s", summarize(gradients))
-    is_by_policy = isinstance(gradients, Mapping) and (
-        not gradients or DEFAULT_POLICY_ID not in policies or bool(policies.keys() & gradients.keys())
-    )
-    if not is_by_policy:
+    _report("apply_gradients", "Gradients are applied: %s", gradients)
+    if not (isinstance(gradients, Mapping) and _are_by_policy(policies, gradients)):
         return policies[DEFAULT_POLICY_ID].apply_gradients(gradients)
     appliers = {policy_id: policies[policy_id] for policy_id in gradients}
     return {policy_id: policy.apply_gradients(gradients[policy_id]) for policy_id, policy in appliers.items()}
@@ -60,23 +57,34 @@ def learn_on_batch(policies: PolicyMap, samples: Batch) -> dict[str, Any]:
     Raises:
         UnknownPolicyError: a plain batch, and there is no default policy (a KeyError).
     """
-    _report("learn_on_batch", "Policies learn on: %s", samples)
+    _report("learn_on_batch", "Policies learn on: %s", _columns(samples))
+    info: dict[str, Any]
     if isinstance(samples, MultiAgentBatch):
-        return learn_by_policy(policies, samples)
-    return policies[DEFAULT_POLICY_ID].learn_on_batch(samples)
-
-
-def learn_by_policy(policies: PolicyMap, samples: MultiAgentBatch) -> dict[str, dict[str, Any]]:
-    """Figures of the update of each policy that learns, by id."""
-    return {
-        policy_id: policies[policy_id].learn_on_batch(batch) for policy_id, batch in _trainable_parts(policies, samples)
-    }
+        info = {name: policies[name].learn_on_batch(batch) for name, batch in _trainable_parts(policies, samples)}
+    else:
+        info = policies[DEFAULT_POLICY_ID].learn_on_batch(samples)
+    _report("learn_output", "Learning gave: %s", info)
+    return info
 
 
 def _trainable_parts(policies: PolicyMap, samples: MultiAgentBatch) -> Iterator[tuple[str, SampleBatch]]:
     return (item for item in samples.policy_batches.items() if item[0] in policies.trainable_ids)
 
 
-def _report(key: str, text: str, samples: Batch) -> None:
+def _are_by_policy(policies: PolicyMap, gradients: Mapping[str, Any]) -> bool:
+    """Whether the keys are meant as policy ids, known here or not; else they are the default policy's weights."""
+    if not gradients or DEFAULT_POLICY_ID not in policies or policies.keys() & gradients.keys():
+        return True
+    if not policies.is_multi_agent or gradients.keys() & policies[DEFAULT_POLICY_ID].get_weights().keys():
+        return False
+    # where there are several policies, what holds several arrays is all that one of them computed
+    return any(isinstance(value, Mapping | list | tuple) for value in gradients.values())
+
+
+def _columns(samples: Batch) -> Mapping[str, Any]:
+    return samples if isinstance(samples, SampleBatch) else samples.policy_batches
+
+
+def _report(key: str, text: str, value: Any) -> None:
     if log_once(key):
-        logger.info(text, summarize(samples if isinstance(samples, SampleBatch) else samples.policy_batches))
+        logger.info(text, summarize(value))

@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import BaseEnv
+from aiorl.errors import ConfigError, SamplerDied
 from aiorl.log_once import log_once, summarize
 from aiorl.observation.filters import ObservationFilter
 from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator, episode_parts
@@ -42,10 +43,10 @@ from aiorl.policy.policy_map import PolicyMap, PolicyMappingFn
 from aiorl.rollout import build, frameworks, learning, rendezvous
 from aiorl.rollout.arguments import EnvSource, WorkerArguments
 from aiorl.rollout.interface import EvaluatorInterface
-from aiorl.rollout.minibatch_sgd import minibatch_sgd
+from aiorl.rollout.minibatch_sgd import check_sgd, minibatch_sgd
 from aiorl.rollout.policy_specs import check_multi_agent, policy_classes, policy_specs
 from aiorl.rollout.sample_stream import SampleStream
-from aiorl.rollout.saved_state import SavedState, dump_state, load_state
+from aiorl.rollout.saved_state import SavedState, change_all, check_filter_states, dump_state, load_state
 from aiorl.sampler.async_sampler import AsyncSampler
 from aiorl.sampler.setup import ObservationFn
 
@@ -66,7 +67,7 @@ def get_global_worker() -> RolloutWorker | None:
 class RolloutWorker(EvaluatorInterface):
     """Samples experience with its policies, and lets them learn.
 
-    One thread at a time may call its methods.
+    One thread at a time may call its methods; but one may sample while another sets weights, say, or also samples.
 
     Attributes:
         env: environment 0, with its wrappers.
@@ -141,6 +142,8 @@ class RolloutWorker(EvaluatorInterface):
 
         Arguments are those of WorkerArguments, where each is explained.
 
+        If it fails, what was built is stopped.
+
         Raises:
             ValueError: an argument that cannot be honoured.
             AssertionError: a reader or writer of another type; a filter that sample_async cannot use.
@@ -150,7 +153,7 @@ class RolloutWorker(EvaluatorInterface):
         self._creation_args = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         arguments = WorkerArguments(**self._creation_args)
         global _current
-        _current = weakref.ref(self)
+        before, _current = _current, weakref.ref(self)
         self._arguments = arguments
         self.num_envs = arguments.num_envs
         self.rollout_fragment_length = arguments.target_env_steps
@@ -161,11 +164,14 @@ class RolloutWorker(EvaluatorInterface):
         self.global_vars: dict[str, Any] | None = None
         self.last_batch: Batch | None = None
         self._read: list[Batch] = []
-        self._sampling_thread: int | None = None
+        self._sampling = threading.RLock()
+        self._is_stopped = False
         try:
             self._build(arguments)
         except BaseException:
-            self.stop()
+            if get_global_worker() is self:
+                _current = before
+            self._stop_what_there_is()
             raise
 
     def _build(self, arguments: WorkerArguments) -> None:
@@ -202,7 +208,7 @@ class RolloutWorker(EvaluatorInterface):
             filters=self.filters,
             callbacks=self.callbacks,
             clip_rewards=maker.is_deepmind if clip_rewards is None else clip_rewards,
-            on_turn=self._between_turns,
+            on_turn=_weakly(self._between_turns),
         )
         if isinstance(self.sampler, AsyncSampler):
             self.sampler.start()
@@ -218,16 +224,25 @@ class RolloutWorker(EvaluatorInterface):
     def sample(self) -> Batch:
         """A batch of ``rollout_fragment_length`` environment steps, or of whole episodes with at least as many.
 
+        While one thread samples, others wait.
+
         Raises:
+            SamplerDied: the worker was stopped.
+            ConfigError: the reader gave what is no batch.
             Exception: whatever the environment, a policy, a callback or the reader raised. Batches read before are
                 kept for the next call.
         """
-        if self._arguments.fake_sampler and self.last_batch is not None:
-            return self.last_batch
+        with self._sampling:
+            if self._is_stopped:
+                raise SamplerDied("the worker was stopped; make another one to go on sampling")
+            if self._arguments.fake_sampler and self.last_batch is not None:
+                return self.last_batch
+            return self._sample()
+
+    def _sample(self) -> Batch:
         if log_once("sample_start"):
             logger.info("Sampling %d environment steps", self.rollout_fragment_length)
         batch = self._read_enough()
-        self.callbacks.on_sample_end(worker=self, samples=batch)
         self.output_writer.write(batch)
         if self.reward_estimators:
             # estimators evaluate policies, and those are not evaluated by two threads at once
@@ -244,13 +259,31 @@ class RolloutWorker(EvaluatorInterface):
         return batch
 
     def _read_enough(self) -> Batch:
+        """What was read, after the callback has had it; all is kept for the next call if that raises."""
         limit = self.num_envs if self._arguments.is_truncating else math.inf
         while not self._read or (
-            len(self._read) < limit and sum(batch.count for batch in self._read) < self.rollout_fragment_length
+            len(self._read) < limit and sum(batch.env_steps for batch in self._read) < self.rollout_fragment_length
         ):
-            self._read.append(self.input_reader.next())
+            self._read.append(self._read_one())
         batches, self._read = self._read, []
-        return concat_batches(batches)
+        try:
+            batch = concat_batches(batches)
+            self.callbacks.on_sample_end(worker=self, samples=batch)
+        except BaseException:
+            self._read = batches + self._read
+            raise
+        return batch
+
+    def _read_one(self) -> Batch:
+        batch: object = self.input_reader.next()
+        if not isinstance(batch, SampleBatch | MultiAgentBatch):
+            raise ConfigError(
+                f"the input reader {type(self.input_reader).__name__} gave a {type(batch).__name__}, expected a "
+                "SampleBatch or a MultiAgentBatch.",
+                key="input",
+                value=batch,
+            )
+        return batch
 
     def sample_with_count(self) -> tuple[Batch, int]:
         """``sample()`` and the batch's count."""
@@ -275,24 +308,22 @@ class RolloutWorker(EvaluatorInterface):
 
         Raises:
             AssertionError: the batch has another count.
+            ConfigError: a number of passes or rows that is none; nothing is sampled then (a ValueError).
         """
+        check_sgd(num_sgd_iter, sgd_minibatch_size, standardize_fields)
         batch = self.sample()
         if batch.count != expected_batch_size:
             raise AssertionError(f"the batch has a count of {batch.count}, expected {expected_batch_size}")
         info = minibatch_sgd(
             batch,
             self.policies_to_train,
-            self._learn_by_policy,
+            self.learn_on_batch,
             num_sgd_iter=num_sgd_iter,
             sgd_minibatch_size=sgd_minibatch_size,
             standardize_fields=standardize_fields,
             rng=np.random.default_rng(np.random.randint(2**31)),
         )
         return info, batch.count
-
-    def _learn_by_policy(self, samples: MultiAgentBatch) -> dict[str, dict[str, Any]]:
-        with self._paused():
-            return learning.learn_by_policy(self.policy_map, samples)
 
     def get_metrics(self) -> list[RolloutMetrics | OffPolicyEstimate]:
         """Episodes that ended since the last call, then estimates made since."""
@@ -321,12 +352,13 @@ class RolloutWorker(EvaluatorInterface):
     # --- weights, state, global variables ---
 
     def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
-        """Weights of the policies named, None = all; names of no policy are passed over."""
+        """Weights of the policies named, None = all; names of no policy are passed over. A string is one name."""
+        names = [policies] if isinstance(policies, str) else policies
         with self._paused():
             return {
                 policy_id: policy.get_weights()
                 for policy_id, policy in self.policy_map.items()
-                if policies is None or policy_id in policies
+                if names is None or policy_id in names
             }
 
     def set_weights(self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None) -> None:
@@ -334,12 +366,13 @@ class RolloutWorker(EvaluatorInterface):
 
         Raises:
             UnknownPolicyError: no policy has that id; nothing is changed then (a KeyError).
-            PolicyError: weights that do not fit their policy (a ValueError).
+            PolicyError: weights that do not fit their policy; all policies keep theirs then (a ValueError).
         """
         policies = {policy_id: self.policy_map[policy_id] for policy_id in weights}
         with self._paused():
-            for policy_id, policy in policies.items():
-                policy.set_weights(weights[policy_id])
+            change_all(
+                policies, weights, lambda policy: policy.get_weights(), lambda policy, new: policy.set_weights(new)
+            )
             if global_vars:
                 self.set_global_vars(global_vars)
 
@@ -357,9 +390,12 @@ class RolloutWorker(EvaluatorInterface):
 
         Raises:
             AssertionError: a policy's filter is missing; nothing is changed then.
+            ValueError: a filter of another kind or shape; nothing is changed then.
         """
         self._check_filters(new_filters)
         with self._paused():
+            for policy_id, found in self.filters.items():
+                found.copy().sync(new_filters[policy_id])
             for policy_id, found in self.filters.items():
                 found.sync(new_filters[policy_id])
 
@@ -378,21 +414,24 @@ class RolloutWorker(EvaluatorInterface):
             )
 
     def restore(self, data: bytes) -> None:
-        """Go on from what ``save`` gave; deltas pending or in flight are forgotten.
+        """Go on from what ``save`` gave; deltas pending or in flight are forgotten. If it raises, nothing is changed.
 
         Raises:
-            CheckpointError: bytes that ``save`` did not give.
-            AssertionError: a policy's filter is missing; nothing is changed then.
-            UnknownPolicyError: no policy has that id; nothing is changed then (a KeyError).
+            CheckpointError: bytes that ``save`` did not give, or another kind of filter.
+            AssertionError: a policy's filter is missing.
+            UnknownPolicyError: no policy has that id (a KeyError).
+            PolicyError: a state that does not fit its policy (a ValueError).
         """
         saved = load_state(data)
         self._check_filters(saved.filters)
         policies = {policy_id: self.policy_map[policy_id] for policy_id in saved.policies}
         with self._paused():
+            check_filter_states(self.filters, saved.filters)
+            change_all(
+                policies, saved.policies, lambda policy: policy.get_state(), lambda policy, new: policy.set_state(new)
+            )
             for policy_id, found in self.filters.items():
                 found.restore(saved.filters[policy_id])
-            for policy_id, policy in policies.items():
-                policy.set_state(saved.policies[policy_id])
 
     def set_global_vars(self, global_vars: Mapping[str, Any]) -> None:
         """Tell every policy of new global variables, and keep them."""
@@ -490,24 +529,39 @@ class RolloutWorker(EvaluatorInterface):
         Any thread may call. An environment that blocks is not interrupted.
         """
         sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
-        if isinstance(sampler, AsyncSampler):
+        if sampler is not None:
             sampler.stop(timeout_s=0.0)
         if env is not None:
             env.interrupt()
 
     def stop(self) -> None:
-        """End the sampler, close environments, reader and writer; may be called more than once."""
+        """End the sampler, close environments, reader and writer; may be called more than once.
+
+        A ``sample`` that another thread is in ends at its next turn, and every later one raises.
+
+        Raises:
+            Exception: whatever one of them raised; the others are closed all the same.
+        """
+        self._is_stopped = True
         sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
-        self.interrupt()  # a sampler that waits has to be woken
-        if isinstance(sampler, AsyncSampler):
-            sampler.stop()
-        if env is not None:
-            env.stop()
-        elif callable(close := getattr(getattr(self, "env", None), "close", None)):
-            close()
-        for stream in (getattr(self, "input_reader", None), getattr(self, "output_writer", None)):
-            if stream is not None:
-                stream.close()
+        with contextlib.ExitStack() as last_first:
+            for stream in (getattr(self, "output_writer", None), getattr(self, "input_reader", None)):
+                if stream is not None:
+                    last_first.callback(stream.close)
+            if env is not None:
+                last_first.callback(env.stop)
+            elif callable(close := getattr(getattr(self, "env", None), "close", None)):
+                last_first.callback(close)
+            if sampler is not None:
+                last_first.callback(sampler.stop)
+            last_first.callback(self.interrupt)  # a sampler that waits has to be woken
+
+    def _stop_what_there_is(self) -> None:
+        """Stop after an error, which is the one to be seen."""
+        try:
+            self.stop()
+        except Exception:
+            logger.exception("After its construction had failed, not all of the worker could be closed")
 
     def __enter__(self) -> Self:
         return self
@@ -518,26 +572,32 @@ class RolloutWorker(EvaluatorInterface):
     def __del__(self) -> None:
         sampler = getattr(self, "sampler", None)
         if isinstance(sampler, AsyncSampler):
-            sampler.shutdown = True
+            sampler.end_soon()
 
     def _between_turns(self) -> None:
-        self._sampling_thread = threading.get_ident()
         if self.on_turn is not None:
             self.on_turn()
 
-    @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        """Neither observations are processed nor policies evaluated, but by whoever calls this."""
-        if threading.get_ident() == self._sampling_thread:
-            yield  # from a callback: the turn waits for it
-        else:
-            with self.sampler.paused():
-                yield
+    def _paused(self) -> contextlib.AbstractContextManager[None]:
+        """Neither observations are processed nor policies evaluated, but by the thread that calls this."""
+        return self.sampler.paused()
 
     def _check_filters(self, given: Mapping[str, Any]) -> None:
         missing = sorted(self.filters.keys() - given.keys())
         if missing:
             raise AssertionError(f"no filters are given for {', '.join(missing)}; given are {sorted(given)}")
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """The same method of an object that is not kept alive; nothing, once it is gone."""
+    found = weakref.WeakMethod(method)
+
+    def call() -> None:
+        bound = found()
+        if bound is not None:
+            bound()
+
+    return call
 
 
 def _summary(batch: Batch) -> str:
@@ -549,6 +609,7 @@ def _compressed(batch: Batch, *, is_bulk: bool) -> Batch:
     packed: Batch
     if isinstance(batch, SampleBatch):
         packed = batch.slice(0, batch.count)
+        packed.env_steps = batch.env_steps
     else:
         parts = {policy_id: rows.slice(0, rows.count) for policy_id, rows in batch.policy_batches.items()}
         packed = MultiAgentBatch(parts, batch.count)

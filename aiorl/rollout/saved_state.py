@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from aiorl.env.nested_codec import pack, unpack
-from aiorl.errors import BadFrame, CheckpointError
+from aiorl.errors import BadFrame, BatchError, CheckpointError, PolicyError
+from aiorl.observation.filters import ObservationFilter
+from aiorl.policy.policy import Policy
 
-__all__ = ["SavedState", "dump_state", "load_state"]
+__all__ = ["SavedState", "change_all", "check_filter_states", "dump_state", "load_state"]
+
+logger = logging.getLogger(__name__)
 
 _FORMAT = "aiorl-rollout-worker"
 _VERSION = 1
@@ -58,3 +64,57 @@ def load_state(data: bytes) -> SavedState:
         if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
             raise CheckpointError(_WHERE, f"its {name} are damaged")
     return SavedState(content["filters"], content["policies"])
+
+
+def check_filter_states(filters: Mapping[str, ObservationFilter], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Nothing, where each filter can be restored from its state; changes none.
+
+    Raises:
+        CheckpointError: a state of another kind of filter, or of other observations.
+    """
+    for policy_id, found in filters.items():
+        state = states[policy_id]
+        if bool(state) == found.is_identity:
+            raise CheckpointError(
+                _WHERE,
+                f"policy {policy_id!r} was saved {'with' if state else 'without'} statistics of observations, and its "
+                f"filter here is a {type(found).__name__}; use the observation_filter it was saved with",
+            )
+        try:
+            found.copy().restore(state)
+        except BatchError as error:
+            raise CheckpointError(_WHERE, f"the filter of policy {policy_id!r} does not fit here: {error}") from error
+
+
+def change_all(
+    policies: Mapping[str, Policy],
+    values: Mapping[str, Any],
+    read: Callable[[Policy], Any],
+    change: Callable[[Policy, Any], None],
+) -> None:
+    """Give each policy its value; should one refuse it, all that had one before have that again.
+
+    Args:
+        policies: by id.
+        values: for each of them.
+        read: gives what a policy has now.
+        change: sets it.
+
+    Raises:
+        Exception: what the policy raised that refused.
+    """
+    before: list[tuple[str, Any]] = []
+    policy_id = ""
+    try:
+        for policy_id, policy in policies.items():
+            with contextlib.suppress(PolicyError, NotImplementedError):  # it may have nothing yet
+                before.append((policy_id, read(policy)))
+            change(policy, values[policy_id])
+    except BaseException:
+        for changed_id, value in before:
+            try:
+                change(policies[changed_id], value)
+            except Exception:
+                if changed_id != policy_id:  # which refused, and so may go on refusing
+                    logger.exception("policy %r does not take back what it had", changed_id)
+        raise

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from aiorl.data.metrics import PerfStats, RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.errors import SamplerDied, SampleTimeout
+from aiorl.errors import ConfigError, SamplerDied, SampleTimeout
 from aiorl.sampler.gate import TurnGate
 from aiorl.sampler.iteration import Iteration
 from aiorl.sampler.setup import SamplerSetup
@@ -60,6 +60,7 @@ class AsyncSampler:
                     f"the observation filter of {policy_id!r} is a {type(observation_filter).__name__}, which threads "
                     "may not share; sample_async needs ConcurrentMeanStdFilter or NoFilter"
                 )
+        self._setup = setup
         self._gate = TurnGate()
         self._turns = Turns(Iteration(setup), gate=self._gate, on_turn=on_turn)
         self._blackhole = blackhole_outputs
@@ -68,7 +69,7 @@ class AsyncSampler:
         self._batches: deque[Batch | Exception] = deque()
         self._extra: list[Batch] = []
         self._metrics: list[RolloutMetrics] = []
-        self._cause: Exception | None = None
+        self._cause: BaseException | None = None
         self._is_over = False
         self.shutdown = False
         self._thread = threading.Thread(target=self._run, name="aiorl-async-sampler", daemon=True)
@@ -94,11 +95,19 @@ class AsyncSampler:
             timeout_s: wait at most so long, seconds; None = as was given at construction.
 
         Raises:
+            ConfigError: batches are dropped here, so that none would ever come.
             SampleTimeout: none came in time (also a TimeoutError).
             SamplerDied: the sampler has ended or is to end, and all that it left has been given out; its error is
                 chained.
             Exception: what ended the sampler, in its turn after the batches that were finished before.
         """
+        if self._blackhole:
+            raise ConfigError(
+                "input_evaluation 'simulation' drops what the sampler yields, so there are no batches to read.",
+                key="input_evaluation",
+                value="simulation",
+                hint="Read stored input only, or leave 'simulation' out.",
+            )
         wait_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
             self._changed.wait_for(lambda: self._batches or self._is_over or self.shutdown, wait_s)
@@ -113,9 +122,16 @@ class AsyncSampler:
         return item
 
     def get_metrics(self) -> list[RolloutMetrics]:
-        """Episodes that ended since the last call, stamped with the current perf stats."""
+        """Episodes that ended since the last call, stamped with the current perf stats.
+
+        Raises:
+            SamplerDied: an error ended a sampler whose batches are dropped, which nobody would notice otherwise, and
+                the metrics that it left have been given out; its error is chained.
+        """
         with self._changed:
             metrics, self._metrics = self._metrics, []
+        if self._blackhole and self._cause is not None and not metrics and not self.shutdown:
+            raise SamplerDied("the sampling thread has ended, and no more metrics will come") from self._cause
         stats = self._turns.perf.get()
         return [item._replace(perf_stats=dict(stats)) for item in metrics]
 
@@ -136,12 +152,17 @@ class AsyncSampler:
             timeout_s: wait at most so long for the thread, seconds.
         Returns: the thread has ended.
         """
-        with self._changed:
-            self.shutdown = True
-            self._changed.notify_all()
+        self.end_soon()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def end_soon(self) -> None:
+        """What ``stop`` does, without waiting; also from a finalizer, wherever in whichever thread that may run."""
+        self.shutdown = True
+        if self._changed.acquire(timeout=1.0):  # when the interpreter ends, a thread that holds it never goes on
+            self._changed.notify_all()
+            self._changed.release()
 
     # --- the sampling thread ---
 
@@ -150,9 +171,11 @@ class AsyncSampler:
             while not self.shutdown:
                 self._turns.advance()
                 self._hand_out()
-        except Exception as error:
-            self._put(error)
+        except BaseException as error:  # SystemExit too would end this thread unseen
+            self.shutdown = self.shutdown or self._setup.is_abandoned
+            self._keep_extra_batches()
             self._cause = error
+            self._put(error if isinstance(error, Exception) else _died_of(error))
             if not self.shutdown:  # what stopping an environment brings about is no fault
                 raise
         finally:
@@ -161,10 +184,7 @@ class AsyncSampler:
                 self._changed.notify_all()
 
     def _hand_out(self) -> None:
-        extra = self._turns.take_extra_batches()
-        if extra and not self._blackhole:
-            with self._changed:
-                self._extra += extra
+        self._keep_extra_batches()
         for output in self._turns.take_outputs():
             if self.shutdown:
                 return
@@ -174,6 +194,12 @@ class AsyncSampler:
             elif not self._blackhole:
                 self._put(output)
 
+    def _keep_extra_batches(self) -> None:
+        extra = self._turns.take_extra_batches()
+        if extra and not self._blackhole:
+            with self._changed:
+                self._extra += extra
+
     def _put(self, item: Batch | Exception) -> None:
         """Append to the queue; waits for room until the sampler is told to stop."""
         with self._changed:
@@ -182,3 +208,10 @@ class AsyncSampler:
             if not self.shutdown:
                 self._batches.append(item)
                 self._changed.notify_all()
+
+
+def _died_of(error: BaseException) -> SamplerDied:
+    """An error for who waits for data: that of the thread would end the whole process there."""
+    died = SamplerDied(f"the sampling thread was ended by {type(error).__name__}: {error}")
+    died.__cause__ = error
+    return died

@@ -10,7 +10,7 @@ import numpy as np
 from aiorl.data import columns as c
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.errors import BatchError
+from aiorl.errors import BatchError, PolicyError
 from aiorl.policy.policy import Policy
 from aiorl.sampler.episode import MultiAgentEpisode
 from aiorl.sampler.track import AgentTrack
@@ -29,16 +29,19 @@ class BatchBuilder:
         held: rows held, of all agents.
     """
 
-    def __init__(self, clip_rewards: float, on_postprocessed: OnPostprocessed) -> None:
+    def __init__(self, clip_rewards: float, on_postprocessed: OnPostprocessed, *, is_multi_agent: bool = False) -> None:
         """Make an empty builder.
 
         Args:
             clip_rewards: rewards of rows are limited to ``[-clip_rewards, clip_rewards]``; 0 = not at all.
             on_postprocessed: hook.
+            is_multi_agent: there are other policies than the default one; batches then are multi-agent ones, whichever
+                policies have rows in them.
         """
         self.count = 0
         self._clip_rewards = clip_rewards
         self._on_postprocessed = on_postprocessed
+        self._is_multi_agent = is_multi_agent
         self._pending: list[AgentTrack] = []
         self._done: dict[str, list[SampleBatch]] = {}
         self.held = 0
@@ -56,31 +59,48 @@ class BatchBuilder:
         return self.held
 
     def postprocess(self, episode: MultiAgentEpisode) -> None:
-        """Postprocess what each agent did since the last time; it is one piece of one episode.
+        """Postprocess what each agent did since the last time.
+
+        It is one piece of one episode, or several where rows in between were not recorded: what follows a row's end
+        is then not the next row, so each piece is a trajectory of its own.
 
         Raises:
             BatchError: rows that are not one trajectory (also a ValueError).
+            PolicyError: the policy gave back no batch (also a ValueError).
         """
         tracks, self._pending = self._pending, []
         originals = OriginalBatches(tracks, self._clip_rewards)
         several = len(tracks) > 1
         for track in tracks:
-            own = track.rows(self._clip_rewards)
-            check_trajectory(own)
+            rows = track.rows(self._clip_rewards)
+            pieces = track.pieces()
             others: Mapping[Any, Any] = originals.without(track.agent_id) if several else {}
-            batch = track.lane.policy.postprocess_trajectory(own, others, episode)
-            self._on_postprocessed(episode, track, batch, originals)
-            self._done.setdefault(track.policy_id, []).append(batch)
-            self.held += batch.count - len(track.starts)
+            for first, end in pieces:
+                own = rows if len(pieces) == 1 else rows.slice(first, end)
+                check_trajectory(own)
+                batch = track.lane.policy.postprocess_trajectory(own, others, episode)
+                if not isinstance(batch, SampleBatch):
+                    raise PolicyError(
+                        f"postprocess_trajectory of policy {track.policy_id!r} ({type(track.lane.policy).__name__}) "
+                        f"returned {type(batch).__name__}, expected a SampleBatch; return the batch it was given"
+                    )
+                self._on_postprocessed(episode, track, batch, originals)
+                self._done.setdefault(track.policy_id, []).append(batch)
+                self.held += batch.count
+            self.held -= len(track.starts)
         originals.close()
         for track in tracks:
             track.discard_rows()
 
     def build(self, episode: MultiAgentEpisode) -> SampleBatch | MultiAgentBatch:
-        """All rows as one batch; a plain one if only the default policy has any. The builder is empty afterwards."""
+        """All rows as one batch; a plain one if there is only the default policy. The builder is empty afterwards."""
         self.postprocess(episode)
         joined = {policy_id: SampleBatch.concat(batches) for policy_id, batches in self._done.items()}
-        batch = MultiAgentBatch.wrap_as_needed(joined, self.count)
+        batch: SampleBatch | MultiAgentBatch
+        if self._is_multi_agent:
+            batch = MultiAgentBatch(joined, self.count)
+        else:
+            batch = MultiAgentBatch.wrap_as_needed(joined, self.count)
         self.count = self.held = 0
         self._done = {}
         return batch

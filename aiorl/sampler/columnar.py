@@ -7,6 +7,7 @@ rows; where fragments are cut does not change them.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -18,8 +19,10 @@ from numpy.typing import NDArray
 from aiorl.data import columns as c
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import EpisodeColumns, PerfStats
-from aiorl.env.lockstep import LockstepEnv, VectorStep, env_seeds
+from aiorl.env.lockstep import LockstepEnv, VectorStep, env_seeds, training_disabled_error
+from aiorl.env.vector_infos import training_disabled
 from aiorl.errors import ConfigError
+from aiorl.log_once import log_once, summarize
 from aiorl.observation.filters import NoFilter, ObservationFilter
 from aiorl.observation.preprocessors import Preprocessor, preprocessor_for
 from aiorl.sampler.assemble import Assembler, Postprocess
@@ -28,6 +31,8 @@ from aiorl.sampler.complete import EpisodeCollector
 from aiorl.sampler.episodes import EpisodeTracker
 
 __all__ = ["BATCH_MODES", "ActingPolicy", "ColumnarSampler"]
+
+logger = logging.getLogger(__name__)
 
 BATCH_MODES = ("truncate_episodes", "complete_episodes")
 
@@ -146,7 +151,7 @@ class ColumnarSampler:
         self._tracker = EpisodeTracker(env.num_envs, int(sequence.generate_state(1)[0]) << 31)
         self._assembler = Assembler(policy, columns, postprocess, postprocess_settings, clip_rewards)
         self._collector = EpisodeCollector() if batch_mode == "complete_episodes" else None
-        obs_dtype = self._preprocessor.dtype if self.filter.is_identity else np.dtype(np.float32)
+        obs_dtype = self.filter.output_dtype(self._preprocessor.dtype)
         self._spec = BlockSpec(
             steps=fragment_length,
             num_envs=env.num_envs,
@@ -170,8 +175,18 @@ class ColumnarSampler:
 
         Raises:
             EnvError: the environment failed (see LockstepEnv).
+            ConfigError: a step is not to be trained on (``training_enabled`` in its info), which is for general
+                sampling to do.
             Exception: whatever ``on_step`` raised.
         """
+        if log_once("sample_start"):
+            logger.info("Sampling %d environment steps", self._spec.steps * self._spec.num_envs)
+        fragment = self._next_fragment()
+        if log_once("sample_end"):
+            logger.info("Sampled: %s", summarize(fragment.columns, width=len(fragment.columns)))
+        return fragment
+
+    def _next_fragment(self) -> Fragment:
         if self._collector is None:
             block = self._run_block()
             return self._assembler.assemble(block, self._tracker, self._state)
@@ -203,7 +218,10 @@ class ColumnarSampler:
         return block
 
     def _first_obs(self) -> NDArray[Any]:
-        return self._observed(self.env.reset(env_seeds(self._seed, self.env.num_envs)))
+        raw_obs = self.env.reset(env_seeds(self._seed, self.env.num_envs))
+        obs = self._observed(raw_obs)
+        self._report_observed(raw_obs, obs)
+        return obs
 
     def _run_steps(self, block: StepBlock) -> None:
         """Fill the rest of the block. After an exception from ``on_step`` it can be called again."""
@@ -215,7 +233,10 @@ class ColumnarSampler:
         bounds, copy, plain = self._bounds, self._actions_need_copy, self._obs_is_plain
         state = self._state
         inference_s = env_s = processing_s = 0.0
+        reports = True
         first = t = block.filled
+        if log_once("compute_actions_input"):
+            logger.info("Inputs to the policy: %s", summarize([obs[first], *state]))
         try:
             for t in range(first, self._spec.steps):
                 if on_step is not None:
@@ -225,6 +246,8 @@ class ColumnarSampler:
                 state = act_into(obs[t], state, noise[t], rows[t])
                 acted = clock()
                 inference_s += acted - began
+                if reports:
+                    self._report_acted(rows[t], state)
                 chosen = actions[t]
                 if bounds is not None:
                     chosen = np.clip(chosen, *bounds)
@@ -238,6 +261,8 @@ class ColumnarSampler:
                 truncateds[t] = step.truncateds
                 if step.valid is not None:
                     block.mark_valid(t, step.valid)
+                if step.infos:
+                    self._check_trained_on(step)
                 if step.final_index is not None:
                     self._take_finals(block, t, step, state)
                 elif plain:
@@ -246,6 +271,9 @@ class ColumnarSampler:
                     obs[t + 1] = self._observed(step.obs)
                 if state:
                     _restart(state, step)
+                if reports:
+                    self._report_observed(step.obs, obs[t + 1], step.infos)
+                    reports = False
                 processing_s += clock() - stepped
             block.filled, self._state = self._spec.steps, state
         finally:
@@ -255,21 +283,49 @@ class ColumnarSampler:
             self.perf.processing_time += processing_s
 
     def _take_finals(self, block: StepBlock, t: int, step: VectorStep, state: list[F32]) -> None:
-        """Record what to act on next and the true final observations; each enters the filter once."""
+        """Record what to act on next and the true final observations; each enters the filter once.
+
+        What was stepped to enters it together, then the first observations of new episodes one by one, as in general
+        sampling.
+        """
         assert step.final_index is not None, "a step without finals"
         assert step.final_obs is not None, "finals without observations"
         if self._obs_is_plain:
             block.obs[t + 1] = step.obs
             final_obs = step.final_obs
         else:
-            both = self._observed(np.concatenate([step.obs, step.final_obs]))
-            block.obs[t + 1] = both[: self._spec.num_envs]
-            final_obs = both[self._spec.num_envs :]
+            stepped_to = step.obs.copy()
+            stepped_to[step.final_index] = step.final_obs
+            block.obs[t + 1] = self._observed(stepped_to)
+            final_obs = block.obs[t + 1, step.final_index]
+            first_obs = self._preprocessor.transform(step.obs[step.final_index])
+            block.obs[t + 1, step.final_index] = self.filter.one_by_one(first_obs)
         final_state = [component[step.final_index] for component in state]
         block.finals.append(FinalRows(t, step.final_index, final_obs, final_state))
 
     def _observed(self, obs: NDArray[Any]) -> NDArray[Any]:
         return self.filter(self._preprocessor.transform(obs))
+
+    def _check_trained_on(self, step: VectorStep) -> None:
+        if training_disabled(step, self._spec.num_envs):
+            raise training_disabled_error(self.env.env_id)
+
+    # --- reports, at most one turn of each block ---
+
+    def _report_observed(
+        self, raw_obs: NDArray[Any], obs: NDArray[Any], infos: Mapping[str, Any] | None = None
+    ) -> None:
+        if log_once("raw_obs"):
+            logger.info("Raw observations from the environment: %s", summarize(raw_obs))
+        if infos and log_once("infos"):
+            logger.info("Infos from the environment: %s", summarize(infos))
+        if log_once("preprocessed_obs"):
+            logger.info("Preprocessed observations: %s", summarize(self._preprocessor.transform(raw_obs)))
+            logger.info("Filtered observations: %s", summarize(obs))
+
+    def _report_acted(self, rows: Mapping[str, NDArray[Any]], state: list[F32]) -> None:
+        if log_once("compute_actions_result"):
+            logger.info("Outputs of the policy: %s", summarize([rows, state]))
 
 
 def _restart(state: list[F32], step: VectorStep) -> None:

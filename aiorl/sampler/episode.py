@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_AGENT_ID
-from aiorl.errors import UnknownPolicyError
+from aiorl.errors import EnvError, UnknownPolicyError
 from aiorl.policy.policy_map import AgentBinding
 from aiorl.sampler.lane import Lane
 from aiorl.sampler.track import AgentTrack
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MultiAgentEpisode"]
 
 Array = NDArray[Any]
+Fault = TypeVar("Fault", bound=EnvError)
 
 
 class MultiAgentEpisode:
@@ -32,6 +33,7 @@ class MultiAgentEpisode:
     Attributes:
         episode_id: the same in all its rows, different from every other episode's.
         env_id: the environment.
+        place: its name and number, for messages.
         length: environment steps so far.
         total_reward: raw rewards of all agents so far.
         agent_rewards: (agent id, policy id) -> raw rewards so far.
@@ -54,6 +56,7 @@ class MultiAgentEpisode:
     ) -> None:
         """An episode without observations yet."""
         self.env_id = env_id
+        self.place = (str(env_id), 0)
         self.episode_id = episode_id
         self.length = 0
         self.total_reward = 0.0
@@ -121,6 +124,11 @@ class MultiAgentEpisode:
         return list(self.tracks)
 
     # --- the sampler's side ---
+
+    def fault(self, kind: type[Fault], message: str) -> Fault:
+        """An error that names the environment, and the step that it is at."""
+        name, number = self.place
+        return kind(name, message, vector_index=number, step=self.length)
 
     def track_for(self, agent_id: Any) -> AgentTrack:
         """The agent's track, made and bound to a policy at its first observation."""

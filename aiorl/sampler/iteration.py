@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from typing import Any, NamedTuple
 
 from aiorl.data.metrics import RolloutMetrics
@@ -32,6 +32,7 @@ __all__ = ["Iteration", "Output"]
 logger = logging.getLogger(__name__)
 
 Output = RolloutMetrics | SampleBatch | MultiAgentBatch
+Outputs = MutableSequence[Output]
 
 _LARGE_BATCH_ROWS = 5000
 
@@ -51,6 +52,7 @@ class Iteration:
 
     Attributes:
         extra_batches: batches that episodes added on their own, not yet taken.
+        inferred_s: seconds that the policies took in the last ``act``.
     """
 
     def __init__(self, setup: SamplerSetup) -> None:
@@ -77,6 +79,8 @@ class Iteration:
             for policy_id, policy in self._policies.items()
         }
         self.extra_batches: list[SampleBatch | MultiAgentBatch] = []
+        self.inferred_s = 0.0
+        self._worker: Any = None
         self._episodes: dict[Any, MultiAgentEpisode] = {}
         self._free_builders: list[BatchBuilder] = []
         self._ids = random.Random(random.getrandbits(64))
@@ -90,12 +94,17 @@ class Iteration:
     @property
     def base_env(self) -> BaseEnv:
         """The environments."""
-        return self._setup.base_env
+        base_env: BaseEnv = self._setup.base_env
+        return base_env
 
-    def observe(self, poll: Poll) -> list[Output]:
+    def observe(self, poll: Poll, outputs: Outputs | None = None) -> Outputs:
         """Take in what a poll brought.
 
-        Returns: metrics of finished episodes and batches that are full, in the order they came about.
+        Args:
+            poll: what it brought.
+            outputs: where to append; None = a new list.
+        Returns: metrics of finished episodes and batches that are full, in the order they came about; what came
+            about before an error is appended, too.
 
         Raises:
             ValueError: an environment broke its contract, or a horizon cannot be honoured.
@@ -103,6 +112,7 @@ class Iteration:
         """
         if self._horizon is None:
             self._horizon = effective_horizon(self.base_env, self._setup.horizon)
+        self._worker = self._setup.get_worker()
         self._turn += 1
         self._actions = {}
         self._off_policy_actions = poll.off_policy_actions
@@ -116,9 +126,11 @@ class Iteration:
         ready = [self._take_in(env_id, agent_obs, poll) for env_id, agent_obs in poll.obs.items()]
         for lane in self._lanes.values():
             lane.take_in()
-        outputs: list[Output] = []
+        if outputs is None:
+            outputs = []
         for one in ready:
             self._settle(one, poll, outputs)
+        self._worker = None  # from one turn to the next it is not kept alive from here
         return outputs
 
     def act(self) -> dict[Any, dict[Any, Any]]:
@@ -127,8 +139,9 @@ class Iteration:
         Raises:
             ValueError: a policy's results do not fit.
         """
+        self.inferred_s = 0.0
         for lane in self._lanes.values():
-            lane.evaluate(self._off_policy_actions, self._actions)
+            self.inferred_s += lane.evaluate(self._off_policy_actions, self._actions)
         return self._actions
 
     # --- observations ---
@@ -136,7 +149,11 @@ class Iteration:
     def _take_in(self, env_id: Any, agent_obs: Mapping[Any, Any], poll: Poll) -> _Ready:
         """Count the step and offer the observations to their policies."""
         episode = self._episodes.get(env_id)
-        terminateds, truncateds = poll.terminateds[env_id], poll.truncateds[env_id]
+        try:
+            all_terminated = bool(poll.terminateds[env_id][ALL_AGENTS])
+            all_truncated = bool(poll.truncateds[env_id].get(ALL_AGENTS))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise self._bad_flags(env_id, poll) from error
         if episode is None:
             episode = self._open_episode(env_id)
         else:
@@ -144,15 +161,32 @@ class Iteration:
             episode.batch_builder.count += 1
             rewards = poll.rewards.get(env_id)
             if rewards:
-                episode.add_rewards(rewards)
+                try:
+                    episode.add_rewards(rewards)
+                except (TypeError, ValueError, AttributeError) as error:
+                    if _are_numbers(rewards):  # so it was something else, such as the policy mapping
+                        raise
+                    message = f"rewards are {rewards!r:.200}, expected a number for each agent"
+                    raise episode.fault(BadRewardError, message) from error
                 if not math.isfinite(episode.total_reward):
-                    raise BadRewardError(str(env_id), f"rewards are {rewards!r}", step=episode.length)
-        all_terminated = bool(terminateds.get(ALL_AGENTS))
-        all_truncated = bool(truncateds.get(ALL_AGENTS))
+                    raise episode.fault(BadRewardError, f"rewards are {rewards!r}, expected finite numbers")
         assert self._horizon is not None, "the horizon is known once a turn has begun"
         hit_horizon = episode.length >= self._horizon and not (all_terminated or all_truncated)
         tracks = self._offer(episode, agent_obs)
         return _Ready(episode, tracks, all_terminated, all_truncated, hit_horizon)
+
+    def _bad_flags(self, env_id: Any, poll: Poll) -> EnvContractError:
+        """The error for flags that do not say whether the episode is over."""
+        name, copy = self.base_env.place_of(env_id)
+        episode = self._episodes.get(env_id)
+        flags = {kind: by_env.get(env_id) for kind, by_env in (("dones", poll.terminateds), ("cuts", poll.truncateds))}
+        return EnvContractError(
+            name,
+            f"poll gave an observation of environment {env_id!r}, but the flags terminated (or done) {flags['dones']!r}"
+            f" and truncated {flags['cuts']!r}; expected a dict each, by agent, with {ALL_AGENTS!r} in the first",
+            vector_index=copy,
+            step=0 if episode is None else episode.length + 1,
+        )
 
     def _offer(self, episode: MultiAgentEpisode, agent_obs: Mapping[Any, Any]) -> list[AgentTrack]:
         if self._setup.observation_fn is not None:
@@ -164,10 +198,8 @@ class Iteration:
             if track is None:
                 track = episode.track_for(agent_id)
             elif track.done:
-                raise EnvContractError(
-                    str(episode.env_id),
-                    f"agent {agent_id!r} was done and is observed again in the same episode",
-                    step=episode.length,
+                raise episode.fault(
+                    EnvContractError, f"agent {agent_id!r} was done and is observed again in the same episode"
                 )
             track.seen_at = turn
             track.raw_obs = raw_obs
@@ -179,7 +211,7 @@ class Iteration:
         assert self._setup.observation_fn is not None, "called without one"
         rewritten = self._setup.observation_fn(
             agent_obs=agent_obs,
-            worker=self._setup.worker,
+            worker=self._worker,
             base_env=self.base_env,
             policies=self._policies,
             episode=episode,
@@ -192,7 +224,7 @@ class Iteration:
 
     # --- settlement ---
 
-    def _settle(self, ready: _Ready, poll: Poll, outputs: list[Output]) -> None:
+    def _settle(self, ready: _Ready, poll: Poll, outputs: Outputs) -> None:
         """Make rows, queue agents for actions, call back, cut, and reset of what a poll brought."""
         episode, _, all_terminated, all_truncated, hit_horizon = ready
         builder, setup = episode.batch_builder, self._setup
@@ -205,7 +237,7 @@ class Iteration:
         else:
             self._actions[episode.env_id] = {}
         self._record(ready, poll, over)
-        setup.callbacks.on_episode_step(worker=setup.worker, base_env=self.base_env, episode=episode)
+        setup.callbacks.on_episode_step(worker=self._worker, base_env=self.base_env, episode=episode)
         if ended and not setup.no_done_at_end:
             self._check_final_observations(episode)
         if builder.has_pending_agent_data():
@@ -233,7 +265,12 @@ class Iteration:
             reward, track.reward = track.reward, 0.0
             own_done = terminated or truncated
             if track.slot:
-                if info.get("training_enabled", True):
+                try:
+                    is_trained_on = info.get("training_enabled", True)
+                except AttributeError as error:
+                    message = f"info of agent {agent_id!r} is {info!r:.200}, expected a dict"
+                    raise episode.fault(EnvContractError, message) from error
+                if is_trained_on:
                     if never_done:
                         terminated = truncated = False
                     elif over and not own_done:
@@ -263,15 +300,14 @@ class Iteration:
     def _check_final_observations(self, episode: MultiAgentEpisode) -> None:
         for track in episode.tracks.values():
             if track.has_rows and not track.done and track.seen_at != self._turn:
-                raise EnvContractError(
-                    str(episode.env_id),
+                raise episode.fault(
+                    EnvContractError,
                     f"the episode is over for all agents, but agent {track.agent_id!r} (policy {track.policy_id!r}) "
                     "has no final observation. Return the last observations of all live agents together with "
                     "'__all__', or set no_done_at_end",
-                    step=episode.length,
                 )
 
-    def _report(self, episode: MultiAgentEpisode, outputs: list[Output]) -> None:
+    def _report(self, episode: MultiAgentEpisode, outputs: Outputs) -> None:
         games = self.base_env.take_finished_games()
         metrics, history = episode.custom_metrics, episode.hist_data
         if games is None:
@@ -281,9 +317,9 @@ class Iteration:
                 )
             )
             return
-        outputs += [
+        outputs.extend(
             RolloutMetrics(game.length, game.reward, custom_metrics=metrics, hist_data=history) for game in games
-        ]
+        )
 
     # --- episodes ---
 
@@ -293,9 +329,10 @@ class Iteration:
         episode = self._episodes[env_id] = MultiAgentEpisode(
             env_id, self._new_id(), self._lanes, self._policies.binding(), builder, self.extra_batches.append
         )
+        episode.place = self.base_env.place_of(env_id)
         self._tell_exploration("on_episode_start", episode)
         setup.callbacks.on_episode_start(
-            worker=setup.worker, base_env=self.base_env, policies=self._policies, episode=episode
+            worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode
         )
         return episode
 
@@ -305,7 +342,7 @@ class Iteration:
             self._free_builders.append(episode.batch_builder)
         self._tell_exploration("on_episode_end", episode)
         setup.callbacks.on_episode_end(
-            worker=setup.worker, base_env=self.base_env, policies=self._policies, episode=episode
+            worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode
         )
         if keep_env:
             self._soft_reset(episode)
@@ -369,14 +406,16 @@ class Iteration:
                     policy=policy,
                     environment=self.base_env,
                     episode=episode,
-                    tf_sess=getattr(self._setup.worker, "tf_sess", None),
+                    tf_sess=getattr(self._worker, "tf_sess", None),
                 )
 
     def _new_id(self) -> int:
         return self._ids.getrandbits(62)
 
     def _new_builder(self) -> BatchBuilder:
-        return BatchBuilder(self._setup.reward_limit, self._on_postprocessed)
+        return BatchBuilder(
+            self._setup.reward_limit, self._on_postprocessed, is_multi_agent=self._policies.is_multi_agent
+        )
 
     def _on_postprocessed(
         self,
@@ -386,7 +425,7 @@ class Iteration:
         originals: Mapping[Any, tuple[Policy, SampleBatch]],
     ) -> None:
         self._setup.callbacks.on_postprocess_trajectory(
-            worker=self._setup.worker,
+            worker=self._worker,
             episode=episode,
             agent_id=track.agent_id,
             policy_id=track.policy_id,
@@ -394,3 +433,10 @@ class Iteration:
             postprocessed_batch=batch,
             original_batches=originals,
         )
+
+
+def _are_numbers(rewards: Any) -> bool:
+    try:
+        return all(reward is None or math.isfinite(float(reward)) for reward in rewards.values())
+    except (TypeError, ValueError, AttributeError):
+        return False

@@ -1,8 +1,10 @@
 """From rows of trajectories to the arrays of a fragment: one by one, or as sequences of one length.
 
-Rows come trajectory by trajectory: runs of equal ``eps_id`` and ``agent_index``, in the order of time. Arrays are
-time-major: rows are ``[B, 1, ...]``, B steps of one environment; sequences are ``[L, S, ...]``, padded with zeros
-where ``valid`` is False.
+Rows come trajectory by trajectory: runs of equal ``eps_id`` and ``agent_index``, in the order of time. Where rows of an
+agent were not recorded, such a run has a gap, and what is behind it is another trajectory.
+
+Arrays are time-major: rows are ``[B, 1, ...]``, B steps of one environment; sequences are ``[L, S, ...]``, padded with
+zeros where ``valid`` is False.
 
 What a sequence may hold follows from how it is learned from: state and bootstrapping start afresh behind a row that
 ended an episode, and nowhere else. So behind such a row the next trajectory may follow, if it begins with a state of
@@ -46,7 +48,8 @@ def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> d
 
     Args:
         batch: columns [B, ...] with ``eps_id``, ``agent_index``, ``terminateds`` and ``truncateds``; ``new_obs``
-            where the plan wants LAST_OBS; ``state_in_i`` where it wants those.
+            where the plan wants LAST_OBS; ``state_in_i`` where it wants those. Gaps are found if there are ``t``, and
+            ``obs`` and ``new_obs`` or the states.
         plan: which columns and extras are wanted.
         length: L, rows of a sequence.
     Returns: the plan's columns [L, S, ...]; VALID [L, S] bool; LAST_OBS [S, ...], the observation behind the last
@@ -84,6 +87,7 @@ def _sequence_rows(batch: Mapping[str, Array], states: Mapping[str, Array], leng
     num_rows = len(eps_id)
     begins = np.ones(num_rows, np.bool_)
     begins[1:] = (eps_id[1:] != eps_id[:-1]) | (agent_index[1:] != agent_index[:-1])
+    begins[_behind_gaps(batch, begins)] = True
     starts = np.flatnonzero(begins)
     may_follow = np.ones(len(starts), np.bool_)
     for state in states.values():
@@ -114,6 +118,29 @@ def _sequence_rows(batch: Mapping[str, Array], states: Mapping[str, Array], leng
             rows[place : place + stop - first, index] = np.arange(first, stop)
             place += stop - first
     return rows
+
+
+def _behind_gaps(batch: Mapping[str, Array], begins: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Rows within a run that do not start where the row before ended.
+
+    Time alone doesn't tell: an agent that is not observed at every step has rows that span several.
+    """
+    if c.T not in batch:
+        return np.zeros(0, np.int64)
+    t = np.asarray(batch[c.T])
+    rows = np.flatnonzero((t[1:] - t[:-1] != 1) & ~begins[1:]) + 1
+    if not len(rows):
+        return rows
+    follows = np.ones(len(rows), np.bool_)
+    for before, after in ((c.NEW_OBS, c.OBS), *_state_pairs(batch)):
+        if before in batch and after in batch:
+            ends, starts = np.asarray(batch[before])[rows - 1], np.asarray(batch[after])[rows]
+            follows &= (ends == starts).reshape(len(rows), -1).all(1)
+    return rows[~follows]
+
+
+def _state_pairs(batch: Mapping[str, Array]) -> list[tuple[str, str]]:
+    return [(name.replace(_STATE, "state_out_"), name) for name in batch if name.startswith(_STATE)]
 
 
 def _wanted(batch: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aiorl.callbacks import DefaultCallbacks
+from aiorl.env.adapt import to_base_env
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.lockstep import checked_horizon
 from aiorl.env.vector_env import episode_limit
-from aiorl.errors import ConfigError
+from aiorl.errors import ConfigError, SamplerDied
 from aiorl.observation.filters import ObservationFilter
 from aiorl.observation.preprocessors import Preprocessor
 from aiorl.policy.policy import Policy
@@ -28,8 +30,9 @@ class SamplerSetup:
     """What SyncSampler and AsyncSampler sample, and how.
 
     Attributes:
-        worker: handed to callbacks and to ``observation_fn``; nothing else is done with it.
-        base_env: the environments.
+        worker: handed to callbacks and to ``observation_fn``; nothing else is done with it. A ``weakref.ref`` stands
+            for what it refers to: a sampler in a thread of its own does not keep that alive.
+        base_env: the environments; one of any other kind that ``to_base_env`` knows is converted. Its owner closes it.
         policy_map: policy id -> policy.
         policy_mapping_fn: agent id -> policy id; None = that of a PolicyMap, else the default policy.
         preprocessors: policy id -> preprocessor.
@@ -48,7 +51,7 @@ class SamplerSetup:
     """
 
     worker: Any
-    base_env: BaseEnv
+    base_env: Any
     policy_map: Mapping[str, Policy]
     policy_mapping_fn: PolicyMappingFn | None
     preprocessors: Mapping[str, Preprocessor]
@@ -64,9 +67,10 @@ class SamplerSetup:
     observation_fn: ObservationFn | None = None
 
     def __post_init__(self) -> None:
-        """Check what needs no environment.
+        """Convert the environment, and check what needs none.
 
         Raises:
+            UnsupportedEnvError: it is none (also a ValueError).
             ConfigError: a fragment length below 1, or a range of rewards that is none.
         """
         if not self.fragment_length >= 1:
@@ -81,6 +85,26 @@ class SamplerSetup:
                 key="clip_rewards",
                 value=self.clip_rewards,
             )
+
+        object.__setattr__(self, "base_env", to_base_env(self.base_env))
+
+    def get_worker(self) -> Any:
+        """What callbacks are told is the worker.
+
+        Raises:
+            SamplerDied: nobody keeps the worker any more.
+        """
+        if not isinstance(self.worker, weakref.ref):
+            return self.worker
+        worker = self.worker()
+        if worker is None:
+            raise SamplerDied("nobody keeps its worker any more")
+        return worker
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Nobody keeps the worker any more."""
+        return isinstance(self.worker, weakref.ref) and self.worker() is None
 
     @property
     def reward_limit(self) -> float:

@@ -21,6 +21,7 @@ Array = NDArray[Any]
 Index = slice | NDArray[np.int64]
 
 _LEAST_CAPACITY = 256
+_NUMBERS = "biufc"
 
 
 class SlotStore:
@@ -71,10 +72,10 @@ class SlotStore:
         return first
 
     def write(self, name: str, index: Index, values: Array) -> None:
-        """Write entries; the column is made at its first use.
+        """Write entries; the column is made at its first use, and widened where they would lose their value in it.
 
         Raises:
-            BatchError: entries of another shape than before.
+            BatchError: entries of another shape than before, or of a kind that the column cannot hold.
         """
         column = self._columns.get(name)
         if column is None:
@@ -82,6 +83,8 @@ class SlotStore:
             column = self._columns[name]
         if values.shape[1:] != column.shape[1:]:
             raise BatchError(name, f"entries of shape {column.shape[1:]}", values.shape[1:])
+        if values.dtype != column.dtype and (dtype := _widened(name, column.dtype, values.dtype)) != column.dtype:
+            column = self._columns[name] = column.astype(dtype)
         column[index] = values
 
     def compact(self, live: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -108,6 +111,19 @@ class SlotStore:
             larger[:keep] = column[:keep]
             self._columns[name] = larger
         self._capacity = capacity
+
+
+def _widened(name: str, kept: np.dtype[Any], given: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of a column that held entries of one dtype and is to hold those of another as well.
+
+    Real numbers are rounded to the floats that a column has, from float32 on; nothing else changes a value.
+    """
+    is_number = given.kind in _NUMBERS and kept.kind in _NUMBERS
+    if kept.kind == "O" or (kept.kind == "f" and kept.itemsize >= 4 and is_number and given.kind != "c"):
+        return kept
+    if not is_number and given.kind != kept.kind:
+        raise BatchError(name, f"entries of dtype {kept}, as before", given)
+    return np.result_type(kept, given)
 
 
 def as_index(slots: Sequence[int]) -> Index:

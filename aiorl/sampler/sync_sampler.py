@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 
 from aiorl.data.metrics import PerfStats, RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.sampler.gate import TurnGate
 from aiorl.sampler.iteration import Iteration
 from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.turns import Turns
@@ -20,7 +22,7 @@ Batch = SampleBatch | MultiAgentBatch
 class SyncSampler:
     """Samples from a BaseEnv, only while ``get_data`` is running.
 
-    Not to be used by several threads at once.
+    Of several threads that ask at once, one after the other gets a batch.
     """
 
     def __init__(self, setup: SamplerSetup, *, on_turn: Callable[[], None] | None = None) -> None:
@@ -34,7 +36,9 @@ class SyncSampler:
         Raises:
             UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
         """
-        self._turns = Turns(Iteration(setup), on_turn=on_turn)
+        self._gate = TurnGate()
+        self._turns = Turns(Iteration(setup), gate=self._gate, on_turn=on_turn)
+        self._sampling = threading.RLock()
         self._metrics: list[RolloutMetrics] = []
 
     @property
@@ -48,15 +52,17 @@ class SyncSampler:
         Raises:
             ValueError: the environment or a policy broke its contract, or the horizon is above the
                 environment's limit.
-            SamplerDied: an earlier call raised in the middle of a turn.
-            Exception: whatever the environment, a policy or a callback raised.
+            SamplerDied: an earlier call raised in the middle of a turn, or the sampler was stopped.
+            Exception: whatever the environment, a policy or a callback raised, once the batches that were finished
+                before have been given.
         """
-        while True:
-            output = self._turns.next_output()
-            if isinstance(output, RolloutMetrics):
-                self._metrics.append(output)
-            else:
-                return output
+        with self._sampling:
+            while True:
+                output = self._turns.next_output()
+                if isinstance(output, RolloutMetrics):
+                    self._metrics.append(output)
+                else:
+                    return output
 
     def get_metrics(self) -> list[RolloutMetrics]:
         """Episodes that ended since the last call, stamped with the current perf stats."""
@@ -68,10 +74,19 @@ class SyncSampler:
         """Batches that episodes added on their own since the last call."""
         return self._turns.take_extra_batches()
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Nothing to do: between two calls of ``get_data`` nothing runs."""
-        yield
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Neither observations are processed nor policies evaluated inside this block, by another thread."""
+        return self._gate.pause()
 
-    def stop(self) -> None:
-        """Nothing to do; the environment is its owner's to stop."""
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Let ``get_data`` raise from the next turn on; an environment that blocks is not interrupted.
+
+        Args:
+            timeout_s: wait at most so long for another thread's ``get_data`` to end, seconds.
+        Returns: nothing samples any more.
+        """
+        self._turns.stop()
+        is_over = self._sampling.acquire(timeout=timeout_s)
+        if is_over:
+            self._sampling.release()
+        return is_over

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,6 +145,17 @@ class AgentTrack:
         for name in lane.extra_columns:
             columns[name] = store[name].take(starts, 0)
         return SampleBatch(columns)
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """First and behind the last row of each run of rows in which every row starts where the one before ended.
+
+        It is one, unless rows in between were not recorded.
+        """
+        starts, count = self.starts, len(self.starts)
+        if starts[1:] == self._ends[:-1]:
+            return [(0, count)]
+        cuts = [row for row in range(1, count) if starts[row] != self._ends[row - 1]]
+        return list(itertools.pairwise([0, *cuts, count]))
 
     def discard_rows(self) -> None:
         """Forget the rows not yet postprocessed."""

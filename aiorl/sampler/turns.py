@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NoReturn
 
 from aiorl.data.metrics import PerfStats
 from aiorl.data.multi_agent_batch import MultiAgentBatch
@@ -44,24 +45,31 @@ class Turns:
         self._on_turn = on_turn
         self._outputs: deque[Output] = deque()
         self._must_act = False
-        self._died: Exception | None = None
+        self._is_stopped = False
+        self._died: BaseException | None = None
+        self._untold: Exception | None = None
 
     def next_output(self) -> Output:
         """The next output; turns are taken until there is one.
 
         Raises:
-            SamplerDied: an earlier call raised in the middle of a turn, which cannot be gone on with.
-            Exception: whatever the environment, a policy or a callback raised. After an error of ``poll``, the
-                next call polls again.
+            SamplerDied: an earlier call raised in the middle of a turn, which cannot be gone on with; or ``stop``
+                was called.
+            Exception: whatever the environment, a policy or a callback raised, after what the same turn had
+                finished before. After an error of ``poll``, the next call polls again.
         """
         while not self._outputs:
             self.advance()
         return self._outputs.popleft()
 
+    def stop(self) -> None:
+        """Let the next turn raise SamplerDied. Any thread may call."""
+        self._is_stopped = True
+
     def advance(self) -> None:
         """Act on the latest observations, if that is still to be done, and take in the next ones."""
-        if self._died is not None:
-            raise SamplerDied("the sampler failed in the middle of a turn and cannot go on") from self._died
+        if self._is_stopped or self._died is not None:
+            self._raise_why_it_ended()
         if self._on_turn is not None:
             self._on_turn()
         if self._must_act:
@@ -79,33 +87,45 @@ class Turns:
         extra, self._iteration.extra_batches[:] = list(self._iteration.extra_batches), []
         return extra
 
+    def _raise_why_it_ended(self) -> NoReturn:
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            raise untold
+        if self._died is not None:
+            raise SamplerDied("the sampler failed in the middle of a turn and cannot go on") from self._died
+        raise SamplerDied("the sampler was stopped")
+
     def _observe(self) -> None:
         clock, perf = time.perf_counter, self.perf
         perf.iters += 1
         began = clock()
         poll = as_poll(self._iteration.base_env.poll())
-        polled = clock()
-        perf.env_wait_time += polled - began
+        perf.env_wait_time += clock() - began
         try:
             with self._gate:
-                self._outputs.extend(self._iteration.observe(poll))
-        except Exception as error:
+                entered = clock()
+                self._iteration.observe(poll, self._outputs)
+                perf.processing_time += clock() - entered
+        except BaseException as error:  # Ctrl-C too leaves a turn half done
             self._died = error
+            if self._outputs and isinstance(error, Exception):
+                self._untold = error  # raised as soon as what the turn had finished is handed out
+                return
             raise
         self._must_act = True
-        perf.processing_time += clock() - polled
 
     def _act(self) -> None:
-        clock, perf = time.perf_counter, self.perf
+        clock, perf, iteration = time.perf_counter, self.perf, self._iteration
         self._must_act = False
-        began = clock()
         try:
             with self._gate:
-                actions = self._iteration.act()
-            evaluated = clock()
-            self._iteration.base_env.send_actions(actions)
-        except Exception as error:
+                entered = clock()
+                actions = iteration.act()
+                evaluated = clock()
+            perf.inference_time += iteration.inferred_s
+            perf.processing_time += evaluated - entered - iteration.inferred_s
+            iteration.base_env.send_actions(actions)
+            perf.env_wait_time += clock() - evaluated
+        except BaseException as error:
             self._died = error
             raise
-        perf.inference_time += evaluated - began
-        perf.env_wait_time += clock() - evaluated

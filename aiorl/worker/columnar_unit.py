@@ -14,6 +14,7 @@ from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.registry import is_atari_id, resolve_env
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, PolicyError
+from aiorl.log_once import log_once
 from aiorl.observation.filters import make_filter
 from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.policy.loading import load_policy
@@ -62,6 +63,7 @@ class ColumnarUnit(SamplerUnit):
         """
         policy_part = _only_policy(part)
         check_graphs(part, graphs)
+        log_once.set_up(place.slot, part.log_level)
         graph = graphs[DEFAULT_POLICY_ID]
         wrapping = unit_wrapping(part, place)
         self.env = make_lockstep_env(
@@ -197,4 +199,7 @@ def _is_deepmind(env_name: str, env: LockstepEnv, wrapping: Wrapping) -> bool:
     if not wrapping.deepmind:
         return False
     here = env.unwrapped
-    return any(map(is_atari, here)) if here else is_atari_id(resolve_env(env_name).gym_id or "")
+    if here:
+        return any(map(is_atari, here))
+    shape = env.observation_space.shape or ()  # a game's memory, or its grey screen, gets no such wrappers
+    return is_atari_id(resolve_env(env_name).gym_id or "") and len(shape) > 2

@@ -223,7 +223,7 @@ class GeneralUnit(SamplerUnit):
                 for policy_id, rows in by_policy.items()
                 if part.policies[policy_id].is_trained and rows.count
             },
-            batch.count,
+            batch.env_steps,
             batch.total(),
             part.rollout_fragment_length,
             part.num_envs_per_worker,

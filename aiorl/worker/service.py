@@ -67,10 +67,11 @@ class WorkerOutcome:
 
 
 class _Running:
-    """A sampler unit with its thread and its task."""
+    """A sampler unit with its thread and its task; it belongs to one registration life of the worker."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, incarnation: str) -> None:
         self.index = index
+        self.incarnation = incarnation
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"sampler-{index}")
         self.unit: SamplerUnit | None = None
         self.task: asyncio.Task[None] | None = None
@@ -270,8 +271,19 @@ class WorkerService:
 
     # Sampling -------------------------------------------------------------------------------------------------
 
+    def _is_current(self, incarnation: str) -> bool:
+        """Whether that registration life goes on; what belongs to another one may neither begin nor send anything."""
+        is_over = self._session.state is WorkerState.ENDED or self._done is None or self._done.done()
+        return incarnation == self._session.incarnation and not is_over
+
     def _restart_units(self, welcome: Welcome | None) -> None:
-        """End the samplers of the registration before, then start those of the new one."""
+        """End the samplers of the registration before, then start those of the new one.
+
+        They are told to stop at once: building may take long, and each turn of theirs until then would be for nothing.
+        """
+        for running in self._running:
+            if running.unit is not None:
+                running.unit.stop()
         previous = self._building
         self._building = asyncio.create_task(self._rebuild(previous, welcome), name="build-samplers")
 
@@ -279,8 +291,9 @@ class WorkerService:
         if previous is not None:
             await asyncio.wait([previous])
         await self._stop_units()
-        if welcome is None or welcome.slot != self._session.slot:
+        if welcome is None or not self._is_current(welcome.incarnation):
             return
+        incarnation = welcome.incarnation
         try:
             part = WorkerPart.from_dict(welcome.config)
             self._compress = part.transport.compression != "off"
@@ -288,16 +301,26 @@ class WorkerService:
             os.environ.update(part.extra_python_environs_for_worker)
             logging.getLogger("aiorl").setLevel(part.log_level.replace("WARN", "WARNING"))
             for index in range(part.samplers_per_worker):
-                running = _Running(index)
+                running = _Running(index, incarnation)
                 self._running.append(running)
                 await self._build(running, part, welcome)
+                if not self._is_current(incarnation):
+                    return
         except EnvError as error:
-            self._fail("env", str(error), error.traceback_text)
+            self._fail_of(incarnation, "env", str(error), error.traceback_text)
         except AiorlError as error:
-            self._fail("setup", str(error), "")
+            self._fail_of(incarnation, "setup", str(error), "")
         except Exception as error:
-            logger.exception("the samplers could not be built")
-            self._fail("setup", f"{type(error).__name__}: {error}", traceback.format_exc())
+            if self._is_current(incarnation):
+                logger.exception("the samplers could not be built")
+            self._fail_of(incarnation, "setup", f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    def _fail_of(self, incarnation: str, kind: str, message: str, traceback_text: str) -> None:
+        """As `_fail`; but what goes wrong in samplers of a registration that is over says nothing of those after it."""
+        if not self._is_current(incarnation):
+            logger.info("the registration of the sampler that failed is over: %s", message)
+            return
+        self._fail(kind, message, traceback_text)
 
     def _take_settings(self, transport: TransportConfig) -> None:
         """From the handshake on, times and limits are those of the learner's configuration."""
@@ -311,36 +334,51 @@ class WorkerService:
         self._limits = limits_of(transport)
 
     async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
-        place = UnitPlace(welcome.slot, self._session.incarnation, running.index, welcome.num_workers)
+        place = UnitPlace(welcome.slot, running.incarnation, running.index, welcome.num_workers)
         unit = await asyncio.get_running_loop().run_in_executor(
             running.executor, make_unit, part, welcome.graphs, welcome.snapshot, place
         )
+        if running not in self._running:  # the worker has ended meanwhile
+            await asyncio.to_thread(unit.close)
+            return
         running.unit = unit
+        if not self._is_current(running.incarnation):
+            return
         if self._newest is not None:
             unit.offer(self._newest)
         running.task = asyncio.create_task(self._sample(running, unit), name=f"sample-{running.index}")
 
     async def _sample(self, running: _Running, unit: SamplerUnit) -> None:
-        """Produce fragments under the leases held, one after the other, until cancelled or failed."""
-        loop = asyncio.get_running_loop()
+        """Produce fragments under the leases held, one after the other, until cancelled, failed or registered anew."""
         try:
-            while True:
+            while self._is_current(running.incarnation):
                 lease_id = None if self._outbox else self._session.start_fragment(self._session.version)
                 if lease_id is None:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
-                produced = await loop.run_in_executor(running.executor, unit.sample)
-                self._send_fragment(unit, lease_id, produced)
+                produced = await self._produce(running, unit, lease_id)
+                if self._is_current(running.incarnation):
+                    self._send_fragment(unit, lease_id, produced)
         except StopSampling:
             pass
         except EnvError as error:
-            self._fail("env", str(error), error.traceback_text)
+            self._fail_of(running.incarnation, "env", str(error), error.traceback_text)
         except (ConfigError, UnknownPolicyError) as error:  # would come again in every worker
-            self._fail("setup", str(error), "")
+            self._fail_of(running.incarnation, "setup", str(error), "")
         except Exception as error:
-            logger.exception("the sampler failed")
-            self._fail("sampler", f"{type(error).__name__}: {error}", traceback.format_exc())
+            if self._is_current(running.incarnation):
+                logger.exception("the sampler failed")
+            self._fail_of(running.incarnation, "sampler", f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    async def _produce(self, running: _Running, unit: SamplerUnit, lease_id: int) -> Produced:
+        """A fragment; one that ends without result gives its lease back."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(running.executor, unit.sample)
+        except BaseException:
+            if running.incarnation == self._session.incarnation:  # the learner has forgotten those of another
+                self._session.abandon_fragment(lease_id, 0)
+            raise
 
     def _send_fragment(self, unit: SamplerUnit, lease_id: int, produced: Produced) -> None:
         samples = Samples(

@@ -147,6 +147,61 @@ def test_batches_that_do_not_fit_are_refused(actions):
         ActionLayout(WHOLE).to_column(actions)
 
 
+MIXED = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,))])
+BYTES = spaces.Box(0, 255, (1,), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "bad"),
+    [
+        (spaces.Discrete(3), [0.0, 0.7], "0.7"),
+        (spaces.Discrete(3), [np.nan, 1.0], "nan"),
+        (spaces.Discrete(3), [1.0, np.inf], "inf"),
+        (spaces.Discrete(3), ["1", "2"], "1"),
+        (spaces.Discrete(3), np.array([1, None]), "None"),
+        (spaces.MultiDiscrete([2, 3]), [[0, 1.5], [1, 1]], "1.5"),
+        (BYTES, [[300], [4]], "300"),
+        (BYTES, [[-1], [4]], "-1"),
+        (BOX, [["a", "b"], ["c", "d"]], "a"),
+        (WHOLE, ([0, 0.5], np.zeros((2, 2))), "0.5"),
+        (MIXED, ([0, 0.5], np.zeros((2, 2))), "0.5"),
+        (MIXED, np.array([[0, 0.5, 0.5], [1.5, 0, 0]], np.float32), "1.5"),
+        (MIXED, np.array([[0, 0.5, 0.5], [np.nan, 0, 0]]), "nan"),
+    ],
+)
+def test_r96_actions_that_the_column_would_change_are_refused(space, actions, bad):
+    """R96, R118: rows hold what was chosen, or nothing."""
+    with pytest.raises(BatchError, match=rf"numbers that .* can hold.*{bad}"):
+        ActionLayout(space).to_column(actions)
+
+
+@pytest.mark.parametrize(
+    ("space", "action"), [(spaces.Discrete(3), 0.7), (MIXED, (0.5, [0.0, 0.0])), (BYTES, [256]), (BOX, ["a", "b"])]
+)
+def test_r119_an_action_that_the_row_would_change_is_refused(space, action):
+    """R119."""
+    with pytest.raises(BatchError, match=r"numbers that .* can hold"):
+        ActionLayout(space).to_row(action)
+
+
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [
+        (spaces.Discrete(3), np.array([2.0, 1.0])),
+        (spaces.Discrete(3), np.array([True, False])),
+        (spaces.Discrete(3), np.array([2, 1], object)),
+        (BYTES, np.array([[255.0], [0.0]])),
+        (MIXED, np.array([[2.0, 0.5, -0.5], [1.0, 0.0, 0.25]])),
+        (spaces.Box(-1, 1, (1,)), np.array([[np.nan], [0.5]])),
+    ],
+)
+def test_actions_of_another_dtype_are_taken_where_it_makes_no_difference(space, actions):
+    layout = ActionLayout(space)
+    column = layout.to_column(actions)
+    assert column.dtype == layout.dtype
+    np.testing.assert_array_equal(column, actions)
+
+
 @pytest.mark.parametrize("action", [(1,), 3, (1, [2]), {"a": 1}])
 def test_an_action_that_does_not_fit_is_refused(action):
     with pytest.raises(BatchError, match="actions"):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.concat import concat_batches
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 
@@ -46,3 +47,15 @@ def test_r65_compression_reaches_every_policys_observations() -> None:
     np.testing.assert_array_equal(batch.policy_batches["a"]["obs"], obs)
     batch.decompress()
     assert not any(rows.packed for rows in batch.policy_batches.values())
+
+
+def test_r131_a_plain_batch_of_several_agents_knows_its_env_steps() -> None:
+    first = MultiAgentBatch.wrap_as_needed({DEFAULT_POLICY_ID: rows(1, 2, 3, 4)}, 2)
+    empty = MultiAgentBatch.wrap_as_needed({}, 3)  # steps that left no row
+    assert isinstance(first, SampleBatch)
+    assert isinstance(empty, SampleBatch)
+    joined = concat_batches([first, empty, first.copy()])
+    assert (joined.count, joined.env_steps) == (8, 7)
+    assert concat_batches([empty, empty]).env_steps == 6
+    assert concat_batches([first, MultiAgentBatch({"a": rows(1)}, 1)]).count == 3
+    assert first.slice(0, 3).env_steps == 3

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from aiorl.env.adapt import choose_vectorize, make_lockstep_env, to_base_env
+from aiorl.env.atari import RealGames
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.lockstep_base_env import LockstepBaseEnv
@@ -19,7 +20,7 @@ from aiorl.env.remote_env import RemoteEnv
 from aiorl.env.stepped_vector_env import VectorBaseEnv, VectorEnv
 from aiorl.env.vector_env import SerialEnv
 from aiorl.env.wrapping import Wrapping
-from aiorl.errors import ConfigError, EnvError, UnknownEnvError
+from aiorl.errors import ConfigError, EnvError, UnknownEnvError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
@@ -259,3 +260,65 @@ def test_a_fault_of_the_constructor_is_not_told_as_one_of_a_reset(vectorize):
     with pytest.raises(EnvError, match="copy 0: its constructor raised RuntimeError") as caught:
         make_lockstep_env("aiorl.testing.envs:FaultyEnv", {"fault": "constructor"}, 1, vectorize)
     assert caught.value.step == -1
+
+
+class Drawing(VectorEnv):
+    """Observes random numbers; its seed is taken by ``reset``, which no sampler calls."""
+
+    num_envs = 1
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (2,), np.float64), gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.rng = np.random.default_rng()
+
+    def reset(self, seed=None):
+        self.rng = np.random.default_rng(seed)
+
+    def vector_reset(self):
+        return [self.rng.random(2)]
+
+    def reset_at(self, index):
+        return self.rng.random(2)
+
+    def vector_step(self, actions):
+        raise NotImplementedError
+
+
+def test_r27_the_seed_of_a_vector_env_reaches_it_by_whichever_method_takes_it():
+    first, second, third = (to_base_env(Drawing(), seed=seed).poll().obs[0]["agent0"].tolist() for seed in (3, 3, 4))
+    assert first == second != third
+
+
+@pytest.mark.parametrize(
+    "make",
+    [MyBaseEnv, TwoCounters, CountingVectorEnv, lambda: ExternalEnv(None, None)],
+    ids=["base", "vector", "gymnasium_vector", "external"],
+)
+def test_r161_kinds_that_hold_their_environments_themselves_cannot_be_remote(make):
+    with pytest.raises(ConfigError, match="processes of their own are asked for, but 'mine' made a") as caught:
+        to_base_env(make(), remote_envs=True, remote_settings=RemoteSettings("mine"), env_id="mine")
+    assert caught.value.key == "remote_worker_envs"
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, RealGames])
+def test_r162_one_object_is_not_taken_for_several_environments(wrap):
+    env = CountingEnv()
+    with pytest.raises(ConfigError, match=r"3 environments.*'mine' returned the same object again"):
+        to_base_env(wrap(env), lambda index: wrap(env), 3, env_id="mine")
+    with pytest.raises(ConfigError, match="same object again"):
+        make_lockstep_env(lambda context: wrap(env), {}, 3, "serial")
+    pair = CountingMultiAgentEnv()
+    with pytest.raises(ConfigError, match="same object again"):
+        to_base_env(pair, lambda index: pair, 2)
+
+
+def test_an_environment_of_pettingzoo_is_told_how_it_is_named():
+    class Raw:
+        possible_agents = ("a", "b")
+        reset = step = action_space = None
+
+        def observation_space(self, agent):
+            raise AssertionError("asked for one agent only")
+
+    with pytest.raises(UnsupportedEnvError, match=r"Raw, which is one of PettingZoo.*'pettingzoo:classic.rps_v2'"):
+        to_base_env(Raw())

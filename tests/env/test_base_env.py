@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, as_poll, opening_poll
-from aiorl.errors import EnvError
+from aiorl.errors import EnvContractError
 
 
 def test_dones_are_terminated_or_truncated_and_keep_every_key():
@@ -31,9 +31,9 @@ def test_five_dicts_of_a_users_base_env_become_a_poll_with_terminal_dones():
     assert as_poll(tuple(poll)[:6]).infos == {0: {}}
 
 
-@pytest.mark.parametrize("result", [None, (1, 2, 3), {}])
+@pytest.mark.parametrize("result", [None, (1, 2, 3), {}, ({}, {}, None, {}, {}), ({}, {}, {}, [], {}, {})])
 def test_anything_else_is_no_poll(result):
-    with pytest.raises(EnvError, match="poll returned"):
+    with pytest.raises(EnvContractError, match="poll returned"):
         as_poll(result)
 
 
@@ -64,3 +64,11 @@ def test_by_default_nothing_can_be_reset_no_games_are_counted_and_stop_closes_wh
     assert base.take_finished_games() is None
     base.stop()
     assert closed == [env]
+
+
+def test_an_environment_is_placed_by_its_number_or_its_own_id():
+    base = Closing([])
+    assert base.place_of(3) == ("Closing", 3)
+    assert base.place_of("left") == ("left", 0)
+    base._env_id = "maze"
+    assert base.place_of(3) == ("maze", 3)

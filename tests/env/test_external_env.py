@@ -15,9 +15,13 @@ from aiorl.errors import (
     BadRewardError,
     ClosedEpisodeError,
     ConfigError,
+    EnvContractError,
     EpisodeTimeout,
     SamplerDied,
+    UnsupportedEnvError,
 )
+from aiorl.policy.policy import Policy
+from aiorl.rollout.rollout_worker import RolloutWorker
 
 SPACES = (spaces.Discrete(100), spaces.Discrete(100))
 VECTORS = (spaces.Discrete(1000), spaces.Box(-np.inf, np.inf, (2,), np.float64))
@@ -248,7 +252,7 @@ def play(episode: int, ask, log, end, start) -> list:
     for step in range(int(rng.integers(1, 8))):
         obs = np.array([episode, step], np.float64)
         if rng.random() < 0.33:
-            taken.append(-step - 1)
+            taken.append(900 + step)
             log(f"episode {episode}", obs, taken[-1], True)
         else:
             taken.append(ask(f"episode {episode}", obs))
@@ -442,3 +446,291 @@ def test_an_environment_that_was_never_started_can_be_joined_and_closed():
     env.close()
     with pytest.raises(SamplerDied):
         env.start_episode("e") and env.get_action("e", 0)
+
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+MIXED = spaces.Dict({"move": spaces.MultiDiscrete([2, 3]), "fire": spaces.MultiBinary(2), "turn": BOX})
+
+
+def mixed(move=(1, 2), fire=(0, 1), turn=(0.5, 0.5)) -> dict:
+    return {"move": np.array(move), "fire": np.array(fire), "turn": np.array(turn)}
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        *((spaces.Discrete(2), action) for action in (7, -1, 1.5, [0], "left", None, np.nan)),
+        (spaces.Discrete(2, start=5), 0),
+        *((BOX, action) for action in ([np.nan, 0.0], [np.inf, 0.0], [1e300, 0.0], [0.0], 0.0, [[1.0], [1.0, 2.0]])),
+        (MIXED, mixed(move=(2, 0))),
+        (MIXED, mixed(fire=(2, 0))),
+        (MIXED, mixed(turn=(np.nan, 0))),
+        (MIXED, {**mixed(), "more": 0}),
+        (MIXED, [1]),
+    ],
+)
+def test_r150_r156_an_action_that_the_space_does_not_hold_is_its_clients_error_and_no_row(space, action):
+    env = Driven(lambda env: None, (space, SPACES[1]))
+    env.start_episode("e")
+    with pytest.raises(EnvContractError, match=r"(?s)'Driven'.*episode 'e': action .* does not fit") as caught:
+        env.log_action("e", 1, action)
+    assert isinstance(caught.value, ValueError)
+    env.end_episode("e", 2)
+    assert env._episodes.take(lambda: False, None)["e"].obs == {AGENT: 2}, "the wrong action must not be published"
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        (spaces.Discrete(2), np.int64(1)),
+        (spaces.Discrete(2), True),
+        (spaces.Discrete(2, start=5), 6),
+        (BOX, [5.0, -5.0]),
+        (MIXED, mixed()),
+    ],
+)
+def test_r150_actions_that_rows_can_hold_are_taken_also_beyond_a_boxs_bounds(space, action):
+    def drive(env):
+        env.start_episode("e")
+        env.log_action("e", 1, action)
+        env.end_episode("e", 2)
+
+    env = Driven(drive, (space, SPACES[1]))
+    assert len(drain(ExternalBaseEnv(env))) == 2
+    assert env.error is None
+
+
+@pytest.mark.parametrize(
+    ("actions", "text"),
+    [
+        ({"b": 0}, "action of agent 'b', but no observation"),
+        ({"c": 0}, "of agent 'c', but spaces are given for: 'a', 'b'"),
+        ({"a": 2}, r"agent 'a': action 2 does not fit Discrete\(2\)"),
+        ([0], "actions are \\[0\\], expected a dict"),
+    ],
+)
+def test_r150_r160_an_agents_action_is_checked_against_its_own_space_and_observation(actions, text):
+    by_agent = {"a": spaces.Discrete(2), "b": spaces.Discrete(3)}
+    env = MultiDriven(lambda env: None, (by_agent, by_agent))
+    env.start_episode("e")
+    with pytest.raises(EnvContractError, match=text):
+        env.log_action("e", {"a": 1}, actions)
+    assert not env._episodes.take(lambda: False, None)
+
+
+def test_r148_numbers_serve_as_ids_and_what_cannot_is_refused():
+    got = []
+
+    def drive(env):
+        got.append(env.start_episode(1))
+        got.append(env.get_action(1, 3))
+        env.end_episode(1, 4)
+
+    env = Driven(drive)
+    env.action_timeout_s = 5.0
+    polls = drain(ExternalBaseEnv(env), lambda env_id, obs: {AGENT: 42})
+    assert env.error is None
+    assert got == [1, 42]
+    assert [list(poll.obs) for poll in polls] == [[1], [1]]
+    other = Driven(lambda env: None)
+    with pytest.raises(ConfigError, match="episode_id is \\['e'\\]"):
+        other.start_episode(["e"])
+    with pytest.raises(ClosedEpisodeError, match="unknown"):
+        other.log_returns(["e"], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("space", "bad", "text"),
+    [
+        (spaces.Dict({"x": BOX}), {"x": [0.0, 0.0], "y": 3}, r"has \['x', 'y'\], expected the keys \['x'\]"),
+        (BOX, np.array([1e300, 0.0]), "too large for float32"),
+        (spaces.Tuple([BOX]), (np.array([1e300, 0.0]),), "too large for float32"),
+    ],
+)
+def test_r156_what_the_preprocessor_would_refuse_is_refused_in_the_clients_thread(space, bad, text):
+    env = Driven(lambda env: None, (SPACES[0], space))
+    env.start_episode("e")
+    for call in (lambda: env.get_action("e", bad), lambda: env.end_episode("e", bad)):
+        with pytest.raises(BadObservationError, match=text):
+            call()
+    assert not env._episodes.take(lambda: False, None)
+
+
+def test_the_last_of_nested_observations_is_kept_although_the_client_reuses_its_arrays():
+    space = spaces.Dict({"x": BOX, "pair": spaces.Tuple([BOX, BOX])})
+    reused = np.full(2, 0.5, np.float32)
+    env = Driven(lambda env: None, (SPACES[0], space))
+    env.start_episode("e")
+    env.end_episode("e", {"x": reused, "pair": (reused, [reused, 0.0][0])})
+    reused[:] = 99
+    obs = env._episodes.take(lambda: False, None)["e"].obs[AGENT]
+    assert [obs["x"].tolist(), *(part.tolist() for part in obs["pair"])] == [[0.5, 0.5]] * 3
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda env: env.get_action("e", 1), "observations are 1, expected a dict"),
+        (lambda env: env.end_episode("e", [1]), "observations are"),
+        (lambda env: env.get_action("e", {ALL_AGENTS: 1}), "'__all__', which is no agent"),
+        (lambda env: env.get_action("e", {"c": 1}), "of agent 'c', but spaces are given for: 'a', 'b'"),
+        (lambda env: env.log_returns("e", 1.0), "rewards are 1.0, expected a dict"),
+        (lambda env: env.log_returns("e", {"c": 1.0}), "rewards are of agent 'c'"),
+        (lambda env: env.log_returns("e", {}, {"a": "told"}), "agent 'a': info is 'told', expected a dict"),
+        (lambda env: env.log_returns("e", {}, None, True), "done flags are True"),
+        (lambda env: env.log_returns("e", {}, None, {"c": True}), "done flags are of agent 'c'"),
+        (lambda env: env.log_returns("e", {"a": 1.0}, None, {ALL_AGENTS: True}), "call end_episode"),
+    ],
+)
+def test_r160_what_is_not_by_agent_is_refused_and_nothing_is_published(call, text):
+    by_agent = dict.fromkeys("ab", SPACES[0])
+    env = MultiDriven(lambda env: None, (by_agent, by_agent))
+    env.start_episode("e")
+    with pytest.raises(EnvContractError, match=text):
+        call(env)
+    env.log_returns("e", {}, None, {ALL_AGENTS: False})
+    env.end_episode("e", {"a": 1})
+    items = env._episodes.take(lambda: False, None)
+    assert (items["e"].obs, items["e"].rewards) == ({"a": 1}, {"a": 0.0})
+
+
+def test_an_info_that_is_no_dict_is_its_clients_error():
+    env = Driven(lambda env: None)
+    env.start_episode("e")
+    with pytest.raises(EnvContractError, match="info is 'told', expected a dict"):
+        env.log_returns("e", 1.0, "told")
+    env.end_episode("e", 1)
+    assert env._episodes.take(lambda: False, None)["e"].rewards == {AGENT: 0.0}
+
+
+def test_r127_r156_agents_that_break_a_rule_are_their_clients_error_and_the_episode_goes_on():
+    caught = []
+
+    def drive(env):
+        env.start_episode("e")
+        env.get_action("e", {"a": 1, "b": 1})
+        env.get_action("e", {"a": 2, "b": 2})
+        with pytest.raises(EnvContractError, match="agent 'b' is not done and has no final observation") as error:
+            env.end_episode("e", {"a": 3})
+        caught.append(error.value)
+        env.log_returns("e", {}, None, {"a": True})
+        env.get_action("e", {"a": 3, "b": 3})
+        for call in (env.get_action, env.end_episode):
+            with pytest.raises(EnvContractError, match="agent 'a' was done and is observed again") as error:
+                call("e", {"a": 4, "b": 4})
+            caught.append(error.value)
+        env.end_episode("e", {"b": 4})
+
+    env = MultiDriven(drive)
+    polls = drain(ExternalBaseEnv(env))
+    assert env.error is None
+    assert len(caught) == 3
+    assert [poll.obs["e"] for poll in polls] == [{"a": 1, "b": 1}, {"a": 2, "b": 2}, {"a": 3, "b": 3}, {"b": 4}]
+
+
+def test_r134_a_worker_that_rewrites_observations_or_does_without_final_ones_sees_to_agents_itself():
+    env = MultiDriven(lambda env: None)
+    env.leave_agents_to_sampler(observations_rewritten=False, no_done_at_end=True)
+    drives = []
+
+    def drive(env):
+        env.start_episode("e")
+        env.get_action("e", {"a": 1, "b": 1})
+        env.get_action("e", {"a": 2, "b": 2})
+        env.end_episode("e", {"a": 3})
+        drives.append("ended")
+
+    env.drive = drive
+    drain(ExternalBaseEnv(env))
+    assert drives == ["ended"]
+
+
+def test_the_constructor_of_the_base_class_cannot_be_left_out():
+    class Forgetful(ExternalEnv):
+        observation_space, action_space = SPACES
+
+        def __init__(self):
+            pass
+
+        def run(self):
+            raise AssertionError("never started")
+
+    env = Forgetful()
+    env.close()
+    with pytest.raises(UnsupportedEnvError, match=r"Forgetful has to call super\(\).__init__\(action_space"):
+        to_base_env(env)
+
+
+def test_one_environment_does_not_serve_two_workers():
+    env = Driven(lambda env: None)
+    ExternalBaseEnv(env).stop()
+    with pytest.raises(ConfigError, match=r"Driven drives itself already.*new one at each call"):
+        to_base_env(env)
+
+
+def test_after_the_end_no_episode_can_be_started():
+    env = Driven(lambda env: None)
+    env.close()
+    with pytest.raises(SamplerDied, match="has stopped"):
+        env.start_episode("e")
+
+
+class AlwaysZero(Policy):
+    def compute_actions(self, obs_batch, state_batches=(), **more):
+        return np.zeros(len(obs_batch), np.int64), [], {}
+
+
+def turns_then_silence(env, alive, is_over):
+    """A game of turns whose client falls silent, beside one whose client goes on until it is over."""
+    env.start_episode("silent")
+    for turn in range(4):
+        env.get_action("silent", {"ab"[turn % 2]: turn})
+    while not is_over.is_set():
+        name = env.start_episode()
+        for _ in range(3):
+            env.get_action(name, {"a": 7, "b": 7})
+            is_over.wait(0.01)
+        env.end_episode(name, {"a": 7, "b": 7})
+        alive.append(name)
+
+
+def multi_agent_worker(drive, **settings):
+    spec = {"only": (AlwaysZero, *reversed(SPACES), {})}
+    env = MultiDriven(drive)
+    env.idle_timeout_s = 0.3
+    return RolloutWorker(
+        env_creator=lambda context: env,
+        policy=spec,
+        policy_mapping_fn=lambda agent_id: "only",
+        rollout_fragment_length=5,
+        **settings,
+    )
+
+
+def test_r127_a_silent_client_of_a_game_of_turns_ends_its_episode_and_not_the_run():
+    alive, is_over = [], threading.Event()
+    with multi_agent_worker(lambda env: turns_then_silence(env, alive, is_over)) as worker:
+        batches = []
+        while len(alive) < 10 or len([row for row in batches if row[1]]) < 2:
+            rows = worker.sample().policy_batches["only"]
+            batches += [(int(t), bool(cut)) for t, cut in zip(rows["t"], rows["truncateds"], strict=True)]
+            assert len(batches) < 2000, "the silent episode was never closed"
+        is_over.set()
+        worker.env.close()
+    assert sum(cut for _, cut in batches) == 2, "the rows of both agents end where the client fell silent"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"no_done_at_end": True}, {"observation_fn": lambda agent_obs, **more: {"a": agent_obs.get("a", 5)}}]
+)
+def test_r134_what_the_sampler_does_not_ask_for_a_client_need_not_give(settings):
+    def drive(env):
+        env.start_episode("e")
+        for step in range(5):
+            env.get_action("e", {"a": step, "b": step})
+        env.end_episode("e", {"a": 5})
+        threading.Event().wait(0.5)
+
+    with multi_agent_worker(drive, **settings) as worker:
+        assert worker.sample().count == 5
+        assert worker.env.error is None

@@ -165,6 +165,61 @@ def test_the_episode_of_a_silent_client_is_closed_as_truncated_and_the_others_ar
     table.check_valid()
 
 
+def played(table: EpisodeTable, episode_id: str, *turns) -> None:
+    """Publish, poll and answer one set of observations after the other; a set may be given with done flags."""
+    for obs in turns:
+        obs, *dones = obs if isinstance(obs, tuple) else (obs,)
+        table.add_rewards(episode_id, {}, {}, dones[0] if dones else {})
+        wait = asked(table, episode_id, obs)
+        assert table.take(always, None)[episode_id].obs == obs
+        table.answer({episode_id: dict.fromkeys(obs, 0)})
+        wait()
+
+
+@pytest.mark.parametrize(
+    ("turns", "last"),
+    [
+        (({"a": 1}, {"b": 2}, {"a": 3}), {"a": 3, "b": 2}),
+        (({"a": 1, "b": 1}, ({"a": 2, "b": 2}, {"a": True})), {"b": 2}),
+        (({"a": 1, "b": 1}, ({"a": 2}, {"a": True}), {"b": 3}), {"b": 3}),
+        (({"a": 1}, ({"a": 2}, {"a": True})), {}),
+    ],
+)
+def test_r127_a_silent_clients_episode_ends_with_the_latest_observation_of_every_live_agent_and_no_other(turns, last):
+    clock = Clock()
+    table = EpisodeTable(1, clock)
+    table.start("e", True)
+    played(table, "e", *turns)
+    clock.now = 9.0
+    item = table.take(always, 5.0)["e"]
+    assert item.obs == last
+    assert item.truncateds == {**dict.fromkeys(last, True), ALL_AGENTS: True}
+    assert not any(item.dones.values())
+
+
+def test_r154_what_was_withdrawn_was_not_observed():
+    table = EpisodeTable(1)
+    table.start("e", True)
+    played(table, "e", {"a": 1}, {"a": 2})
+    table.add_rewards("e", {}, {}, {"a": True})
+    for obs in ({"a": 3, "b": 3}, {"a": 4, "b": 4}):
+        with pytest.raises(EpisodeTimeout):
+            table.ask("e", obs, None, 0.01)
+    table.end("e", {"a": 5})
+    assert table.take(never, None)["e"].dones == {"a": True, ALL_AGENTS: True}
+
+
+def test_agents_without_rows_need_no_final_observation():
+    table = EpisodeTable(2)
+    table.start("e", True)
+    played(table, "e", {"a": 1, "b": 1}, {"a": 2})
+    table.end("e", {"a": 3})
+    table.start("unseen", False)
+    table.take(never, None)
+    played(table, "unseen", {"a": 1, "b": 1}, {"a": 2, "b": 2})
+    table.end("unseen", {"a": 3})
+
+
 def test_a_client_that_waits_for_an_action_is_not_silent():
     clock = Clock()
     table = EpisodeTable(1, clock)

@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.env.gym_like import check_gym_like, check_seedable, is_gym_like, reset_env, seed_env, to_five_values
+from aiorl.env.gym_like import (
+    AsGymnasium,
+    check_gym_like,
+    check_seedable,
+    is_gym_like,
+    reset_env,
+    seed_env,
+    seed_env_now,
+    to_five_values,
+)
+from aiorl.env.vector_env import episode_limit
 from aiorl.errors import ConfigError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv
 
@@ -75,3 +87,44 @@ def test_gym_like_means_reset_step_and_both_spaces():
     check_gym_like(CountingEnv(), "e")
     with pytest.raises(UnsupportedEnvError, match=r"'e' made a int"):
         check_gym_like(3, "e")
+
+
+def test_r26_gymnasiums_wrappers_go_around_any_dialect():
+    old = OldEnv()
+    env = gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(old))
+    assert env.unwrapped is old
+    assert reset_env(env, seed_env(env, 5)) == ((1, {"x": 0}), {})
+    assert old.seeded_with == [5]
+    for _ in range(2):
+        assert env.reset() == ((1, {"x": 0}), {})
+        *result, info = env.step(0)
+        assert result == [(2, {"x": 1}), 1.0, True, False]
+        assert (info["episode"]["r"], info["episode"]["l"]) == (1.0, 1)
+    assert old.seeded_with == [5], "only where a seed is given"
+    env.close()
+
+
+def test_r28_wrappers_do_not_make_an_environment_seedable():
+    check_seedable(gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(OldEnv())), "old")
+    with pytest.raises(ConfigError, match=r"'odd' \(Unseedable\) cannot be seeded"):
+        check_seedable(gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(Unseedable())), "odd")
+
+
+def test_r80_the_limit_of_any_dialect_shows_through_wrappers():
+    old = OldEnv()
+    old.spec = SimpleNamespace(max_episode_steps=9)
+    env = gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(old))
+    assert episode_limit(env) == 9
+
+
+def test_r27_an_environment_that_nobody_resets_by_name_is_seeded_at_once():
+    old, counting = OldEnv(), CountingEnv()
+    seed_env_now(old, 3)
+    seed_env_now(counting, 4)
+    assert (old.seeded_with, counting.seeds) == ([3], [4])
+
+
+@pytest.mark.parametrize("result", [None, 3, (1, 2, 3), "obs"])
+def test_r165_a_step_that_gives_something_else_is_told_what_was_expected(result):
+    with pytest.raises(ValueError, match="expected 5"):
+        to_five_values(result)

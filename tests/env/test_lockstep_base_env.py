@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.adapt import to_base_env
@@ -78,6 +81,35 @@ def test_same_step_environments_are_reset_only_at_an_end():
     assert poll.obs[0][AGENT].tolist() == [0, 1, 0]
     assert base.try_reset(0)[AGENT].tolist() == [1, 0, 0]
     assert base.try_reset(0) is None
+
+
+class Telling(CountingEnv):
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0], {"begun": self._episode}
+
+    def step(self, action):
+        result = super().step(action)
+        return (*result[:4], {"n": [self._episode, self._step]} if self._step != 2 else {})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_of_every_copy_come_with_its_observations_final_ones_included(mode):
+    """4.6: what the step said, and nothing where an episode opens."""
+    copies = [functools.partial(Telling, 2, index=0), functools.partial(Telling, 3, index=1)]
+    base = to_base_env(SyncVectorEnv(copies, autoreset_mode=mode))
+    poll = base.poll()
+    seen = 0
+    for _ in range(20):
+        for index, by_agent in poll.obs.items():
+            episode, step, _ = by_agent[AGENT].astype(int).tolist()
+            said = {} if step in (0, 2) else {"n": [episode, step]}
+            assert poll.infos[index] == {AGENT: said}
+            seen += bool(said)
+        acting = [index for index in poll.obs if not poll.dones[index][ALL_AGENTS]]
+        acting += [i for i in poll.obs if i not in acting and base.try_reset(i) != ASYNC_RESET_RETURN]
+        base.send_actions({index: {AGENT: 0} for index in acting})
+        poll = base.poll()
+    assert seen > 15
 
 
 def test_polling_twice_is_an_error():

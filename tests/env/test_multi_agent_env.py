@@ -190,3 +190,77 @@ def test_what_is_no_environment_is_refused():
         base()
     with pytest.raises(UnsupportedEnvError, match="has no reset and step"):
         base(object())
+
+
+def test_r29_after_a_failed_first_reset_the_next_poll_resets_again_with_the_same_seed():
+    class Unready(CountingMultiAgentEnv):
+        failures = 1
+
+        def reset(self, *, seed=None, options=None):
+            tried.append(seed)
+            if self.failures:
+                self.failures -= 1
+                raise ConnectionError("no server yet")
+            return super().reset(seed=seed, options=options)
+
+    tried = []
+    subject = base(Unready(), seed=7)
+    with pytest.raises(EnvError, match="no server yet"):
+        subject.poll()
+    assert list(subject.poll().obs) == [0]
+    subject.try_reset(0)
+    assert tried == [7, 7, None]
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_r71_an_environments_own_env_error_keeps_its_cause(where):
+    class Careful(CountingMultiAgentEnv):
+        def _fail(self):
+            try:
+                {}["missing"]
+            except KeyError as error:
+                raise EnvError("mine", "told so by itself") from error
+
+        def reset(self, **keywords):
+            return self._fail() if where == "reset" else super().reset(**keywords)
+
+        def step(self, actions):
+            self._fail()
+
+    with pytest.raises(EnvError, match="told so by itself") as caught:
+        run(base(Careful()), 1)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_every_copy_is_closed_also_if_one_raises():
+    closed = []
+
+    class Stuck(CountingMultiAgentEnv):
+        def close(self):
+            closed.append(self)
+            raise OSError("stuck")
+
+    with pytest.raises(OSError, match="stuck"):
+        base(Stuck(), Stuck()).stop()
+    assert len(closed) == 2
+
+
+@pytest.mark.parametrize(("part", "name"), [(0, "observations"), (1, "rewards")])
+def test_r128_only_flags_speak_for_all_agents(part, name):
+    class Odd(CountingMultiAgentEnv):
+        def step(self, action_dict):
+            result = super().step(action_dict)
+            result[part][ALL_AGENTS] = 0.0
+            return result
+
+    with pytest.raises(EnvContractError, match=f"{name} have the key '__all__'"):
+        run(base(Odd()), 1)
+
+
+def test_r128_old_dones_without_all_are_called_dones():
+    class Odd(CutEnv):
+        def step(self, action_dict):
+            return {"a": 1}, {}, {"a": True}, {}
+
+    with pytest.raises(EnvContractError, match="dones have no key '__all__'; got 'a'"):
+        run(base(Odd("")), 1)

@@ -124,6 +124,37 @@ def test_the_context_is_copied_with_overrides_and_inherits_the_rest():
     assert (context.vector_index, context.remote) == (0, False)
 
 
+def test_a_registered_name_is_found_by_other_processes_through_the_module_that_registers_it(tmp_path, monkeypatch):
+    code = "from aiorl.env.registry import register_env\nregister_env('my-maze', lambda context: ('maze', context))\n"
+    (tmp_path / "maze_of_registry_test.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnknownEnvError, match="'module:name' for a name that the module gives to register_env"):
+        resolve_env("my-maze")
+    creator = resolve_env("maze_of_registry_test:my-maze")
+    assert creator(EnvContext({"a": 1})) == ("maze", {"a": 1})
+    assert creator.env_id == "maze_of_registry_test:my-maze"
+    with pytest.raises(UnknownEnvError, match="Did you mean 'my-maze'"):
+        resolve_env("maze_of_registry_test:my-mase")
+
+
+def test_games_whose_ids_do_not_look_like_atari_are_found_and_preprocessed_as_the_others():
+    pytest.importorskip("ale_py")
+    code = (
+        "from aiorl.env.registry import *; from aiorl.env.wrapping import Wrapping\n"
+        "creator = resolve_env('Pong-v4'); assert is_atari_id('Pong-v4') and not is_atari_id('CartPole-v1')\n"
+        "assert Wrapping(deepmind=True).env_config(creator, {}) == {'frameskip': 1}\n"
+        "creator(EnvContext({'frameskip': 1})).close()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_without_the_atari_emulator_other_unknown_names_are_still_only_unknown(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(UnknownEnvError, match="CartPole-v1"):
+        resolve_env("CartPol-v1")
+
+
 def test_old_gym_cartpole_runs_with_its_time_limit():
     pytest.importorskip("shimmy")
     env = SerialEnv([resolve_env("gym:CartPole-v1")(EnvContext())], env_id="gym:CartPole-v1")
@@ -209,3 +240,14 @@ def test_a_files_path_is_told_from_an_import_path(name):
     with pytest.raises(UnknownEnvError, match=r"package\.module:Name") as caught:
         resolve_env(name)
     assert "relative import" not in str(caught.value)
+
+
+def test_r55_each_context_has_dicts_and_lists_of_its_own_and_shares_other_objects():
+    shared = object()
+    given = {"a": {"b": [{"c": 1}]}, "d": shared}
+    context = EnvContext(given)
+    other = context.copy_with_overrides(vector_index=1)
+    other["a"]["b"][0]["c"] = 2
+    other["a"]["b"].append(3)
+    assert given == context == {"a": {"b": [{"c": 1}]}, "d": shared}
+    assert other["d"] is shared

@@ -111,6 +111,9 @@ def stuck_env_path(tmp_path, monkeypatch):
         "class StuckEnv(CountingEnv):\n"
         "    def step(self, action):\n"
         "        threading.Event().wait()\n"
+        "class UntrainedEnv(CountingEnv):\n"
+        "    def step(self, action):\n"
+        "        return (*super().step(action)[:4], {'training_enabled': False})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -125,6 +128,15 @@ def test_an_answer_that_does_not_come_in_time_is_an_error(stuck_env_path):
     pid = env.pids[0]
     env.close()
     assert _ended(pid), "a stuck child ends when its parent hangs up"
+
+
+def test_a_step_that_is_not_to_be_trained_on_is_refused_from_a_process_of_its_own_too(stuck_env_path):
+    """R102."""
+    env = RemoteEnv("stuck_env:UntrainedEnv", {}, 2)
+    env.reset()
+    with pytest.raises(ConfigError, match=r"UntrainedEnv': .*training_enabled.* Set sampling: general"):
+        env.step(NO_ACTION)
+    env.close()
 
 
 @pytest.mark.parametrize("name", ["aiorl.testing.envs:CountingEnv", "stuck_env:StuckEnv"])

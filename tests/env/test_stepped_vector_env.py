@@ -7,7 +7,9 @@ from gymnasium import spaces
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.atari import RealGames
 from aiorl.env.base_env import ALL_AGENTS, FinishedGame
+from aiorl.env.lockstep import SEED_STRIDE
 from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv, VectorEnv
+from aiorl.env.vector_env import SerialEnv
 from aiorl.errors import (
     BadObservationError,
     BadRewardError,
@@ -209,6 +211,10 @@ class UserVectorEnv(VectorEnv):
             return obs, rewards[:1], [False, False], [{}, {}]
         if self.fault == "three":
             return obs, rewards, [False, False]
+        if self.fault == "nothing":
+            return None
+        if self.fault in ("one_info", "no_infos"):
+            return obs, rewards, [False, False], {} if self.fault == "one_info" else None
         if self.form == "old":
             return obs, rewards, [True, True], [{}, {"TimeLimit.truncated": True}]
         return obs, rewards, [True, False], [False, True], [None, {}]
@@ -241,6 +247,9 @@ def test_r161_a_users_vector_env_is_driven_as_it_is_in_either_form(form):
         ("raise", EnvError, "vector_step raised RuntimeError: no more"),
         ("short", EnvContractError, "1 rewards, expected 2"),
         ("three", EnvContractError, "3 values"),
+        ("nothing", EnvContractError, "returned None, expected 5"),
+        ("one_info", EnvContractError, r"\{\} as infos, expected a sequence of 2"),
+        ("no_infos", EnvContractError, "None as infos, expected a sequence of 2"),
     ],
 )
 def test_a_users_vector_env_that_breaks_a_rule_is_told_so(fault, error, text):
@@ -260,3 +269,142 @@ def test_r124_finished_games_are_told_only_if_every_copy_counts_them():
     base.poll()
     assert base.take_finished_games() == [FinishedGame(1.0, 1)]
     assert base.take_finished_games() == []
+
+
+class Unready(CountingEnv):
+    """Its first resets fail."""
+
+    def __init__(self, failures, **more):
+        super().__init__(**more)
+        self.failures = failures
+        self.tried = []
+
+    def reset(self, *, seed=None, options=None):
+        self.tried.append(seed)
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("no server yet")
+        return super().reset(seed=seed, options=options)
+
+
+def test_r29_after_a_failed_first_reset_the_next_poll_resets_again_with_the_same_seed():
+    env = Unready(2)
+    base = copies(CountingEnv(), env, seed=7)
+    for _ in range(2):
+        with pytest.raises(EnvError, match="no server yet"):
+            base.poll()
+    assert values(base.poll().obs) == [[2, 0, 0], [0, 0, 0]]
+    base.try_reset(1)
+    assert env.tried == [7 + SEED_STRIDE] * 3 + [None]
+
+
+def first_step(base):
+    base.poll()
+    base.send_actions(act(0))
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_r71_what_the_environment_itself_raised_is_chained(where):
+    base = copies(FaultyEnv(where, at_step=1))
+    with pytest.raises(EnvError) as caught:
+        first_step(base)
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert not isinstance(cause, EnvError), "an error that is its own cause hides the real one"
+    assert type(cause).__name__ in str(caught.value)
+
+
+@pytest.mark.parametrize("is_columnar", [False, True])
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_r71_an_environments_own_env_error_keeps_its_cause(where, is_columnar):
+    class Careful(CountingEnv):
+        def _fail(self):
+            try:
+                {}["missing"]
+            except KeyError as error:
+                raise EnvError("mine", "told so by itself") from error
+
+        def reset(self, **keywords):
+            return self._fail() if where == "reset" else super().reset(**keywords)
+
+        def step(self, action):
+            self._fail()
+
+    base = copies(Careful())
+    columnar = SerialEnv([Careful()], env_id="counting")
+
+    def first_columnar_step():
+        columnar.reset([0])
+        columnar.step(np.zeros(1, np.int64))
+
+    with pytest.raises(EnvError, match="told so by itself") as caught:
+        first_columnar_step() if is_columnar else first_step(base)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_every_copy_is_closed_also_if_one_raises():
+    closed = []
+
+    class Stuck(CountingEnv):
+        def close(self):
+            closed.append(self)
+            raise OSError("stuck")
+
+    with pytest.raises(OSError, match="stuck"):
+        copies(Stuck(), Stuck()).stop()
+    assert len(closed) == 2
+
+
+@pytest.mark.parametrize("number", [None, 0, -1, 1.5])
+def test_a_users_vector_env_has_to_say_how_many_environments_it_has(number):
+    class Unnumbered(UserVectorEnv):
+        num_envs = number
+
+    with pytest.raises(UnsupportedEnvError, match=f"num_envs of Unnumbered is {number}"):
+        VectorBaseEnv(Unnumbered())
+
+
+class OldGymnasiumEnv(CountingEnv):
+    """Derived from gymnasium.Env, but in the form of old Gym."""
+
+    def __init__(self, with_none=False):
+        super().__init__(3, "truncate")
+        self.with_none = with_none
+
+    def reset(self, **keywords):
+        obs, _ = super().reset(**keywords)
+        return (obs, None) if self.with_none else obs
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated or truncated, {"TimeLimit.truncated": truncated}
+
+
+@pytest.mark.parametrize("with_none", [False, True])
+def test_r165_both_samplers_take_the_old_form_also_of_gymnasiums_own_class(with_none):
+    general, columnar = copies(OldGymnasiumEnv(with_none)), SerialEnv([OldGymnasiumEnv(with_none)], env_id="old")
+    assert values(general.poll().obs) == columnar.reset([0]).tolist() == [[0, 0, 0]]
+    for number in (1, 2, 3):
+        general.send_actions(act(0))
+        poll, step = general.poll(), columnar.step(np.zeros(1, np.int64))
+        assert values(poll.rewards) == step.rewards.tolist() == [number]
+        assert poll.truncateds[0][ALL_AGENTS] == step.truncateds[0] == (number == 3)
+        assert poll.terminateds[0][ALL_AGENTS] == step.terminateds[0] == False  # noqa: E712
+    assert values(poll.obs) == step.final_obs.tolist() == [[0, 3, 0]]
+
+
+@pytest.mark.parametrize("result", [None, (1, 2, 3)])
+def test_r165_both_samplers_refuse_other_steps_with_one_text(result):
+    class Odd(CountingEnv):
+        def step(self, action):
+            return result
+
+    general, columnar = copies(Odd()), SerialEnv([Odd()], env_id="counting")
+    general.poll()
+    columnar.reset()
+    texts = []
+    for step in (lambda: general.send_actions(act(0)), lambda: columnar.step(np.zeros(1, np.int64))):
+        with pytest.raises(EnvError, match=r"step returned .*, expected 5") as caught:
+            step()
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from aiorl.env.lockstep import checked_horizon, env_seeds
 from aiorl.env.vector_env import SerialEnv, episode_limit
 from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvError, UnsupportedEnvError
+from aiorl.log_once import log_once
 from aiorl.testing.envs import CountingEnv, FaultyEnv, counting_obs
 
 
@@ -103,10 +108,79 @@ def test_a_horizon_above_the_limit_is_refused_and_an_equal_one_kept():
         checked_horizon(-3, None)
 
 
+class Limited(CountingEnv):
+    """Has a limit that it does not keep to."""
+
+    spec = EnvSpec("Limited-v0", max_episode_steps=5)
+
+
+@pytest.mark.parametrize("horizon", [None, 0, 5, 4])
+def test_a_limit_that_the_environment_does_not_keep_to_itself_is_kept(horizon):
+    """R81; a limit equal to the horizon is one (R80). Copies get to it each in its own time."""
+    env = serial(Limited(100), Limited(3, index=1), Limited(7, index=2), horizon=horizon)
+    env.reset()
+    length = horizon or 5
+    ends = [[], [], []]
+    for step in range(1, 41):
+        result = env.step(np.zeros(3, np.int64))
+        for index in range(3):
+            if result.truncateds[index] or result.terminateds[index]:
+                ends[index].append((step, bool(result.truncateds[index])))
+        if result.final_index is not None:
+            assert result.final_obs[:, 1].tolist() == [3 if index == 1 else length for index in result.final_index]
+    assert ends[0] == ends[2] == [(step, True) for step in range(length, 41, length)]
+    assert ends[1] == [(step, False) for step in range(3, 41, 3)]
+    env.reset()
+    assert not any(env.step(np.zeros(3, np.int64)).truncateds.any() for _ in range(length - 1))
+    assert env.step(np.zeros(3, np.int64)).truncateds.tolist() == [True, False, True]
+
+
+class Told(CountingEnv):
+    """Says in its infos whether a step is to be trained on."""
+
+    def __init__(self, *enabled, index=0):
+        super().__init__(100, index=index)
+        self.enabled = list(enabled)
+
+    def step(self, action):
+        return (*super().step(action)[:4], {"step": self._step, "training_enabled": self.enabled.pop(0)})
+
+
+@pytest.mark.parametrize("off", [False, 0, np.False_])
+def test_a_step_that_is_not_to_be_trained_on_is_refused_with_what_to_do_about_it(off):
+    """R102: this path cannot leave out a row, and must not train on it either."""
+    env = serial(Told(True, True), Told(1, off, index=1))
+    env.reset()
+    env.step(NO_ACTION)
+    with pytest.raises(ConfigError, match=r"'counting': .*training_enabled.*Set sampling: general") as caught:
+        env.step(NO_ACTION)
+    assert caught.value.key == "sampling"
+
+
+def test_infos_are_logged_once(caplog):
+    """4.11."""
+    log_once.reset()
+    env = serial(CountingEnv(2))
+    env.reset()
+    with caplog.at_level(logging.INFO):
+        for _ in range(6):
+            env.step(NO_ACTION[:1])
+    assert caplog.text.count("Infos from the environment (copy 0): {}") == 1
+    log_once.reset()
+
+
 def test_the_episode_limit_is_found_in_specs_and_wrappers():
     assert episode_limit(CountingEnv()) is None
     wrapped = gymnasium.wrappers.TimeLimit(CountingEnv(), 17)
     assert episode_limit(gymnasium.wrappers.OrderEnforcing(wrapped)) == 17
+
+
+def test_r80_r81_a_limit_may_be_a_number_of_numpys():
+    env = CountingEnv(50)
+    env.spec = SimpleNamespace(max_episode_steps=np.int64(5))
+    assert episode_limit(env) == serial(env).max_episode_steps == 5
+    with pytest.raises(ConfigError, match="after 5 steps"):
+        serial(env, horizon=10)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import json
+
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from aiorl.env.atari import game_counters
+from aiorl.env.gym_like import reset_env
 from aiorl.env.monitor import STATS_FILE, StatsFile
 from aiorl.env.registry import EnvContext, EnvCreator, resolve_env
 from aiorl.env.wrapping import Wrapping
-from aiorl.testing.envs import CountingEnv
+from aiorl.errors import ConfigError
+from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
 
@@ -26,6 +33,39 @@ def test_r26_the_monitor_has_a_folder_for_each_environment_and_is_the_outermost_
 def test_r22_multi_agent_environments_are_never_wrapped(tmp_path):
     env = CountingMultiAgentEnv()
     assert Wrapping(deepmind=True, monitor_path=str(tmp_path)).wrap(env, EnvContext()) is env
+
+
+class OldDialect:
+    """Gym-like and no gymnasium.Env."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+
+    def reset(self):
+        return np.zeros(1, np.float32)
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 2.0, True, {}
+
+
+def test_r26_gym_like_environments_of_any_dialect_are_monitored(tmp_path):
+    env = Wrapping(monitor_path=str(tmp_path)).wrap(OldDialect(), EnvContext({}, 1, 0))
+    reset_env(env)
+    env.step(0)
+    env.close()
+    (line,) = (tmp_path / "worker-1-env-0" / STATS_FILE).read_text().splitlines()
+    assert json.loads(line)["reward"] == 2.0
+    plain = OldDialect()
+    assert Wrapping(deepmind=True).wrap(plain, EnvContext()) is plain, "it stays itself without a monitor"
+
+
+def test_r22_an_environment_of_several_agents_that_looks_like_one_is_never_wrapped(tmp_path):
+    class Both(CountingMultiAgentEnv, gymnasium.Env):
+        pass
+
+    env = Both()
+    assert Wrapping(monitor_path=str(tmp_path)).wrap(env, EnvContext()) is env
+    vector = CountingVectorEnv()
+    assert Wrapping(monitor_path=str(tmp_path)).wrap(vector, EnvContext()) is vector
 
 
 def test_r23_r26_atari_games_are_preprocessed_then_monitored(tmp_path):
@@ -64,6 +104,26 @@ def test_a_preprocessed_game_shows_every_frame_so_that_the_last_two_can_be_maxim
     assert Wrapping().env_config(pong, {}) == {}
     assert wrapping.env_config(resolve_env("CartPole-v1"), {}) == {}
     assert wrapping.env_config(resolve_env("aiorl.testing.envs:CountingEnv"), {}) == {}
+
+
+@pytest.mark.parametrize("obs_type", ["ram", "grayscale"])
+def test_r23_a_game_that_is_not_preprocessed_keeps_its_own_frame_skip(obs_type):
+    pytest.importorskip("ale_py")
+    pong, wrapping = resolve_env("ALE/Pong-v5"), Wrapping(deepmind=True)
+    config = wrapping.env_config(pong, {"obs_type": obs_type})
+    game = pong(EnvContext(config))
+    assert game.unwrapped._frameskip == 4
+    assert wrapping.wrap(game, EnvContext(config)) is game
+    assert wrapping.env_config(pong, {"obs_type": "rgb"}) == {"obs_type": "rgb", "frameskip": 1}
+    game.close()
+
+
+def test_r23_a_game_with_continuous_actions_is_told_that_it_cannot_be_preprocessed():
+    pytest.importorskip("ale_py")
+    game = resolve_env("ALE/Pong-v5")(EnvContext({"continuous": True}))
+    with pytest.raises(ConfigError, match=r"needs discrete actions, not Box.*preprocessor_pref: rllib"):
+        Wrapping(deepmind=True).wrap(game, EnvContext())
+    game.close()
 
 
 def test_only_wrappers_that_go_around_each_copy_keep_copies_from_being_made_together():

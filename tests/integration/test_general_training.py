@@ -152,6 +152,21 @@ def test_general_sampling_can_be_asked_for_and_whole_episodes_too(run: Run, ledg
     assert result["policy_lag"]["max"] == 0
 
 
+@pytest.mark.parametrize("sampling", ["columnar", "general"])
+def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, sampling: str) -> None:
+    """R39, R136: the network takes what the filter puts out, floats."""
+    images = (*SMALL, "--env=general_runs:Bytes", "--model.conv-filters=[[4, 8, 8]]", "--observation-filter")
+    learner = run(*images, "MeanStdFilter", f"--sampling={sampling}", "--stop-timesteps=500")
+    result = finished(learner)
+    assert result["updates_total"] >= 2
+    found = tensors(learner)
+    assert found["filter/default_policy/n"] >= 500
+    np.testing.assert_allclose(found["filter/default_policy/mean"].mean(), 127.5, atol=2.0)
+    resumed = run("--observation-filter=NoFilter", "--stop-timesteps=1000", resume=True)
+    finished(resumed, status=1)
+    assert "resume with the filter it was trained with, such as 'MeanStdFilter'" in resumed.text
+
+
 @pytest.mark.parametrize(
     ("said", "options"),
     [

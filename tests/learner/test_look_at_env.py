@@ -142,3 +142,12 @@ def test_the_environment_is_told_where_it_is_made_and_gets_its_settings() -> Non
 
     looked(make, env_config={"level": 3}, remote_worker_envs=True)
     assert seen == [({"level": 3}, 0, 0, True)]
+
+
+@pytest.mark.parametrize(
+    "creator",
+    [lambda context: Simple(), lambda context: Client(TWO, BOX), lambda context: gymnasium.make_vec("CartPole-v1", 2)],
+)
+def test_kinds_that_cannot_be_remote_are_refused_before_a_worker_starts(creator: Any) -> None:
+    with pytest.raises(ConfigError, match="processes of their own are asked for"):
+        looked(creator, num_envs_per_worker=1, remote_worker_envs=True)

@@ -7,6 +7,9 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError
 from aiorl.learner.publish import Publisher
 from aiorl.observation.filters import MeanStdFilter, NoFilter
+from aiorl.protocol.codec import decode, encode
+from aiorl.protocol.limits import DEFAULT_LIMITS
+from aiorl.protocol.messages import Snapshot
 
 
 def delta(*rows: float) -> dict[str, dict[str, np.ndarray]]:
@@ -17,6 +20,8 @@ def delta(*rows: float) -> dict[str, dict[str, np.ndarray]]:
 
 def test_versions_rise_by_one_and_snapshots_carry_weights_vars_and_acknowledgements() -> None:
     publisher = Publisher({DEFAULT_POLICY_ID: NoFilter()})
+    publisher.join("a")
+    publisher.join("b")
     first = publisher.next_snapshot({DEFAULT_POLICY_ID: {"w": np.zeros(2)}}, {"timestep": 0})
     publisher.merge_deltas("a", 3, {})
     second = publisher.next_snapshot({DEFAULT_POLICY_ID: {"w": np.ones(2)}}, {"timestep": 9})
@@ -29,6 +34,8 @@ def test_versions_rise_by_one_and_snapshots_carry_weights_vars_and_acknowledgeme
 
 def test_r142_a_delta_delivered_twice_is_merged_once() -> None:
     publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
+    publisher.join("a")
+    publisher.join("b")
     publisher.merge_deltas("a", 1, delta(1, 2))
     publisher.merge_deltas("a", 1, delta(1, 2))
     publisher.merge_deltas("b", 1, delta(6))
@@ -37,13 +44,44 @@ def test_r142_a_delta_delivered_twice_is_merged_once() -> None:
     np.testing.assert_allclose(state["mean"], [3.0])
 
 
+def test_r142_a_delta_that_comes_behind_a_later_one_is_merged_once_too() -> None:
+    publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
+    publisher.join("a")
+    for sequence in (1, 4, 2, 4, 2, 1, 3, 3):
+        publisher.merge_deltas("a", sequence, delta(10.0 * sequence))
+    snapshot = publisher.next_snapshot({}, {})
+    assert snapshot.filter_acks == {"a": 4}
+    assert snapshot.filters[DEFAULT_POLICY_ID]["n"] == 4
+    np.testing.assert_allclose(snapshot.filters[DEFAULT_POLICY_ID]["mean"], [25.0])
+
+
 def test_a_forgotten_incarnation_is_acknowledged_no_more_but_its_data_stays() -> None:
     publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
+    publisher.join("a")
     publisher.merge_deltas("a", 1, delta(4))
     publisher.forget("a")
     snapshot = publisher.next_snapshot({}, {})
     assert snapshot.filter_acks == {}
     assert snapshot.filters[DEFAULT_POLICY_ID]["n"] == 1
+
+
+def test_fragments_used_after_their_worker_is_lost_count_and_leave_no_acknowledgement_behind() -> None:
+    """More acknowledgements than a message may hold would make snapshots unreadable after enough lost workers."""
+    publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
+    num_lost = DEFAULT_LIMITS.max_map + 1
+    for number in range(num_lost):
+        incarnation = f"{number:032x}"
+        publisher.join(incarnation)
+        publisher.merge_deltas(incarnation, 1, delta(1))
+        publisher.forget(incarnation)
+        publisher.merge_deltas(incarnation, 2, delta(3))
+    publisher.join("alive")
+    publisher.merge_deltas("alive", 7, delta(2))
+    snapshot = publisher.next_snapshot({}, {})
+    assert snapshot.filters[DEFAULT_POLICY_ID]["n"] == 2 * num_lost + 1
+    found = decode([memoryview(bytes(frame)) for frame in encode(snapshot)])
+    assert isinstance(found, Snapshot)
+    assert found.filter_acks == {"alive": 7}
 
 
 def test_r145_published_state_has_no_buffer() -> None:

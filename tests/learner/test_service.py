@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import numpy as np
+import pytest
 from in_process import LENGTH, NUM_ENVS, InProcess, with_settings
 
 from aiorl.data import columns as c
@@ -77,18 +79,150 @@ def test_the_bound_on_policy_lag_holds_for_every_fragment_trained_on() -> None:
         assert all(number - fragment.version <= 2 for fragment in done.batch.fragments)
 
 
-def test_r139_the_learners_filter_equals_one_filter_that_saw_every_accepted_observation() -> None:
-    both = train(4, observation_filter="MeanStdFilter")
-    publisher = both.service.publisher
-    assert publisher is not None
-    state = publisher.filters[DEFAULT_POLICY_ID].state()
-    merged = [fragment.filter_deltas[DEFAULT_POLICY_ID] for done in both.updates for fragment in done.batch.fragments]
-    assert state["n"] >= sum(int(delta["n"]) for delta in merged)
+class Tape:
+    """Filter deltas of all fragments that a learner accepts, and of those it hands to the update thread, in order."""
+
+    def __init__(self, both: InProcess) -> None:
+        self.both = both
+        self.accepted: list[dict[str, Any]] = []
+        self.used: list[dict[str, Any]] = []
+        take, submit = both.service._take_samples, both.thread.submit_nowait
+
+        def take_noted(event: Any) -> None:
+            self.accepted.append(event.message.filter_deltas[DEFAULT_POLICY_ID])
+            take(event)
+
+        def submit_noted(batch: Any) -> None:
+            self.used += [fragment.filter_deltas[DEFAULT_POLICY_ID] for fragment in batch.fragments]
+            submit(batch)
+
+        both.service._take_samples = take_noted  # type: ignore[method-assign]
+        both.thread.submit_nowait = submit_noted  # type: ignore[method-assign]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The learner's statistics."""
+        assert self.both.service.publisher is not None
+        return self.both.service.publisher.filters[DEFAULT_POLICY_ID].state()
+
+    async def drain(self) -> None:
+        """Lease nothing more, and wait until everything sampled has been used or discarded."""
+        service = self.both.service
+        service._granting = False
+        assert service._assembler is not None
+        async with asyncio.timeout(10):
+            while service.session.leases.outstanding() or service._assembler.queued_fragments or service._num_in_thread:
+                await asyncio.sleep(0.02)
+        service._pump()
+
+    def check_workers(self) -> None:
+        """Once all is published, each worker has the learner's statistics."""
+        for worker in self.both.workers:
+            for running in worker._running:
+                unit: Any = running.unit
+                unit._slot.between_steps()
+                assert_same(unit.filter.state(), self.state)
+                assert unit.filter.buffer_count == 0
+
+
+def merged(deltas: list[dict[str, Any]]) -> dict[str, Any]:
     oracle = MeanStdFilter((4,))
-    for delta in merged:
+    for delta in deltas:
         oracle.merge_delta(delta)
-    if state["n"] == oracle.state()["n"]:
-        np.testing.assert_allclose(state["mean"], oracle.state()["mean"], rtol=1e-9)
+    return oracle.state()
+
+
+def assert_same(state: dict[str, Any], expected: dict[str, Any], rtol: float = 1e-9) -> None:
+    assert state["n"] == expected["n"] > 0
+    for name in ("mean", "m2"):
+        np.testing.assert_allclose(state[name], expected[name], rtol=rtol, err_msg=name)
+
+
+@pytest.mark.parametrize(("mode", "num_samplers"), [("on_policy", 1), ("streaming", 1), ("streaming", 2)])
+def test_r139_the_learners_filter_equals_one_filter_that_saw_every_accepted_observation(
+    mode: str, num_samplers: int
+) -> None:
+    """Bit by bit, as they are merged in the order of the train batches, or of arrival."""
+
+    async def main() -> Tape:
+        both = InProcess(with_settings(mode=mode), observation_filter="MeanStdFilter", samplers_per_worker=num_samplers)
+        both.start(2)
+        tape = Tape(both)
+        assert await both.service.wait_for_workers(2, 10)
+        both.service.grant_leases()
+        await both.updates_done(5)
+        await both.close()
+        return tape
+
+    tape = asyncio.run(main())
+    deltas = tape.accepted if mode == "streaming" else tape.used
+    assert len(deltas) >= 5 * 4
+    assert_same(tape.state, merged(deltas), rtol=0)
+    if mode == "on_policy":
+        assert tape.state["n"] >= 5 * PER_BATCH
+
+
+def test_r143_on_policy_fragments_that_are_not_used_count_for_the_filter_all_the_same() -> None:
+    """The worker has them acknowledged with later ones, so they would be lost to everybody else."""
+
+    async def main() -> Tape:
+        both = InProcess(with_settings(max_policy_lag=0), observation_filter="MeanStdFilter")
+        both.start(2)
+        tape = Tape(both)
+        assert await both.service.wait_for_workers(2, 10)
+        both.service.grant_leases()
+        for number in range(1, 4):  # some more than a batch wants
+            both.service.session.grant(1, 3, 0)
+            both.service._pump()
+            await both.updates_done(4 * number)
+        await tape.drain()
+        assert len(tape.accepted) > len(tape.used)
+        assert_same(tape.state, merged(tape.accepted))
+        tape.check_workers()
+        await both.close()
+        return tape
+
+    tape = asyncio.run(main())
+    assert sum(tape.both.service.session.ledger.as_dict()["discarded"].values()) > 0
+
+
+@pytest.mark.parametrize("mode", ["on_policy", "streaming"])
+def test_r139_a_worker_that_dies_with_fragments_in_the_queue_counts_once_and_leaves_no_acknowledgement(
+    mode: str,
+) -> None:
+    async def main() -> None:
+        both = InProcess(with_settings(mode=mode), observation_filter="MeanStdFilter")
+        both.start(2)
+        tape = Tape(both)
+        take = both.service._take_samples
+        num_deaths = 0
+
+        def take_and_kill(event: Any) -> None:
+            nonlocal num_deaths
+            take(event)
+            if event.slot == 1 and event.message.seq == 3 and num_deaths < 3:
+                num_deaths += 1
+                both.service.session.lose(1, "died with a fragment in the queue", time.monotonic())
+
+        both.service._take_samples = take_and_kill  # type: ignore[method-assign]
+        assert await both.service.wait_for_workers(2, 10)
+        both.service.grant_leases()
+        while num_deaths < 3:
+            await both.updates_done(len(both.updates) + 1)
+        assert await both.service.wait_for_workers(2, 10)
+        await both.updates_done(len(both.updates) + 4)
+        session = both.service.session
+        snapshot = session._admission.snapshot
+        assert snapshot is not None
+        assert snapshot.filter_acks
+        assert set(snapshot.filter_acks) <= {worker.incarnation for worker in session._roster.workers()}
+        if mode == "on_policy":
+            await tape.drain()
+            tape.check_workers()
+        assert_same(tape.state, merged(tape.accepted))
+        await both.close()
+
+    asyncio.run(main())
 
 
 def test_a_late_worker_gets_weights_at_registration_and_shares_the_next_batch() -> None:

@@ -50,7 +50,11 @@ class Worker:
 
 
 class FilterExchange(RuleBasedStateMachine):
-    """R135 to R147, as far as the exchange decides them."""
+    """R139, R140, R142, R143 and R145, as far as filters, publisher and snapshot slots decide them.
+
+    How fragments are taken in is only modelled here; with the real sessions, several samplers and policies, and deltas
+    merged when they are used, see tests/protocol/test_faulty_network.py.
+    """
 
     filter_name = "MeanStdFilter"
 
@@ -85,6 +89,7 @@ class FilterExchange(RuleBasedStateMachine):
         self.workers.append(worker)
         self.by_incarnation[incarnation] = worker
         self.accepted_numbers[incarnation] = 0
+        self.publisher.join(incarnation)
         self.take_up(worker, max(self.snapshots))
 
     @rule(pick=st.integers(0, 3), size=st.integers(1, 5), offset=st.sampled_from([0.0, 100.0]))
@@ -218,6 +223,8 @@ TestConcurrentFilterExchange = ConcurrentFilterExchange.TestCase
 
 def test_r144_without_synchronisation_the_learner_learns_and_the_worker_keeps_its_own():
     publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter(SHAPE)})
+    publisher.join("a")
+    publisher.join("b")
     publisher.filters[DEFAULT_POLICY_ID].restore({"n": np.array(2), "mean": np.zeros(2), "m2": np.ones(2)})
     own = MeanStdFilter(SHAPE)
     slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: own}, "a", synchronize_filters=False)

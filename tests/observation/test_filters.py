@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -48,6 +49,32 @@ def test_output_is_the_sample_less_mean_over_deviation():
     assert out.dtype == np.float32
     np.testing.assert_allclose(out, (data - [3, 20]) / [2, np.sqrt(300)], rtol=1e-6)
     np.testing.assert_allclose(observation_filter(data[0], update=False), out[0])
+
+
+@settings(deadline=None)
+@given(
+    seed=seeds,
+    rows=st.integers(1, 6),
+    before=st.sampled_from([0, 1, 2, 50]),
+    shape=st.sampled_from([(), (3,), (2, 2)]),
+    offset=st.sampled_from([0.0, 1e4]),
+)
+def test_rows_filtered_one_by_one_are_those_of_one_call_each(seed, rows, before, shape, offset):
+    """R136: outputs, statistics and delta."""
+    rng = np.random.default_rng(seed)
+    shown = rng.normal(offset, 2.0, (before, *shape)).astype(np.float32)
+    batch = rng.normal(offset + 1.0, 3.0, (rows, *shape)).astype(np.float32)
+    at_once, in_turn = MeanStdFilter(shape, clip=2.0), MeanStdFilter(shape, clip=2.0)
+    for one in (at_once, in_turn):
+        if before:
+            one(shown)
+    out = at_once.one_by_one(batch)
+    assert (out.dtype, out.shape) == (np.float32, batch.shape)
+    np.testing.assert_allclose(out, [in_turn(row[None])[0] for row in batch], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(at_once(batch, update=False), in_turn(batch, update=False), rtol=1e-5, atol=1e-5)
+    assert_saw(at_once.state(), [*shown, *batch])
+    assert_saw(at_once.take_delta(), [*shown, *batch])
+    assert NoFilter().one_by_one(batch) is batch
 
 
 def test_below_two_samples_the_deviation_is_one():
@@ -273,6 +300,34 @@ def test_the_concurrent_filter_counts_exactly_under_parallel_pushes():
     assert sum(taken) + observation_filter.buffer_count == 1600
     np.testing.assert_allclose(observation_filter.state()["mean"], 1.5, rtol=1e-9)
     assert observation_filter.is_concurrent
+
+
+@pytest.mark.parametrize("given", [[1.0, 2.0], (1.0, 2.0), 3.0, None])
+def test_what_is_no_array_is_refused_as_a_wrong_shape_is(given):
+    observation_filter = MeanStdFilter((2,))
+    with pytest.raises(ValueError, match=rf"is a {type(given).__name__}, expected an array of shape \(2,\)"):
+        observation_filter(given)
+    assert observation_filter.count == 0
+
+
+@pytest.mark.parametrize("name", ["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64])
+def test_a_filter_says_what_it_puts_out(name, dtype):
+    observation_filter = make_filter(name, (2,))
+    space = spaces.Box(0, 100, (2,), dtype)
+    batch = np.array([[0, 100], [100, 0], [3, 4]], dtype)
+    out = observation_filter(batch)
+    assert out.dtype == observation_filter.output_dtype(dtype)
+    told = observation_filter.output_space(space)
+    assert told.dtype == out.dtype
+    assert all(told.contains(row) for row in out)
+    assert told is space or name != "NoFilter"
+
+
+def test_statistics_are_not_dropped_in_silence_by_a_filter_that_has_none():
+    """R135."""
+    with pytest.raises(BatchError, match="observations are taken as they are"):
+        NoFilter().restore(MeanStdFilter((2,)).state())
 
 
 def test_no_filter_is_identity_and_its_synchronisation_does_nothing():

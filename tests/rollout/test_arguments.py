@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 
+import numpy as np
 import pytest
 from plain_policies import PlainPolicy
 
 from aiorl.callbacks import DefaultCallbacks
+from aiorl.errors import ConfigError
 from aiorl.offline.io import noop_output, sampler_input
 from aiorl.rollout.arguments import WorkerArguments
 from aiorl.rollout.rollout_worker import RolloutWorker
@@ -85,21 +88,67 @@ def test_the_target_is_the_fragment_length_times_the_environments():
         ("input_creator", "sampler"),
         ("output_creator", None),
         ("preprocessor_pref", "none"),
-        ("compress_observations", "rows"),
         ("rollout_fragment_length", 0),
+        ("rollout_fragment_length", "200"),
+        ("rollout_fragment_length", None),
+        ("rollout_fragment_length", 2.5),
         ("num_envs", 0),
+        ("num_envs", "2"),
+        ("num_envs", True),
+        ("worker_index", -1),
+        ("num_workers", None),
+        ("episode_horizon", "long"),
+        ("episode_horizon", 2.5),
+        ("episode_horizon", -1),
+        ("clip_rewards", "yes"),
+        ("remote_env_batch_wait_ms", -1),
+        ("remote_env_batch_wait_ms", None),
+        ("seed", -1),
+        ("seed", 2**32),
+        ("seed", "7"),
+        ("policy_config", [1]),
+        ("env_config", "fast"),
+        ("model_config", 84),
+        ("extra_python_environs", ["A=1"]),
+        ("monitor_path", True),
+        ("log_dir", 3),
+        ("policies_to_train", "10"),
+        ("policies_to_train", 1),
         ("log_level", "LOUD"),
         ("callbacks", DefaultCallbacks()),
         ("callbacks", dict),
         ("tf_session_creator", lambda: None),
         ("input_evaluation", ["is", "counterfactual"]),
         ("input_evaluation", "is"),
+        ("input_evaluation", None),
+        ("input_evaluation", 1),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(name, value):
-    """R16, R36, R38."""
-    with pytest.raises(ValueError, match=f"{name} is "):
+    """R15, R16, R36, R38."""
+    with pytest.raises(ConfigError, match=f"{name} is .*, expected ") as caught:
         arguments(**{name: value})
+    assert caught.value.key == name
+
+
+def test_numbers_of_numpys_are_numbers_and_paths_are_paths(tmp_path):
+    given = arguments(
+        rollout_fragment_length=np.int64(20),
+        num_envs=np.int32(3),
+        clip_rewards=np.float32(0.5),
+        episode_horizon=np.int64(9),
+        seed=np.int64(4),
+        monitor_path=tmp_path,
+    )
+    assert given.target_env_steps == 60
+    assert type(given.seed) is type(given.num_envs) is type(given.episode_horizon) is int
+    assert given.wrapping.monitor_path == str(tmp_path)
+    assert arguments(episode_horizon=math.inf).episode_horizon == math.inf
+
+
+def test_a_model_config_that_is_none_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"policy_config\['model'\] is \[1\], expected a dict"):
+        arguments(policy_config={"model": [1]})
 
 
 def test_wrappers_follow_the_preference_and_the_model_config():

@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 import gymnasium
 import numpy as np
 import pytest
+from general_runs import Bytes
 from gymnasium import spaces
 from plain_policies import DEFAULT, VECTOR, PlainPolicy, RandomPolicy, spec
 
@@ -19,7 +20,7 @@ from aiorl.callbacks import DefaultCallbacks
 from aiorl.env.external_env import ExternalEnv
 from aiorl.env.monitor import STATS_FILE
 from aiorl.env.multi_agent_env import MultiAgentEnv
-from aiorl.errors import UnsupportedSpaceError
+from aiorl.errors import ConfigError, EnvError, UnsupportedSpaceError
 from aiorl.log_once import log_once
 from aiorl.observation.filters import MeanStdFilter
 from aiorl.observation.preprocessors import IdentityPreprocessor
@@ -215,6 +216,21 @@ def test_creators_are_told_where_they_make_an_environment(make_worker):
     assert seen == [(2, index, False, {"size": 4}) for index in range(3)]
 
 
+def test_creators_may_change_the_settings_they_are_given(make_worker):
+    """R20, R55: neither the next copy nor creation_args() sees it."""
+    config = {"length": 3, "nested": {"sizes": [1]}}
+    worker = make_worker(pop_settings, env_config=config, num_envs=2, rollout_fragment_length=3)
+    assert worker.sample()["dones"].tolist() == [False, False, True] * 2
+    assert worker.creation_args()["env_config"] == {"length": 3, "nested": {"sizes": [1]}}
+
+
+def pop_settings(context):
+    context["nested"]["sizes"].append(2)
+    context["nested"]["new"] = 1
+    assert context.pop("nested")["sizes"] == [1, 2]
+    return CountingEnv(context.pop("length"))
+
+
 def test_environments_may_be_named(make_worker):
     worker = make_worker("aiorl.testing.envs:CountingEnv", env_config={"length": 3}, rollout_fragment_length=3)
     assert worker.sample()["dones"].tolist() == [False, False, True]
@@ -308,6 +324,17 @@ def test_a_custom_preprocessor_keeps_deepmind_wrapping_away(make_worker):
     assert worker.env.observation_space.shape == (210, 160, 3)
 
 
+def test_under_deepmind_wrapping_no_policy_brings_a_preprocessor_of_its_own(make_worker, caplog):
+    """R24: but it is told so."""
+    pytest.importorskip("ale_py")
+    path = "aiorl.observation.preprocessors:BoxPreprocessor"
+    worker = make_worker(PONG, policy_config={"model": {"custom_preprocessor": path}})
+    assert not worker.preprocessing_enabled
+    assert type(worker.preprocessors[DEFAULT]) is IdentityPreprocessor
+    assert worker.policy_map[DEFAULT].observation_space.shape == (84, 84, 4)
+    assert "its custom_preprocessor is not used" in caplog.text
+
+
 def reward_limit(worker):
     """What the sampler limits rewards to."""
     return worker.sampler._turns._iteration._setup.reward_limit
@@ -334,6 +361,24 @@ def test_equal_seeds_give_equal_batches(make_worker):
         if name != "infos":
             np.testing.assert_array_equal(first[name], second[name])
     assert not np.array_equal(first["obs"], third["obs"])
+
+
+class SpacePolicy(PlainPolicy):
+    """Acts at random, by the generator of its action space."""
+
+    def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+        return np.array([self.action_space.sample() for _ in obs]), [], {}
+
+
+def test_policies_that_draw_from_their_action_spaces_are_seeded_too(make_worker):
+    """R27."""
+
+    def actions(seed):
+        return (
+            make_worker("CartPole-v1", SpacePolicy, seed=seed, rollout_fragment_length=40).sample()["actions"].tolist()
+        )
+
+    assert actions(5) == actions(np.int64(5)) != actions(6)
 
 
 def test_several_policies_get_seeds_of_their_own(make_worker):
@@ -439,6 +484,15 @@ def test_a_raw_nested_space_at_a_policy_is_refused(make_worker):
         make_worker(lambda context: NestedEnv(), model_config={"custom_preprocessor": Raw})
 
 
+def test_a_policy_that_does_not_call_its_base_class_is_refused(make_worker):
+    class Bare(PlainPolicy):
+        def __init__(self, observation_space, action_space, config):
+            self.observation_space = observation_space
+
+    with pytest.raises(ConfigError, match=r"a Bare, has no action_space, global_timestep.*super\(\).__init__"):
+        make_worker(policy=Bare)
+
+
 def test_every_policy_has_a_filter_of_its_observations_shape(make_worker):
     """R39, R135."""
     policies = {"a": spec(VECTOR, ACTIONS), "b": spec(spaces.Discrete(4), ACTIONS)}
@@ -452,6 +506,17 @@ def test_every_policy_has_a_filter_of_its_observations_shape(make_worker):
     assert all(isinstance(found, MeanStdFilter) for found in worker.filters.values())
     with pytest.raises(ValueError, match="observation_filter"):
         make_worker(observation_filter="MedianFilter")
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("NoFilter", np.uint8), ("MeanStdFilter", np.float32)])
+def test_policies_are_told_what_the_filter_puts_out(make_worker, name, dtype):
+    """R39: bytes behind a filter that changes them are none."""
+
+    worker = make_worker(lambda context: Bytes(), observation_filter=name)
+    space = worker.get_policy().observation_space
+    obs = worker.sample()["obs"]
+    assert obs.dtype == space.dtype == dtype
+    assert all(space.contains(row) for row in obs)
 
 
 # --- callbacks, readers, writers, samplers ---
@@ -537,6 +602,18 @@ def test_in_eager_mode_policies_are_converted(make_worker, monkeypatch):
     assert type(make_worker(policy=TfLike).get_policy()) is TfLike
 
 
+@pytest.mark.parametrize("sample_async", [False, True])
+def test_simulation_warns_that_it_samples_in_the_background(make_worker, caplog, sample_async):
+    """R36, SPEC 2.2 step 15."""
+
+    class Stored(InputReader):
+        def next(self):
+            raise NotImplementedError
+
+    make_worker(input_creator=lambda context: Stored(), input_evaluation=["simulation"], sample_async=sample_async)
+    assert "for metrics only" in caplog.text
+
+
 def test_simulation_of_what_is_sampled_is_refused(make_worker):
     """R36."""
     with pytest.raises(ValueError, match="stored input only"):
@@ -561,3 +638,17 @@ def test_several_external_environments_are_refused_and_what_was_built_is_stopped
     with pytest.raises(ValueError, match="expected 1"):
         make_worker(lambda context: Closing(ACTIONS, VECTOR), num_envs=2)
     assert closed == [True]
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_an_environments_constructor_that_fails_is_named_with_its_copy(make_worker, failing):
+    def create(context):
+        if context.vector_index == failing:
+            raise KeyError("level")
+        return CountingEnv()
+
+    with pytest.raises(EnvError, match="its constructor raised KeyError: 'level'") as caught:
+        make_worker(env_creator=create, num_envs=3)
+    assert caught.value.vector_index == failing
+    assert "in create" in caught.value.traceback_text
+    assert isinstance(caught.value.__cause__, KeyError)

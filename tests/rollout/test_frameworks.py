@@ -120,6 +120,16 @@ def test_generators_of_all_frameworks_in_use_are_seeded(tensorflow, monkeypatch)
     assert tensorflow.seeds == torch_seeds == [42, 42]
 
 
+def test_a_class_of_any_kind_that_offers_an_eager_variant_is_converted():
+    """R35, SPEC 2.3."""
+    traced = type("Traced", (PlainPolicy,), {})
+    eager = type("Eager", (PlainPolicy,), {"with_tracing": classmethod(lambda cls: traced)})
+    plain = type("Plain", (PlainPolicy,), {"as_eager": classmethod(lambda cls: eager)})
+    assert frameworks.policy_class_for(plain, {"eager": True}) is eager
+    assert frameworks.policy_class_for(plain, {"eager": True, "eager_tracing": True}) is traced
+    assert frameworks.policy_class_for(plain, {"eager": True, "no_eager_on_workers": True}) is plain
+
+
 def test_tensorflow_is_not_imported_for_plain_policies(monkeypatch):
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     monkeypatch.delitem(sys.modules, "torch", raising=False)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -42,12 +44,42 @@ def test_rows_of_policies_unknown_here_are_passed_over():
         ((DEFAULT, "a"), {"w": np.ones(1)}, {"applied": 1.0}),
         ((DEFAULT, "a"), {"a": {"w": np.ones(1)}}, {"a": {"applied": 1.0}}),
         ((DEFAULT,), {}, {}),
+        ((DEFAULT, "a"), {"v": np.ones(1), "w": np.ones(1)}, {"applied": 1.0}),
         (("a",), {}, {}),
     ],
 )
 def test_gradients_by_policy_are_told_from_the_default_policys_own(names, gradients, expected):
     """R43."""
     assert learning.apply_gradients(policies(*names), gradients) == expected
+
+
+def test_a_mistyped_policy_is_no_weight_of_the_default_one():
+    """R43."""
+    known = policies(DEFAULT, "a")
+    for gradients in ({"w": np.ones(1)}, [np.ones(1)]):
+        with pytest.raises(UnknownPolicyError, match="'aa'"):
+            learning.apply_gradients(known, {"aa": gradients})
+    assert known[DEFAULT].weight.tolist() == [0.0]
+
+
+def test_what_goes_into_learning_and_what_comes_out_is_reported_once(caplog):
+    """SPEC 4.11."""
+    known = policies(DEFAULT, "a")
+    with caplog.at_level(logging.INFO, "aiorl"):
+        for _ in range(2):
+            learning.compute_gradients(known, rows(3))
+            learning.apply_gradients(known, {"w": np.ones(1)})
+            learning.learn_on_batch(known, rows(3))
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text.split(": ")[0] for text in texts] == [
+        "Gradients are computed on",
+        "Gradients computed",
+        "Gradients are applied",
+        "Policies learn on",
+        "Learning gave",
+    ]
+    assert "'w': array(float32, [1], min 3" in texts[1]
+    assert "'rows': 3" in texts[4]
 
 
 def test_gradients_of_unknown_policies_change_nothing():
@@ -64,5 +96,5 @@ def test_policies_not_trained_are_left_out():
     """R42, R44."""
     known = policies("a", "b", train=["b"])
     samples = MultiAgentBatch({"a": rows(2), "b": rows(3)}, 3)
-    assert list(learning.learn_by_policy(known, samples)) == ["b"]
+    assert list(learning.learn_on_batch(known, samples)) == ["b"]
     assert list(learning.compute_gradients(known, samples)[0]) == ["b"]

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.rollout.minibatch_sgd import minibatch_sgd, minibatches, standardized
+from aiorl.errors import ConfigError
+from aiorl.rollout.minibatch_sgd import check_sgd, minibatch_sgd, minibatches, standardized
 
 
 def rows(*numbers, **more):
@@ -67,14 +70,54 @@ def test_every_policy_passes_over_its_rows_as_often_as_asked(rng):
     assert samples.policy_batches["a"]["rewards"].tolist() == [1, 1, 5], "not modified"
 
 
-def test_a_plain_batch_is_the_default_policys(rng):
+@pytest.mark.parametrize("whitelist", [["default_policy"], ["other"]])
+def test_a_plain_batch_is_the_default_policys_whatever_the_whitelist_says(rng, whitelist):
+    """R45, R46."""
     info = minibatch_sgd(
         rows(1, 2),
-        ["default_policy"],
-        lambda batch: {"default_policy": {"rows": batch.count}},
+        whitelist,
+        lambda batch: {"rows": batch.count},
         num_sgd_iter=1,
         sgd_minibatch_size=0,
         standardize_fields=[],
         rng=rng,
     )
     assert info == {"default_policy": {"rows": 2.0}}
+
+
+def test_figures_in_dicts_are_averaged_too(rng):
+    """R46."""
+    calls = itertools.count(1)
+
+    def learn(batch):
+        number = next(calls)
+        return {"loss": number, "stats": {"grad": {"norm": 10.0 * number, "name": "x"}, "lr": np.float32(0.5)}}
+
+    info = minibatch_sgd(
+        rows(*range(4)),
+        ["default_policy"],
+        learn,
+        num_sgd_iter=1,
+        sgd_minibatch_size=2,
+        standardize_fields=[],
+        rng=rng,
+    )
+    assert info == {"default_policy": {"loss": 1.5, "stats": {"grad": {"norm": 15.0}, "lr": 0.5}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_sgd_iter", 0),
+        ("num_sgd_iter", "3"),
+        ("sgd_minibatch_size", -4),
+        ("sgd_minibatch_size", None),
+        ("standardize_fields", "advantages"),
+    ],
+)
+def test_arguments_with_which_nothing_would_be_learned_are_refused(name, value):
+    """R46."""
+    given = {"num_sgd_iter": 1, "sgd_minibatch_size": 0, "standardize_fields": []}
+    check_sgd(**given)
+    with pytest.raises(ConfigError, match=f"{name} is "):
+        check_sgd(**{**given, name: value})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -13,15 +15,24 @@ from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.env.external_env import ExternalEnv
-from aiorl.errors import CheckpointError, SamplerDied
+from aiorl.errors import CheckpointError, ConfigError, EnvError, PolicyError, SamplerDied
+from aiorl.observation.filters import NoFilter
 from aiorl.offline.io import InputReader, OutputWriter
 from aiorl.rollout.interface import EvaluatorInterface
-from aiorl.rollout.rollout_worker import RolloutWorker
+from aiorl.rollout.rollout_worker import RolloutWorker, get_global_worker
+from aiorl.sampler.async_sampler import MAX_BATCHES_AHEAD
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 from aiorl.testing.scripted_env import ScriptedEnv, scenes
 
 ACTIONS = spaces.Discrete(2)
+
+
+def wait_until(condition, limit_s=10.0):
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        threading.Event().wait(0.002)
 
 
 def by_agent(agent):
@@ -52,6 +63,8 @@ def test_weights_are_given_for_all_policies_or_those_named(make_pair):
     assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [0.0], "1": [0.0]}
     assert list(worker.get_weights(["1"])) == ["1"]
     assert worker.get_weights(["nobody"]) == worker.get_weights([]) == {}
+    assert list(worker.get_weights("1")) == ["1"]
+    assert worker.get_weights("01") == {}, "a string is one id, not a collection of letters"
 
 
 def test_weights_are_set_for_policies_given_and_global_variables_afterwards(make_pair):
@@ -71,6 +84,34 @@ def test_weights_of_an_unknown_policy_are_a_key_error_and_change_nothing(make_pa
     with pytest.raises(KeyError, match="nobody"):
         worker.set_weights({"0": {"w": [1.0]}, "nobody": {"w": [1.0]}})
     assert worker.policy_map["0"].notes == []
+
+
+class Refusing(PlainPolicy):
+    """Takes weights up, and then finds them wrong."""
+
+    def set_weights(self, weights):
+        super().set_weights(weights)
+        if self.weight[0] > 100:
+            raise PolicyError("too large")
+
+
+def make_refusing(make_worker, **more):
+    return make_worker(
+        lambda context: CountingMultiAgentEnv((3, 3)),
+        {"0": spec(VECTOR, ACTIONS), "1": spec(VECTOR, ACTIONS, Refusing)},
+        policy_mapping_fn=by_agent,
+        **more,
+    )
+
+
+def test_weights_that_one_policy_refuses_change_none(make_worker):
+    """R41."""
+    worker = make_refusing(make_worker)
+    worker.set_weights({"0": {"w": [1.0]}, "1": {"w": [2.0]}}, {"timestep": 5})
+    with pytest.raises(PolicyError, match="too large"):
+        worker.set_weights({"0": {"w": [7.0]}, "1": {"w": [200.0]}}, {"timestep": 6})
+    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [1.0], "1": [2.0]}
+    assert worker.get_global_vars() == {"timestep": 5}
 
 
 def test_weights_set_between_two_samples_govern_the_next_action(make_worker):
@@ -101,6 +142,86 @@ def test_weights_and_filters_may_be_changed_while_sampling_goes_on_also_by_callb
         worker.get_filters(flush_after=True)
         worker.sample()
     assert by_callback.wait(10)
+
+
+class Slow(PlainPolicy):
+    """Notices weights that are set, and evaluations that begin, while it is evaluated."""
+
+    clashes = 0
+    is_acting = False
+
+    def compute_actions(self, *args, **kwargs):
+        self.clashes += self.is_acting
+        self.is_acting = True
+        threading.Event().wait(0.01)
+        self.is_acting = False
+        return super().compute_actions(*args, **kwargs)
+
+    def set_weights(self, weights):
+        self.clashes += self.is_acting
+        super().set_weights(weights)
+
+
+def test_weights_are_not_set_in_the_middle_of_a_turn_that_a_cancelled_wait_left_going_on(make_worker):
+    """R6, R41."""
+    worker = make_worker(lambda context: CountingEnv(50), Slow, rollout_fragment_length=20)
+
+    async def cancelled():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(worker.samples), 0.03)
+        for number in range(10):
+            worker.set_weights({DEFAULT: {"w": [float(number)]}})
+        return await anext(worker.samples)
+
+    assert asyncio.run(cancelled())["t"].tolist() == list(range(20))
+    assert worker.policy_map[DEFAULT].clashes == 0
+
+
+def test_of_two_threads_that_sample_each_gets_batches_of_its_own(make_worker):
+    """A cancelled wait goes on sampling beside who calls sample()."""
+    worker = make_worker(lambda context: CountingEnv(1000), Slow, rollout_fragment_length=5)
+    batches, errors = [], []
+
+    def sample():
+        try:
+            batches.extend(worker.sample()["t"].tolist() for _ in range(4))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=sample) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert errors == []
+    assert worker.policy_map[DEFAULT].clashes == 0
+    assert sorted(step for batch in batches for step in batch) == list(range(40))
+
+
+@pytest.mark.parametrize("sample_async", [False, True])
+def test_callbacks_may_set_weights_although_others_wait_to_as_well(make_worker, sample_async):
+    """R6: a callback, which is inside a turn, waits for nobody."""
+
+    class Callbacks(DefaultCallbacks):
+        def on_episode_step(self, *, worker, **kwargs):
+            worker.set_weights(worker.get_weights())
+
+    worker = make_worker(sample_async=sample_async, callbacks=Callbacks, rollout_fragment_length=20)
+    over = threading.Event()
+
+    def set_weights():
+        while not over.is_set():
+            worker.set_weights({DEFAULT: {"w": [1.0]}})
+
+    thread = threading.Thread(target=set_weights)
+    thread.start()
+    try:
+        for _ in range(5):
+            assert worker.sample().count == 20
+    finally:
+        over.set()
+        thread.join(10)
+    assert not thread.is_alive()
 
 
 # --- learning ---
@@ -156,10 +277,28 @@ def test_a_plain_batch_is_learned_by_the_default_policy_whatever_the_whitelist_s
     worker = make_worker(
         lambda context: CountingMultiAgentEnv(), policies, policies_to_train=["other"], rollout_fragment_length=4
     )
-    samples = worker.sample()
+    samples = worker.sample().policy_batches[DEFAULT]
     assert worker.policies_to_train == ["other"]
     info = worker.learn_on_batch(samples)
     assert info == {"rows": samples.count, "mean_reward": float(samples["rewards"].mean())}
+
+
+def test_r44_a_policy_that_is_not_to_learn_does_not_though_it_alone_has_rows(make_worker):
+    """R44, R131: several policies give multi-agent batches, of environment steps, whichever of them have rows."""
+    policies = {name: spec(VECTOR, ACTIONS) for name in (DEFAULT, "other")}
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv((3, 5) if context.vector_index else (6, 2)),
+        policies,
+        policy_mapping_fn=lambda agent: DEFAULT,
+        policies_to_train=["other"],
+        rollout_fragment_length=4,
+        num_envs=2,
+    )
+    samples = worker.sample()
+    assert (samples.count, samples.total()) == (8, (4 + 2) + (3 + 4))
+    assert worker.learn_on_batch(samples) == {}
+    assert worker.compute_gradients(samples) == ({}, {"batch_count": 8})
+    assert not [note for note in worker.policy_map[DEFAULT].notes if note[0] == "learn"]
 
 
 def test_sampling_and_learning_in_one_demands_the_expected_count(make_worker):
@@ -167,6 +306,8 @@ def test_sampling_and_learning_in_one_demands_the_expected_count(make_worker):
     worker = make_worker(rollout_fragment_length=6)
     with pytest.raises(AssertionError, match="count of 6, expected 7"):
         worker.sample_and_learn(7, 1, 2, [])
+    with pytest.raises(ConfigError, match="sgd_minibatch_size is -4"):
+        worker.sample_and_learn(6, 1, -4, [])
     info, count = worker.sample_and_learn(6, 2, 4, ["rewards"])
     assert count == 6
     assert info.keys() == {DEFAULT}
@@ -275,6 +416,41 @@ def test_what_is_no_saved_state_or_of_other_policies_is_refused(make_worker, mak
         worker.restore(b"\xc1")
     with pytest.raises(AssertionError, match="default_policy"):
         worker.restore(make_pair().save())
+
+
+def test_a_state_that_one_policy_refuses_changes_neither_policies_nor_filters(make_worker):
+    """R51."""
+    more = {"observation_filter": "MeanStdFilter", "rollout_fragment_length": 4}
+    saving, worker = make_refusing(make_worker, **more), make_refusing(make_worker, **more)
+    saving.sample()
+    saving.policy_map["1"].weight[:] = 200
+    saving.set_global_vars({"timestep": 9})
+    with pytest.raises(PolicyError, match="too large"):
+        worker.restore(saving.save())
+    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [0.0], "1": [0.0]}
+    assert [policy.global_timestep for policy in worker.policy_map.values()] == [0, 0]
+    assert [found.count for found in worker.filters.values()] == [0, 0]
+
+
+def test_a_state_saved_with_another_filter_is_refused(make_worker):
+    """R51."""
+    plain, filtering = make_worker(), make_filtering(make_worker)
+    filtering.sample()
+    for worker, other in ((plain, filtering), (filtering, plain)):
+        before = worker.save()
+        with pytest.raises(CheckpointError, match="use the observation_filter it was saved with"):
+            worker.restore(other.save())
+        assert worker.save() == before
+
+
+def test_filters_of_another_kind_are_refused_before_any_is_changed(make_worker):
+    """R141."""
+    more = {"observation_filter": "MeanStdFilter", "rollout_fragment_length": 4}
+    giving, worker = make_refusing(make_worker, **more), make_refusing(make_worker, **more)
+    giving.sample()
+    with pytest.raises(ValueError, match="expected a MeanStdFilter"):
+        worker.sync_filters({**giving.get_filters(), "1": NoFilter()})
+    assert [found.count for found in worker.filters.values()] == [0, 0]
 
 
 def test_global_variables_reach_every_policy_and_are_kept(make_pair):
@@ -426,12 +602,151 @@ def test_a_half_built_worker_is_disposed_of_in_silence():
     assert found() is None
 
 
-def test_disposal_flags_an_asynchronous_sampler_to_shut_down(make_worker):
+class Hungry(DefaultCallbacks):
+    """Asks for the worker at every step."""
+
+    def on_episode_step(self, *, worker, **kwargs):
+        assert isinstance(worker, RolloutWorker)
+
+
+@pytest.mark.parametrize("length", [2, 10**6], ids=["its queue is full", "it is at work"])
+def test_disposal_ends_an_asynchronous_samplers_thread(length):
+    """R56, R74: the thread keeps its worker alive neither by its callbacks nor by the hook between turns."""
+    worker = RolloutWorker(
+        lambda context: CountingEnv(50),
+        PlainPolicy,
+        sample_async=True,
+        rollout_fragment_length=length,
+        callbacks=Hungry,
+    )
+    thread, found = worker.sampler._thread, weakref.ref(worker)
+    if length == 2:
+        wait_until(lambda: len(found().sampler._batches) == MAX_BATCHES_AHEAD)
+    else:
+        wait_until(lambda: found().sampler.perf.iters > 100)
+    assert thread.is_alive()
+    del worker
+    wait_until(lambda: gc.collect() >= 0 and found() is None)
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("sample_async", [False, True])
+def test_a_stopped_worker_samples_no_more(make_worker, sample_async):
+    """R56: it would step environments and write to a writer that are closed."""
+    env, written = CountingEnv(50), []
+
+    class Note(OutputWriter):
+        def write(self, batch):
+            written.append(batch)
+
+    worker = make_worker(
+        lambda context: env,
+        sample_async=sample_async,
+        rollout_fragment_length=3,
+        output_creator=lambda context: Note(),
+    )
+    worker.sample()
+    worker.stop()
+    for _ in range(2):
+        with pytest.raises(SamplerDied, match="stopped"):
+            worker.sample()
+    assert len(written) == 1
+
+
+def test_stopping_ends_a_sample_that_another_thread_is_in(make_worker):
+    """R56: before environments are closed."""
+    tape, inside = [], threading.Event()
+
+    class Env(CountingEnv):
+        def step(self, action):
+            inside.set()
+            tape.append("step")
+            return super().step(action)
+
+        def close(self):
+            tape.append("close")
+
+    worker = make_worker(lambda context: Env(50), rollout_fragment_length=10**7)
+    raised = []
+
+    def sample():
+        try:
+            worker.sample()
+        except SamplerDied as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    assert inside.wait(5)
+    worker.stop()
+    thread.join(5)
+    assert len(raised) == 1
+    assert tape.index("close") == len(tape) - 1
+
+
+class BadClose(CountingEnv):
+    def close(self):
+        raise OSError("this one cannot be closed")
+
+
+def test_what_cannot_be_closed_does_not_keep_the_rest_open(make_worker):
     """R56."""
-    worker = make_worker(sample_async=True)
-    assert not worker.sampler.shutdown
-    worker.__del__()
-    assert worker.sampler.shutdown
+    closed = []
+
+    class Note(CountingEnv):
+        def close(self):
+            closed.append(self)
+
+    worker = RolloutWorker(
+        lambda context: BadClose() if context.vector_index == 0 else Note(),
+        PlainPolicy,
+        num_envs=2,
+        input_creator=lambda context: Reader(),
+        output_creator=lambda context: Writer(),
+    )
+    with pytest.raises(OSError, match="cannot be closed"):
+        worker.stop()
+    assert worker.input_reader.closed == worker.output_writer.closed == len(closed) == 1
+
+
+def test_the_error_of_a_construction_is_the_one_seen_although_stopping_fails_as_well(caplog):
+    """R56."""
+    with pytest.raises(ValueError, match="Median"):
+        RolloutWorker(lambda context: BadClose(), PlainPolicy, observation_filter="Median")
+    assert "this one cannot be closed" in caplog.text
+
+
+def test_environments_made_before_one_that_fails_are_closed():
+    """R56."""
+    made = []
+
+    class Env(CountingEnv):
+        def __init__(self, index):
+            if index == 2:
+                raise ZeroDivisionError("the third")
+            super().__init__()
+            self.closed = 0
+            made.append(self)
+
+        def close(self):
+            self.closed += 1
+
+    with pytest.raises(EnvError, match="ZeroDivisionError: the third"):
+        RolloutWorker(lambda context: Env(context.vector_index), PlainPolicy, num_envs=3)
+    assert [env.closed for env in made] == [1, 1]
+
+
+def test_a_worker_that_could_not_be_built_is_not_the_current_one(make_worker):
+    """SPEC 2.2 step 1: it is while it is built."""
+    worker, seen = make_worker(), []
+    with pytest.raises(ValueError, match="Median") as caught:
+        RolloutWorker(
+            lambda context: seen.append(get_global_worker()) or CountingEnv(), PlainPolicy, observation_filter="Median"
+        )
+    assert seen[0] is not worker
+    assert get_global_worker() is worker
+    del caught
 
 
 def test_a_failing_construction_stops_what_was_built():

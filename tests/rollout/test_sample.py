@@ -18,6 +18,7 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.monitor import STATS_FILE
 from aiorl.env.stepped_vector_env import VectorEnv
+from aiorl.errors import ConfigError
 from aiorl.offline.estimators import ImportanceSamplingEstimator, OffPolicyEstimate
 from aiorl.offline.io import InputReader, OutputWriter
 from aiorl.sampler.async_sampler import AsyncSampler
@@ -101,6 +102,18 @@ def test_complete_multi_agent_episodes_count_environment_steps(make_worker):
     assert (batch.count, batch.total()) == (10, 16)
 
 
+@pytest.mark.parametrize("mode", ["complete_episodes", "truncate_episodes"])
+def test_agents_that_share_the_default_policy_do_not_shorten_batches(make_worker, mode):
+    """R60, R131: plain batches, but of as many environment steps as were asked for."""
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv((5, 5, 5)), spec(VECTOR, ACTIONS)[0], batch_mode=mode, num_envs=2,
+        rollout_fragment_length=10,
+    )  # fmt: skip
+    batch = worker.sample()
+    assert isinstance(batch, SampleBatch)
+    assert (batch.env_steps, batch.count) == (20, 60)
+
+
 # --- in which order ---
 
 
@@ -129,7 +142,7 @@ class TapedPolicy(PlainPolicy):
         return np.full(len(obs), np.log(0.25))
 
 
-@pytest.mark.parametrize(("mode", "kind"), [(True, "rows"), ("bulk", "bulk")])
+@pytest.mark.parametrize(("mode", "kind"), [(True, "rows"), ("bulk", "bulk"), ("each row", "rows")])
 def test_a_batch_goes_its_way_in_order(make_worker, mode, kind):
     """R61, R62, R63, R64, R65, R66."""
     tape = []
@@ -304,6 +317,48 @@ def test_what_was_read_before_an_error_is_kept_for_the_next_call(make_worker):
     batch = worker.sample()
     assert batch["t"].tolist() == [0, 1, 2, 3, 4] * 2
     assert worker.sample()["t"].tolist() == [5, 6, 7, 8, 9] * 2
+
+
+def test_a_callback_that_raises_loses_no_batch(make_worker):
+    """R7, R62."""
+    left = [1, 0]
+
+    class Fails(DefaultCallbacks):
+        def on_sample_end(self, *, samples, **kwargs):
+            1 / (1 - left.pop(0)) if left else None
+
+    worker = make_worker(lambda context: CountingEnv(50), num_envs=2, rollout_fragment_length=3, callbacks=Fails)
+    with pytest.raises(ZeroDivisionError):
+        worker.sample()
+    assert worker.sample()["t"].tolist() == [0, 1, 2] * 2
+    assert worker.sample()["t"].tolist() == [3, 4, 5] * 2
+
+
+@pytest.mark.parametrize("junk", [None, {"obs": np.zeros((2, 3))}])
+def test_a_reader_that_gives_no_batch_is_named_and_may_be_read_again(make_worker, junk):
+    class Junk(Stored):
+        def next(self):
+            return junk if next(self.numbers) == 0 else super().next()
+
+    worker = make_worker(input_creator=lambda context: Junk(4), rollout_fragment_length=4)
+    with pytest.raises(ConfigError, match=f"reader Junk gave a {type(junk).__name__}, expected a SampleBatch"):
+        worker.sample()
+    assert worker.sample().count == 4
+
+
+def test_a_reader_around_the_samplers_batches_is_told_at_once_that_simulation_drops_them(make_worker):
+    """R36, R75: nothing would ever come."""
+
+    class Around(InputReader):
+        def __init__(self, context):
+            self.reader = context.default_sampler_input()
+
+        def next(self):
+            return self.reader.next()
+
+    worker = make_worker(input_creator=Around, input_evaluation=["simulation"])
+    with pytest.raises(ConfigError, match="simulation"):
+        worker.sample()
 
 
 # --- as a stream ---

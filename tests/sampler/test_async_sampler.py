@@ -9,7 +9,7 @@ import pytest
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.errors import SamplerDied, SampleTimeout
+from aiorl.errors import ConfigError, SamplerDied, SampleTimeout
 from aiorl.observation.filters import ConcurrentMeanStdFilter, MeanStdFilter
 from aiorl.sampler.async_sampler import MAX_BATCHES_AHEAD
 from aiorl.testing.scripted_env import RecordingPolicy, ScriptedEnv, scenes
@@ -78,8 +78,8 @@ def test_an_error_surfaces_after_the_batches_that_were_finished_before(make_asyn
     """R71, R72."""
     sampler = make_async(single(), callbacks=Breaks(at=4))
     sampler.start()
-    for _ in range(2):
-        assert sampler.get_data().count == 2
+    for _ in range(3):
+        assert sampler.get_data().count == 2, "the last of them was finished in the same turn"
     with pytest.raises(ZeroDivisionError, match="on purpose"):
         sampler.get_data()
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_an_error_waits_for_room_like_a_batch(make_async):
     sampler = make_async(single(), callbacks=Breaks(at=MAX_BATCHES_AHEAD + 2))
     sampler.start()
     threading.Event().wait(0.1)
-    assert [sampler.get_data().count for _ in range(MAX_BATCHES_AHEAD)] == [2] * MAX_BATCHES_AHEAD
+    assert [sampler.get_data().count for _ in range(MAX_BATCHES_AHEAD + 1)] == [2] * (MAX_BATCHES_AHEAD + 1)
     with pytest.raises(ZeroDivisionError):
         sampler.get_data()
 
@@ -192,8 +192,73 @@ def test_a_blackholed_sampler_gives_metrics_but_neither_batches_nor_extra_batche
     wait_until(lambda: metrics.extend(sampler.get_metrics()) or len(metrics) > 20)
     assert {m.episode_reward for m in metrics} == {3.0}
     assert sampler.get_extra_batches() == []
-    with pytest.raises(SampleTimeout):
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="simulation"):
+        sampler.get_data(timeout_s=10.0)
+    assert time.monotonic() - began < 5.0, "it isn't waited for what cannot come"
+
+
+@re_raised
+def test_what_ended_a_blackholed_sampler_comes_out_with_its_metrics(make_async):
+    """R75: its batches, with which errors come otherwise, are asked for by nobody."""
+    sampler = make_async(single(), blackhole_outputs=True, callbacks=Breaks(at=4))
+    sampler.start()
+    wait_until(lambda: not sampler.is_alive)
+    assert len(sampler.get_metrics()) == 3
+    for _ in range(2):
+        with pytest.raises(SamplerDied) as caught:
+            sampler.get_metrics()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_metrics_of_a_blackholed_sampler_may_be_asked_for_after_it_was_stopped(make_async):
+    sampler = make_async(single(), blackhole_outputs=True)
+    sampler.start()
+    wait_until(sampler.get_metrics)
+    sampler.stop()
+    sampler.get_metrics()
+    assert sampler.get_metrics() == []
+
+
+@re_raised
+def test_an_exit_in_the_sampling_thread_is_told_to_whoever_waits(make_async):
+    """R71: any exception; this one would end a thread in silence, and the whole process where data is asked for."""
+
+    class Exits(RecordingPolicy):
+        def compute_actions(self, *args, **kwargs):
+            raise SystemExit(3)
+
+    sampler = make_async(single(), Exits())
+    sampler.start()
+    for _ in range(2):
+        with pytest.raises(SamplerDied) as caught:
+            sampler.get_data(timeout_s=5.0)
+        assert isinstance(caught.value.__cause__, SystemExit)
+
+
+@re_raised
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_turn_finished_before_its_error_is_given_out_first(make_async, make_sampler, is_async):
+    """R71, R77: an episode's own reset fails; its batch, its metrics and its extra batches are there all the same."""
+    extra = SampleBatch()
+
+    class Add(DefaultCallbacks):
+        def on_episode_end(self, *, episode, **kwargs):
+            episode.add_extra_batch(extra)
+
+    env = single(3)
+    env.try_reset = lambda env_id: 1 / 0
+    sampler = (make_async if is_async else make_sampler)(env, callbacks=Add())
+    if is_async:
+        sampler.start()
+    assert sampler.get_data().count == 3
+    with pytest.raises(ZeroDivisionError):
         sampler.get_data()
+    assert [metrics.episode_length for metrics in sampler.get_metrics()] == [3]
+    assert sampler.get_extra_batches() == [extra]
+    with pytest.raises(SamplerDied) as caught:
+        sampler.get_data()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_metrics_and_extra_batches_are_drained_and_go_with_their_batch(make_async):

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import PolicyError
 from aiorl.sampler.builder import BatchBuilder, check_trajectory
+from aiorl.testing.scripted_env import RecordingPolicy, ScriptedEnv, scenes
 
 
 def rows(dones, ids):
@@ -33,3 +35,12 @@ def test_a_builder_starts_empty_and_can_be_emptied():
     builder.count = 5
     builder.discard()
     assert builder.count == 0
+
+
+def test_a_policy_that_gives_no_batch_back_is_named(make_sampler):
+    class Forgetful(RecordingPolicy):
+        def postprocess_trajectory(self, *args, **kwargs):
+            return None
+
+    with pytest.raises(PolicyError, match=r"'default_policy' \(Forgetful\) returned NoneType, expected a SampleBatch"):
+        make_sampler(ScriptedEnv({0: [scenes(3)]}), Forgetful()).get_data()

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import logging
+import time
+
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -12,6 +16,7 @@ from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.vector_env import SerialEnv
 from aiorl.errors import BadObservationError, ConfigError, EnvError
+from aiorl.log_once import PERIOD_S, log_once
 from aiorl.observation.filters import MeanStdFilter
 from aiorl.protocol import messages as m
 from aiorl.protocol.codec import decode, encode
@@ -216,8 +221,7 @@ def test_complete_episodes_gives_whole_episodes_only_and_loses_none(mode):
             np.testing.assert_allclose(part["advantages"], expected, rtol=1e-5, atol=1e-5)
     assert counts[0] > 10
     assert counts[1] > 2
-    kept = sampler._collector._dones
-    assert len(kept) <= 11 + 4, "rows are forgotten once taken"
+    assert sampler._collector.kept_steps <= 11 + 4, "rows are forgotten once taken"
 
 
 @pytest.mark.parametrize("vectorize", ["serial", "native"])
@@ -246,6 +250,56 @@ def test_serial_and_native_cartpole_agree_on_every_kind_of_column():
         for name in (c.REWARDS, c.ADVANTAGES, c.VALUE_TARGETS, c.ACTION_LOGP, c.VF_PREDS, c.BOOTSTRAP_VALUES):
             assert fragment.columns[name].dtype == np.float32, name
         env.close()
+
+
+REPORTS = (
+    "Sampling 14 environment steps",
+    "Raw observations from the environment: array(float32, [2, 3]",
+    "Infos from the environment",
+    "Preprocessed observations: array(float32, [2, 3]",
+    "Filtered observations: array(float32, [2, 3]",
+    "Inputs to the policy: [array(float32, [2, 3]",
+    "Outputs of the policy: [{'actions': array(int64, [2]",
+    "Sampled: {",
+)
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+def test_data_flow_is_logged_once_in_order_and_again_in_periodic_mode(caplog, batch_mode):
+    """4.11: raw, preprocessed and filtered observations, infos, the policy's inputs and outputs, start and end."""
+    now = [0.0]
+    log_once._clock = lambda: now[0]
+    sampler = make_sampler(make_env("serial"), filter=MeanStdFilter((3,)), batch_mode=batch_mode)
+    try:
+        with caplog.at_level(logging.INFO, "aiorl"):
+            for _ in range(3):
+                sampler.sample()
+            assert sorted(caplog.text.count(text) for text in REPORTS) == [1] * len(REPORTS)
+            order = ("Sampling", "Raw", "Preprocessed", "Filtered", "Inputs", "Outputs", "Infos", "Sampled:")
+            assert [record.message.split()[0] for record in caplog.records] == list(order)
+            log_once.repeat_periodically()
+            sampler.sample()
+            assert len(caplog.records) == len(REPORTS)
+            now[0] += PERIOD_S
+            sampler.sample()
+            assert [caplog.text.count(text) for text in REPORTS] == [2] * len(REPORTS)
+    finally:
+        log_once._clock = time.monotonic
+
+
+def test_infos_of_a_vector_environment_are_logged(caplog):
+    """4.11."""
+
+    class Telling(CountingEnv):
+        def step(self, action):
+            return (*super().step(action)[:4], {"step": self._step})
+
+    vector = gymnasium.vector.SyncVectorEnv([Telling] * 2)
+    sampler = make_sampler(NativeVectorEnv(vector, env_id="telling"))
+    with caplog.at_level(logging.INFO, "aiorl"):
+        for _ in range(3):
+            sampler.sample()
+    assert caplog.text.count("Infos from the environment: {'step': array(int64, [2], min 1") == 1
 
 
 def test_fragments_do_not_share_memory_with_later_ones():

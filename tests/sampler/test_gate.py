@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from aiorl.sampler.gate import TurnGate
 
 
@@ -45,3 +47,60 @@ def test_pauses_do_not_exclude_each_other():
         pass
     with gate:
         pass
+
+
+def test_a_pause_asked_for_in_the_middle_of_a_turn_waits_for_nothing():
+    """A callback sets weights: its own turn is not to be waited for, and others are where they were."""
+    gate, begun = TurnGate(), threading.Event()
+
+    def pause():
+        with gate.pause():
+            begun.set()
+
+    other = threading.Thread(target=pause)
+    with gate:
+        with gate.pause(), gate.pause():
+            pass
+        other.start()
+        assert not begun.wait(0.05), "the turn still goes on"
+    assert begun.wait(5)
+    other.join(5)
+
+
+def test_who_pauses_may_take_turns_itself_and_others_wait():
+    gate, entered = TurnGate(), threading.Event()
+
+    def turn():
+        with gate:
+            entered.set()
+
+    other = threading.Thread(target=turn)
+    with gate.pause():
+        with gate:
+            pass
+        other.start()
+        assert not entered.wait(0.05)
+    assert entered.wait(5)
+    other.join(5)
+
+
+def test_giving_up_the_wait_for_a_pause_holds_nobody_up(monkeypatch):
+    """Ctrl-C while a turn is waited for."""
+    gate, entered = TurnGate(), threading.Event()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def turn():
+        with gate:
+            entered.set()
+
+    held = threading.Thread(target=gate.__enter__)
+    held.start(), held.join(5)
+    monkeypatch.setattr(gate._condition, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt), gate.pause():
+        pass
+    gate.__exit__()
+    other = threading.Thread(target=turn, daemon=True)
+    other.start()
+    assert entered.wait(5)

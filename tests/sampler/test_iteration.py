@@ -10,6 +10,8 @@ import pytest
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.data.metrics import RolloutMetrics
+from aiorl.env.base_env import ALL_AGENTS, BaseEnv, as_poll
+from aiorl.errors import BadObservationError, BadRewardError, EnvContractError
 from aiorl.log_once import log_once
 from aiorl.observation.filters import NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
@@ -96,7 +98,7 @@ def test_the_order_of_a_whole_episode():
             ("default explored", 0),
         ]
         assert tape[17:20] == [("other explored", 0), ("end", 0), ("reset", 0)]
-        outputs = ("outputs", ["RolloutMetrics", "SampleBatch"])
+        outputs = ("outputs", ["RolloutMetrics", "MultiAgentBatch"])
         if reset == "inline":
             assert tape[20:26] == [
                 *episode_starts,
@@ -279,3 +281,64 @@ def test_slots_are_reused_so_that_memory_stays_bounded():
     assert len(store["obs"]) <= 1024
     assert len(iteration._free_builders) <= 8
     assert len(iteration._lanes["default_policy"]._tracks) <= 8
+
+
+class OneScene(BaseEnv):
+    """A user's own BaseEnv; what it polls can be replaced."""
+
+    def __init__(self, **parts):
+        obs, flags = {3: {"agent0": np.zeros(3, np.float32)}}, {3: {ALL_AGENTS: False}}
+        self.parts = {"obs": obs, "rewards": {3: {}}, "dones": flags, "infos": {3: {}}, "taken": {}, **parts}
+
+    def poll(self):
+        return as_poll(tuple(self.parts.values()))
+
+    def send_actions(self, action_dict):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "error", "text"),
+    [
+        ("dones", {3: {"agent0": False}}, EnvContractError, "with '__all__'"),
+        ("dones", {}, EnvContractError, "terminated .or done. None"),
+        ("infos", {3: {"agent0": "told"}}, EnvContractError, "info of agent 'agent0' is 'told', expected a dict"),
+        ("rewards", {3: {"agent0": "much"}}, BadRewardError, "'much'.*expected a number"),
+        ("rewards", {3: [1.0]}, BadRewardError, "expected a number for each agent"),
+        ("rewards", {3: {"agent0": np.nan}}, BadRewardError, "expected finite numbers"),
+        ("obs", {3: {"agent0": np.zeros(4)}}, BadObservationError, "agent 'agent0'"),
+    ],
+)
+def test_r128_a_rule_that_a_users_base_env_breaks_is_named_with_its_environment_and_step(part, value, error, text):
+    env = OneScene()
+    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks())
+    iteration.observe(env.poll())
+    iteration.act()
+    env.parts[part] = value
+    with pytest.raises(error, match=text) as caught:
+        iteration.observe(env.poll())
+    assert (caught.value.env_id, caught.value.vector_index, caught.value.step) == ("OneScene", 3, 1)
+
+
+def test_r150_an_action_taken_elsewhere_that_does_not_fit_is_named_with_its_environment_and_agent():
+    env = OneScene(taken={3: {"agent0": [0, 1]}})
+    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks())
+    iteration.observe(env.poll())
+    with pytest.raises(EnvContractError, match=r"'OneScene', copy 3.*agent 'agent0' does not fit.*shape \(2,\)"):
+        iteration.act()
+
+
+def test_an_error_of_the_policy_mapping_is_not_taken_for_a_bad_reward():
+    def mapping(agent_id):
+        if agent_id == "stranger":
+            raise ValueError("no policy for strangers")
+        return "default_policy"
+
+    env = OneScene()
+    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks(), mapping=mapping)
+    iteration.observe(env.poll())
+    iteration.act()
+    env.parts["rewards"] = {3: {"stranger": 1.0}}
+    with pytest.raises(ValueError, match="no policy for strangers") as caught:
+        iteration.observe(env.poll())
+    assert not isinstance(caught.value, BadRewardError)

@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from aiorl.errors import BatchError, PolicyError, UnsupportedSpaceError
+from aiorl.observation.filters import NoFilter
+from aiorl.observation.preprocessors import preprocessor_for
+from aiorl.sampler.lane import Lane
 from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 
 
@@ -81,3 +85,104 @@ def test_a_policy_whose_exploration_has_a_memory_is_told_whose_row_is_which(make
         make_sampler(ScriptedEnv({0: [script]}), policy).get_data()
         assert [agents for agents, _ in told] == expected
         assert [envs for _, envs in told] == [[0, 0], [0], [0, 0]]
+
+
+class Giving(RecordingPolicy):
+    """Gives what a function of the number of the call (from 0) and of the rows says, beside zero actions."""
+
+    def __init__(self, columns=lambda call, rows: {}, states=None, **more):
+        super().__init__(**more)
+        self.columns, self.states = columns, states
+
+    def compute_actions(self, obs, state_batches=(), **kwargs):
+        call, rows = len(self.calls), len(obs)
+        super().compute_actions(obs, state_batches, **kwargs)
+        states = [] if self.states is None else self.states(state_batches)
+        return np.zeros(rows, np.int64), states, self.columns(call, rows)
+
+
+def test_r96_columns_keep_their_values_whatever_came_first(make_sampler):
+    """R96: whole numbers, then fractions; short names, then long ones."""
+    policy = Giving(lambda call, rows: {"value": [0.75 * call] * rows if call else [0], "name": ["ab" * (call + 1)]})
+    batch = make_sampler(ScriptedEnv({0: [scenes(3)]}), policy).get_data()
+    assert batch["value"].tolist() == [0.0, 0.75, 1.5]
+    assert batch["name"].tolist() == ["ab", "abab", "ababab"]
+
+
+def test_r114_a_state_that_starts_as_whole_numbers_keeps_its_fractions(make_sampler):
+    """R114, R98."""
+
+    class Whole(Giving):
+        def get_initial_state(self):
+            return [np.array([0, 0])]
+
+    policy = Whole(states=lambda given: [given[0] + 0.5])
+    batch = make_sampler(ScriptedEnv({0: [scenes(3)]}), policy).get_data()
+    assert batch["state_out_0"].tolist() == [[0.5, 0.5], [1.0, 1.0], [1.5, 1.5]]
+    assert batch["state_in_0"].tolist() == [[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("policy", "column"),
+    [
+        (Giving(lambda call, rows: {"value": np.array([7.0])}), "value"),
+        (Giving(lambda call, rows: {"value": 7.0}), "value"),
+        (Giving(lambda call, rows: {"value": np.zeros(3)}), "value"),
+        (Giving(states=lambda given: [given[0][:1]], recurrent=True), "state_out_0"),
+    ],
+    ids=["one for all", "scalar", "too many", "state"],
+)
+def test_r96_r114_what_is_not_one_entry_per_row_is_refused(make_sampler, policy, column):
+    """R96, R114: nothing is spread over rows that it was not given for."""
+    with pytest.raises(BatchError, match="2 rows of policy 'default_policy'") as raised:
+        make_sampler(ScriptedEnv({0: [scenes(3, agents=("a", "b"))]}), policy).get_data()
+    assert raised.value.column == column
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["goes", "comes"])
+def test_r96_a_column_given_only_sometimes_is_refused(make_sampler, is_first):
+    """R96: rows without it would hold what other rows left there."""
+    policy = Giving(lambda call, rows: {"score": np.ones(rows)} if (call < 2) == is_first else {})
+    with pytest.raises(BatchError, match=r"'score'.* the same at every evaluation"):
+        make_sampler(ScriptedEnv({0: [scenes(5)]}), policy).get_data()
+
+
+@pytest.mark.parametrize("name", ["rewards", "obs", "eps_id", "infos", "state_in_0", "state_out_0"])
+def test_r96_a_column_cannot_take_the_place_of_one_that_rows_have(make_sampler, name):
+    """R96."""
+    policy = Giving(lambda call, rows: {name: np.ones(rows)}, lambda given: list(given), recurrent=True)
+    with pytest.raises(BatchError, match=f"column '{name}': expected a name that rows do not have"):
+        make_sampler(ScriptedEnv({0: [scenes(5)]}), policy).get_data()
+
+
+@pytest.mark.parametrize(
+    "result", [None, (np.zeros(1), []), (np.zeros(1), None, {}), (np.zeros(1), [], None), np.zeros(3)], ids=repr
+)
+def test_what_is_no_answer_of_a_policy_is_named(make_sampler, result):
+    class Wrong(RecordingPolicy):
+        def compute_actions(self, *args, **kwargs):
+            return result
+
+    with pytest.raises(PolicyError, match=r"compute_actions of policy 'default_policy' \(Wrong\) returned"):
+        make_sampler(ScriptedEnv({0: [scenes(3)]}), Wrong()).get_data()
+
+
+@pytest.mark.parametrize("action", [0.7, np.nan, "1"])
+def test_an_action_that_its_space_cannot_hold_reaches_neither_environment_nor_rows(make_sampler, action):
+    env = ScriptedEnv({0: [scenes(3)]})
+    with pytest.raises(BatchError, match="whole numbers"):
+        make_sampler(env, RecordingPolicy(act=lambda obs: np.full(len(obs), action))).get_data()
+    assert not env.sent
+
+
+def test_r32_a_policy_that_passes_over_its_base_class_gets_no_nested_observations_either():
+    """R32."""
+
+    class Raw(RecordingPolicy):
+        def __init__(self):
+            self.observation_space = spaces.Dict({"a": spaces.Discrete(2)})
+            self.action_space = spaces.Discrete(2)
+
+    policy = Raw()
+    with pytest.raises(UnsupportedSpaceError, match="a policy's observation space"):
+        Lane("p", policy, preprocessor_for(policy.observation_space), NoFilter(), clip_actions=True)

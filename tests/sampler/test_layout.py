@@ -145,3 +145,32 @@ def test_a_column_that_is_missing_or_holds_objects_is_named() -> None:
         to_sequences({name: batch[name] for name in batch if name != c.NEW_OBS}, PLAN, 4)
     with pytest.raises(BatchError, match="sequence_length"):
         to_sequences(batch, PLAN, 0)
+
+
+@pytest.mark.parametrize("has_state", [True, False])
+def test_r102_what_follows_suppressed_rows_is_another_trajectory(has_state: bool) -> None:
+    """R102: the sequence ends with the observation that followed its last row, not with a later one."""
+    batch = SampleBatch(trajectory(0, 0, 8, c.TERMINATEDS, has_state=has_state)).take(np.array([0, 1, 2, 5, 6, 7]))
+    plan = PLAN if has_state else SamplePlan("none", {}, PLAN.columns, (c.LAST_OBS,))
+    arrays = to_sequences(batch, plan, 6)
+    assert arrays[c.T].T.tolist() == [[0, 1, 2, 0, 0, 0], [5, 6, 7, 0, 0, 0]]
+    assert arrays[c.LAST_OBS].tolist() == [[0.0, 3.0], [0.0, 8.0]]
+    check_sequences(batch, arrays, 6)
+
+
+def test_r102_a_gap_shows_in_states_where_observations_are_equal() -> None:
+    """R102, R114."""
+    batch = SampleBatch(trajectory(0, 0, 6, "cut")).take(np.array([0, 1, 4, 5]))
+    batch[c.OBS][:] = batch[c.NEW_OBS][:] = 0
+    assert to_sequences(batch, PLAN, 4)[c.VALID].sum(0).tolist() == [4], "without what came out, nothing tells"
+    batch[c.state_out(0)] = batch[STATE] + 1
+    arrays = to_sequences(batch, PLAN, 4)
+    assert arrays[c.VALID].sum(0).tolist() == [2, 2]
+    assert arrays[STATE].tolist() == [[0.0], [4.0]]
+
+
+def test_rows_that_span_several_steps_stay_in_one_sequence() -> None:
+    """As those of agents that take turns."""
+    rows = trajectory(0, 0, 4, "cut")
+    rows[c.T] = rows[c.T] * 2
+    assert to_sequences(SampleBatch(rows), PLAN, 4)[c.VALID].all()

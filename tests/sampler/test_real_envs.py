@@ -109,10 +109,12 @@ def test_interleaved_external_episodes_give_separate_trajectories(make_sampler, 
 
 
 def test_an_external_env_with_a_horizon_is_an_error(make_sampler):
-    """R123, R158."""
+    """R123, R158: at the end of the first episode, whose batch comes first."""
     base_env = to_base_env(Clients(1, 1))
+    sampler = make_sampler(base_env, SumPolicy(), horizon=50)
+    assert sampler.get_data().count > 0
     with pytest.raises(ValueError, match="cannot be reset"):
-        make_sampler(base_env, SumPolicy(), horizon=50).get_data()
+        sampler.get_data()
     base_env.stop()
 
 

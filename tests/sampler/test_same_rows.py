@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import gymnasium
@@ -14,8 +15,11 @@ from hypothesis import strategies as st
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.adapt import to_base_env
+from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv
 from aiorl.env.vector_env import SerialEnv
+from aiorl.errors import ConfigError
 from aiorl.observation.filters import MeanStdFilter, NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.policy.policy import Policy
@@ -107,17 +111,31 @@ class AsPolicy(Policy):
 
 
 def both(
-    kind, mean_length, num_envs, steps, fragments, seed, recurrent=False, clip=False, filtered=False, complete=False
+    kind,
+    mean_length,
+    num_envs,
+    steps,
+    fragments,
+    seed,
+    recurrent=False,
+    clip=False,
+    filtered=False,
+    complete=False,
+    vector=False,
 ):
     """Rows of the two paths, one batch per environment, and their metrics and filters."""
 
     def envs():
         return [RandomEnv(kind, mean_length) for _ in range(num_envs)]
 
+    def native():
+        copies = [functools.partial(RandomEnv, kind, mean_length)] * num_envs
+        return gymnasium.vector.SyncVectorEnv(copies, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+
     preprocessor = preprocessor_for(envs()[0].observation_space)
     filters = [MeanStdFilter(preprocessor.shape) if filtered else NoFilter() for _ in range(2)]
     columnar = ColumnarSampler(
-        SerialEnv(envs(), env_id="random"),
+        NativeVectorEnv(native(), env_id="random") if vector else SerialEnv(envs(), env_id="random"),
         FakePolicy(envs()[0].action_space, recurrent=recurrent),
         fragment_length=steps,
         columns=sorted(FRAGMENT_COLUMNS),
@@ -132,7 +150,9 @@ def both(
     general = SyncSampler(
         SamplerSetup(
             worker=None,
-            base_env=VectorBaseEnv(CopiesVectorEnv(envs(), env_id="random", seed=seed)),
+            base_env=to_base_env(native(), seed=seed)
+            if vector
+            else VectorBaseEnv(CopiesVectorEnv(envs(), env_id="random", seed=seed)),
             policy_map={"default_policy": policy},
             policy_mapping_fn=None,
             preprocessors={"default_policy": preprocessor},
@@ -236,18 +256,85 @@ def test_the_policy_of_a_worker_gives_the_same_rows_on_both_paths(num_envs):
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 2**31), steps=st.integers(2, 9), num_envs=st.integers(1, 3))
-def test_filters_saw_the_same_and_rewards_are_clipped_alike(seed, steps, num_envs):
-    """R101, R103, R136: statistics agree once both have seen the same observations."""
-    ones, others, _, filters = both("box", 5, num_envs, steps, 4, seed, clip=True, filtered=True)
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    mean_length=st.integers(1, 6),
+    steps=st.integers(1, 9),
+    num_envs=st.integers(1, 5),
+    vector=st.booleans(),
+)
+def test_filtered_rows_are_equal_and_rewards_are_clipped_alike(seed, mean_length, steps, num_envs, vector):
+    """R101, R103, R136: whatever ends in a turn, each observation meets the same statistics on both paths."""
+    ones, others, _, filters = both(
+        "box", mean_length, num_envs, steps, 4, seed, clip=True, filtered=True, vector=vector
+    )
     for one, other in zip(ones, others, strict=True):
         for name in ("actions", "dones", "t", "rewards"):
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+        for name in ("obs", "new_obs"):
+            assert one[name].dtype == other[name].dtype == np.float32
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-6, atol=1e-6, err_msg=name)
+        for name in ("vf_preds", c.VALUE_TARGETS):
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-5, atol=1e-5, err_msg=name)
         assert np.abs(one["rewards"]).max() <= 1.0
     assert filters[0].count == filters[1].count
     for name in ("mean", "m2"):
         np.testing.assert_allclose(filters[0].state()[name], filters[1].state()[name], rtol=1e-9, atol=1e-9)
+
+
+class Untrained(RandomEnv):
+    """Every third step is not to be trained on."""
+
+    def reset(self, **kwargs):
+        self.count = 0
+        return super().reset(**kwargs)[0], {"training_enabled": False}
+
+    def step(self, action):
+        self.count += 1
+        return (*super().step(action)[:4], {"training_enabled": self.count % 3 != 0, "count": self.count})
+
+
+@pytest.mark.parametrize("mode", [None, *gymnasium.vector.AutoresetMode])
+def test_rows_not_to_be_trained_on_are_left_out_in_general_sampling_and_refused_in_columnar(mode):
+    """R102: never sent and trained on silently."""
+
+    def copies():
+        return [functools.partial(Untrained, "box", 7)] * 3
+
+    def native():
+        return gymnasium.vector.SyncVectorEnv(copies(), autoreset_mode=mode)
+
+    general = SyncSampler(
+        SamplerSetup(
+            worker=None,
+            base_env=to_base_env(native())
+            if mode
+            else VectorBaseEnv(CopiesVectorEnv([make() for make in copies()], seed=1)),
+            policy_map={"default_policy": AsPolicy(Untrained("box", 7), 1, False)},
+            policy_mapping_fn=None,
+            preprocessors={"default_policy": preprocessor_for(Untrained("box", 7).observation_space)},
+            filters={"default_policy": NoFilter()},
+            clip_rewards=None,
+            fragment_length=30,
+            callbacks=DefaultCallbacks(),
+            pack_episodes=True,
+        )
+    )
+    batch = SampleBatch.concat([general.get_data() for _ in range(6)])
+    assert set(batch["t"] % 3) == {0, 1}
+    assert [info["count"] for info in batch["infos"]] == (batch["t"] + 1).tolist()
+    assert all(info["training_enabled"] for info in batch["infos"])
+    columnar = ColumnarSampler(
+        NativeVectorEnv(native(), env_id="untrained")
+        if mode
+        else SerialEnv([make() for make in copies()], env_id="untrained"),
+        FakePolicy(spaces.Discrete(3)),
+        fragment_length=30,
+        columns=["obs", "rewards"],
+    )
+    with pytest.raises(ConfigError, match=r"'untrained': .*training_enabled.* Set sampling: general"):
+        columnar.sample()
 
 
 @pytest.mark.parametrize("recurrent", [False, True])

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 
+from aiorl.env.base_env import BaseEnv
+from aiorl.errors import SamplerDied
 from aiorl.policy.policy_map import PolicyMap
 from aiorl.sampler.setup import SamplerSetup, effective_horizon
+from aiorl.testing.envs import CountingEnv
 from aiorl.testing.scripted_env import RecordingPolicy, ScriptedEnv
 
 
@@ -86,3 +90,42 @@ def test_rewards_are_limited_as_asked(clip, limit):
         callbacks=None,
     )
     assert setup.reward_limit == limit
+
+
+def whole(**more):
+    given = dict.fromkeys(SamplerSetup.__dataclass_fields__) | {
+        "base_env": ScriptedEnv({}),
+        "policy_map": {},
+        "preprocessors": {},
+        "filters": {},
+        "fragment_length": 5,
+    }
+    return SamplerSetup(**given | more)
+
+
+def test_an_environment_of_any_kind_is_converted_and_a_base_env_is_not_touched():
+    """SPEC 4.1: samplers convert the environment themselves; that is idempotent."""
+    base_env = ScriptedEnv({})
+    assert whole(base_env=base_env).base_env is base_env
+    converted = whole(base_env=CountingEnv()).base_env
+    assert isinstance(converted, BaseEnv)
+    assert whole(base_env=converted).base_env is converted
+    with pytest.raises(ValueError, match="str"):
+        whole(base_env="CartPole-v1")
+
+
+def test_a_worker_may_be_given_weakly():
+    """R56: else the thread of an asynchronous sampler keeps its worker alive."""
+
+    class Worker:
+        pass
+
+    worker = Worker()
+    strong, weak = whole(worker=worker), whole(worker=weakref.ref(worker))
+    assert strong.get_worker() is weak.get_worker() is worker
+    assert not strong.is_abandoned
+    assert not weak.is_abandoned
+    del worker, strong
+    assert weak.is_abandoned
+    with pytest.raises(SamplerDied, match="worker"):
+        weak.get_worker()

@@ -81,3 +81,36 @@ def test_entries_of_another_shape_are_refused():
 def test_slots_that_follow_each_other_are_a_slice(slots, expected):
     index = as_index(slots)
     assert index == expected if isinstance(expected, slice) else index.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "dtype"),
+    [
+        ([0, 0], [0.75, 0.5], np.float64),
+        ([True, False], [2, 3], np.int64),
+        (np.array([1, 2], np.int32), [2**40, 3], np.int64),
+        (np.array([1, 2], np.float16), np.array([1e30, 0.1], np.float32), np.float32),
+        (np.zeros(2, np.float32), [0.5, 0.25], np.float32),
+        (np.zeros(2, np.float32), [1j, 2], np.complex128),
+        (["a", "b"], ["abc", "d"], "<U3"),
+        (np.array([{}, {}]), [1, 2], object),
+    ],
+    ids=str,
+)
+def test_r96_a_column_is_widened_where_entries_would_lose_their_value(first, then, dtype):
+    """R96, R114: whatever came first."""
+    store = SlotStore()
+    store.reserve(4)
+    store.write("x", slice(1, 3), np.asarray(first))
+    store.write("x", slice(3, 5), np.asarray(then))
+    assert store["x"].dtype == dtype
+    assert store["x"][1:5].tolist() == [*np.asarray(first).tolist(), *np.asarray(then).tolist()]
+
+
+@pytest.mark.parametrize(("first", "then"), [(["21 or more characters"], [5]), ([5], ["a"]), ([5], [None])])
+def test_entries_of_another_kind_are_refused(first, then):
+    store = SlotStore()
+    store.reserve(2)
+    store.write("x", slice(1, 2), np.asarray(first))
+    with pytest.raises(BatchError, match=r"'x': expected entries of dtype .*, as before"):
+        store.write("x", slice(2, 3), np.asarray(then))

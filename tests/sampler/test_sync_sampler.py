@@ -18,6 +18,7 @@ from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError, EnvContractError, EnvError, SamplerDied
 from aiorl.observation.filters import MeanStdFilter, NoFilter
 from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
+from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
 
 ROW_COLUMNS = {
     "t",
@@ -117,6 +118,36 @@ def test_training_disabled_suppresses_rows_but_neither_metrics_nor_steps(make_sa
     assert sampler.get_data()["t"].tolist() == [3, 2]
     (metrics,) = sampler.get_metrics()
     assert (metrics.episode_length, metrics.episode_reward) == (4, 10.0)
+
+
+def test_r102_rows_around_suppressed_ones_are_trajectories_of_their_own(make_sampler):
+    """R102, R106: the value behind a piece is that of its own last new_obs, not that of the next recorded row."""
+    policy = make_onnx_policy(3, spaces.Discrete(2), 2, mlp_weights(3, 2))
+    policy.config.update(postprocess="gae", postprocess_params={"gamma": 0.5, "lam": 0.0})
+    script = scenes(8)
+    for step in (3, 4, 6):
+        script[step] = Scene(script[step].obs, script[step].rewards, infos={"agent0": {"training_enabled": False}})
+    seen = []
+
+    class Note(DefaultCallbacks):
+        def on_postprocess_trajectory(self, *, postprocessed_batch, original_batches, **kwargs):
+            seen.append(postprocessed_batch["t"].tolist())
+
+    batch = make_sampler(ScriptedEnv({0: [script]}), policy, callbacks=Note()).get_data()
+    assert seen == [[0, 1], [4], [6, 7]]
+    assert batch["t"].tolist() == [0, 1, 4, 6, 7]
+    values = np.where(batch["terminateds"], 0.0, policy.values(batch["new_obs"]))
+    np.testing.assert_allclose(batch["value_targets"], batch["rewards"] + 0.5 * values, rtol=1e-5)
+
+
+def test_an_agent_that_is_not_observed_at_every_step_has_one_trajectory_nonetheless(make_sampler):
+    """R106: a row may span several steps."""
+    script = scenes(6)
+    for step in (2, 3, 5):
+        script[step] = Scene({}, script[step].rewards)
+    policy = RecordingPolicy()
+    make_sampler(ScriptedEnv({0: [script]}), policy).get_data()
+    assert [batch["t"].tolist() for batch, *_ in policy.postprocessed] == [[0, 3, 5]]
 
 
 def test_infos_of_rows_are_those_of_the_step(make_sampler):
@@ -538,8 +569,10 @@ def test_an_environment_that_cannot_be_reset_is_dropped_or_refused_with_a_horizo
     sampler = make_sampler(env)
     assert [sampler.get_data().count for _ in range(2)] == [3, 2]
     assert env.sent[-1].keys() == {"0+"}
+    sampler = make_sampler(single(3, reset="unsupported"), horizon=5)
+    assert sampler.get_data().count == 3
     with pytest.raises(ValueError, match="cannot be reset"):
-        make_sampler(single(3, reset="unsupported"), horizon=5).get_data()
+        sampler.get_data()
 
 
 def test_recurrent_state_is_initial_after_a_real_reset_and_chains_in_between(make_sampler):
@@ -593,6 +626,30 @@ def test_count_is_environment_steps_and_total_agent_steps(make_sampler):
     assert [batch.total() for batch in batches] == [20, 20, 20]
     joined = MultiAgentBatch.concat(batches)
     assert (joined.count, joined.total()) == (12, 60)
+
+
+def test_r131_batches_of_several_policies_are_multi_agent_ones_whoever_has_rows(make_sampler):
+    """R2, R131: their type says how many policies there are, and their count is environment steps."""
+    policies = {name: RecordingPolicy() for name in ("default_policy", "late")}
+    script = scenes(8, agents=("a", "b", "late"))
+    for step in range(4):
+        obs = {agent: obs for agent, obs in script[step].obs.items() if agent != "late"}
+        script[step] = Scene(obs, {agent: 1.0 for agent in obs} if step else {})
+    sampler = make_sampler(
+        ScriptedEnv({0: [script]}),
+        policies,
+        mapping=lambda agent: "late" if agent == "late" else "default_policy",
+        length=4,
+        pack_episodes=True,
+    )
+    batches = [sampler.get_data() for _ in range(3)]
+    assert [type(batch) for batch in batches] == [MultiAgentBatch] * 3
+    assert [set(batch.policy_batches) for batch in batches] == [
+        {"default_policy"}, {"default_policy", "late"}, {"default_policy"}
+    ]  # fmt: skip
+    assert [batch.count for batch in batches] == [4, 4, 4]
+    only = make_sampler(ScriptedEnv({0: [scenes(4, agents=("a", "b"))]}), length=4, pack_episodes=True).get_data()
+    assert isinstance(only, SampleBatch), "there is no other policy"
 
 
 def test_agents_share_a_policys_filter(make_sampler):
@@ -768,7 +825,7 @@ def test_a_policy_with_another_number_of_states_is_refused(make_sampler):
 def test_a_bad_observation_names_environment_agent_and_step(make_sampler):
     script = scenes(3, agents=("a", "b"))
     script[2] = Scene({"a": script[2].obs["a"], "b": ob(0, np.nan, 0)})
-    with pytest.raises(ValueError, match=r"'0'.*step 2.*'b'.*NaN"):
+    with pytest.raises(ValueError, match=r"'ScriptedEnv', copy 0.*step 2.*'b'.*NaN"):
         make_sampler(ScriptedEnv({0: [script]})).get_data()
     script[2] = Scene({"a": ob(1, 2), "b": script[1].obs["b"]})
     with pytest.raises(ValueError, match="agent 'a'"):

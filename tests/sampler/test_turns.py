@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 from aiorl.callbacks import DefaultCallbacks
+from aiorl.data.actions import ActionLayout
 from aiorl.errors import EnvError, SamplerDied
 from aiorl.observation.filters import NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
+from aiorl.sampler.gate import TurnGate
 from aiorl.sampler.iteration import Iteration
 from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.turns import Turns
 from aiorl.testing.scripted_env import RecordingPolicy, ScriptedEnv, scenes
 
 
-def make(env, policy=None, **more):
+def make(env, policy=None, callbacks=None, **more):
     policy = policy or RecordingPolicy()
     setup = SamplerSetup(
         worker=None,
@@ -26,7 +28,7 @@ def make(env, policy=None, **more):
         filters={"default_policy": NoFilter()},
         clip_rewards=None,
         fragment_length=100,
-        callbacks=DefaultCallbacks(),
+        callbacks=callbacks or DefaultCallbacks(),
     )
     return Turns(Iteration(setup), **more)
 
@@ -59,24 +61,65 @@ def test_five_dicts_of_an_older_base_env_will_do():
     assert batch["dones"].tolist() == [False, True]
 
 
-@pytest.mark.parametrize("where", ["send_actions", "policy"])
-def test_an_error_in_the_middle_of_a_turn_is_final(where):
-    env, policy = ScriptedEnv({0: [scenes(5)]}), RecordingPolicy()
+@pytest.mark.parametrize("error", [EnvError("env", "on purpose"), KeyboardInterrupt("on purpose")])
+@pytest.mark.parametrize("where", ["send_actions", "policy", "callback"])
+def test_an_error_in_the_middle_of_a_turn_is_final(where, error):
+    """R72: Ctrl-C, too, leaves a turn half done; going on would poll what was sent nothing, and maybe wait for ever."""
+    env, policy, callbacks = ScriptedEnv({0: [scenes(5)]}), RecordingPolicy(), DefaultCallbacks()
+    turns = make(env, policy, callbacks)
+    turns.advance()
 
     def fail(*args, **kwargs):
-        raise EnvError("env", "on purpose")
+        raise error
 
     if where == "policy":
         policy.compute_actions = fail
+    elif where == "callback":
+        callbacks.on_episode_step = fail
     else:
         env.send_actions = fail
-    turns = make(env, policy)
-    turns.advance()
-    with pytest.raises(EnvError, match="on purpose"):
+    with pytest.raises(type(error), match="on purpose"):
         turns.advance()
+    polls = env.tape.count(("poll",))
+    for _ in range(2):
+        with pytest.raises(SamplerDied) as caught:
+            turns.advance()
+        assert caught.value.__cause__ is error
+    assert env.tape.count(("poll",)) == polls
+
+
+def test_what_a_turn_finished_before_ctrl_c_is_kept_although_that_comes_out_at_once():
+    """R71, R77."""
+    env = ScriptedEnv({0: [scenes(2)]})
+
+    def interrupted(env_id):
+        raise KeyboardInterrupt
+
+    env.try_reset = interrupted
+    turns = make(env)
+    with pytest.raises(KeyboardInterrupt):
+        turns.next_output()
+    assert (turns.next_output().episode_length, turns.next_output().count) == (2, 2)
     with pytest.raises(SamplerDied) as caught:
-        turns.advance()
-    assert isinstance(caught.value.__cause__, EnvError)
+        turns.next_output()
+    assert isinstance(caught.value.__cause__, KeyboardInterrupt)
+
+
+def test_a_stopped_one_takes_no_more_turns():
+    env = ScriptedEnv({0: [scenes(5)]})
+    turns = make(env)
+    turns.advance()
+    turns.stop()
+    for _ in range(2):
+        with pytest.raises(SamplerDied, match="stopped"):
+            turns.advance()
+    assert env.tape == [("poll",)]
+
+
+class SlowGate(TurnGate):
+    def __enter__(self):
+        SlowGate.wait()
+        super().__enter__()
 
 
 def test_time_is_booked_where_it_was_spent(monkeypatch):
@@ -96,12 +139,17 @@ def test_time_is_booked_where_it_was_spent(monkeypatch):
     policy.compute_actions = slow(policy.compute_actions, 100.0)
     turns = make(env, policy)
     turns._iteration.observe = slow(turns._iteration.observe, 1000.0)
+    to_env = turns._iteration._lanes["default_policy"]._layout.to_env
+    monkeypatch.setattr(ActionLayout, "to_env", lambda layout, column: slow(to_env, 10_000.0)(column))
+    turns._gate.__class__ = SlowGate  # waits for others, which is nobody's time
+    SlowGate.wait = lambda: now.__setitem__(0, now[0] + 1e5)
     for _ in range(3):
         turns.advance()
         now[0] += 1e6
-    assert (turns.perf.env_wait_time, turns.perf.inference_time, turns.perf.processing_time) == (23.0, 200.0, 3000.0)
+    assert (turns.perf.env_wait_time, turns.perf.inference_time) == (23.0, 200.0)
+    assert turns.perf.processing_time == 23_000.0, "observations and results"
     stats = turns.perf.get()
     np.testing.assert_allclose(
         [stats["mean_env_wait_ms"], stats["mean_inference_ms"], stats["mean_processing_ms"]],
-        [23_000 / 3, 200_000 / 3, 1_000_000],
+        [23_000 / 3, 200_000 / 3, 23_000_000 / 3],
     )

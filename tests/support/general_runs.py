@@ -40,6 +40,25 @@ class Poles(MultiAgentEnv):
         return obs, rewards, terminateds, truncateds, {}
 
 
+class Bytes(gymnasium.Env[Any, Any]):
+    """Images of bytes."""
+
+    observation_space = spaces.Box(0, 255, (42, 42, 1), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._image(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return self._image(), 1.0, self._steps >= 20, False, {}
+
+    def _image(self) -> Any:
+        return self.np_random.integers(0, 256, (42, 42, 1)).astype(np.uint8)
+
+
 def side(agent_id: str) -> str:
     return agent_id.rstrip("0123456789")
 

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +18,12 @@ from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.env.base_env import FinishedGame
+from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, EnvError, PolicyError
+from aiorl.log_once import log_once
 from aiorl.protocol.messages import Snapshot
 from aiorl.worker.apply import StopSampling
-from aiorl.worker.columnar_unit import ColumnarUnit
+from aiorl.worker.columnar_unit import ColumnarUnit, _is_deepmind
 from aiorl.worker.make_unit import make_unit
 from aiorl.worker.unit import Produced, UnitPlace
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
@@ -76,6 +81,22 @@ def test_r27_the_same_seed_and_slot_give_the_same_rows_and_another_slot_others()
         unit.close()
     np.testing.assert_array_equal(observed[0], observed[1])
     assert not np.array_equal(observed[0], observed[2])
+
+
+@pytest.mark.parametrize("slot", [1, 2])
+def test_r31_worker_1_reports_its_data_flow_and_further_ones_keep_quiet(
+    slot: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """4.11: at DEBUG again and again."""
+    log_once.reset()
+    try:
+        unit = make(slot=slot, log_level="DEBUG")
+        with caplog.at_level(logging.INFO, "aiorl"):
+            unit.sample()
+        assert ("Raw observations" in caplog.text) == (slot == 1)
+        assert (log_once._disabled, log_once._periodic) == (slot != 1, slot == 1)
+    finally:
+        log_once.reset()
 
 
 def test_r6_an_offered_snapshot_governs_the_next_fragment() -> None:
@@ -196,3 +217,13 @@ def test_a_columnar_worker_loads_nothing_of_the_general_path() -> None:
         "raise SystemExit(f'loaded {bad}' if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs the extra atari")
+@pytest.mark.parametrize(("shape", "expected"), [((128,), False), ((210, 160), False), ((84, 84, 4), True)])
+def test_r88_a_game_of_another_process_is_preprocessed_only_where_it_shows_its_screen(
+    shape: tuple[int, ...], expected: bool
+) -> None:
+    env: Any = SimpleNamespace(unwrapped=[], observation_space=spaces.Box(0, 255, shape, np.uint8))
+    assert _is_deepmind("ALE/Pong-v5", env, Wrapping(deepmind=True)) is expected
+    assert not _is_deepmind("CartPole-v1", env, Wrapping(deepmind=True))

@@ -181,6 +181,11 @@ def test_several_policies_send_what_is_trained_and_report_rewards_by_policy(make
     assert blue.observation_space == general_parts.VECTOR, "the environment's, since none was given"
 
 
+def test_r131_agents_that_share_the_default_policy_are_counted_as_agents_not_as_env_steps(make: Make) -> None:
+    produced = make(env=MULTI, env_config={"lengths": [5, 5, 5]}, num_envs_per_worker=2).sample()
+    assert (produced.env_steps, produced.agent_steps) == (16, 48)
+
+
 def test_each_policys_filter_has_its_delta(make: Make) -> None:
     unit = make(
         {"red": entry(), "blue": entry()}, env=MULTI, policy_mapping_fn="general_parts:by_number",

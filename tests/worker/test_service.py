@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from typing import Any
 
 import pytest
 from in_process import FakeAlgorithm, InProcess, with_settings
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.errors import EnvError
+from aiorl.protocol.messages import RefusalCode, Refused
 from aiorl.report.results import Progress
 from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
 
@@ -107,6 +111,188 @@ def test_after_a_cut_that_outlasts_the_timeout_the_worker_comes_back_as_a_new_in
     incarnations = {f.incarnation for done in both.updates for f in done.batch.fragments}
     assert len(incarnations) == 2
     assert any("worker 1 lost" in text for text in both.events)
+
+
+def lose(both: InProcess) -> None:
+    """The learner counts worker 1 lost; it comes back as another incarnation."""
+    both.service.session.lose(1, "lost for a test", time.monotonic())
+    both.service._pump()
+
+
+async def until(condition: Any, timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("mode", ["on_policy", "streaming"])
+@pytest.mark.parametrize(("num_samplers", "slow"), [(1, 0), (2, 1)], ids=["the only sampler", "the second sampler"])
+def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, mode: str, num_samplers: int, slow: int
+) -> None:
+    """What is built too late neither begins fragments under the next registration's leases nor sends its deltas."""
+    import aiorl.worker.service as module
+
+    build, may_go_on, places = module.make_unit, threading.Event(), []
+
+    def make_slowly(part: Any, graphs: Any, snapshot: Any, place: Any) -> Any:
+        places.append(place)
+        unit = build(part, graphs, snapshot, place)
+        if len(places) == 1 + slow:
+            assert may_go_on.wait(10)
+        return unit
+
+    monkeypatch.setattr(module, "make_unit", make_slowly)
+
+    async def main() -> InProcess:
+        both = InProcess(with_settings(mode=mode), samplers_per_worker=num_samplers, observation_filter="MeanStdFilter")
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        both.service.grant_leases()
+        if slow:
+            await both.updates_done(2)
+        await until(lambda: len(places) == 1 + slow)
+        before = both.workers[0]._session.incarnation
+        lose(both)
+        await until(lambda: both.workers[0]._session.incarnation != before and both.workers[0]._session.slot)
+        if mode == "on_policy":
+            await until(lambda: both.workers[0]._session.may_sample(both.workers[0]._session.version))
+        await asyncio.sleep(0.1)  # time to begin what must not begin
+        assert not both.workers[0]._session._leases.begun, "an ended registration's sampler works on"
+        may_go_on.set()
+        await both.updates_done(len(both.updates) + 4)
+        assert not both.outcomes[0].done()
+        assert {running.incarnation for running in both.workers[0]._running} == {both.workers[0]._session.incarnation}
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    assert len({place.incarnation for place in places}) == 2
+    assert not any("failed" in text for text in both.events)
+
+
+def test_what_is_built_after_its_worker_was_stopped_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import aiorl.worker.service as module
+
+    build, is_building, may_go_on, closed = module.make_unit, threading.Event(), threading.Event(), threading.Event()
+
+    def make_slowly(*arguments: Any) -> Any:
+        is_building.set()
+        assert may_go_on.wait(10)
+        unit = build(*arguments)
+        monkeypatch.setattr(unit, "close", closed.set)
+        return unit
+
+    monkeypatch.setattr(module, "make_unit", make_slowly)
+
+    async def main() -> None:
+        both = InProcess()
+        both.start(1)
+        await until(is_building.is_set)
+        both.workers[0].stop("enough")
+        assert (await asyncio.wait_for(both.outcomes[0], 10)).ok
+        may_go_on.set()
+        await until(closed.is_set)
+        await both.close()
+
+    asyncio.run(main())
+
+
+class Held:
+    """Holds one of the first unit's fragments, the third by default, when it is sampled, until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int = 3) -> None:
+        from aiorl.worker.columnar_unit import ColumnarUnit
+
+        self.in_hand, self.may_go_on = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+        self.num_sampled = 0
+        self.taken: list[tuple[str, int]] = []
+        sample, take_deltas, init = ColumnarUnit.sample, ColumnarUnit.take_deltas, ColumnarUnit.__init__
+        of_unit: dict[int, str] = {}
+
+        def noted(unit: Any, part: Any, graphs: Any, snapshot: Any, place: Any) -> None:
+            init(unit, part, graphs, snapshot, place)
+            of_unit[id(unit)] = place.incarnation
+
+        def held(unit: Any) -> Any:
+            produced = sample(unit)
+            self.num_sampled += 1
+            if self.num_sampled == number:
+                self.in_hand.set()
+                assert self.may_go_on.wait(10)
+                if self.error is not None:
+                    raise self.error
+            return produced
+
+        def taken(unit: Any, sequence: int) -> Any:
+            self.taken.append((of_unit[id(unit)], sequence))
+            return take_deltas(unit, sequence)
+
+        monkeypatch.setattr(ColumnarUnit, "__init__", noted)
+        monkeypatch.setattr(ColumnarUnit, "sample", held)
+        monkeypatch.setattr(ColumnarUnit, "take_deltas", taken)
+
+
+@pytest.mark.parametrize("mode", ["on_policy", "streaming"])
+@pytest.mark.parametrize("fails", [False, True], ids=["finished", "failed"])
+def test_a_fragment_in_hand_when_its_registration_ends_is_dropped_with_its_deltas(
+    monkeypatch: pytest.MonkeyPatch, mode: str, fails: bool
+) -> None:
+    held = Held(monkeypatch)
+    held.error = EnvError("env", "too late to matter", traceback_text="") if fails else None
+
+    async def main() -> InProcess:
+        both = InProcess(with_settings(mode=mode), observation_filter="MeanStdFilter")
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        both.service.grant_leases()
+        await until(held.in_hand.is_set)
+        worker = both.workers[0]
+        before = worker._session.incarnation
+        lose(both)
+        # the registration ends and the fragment is ready in one and the same turn of the event loop
+        worker._session.receive(Refused("lost for a test", retry=True, code=RefusalCode.ENDED), time.monotonic())
+        held.may_go_on.set()
+        worker._running[0].executor.submit(int).result(10)
+        worker._pump()
+        await both.updates_done(len(both.updates) + 4)
+        assert not both.outcomes[0].done()
+        by_incarnation: dict[str, list[int]] = {}
+        for incarnation, sequence in held.taken:
+            by_incarnation.setdefault(incarnation, []).append(sequence)
+        assert by_incarnation.pop(before) == [1, 2]
+        ((incarnation, sequences),) = by_incarnation.items()
+        assert incarnation == worker._session.incarnation
+        assert sequences == list(range(1, len(sequences) + 1))
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    assert not any("failed" in text for text in both.events)
+
+
+def test_a_fragment_that_is_cancelled_gives_its_lease_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+
+    async def main() -> None:
+        both = InProcess(with_settings(mode="on_policy"))
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        both.service.grant_leases()
+        await until(held.in_hand.is_set)
+        worker = both.workers[0]
+        assert worker._session._leases.begun == 1
+        both.outcomes[0].cancel()
+        await asyncio.sleep(0)
+        held.may_go_on.set()
+        await asyncio.wait([both.outcomes[0]])
+        assert not worker._session._leases.begun
+        assert worker._session.may_sample(worker._session.version)
+        both.outcomes.clear()
+        await both.close()
+
+    asyncio.run(main())
 
 
 def test_several_samplers_of_one_worker_all_produce() -> None:
