@@ -56,6 +56,8 @@ class NativeVectorEnv(LockstepEnv):
         """First observations of new episodes; the first seed seeds the whole vector (see LockstepEnv)."""
         try:
             obs, _ = self._env.reset(seed=int(seeds[0])) if seeds else self._env.reset()
+        except EnvError:
+            raise
         except Exception as error:
             raise env_fault(self.env_id, "reset", error, 0, 0) from error
         self._lengths.fill(0)
@@ -72,6 +74,8 @@ class NativeVectorEnv(LockstepEnv):
         self._lengths += 1
         try:
             obs, rewards, terminateds, truncateds, infos = self._env.step(actions)
+        except EnvError:
+            raise
         except Exception as error:
             raise env_fault(self.env_id, "step", error, 0, int(self._lengths.max())) from error
         obs = self._check.check_batch_shape(obs, self.num_envs)
@@ -111,6 +115,8 @@ class NativeVectorEnv(LockstepEnv):
             final_obs = result.obs[index]
             try:
                 fresh, _ = self._env.reset(options={"reset_mask": self._ended.copy()})
+            except EnvError:
+                raise
             except Exception as error:
                 raise env_fault(self.env_id, "reset", error, int(index[0]), 0) from error
             fresh = self._check.check_batch_shape(fresh, self.num_envs)

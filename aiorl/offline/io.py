@@ -5,6 +5,7 @@ By default they come from the worker's sampler and go nowhere else.
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -87,7 +88,7 @@ class IOContext:
         log_dir: the run's directory, None if there is none.
         config: the policies' base config.
         worker_index: the worker's index, 0 = local.
-        worker: the RolloutWorker, None outside of one.
+        worker: the RolloutWorker, None outside of one and when it is gone.
     """
 
     def __init__(
@@ -97,11 +98,15 @@ class IOContext:
         worker_index: int = 0,
         worker: Any = None,
     ) -> None:
-        """Note the place."""
+        """Note the place; whoever keeps it does not keep the worker alive."""
         self.log_dir = log_dir
         self.config = dict(config or {})
         self.worker_index = worker_index
-        self.worker = worker
+        self._worker = None if worker is None else weakref.ref(worker)
+
+    @property
+    def worker(self) -> Any:  # noqa: D102 (the class describes it)
+        return None if self._worker is None else self._worker()
 
     def default_sampler_input(self) -> InputReader:
         """Batches of the worker's own sampler.

@@ -45,7 +45,7 @@ from aiorl.rollout.arguments import EnvSource, WorkerArguments
 from aiorl.rollout.interface import EvaluatorInterface
 from aiorl.rollout.minibatch_sgd import check_sgd, minibatch_sgd
 from aiorl.rollout.policy_specs import check_multi_agent, policy_classes, policy_specs
-from aiorl.rollout.sample_stream import SampleStream
+from aiorl.rollout.sample_stream import Ahead, SampleStream
 from aiorl.rollout.saved_state import SavedState, change_all, check_filter_states, dump_state, load_state
 from aiorl.sampler.async_sampler import AsyncSampler
 from aiorl.sampler.setup import ObservationFn
@@ -177,7 +177,7 @@ class RolloutWorker(EvaluatorInterface):
     def _build(self, arguments: WorkerArguments) -> None:
         """Build everything, in the documented order."""
         build.set_environment_variables(arguments.extra_python_environs)
-        self.samples = SampleStream(self.sample)
+        self._ahead = Ahead()
         classes = policy_classes(arguments.policy)
         frameworks.enable_eager(self.policy_config, classes)
         build.set_up_logging(arguments.log_level, arguments.worker_index)
@@ -284,6 +284,10 @@ class RolloutWorker(EvaluatorInterface):
                 value=batch,
             )
         return batch
+
+    @property
+    def samples(self) -> SampleStream:  # noqa: D102 (the class describes it)
+        return SampleStream(self.sample, self._ahead)
 
     def sample_with_count(self) -> tuple[Batch, int]:
         """``sample()`` and the batch's count."""

@@ -6,11 +6,23 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Self
 
 from aiorl.data.concat import Batch
 
-__all__ = ["SampleStream"]
+__all__ = ["Ahead", "SampleStream"]
+
+
+@dataclass(slots=True)
+class Ahead:
+    """A batch that is sampled but not yet given to anybody; streams of one worker share it.
+
+    Attributes:
+        future: gets the batch; None while none is being sampled.
+    """
+
+    future: Future[Batch] | None = None
 
 
 class SampleStream:
@@ -19,18 +31,18 @@ class SampleStream:
     Each batch is given once, to whoever asks next. Use one of the two forms at a time.
     """
 
-    def __init__(self, sample: Callable[[], Batch]) -> None:
-        """Give what ``sample`` returns."""
+    def __init__(self, sample: Callable[[], Batch], ahead: Ahead | None = None) -> None:
+        """Give what ``sample`` returns, but what is ``ahead`` first."""
         self._sample = sample
-        self._ahead: Future[Batch] | None = None
+        self._ahead = ahead or Ahead()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        if self._ahead is not None:
-            ahead, self._ahead = self._ahead, None
-            return ahead.result()
+        future, self._ahead.future = self._ahead.future, None
+        if future is not None:
+            return future.result()
         return self._sample()
 
     def __aiter__(self) -> Self:
@@ -41,16 +53,17 @@ class SampleStream:
 
         Cancelled, it leaves sampling to go on; the batch is then given to whoever asks next.
         """
-        if self._ahead is None:
-            self._ahead = _in_thread(self._sample)
+        future = self._ahead.future
+        if future is None:
+            future = self._ahead.future = _in_thread(self._sample)
         try:
-            batch = await asyncio.shield(asyncio.wrap_future(self._ahead))
+            batch = await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
             raise
         except BaseException:
-            self._ahead = None
+            self._ahead.future = None
             raise
-        self._ahead = None
+        self._ahead.future = None
         return batch
 
 

@@ -150,8 +150,9 @@ def test_estimators_are_made_from_the_context():
         def get_policy(self):
             return self.policy
 
-    estimator = ImportanceSamplingEstimator.create(IOContext(config={"gamma": 0.7}, worker=Worker(Coin())))
+    worker, without = Worker(Coin()), Worker(None)
+    estimator = ImportanceSamplingEstimator.create(IOContext(config={"gamma": 0.7}, worker=worker))
     assert estimator.gamma == 0.7
     assert isinstance(estimator.policy, Coin)
     with pytest.raises(ConfigError, match="default_policy"):
-        ImportanceSamplingEstimator.create(IOContext(worker=Worker(None)))
+        ImportanceSamplingEstimator.create(IOContext(worker=without))

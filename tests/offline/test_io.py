@@ -42,9 +42,13 @@ def test_the_context_knows_its_place_and_the_workers_sampler():
     class Worker:
         sampler = FakeSampler([rows(7)])
 
-    context = IOContext("/tmp/run", {"gamma": 0.5}, 3, Worker())
+    worker = Worker()
+    context = IOContext("/tmp/run", {"gamma": 0.5}, 3, worker)
     assert (context.log_dir, context.config, context.worker_index) == ("/tmp/run", {"gamma": 0.5}, 3)
     assert sampler_input(context).next()["rewards"].tolist() == [7]
+    assert context.worker is worker
+    del worker
+    assert context.worker is None
 
 
 def test_sampler_input_without_a_worker_is_refused():
