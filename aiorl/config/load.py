@@ -129,9 +129,10 @@ def save_config(config: CommonConfig, run_dir: Path) -> Path:
 
     Raises: ConfigError when the file can't be written.
     """
-    path = run_dir / CONFIG_FILE
+    path, temporary = run_dir / CONFIG_FILE, run_dir / f"{CONFIG_FILE}.tmp"
     try:
-        path.write_text(dump_yaml(config.model_copy(update={"resume": None})), encoding="utf-8")
+        temporary.write_text(dump_yaml(config.model_copy(update={"resume": None})), encoding="utf-8")
+        os.replace(temporary, path)
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror}.", key="run_dir", value=str(run_dir)) from error
     return path

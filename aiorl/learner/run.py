@@ -343,6 +343,8 @@ class Run:
         except ConfigError:
             self.is_misconfigured = True
             raise
+        if self._config.resume:
+            self._directory.save_config(self._config)
         if learning.general_reason:
             self._tell(f"workers sample generally: {learning.general_reason}", logging.INFO)
         spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in learning.seconds.items())

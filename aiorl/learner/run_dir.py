@@ -60,7 +60,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, config: CommonConfig) -> RunDirectory:
-        """Create the directory of a new run, or take that of the run to resume; writes ``config.yaml``.
+        """Create the directory of a new run and write ``config.yaml``, or take that of the run to resume.
+
+        A resumed run's ``config.yaml`` is left as it is until `save_config`: options that turn out not to fit the
+        checkpoint shall not stay behind.
 
         Raises:
             ConfigError: it cannot be created or written, belongs to another run, or holds no run to resume.
@@ -80,8 +83,17 @@ class RunDirectory:
                 value=str(directory.path),
                 hint="Give another one with --run-dir DIR.",
             ) from error
-        save_config(config, directory.path)
+        if config.resume is None:
+            directory.save_config(config)
         return directory
+
+    def save_config(self, config: CommonConfig) -> None:
+        """Write ``config.yaml``.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        save_config(config, self.path)
 
     def save_address(self, address: str) -> None:
         """Remember where the learner listens, so that after a resume workers find it again.

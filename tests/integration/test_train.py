@@ -103,12 +103,12 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(process
 def test_a_checkpoint_of_another_environment_is_refused_in_one_sentence(processes) -> None:
     first = processes.learner("--seed=1", "--stop-timesteps=4000")
     assert first.wait(90) == 0
-    config = first.run_dir / "config.yaml"
-    config.write_text(config.read_text().replace("CartPole-v1", "Acrobot-v1"))
-    second = processes.learner("--stop-timesteps=9000", resume=True)
+    config = (first.run_dir / "config.yaml").read_text()
+    second = processes.learner("--env=Acrobot-v1", "--stop-timesteps=9000", resume=True)
     assert second.wait(60) == 1
     assert "env is 'CartPole-v1' there and 'Acrobot-v1' here" in second.text
     assert "Traceback" not in second.text
+    assert (first.run_dir / "config.yaml").read_text() == config, "else the next resume would be refused too"
 
 
 def test_results_hold_the_keys_of_spec_11_and_plain_lines_reach_a_pipe(processes) -> None:
