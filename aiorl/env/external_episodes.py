@@ -224,11 +224,13 @@ class EpisodeTable:
         """Publish the final observations and close the episode; doesn't wait.
 
         Raises:
-            ClosedEpisodeError: unknown or ended episode.
+            ClosedEpisodeError: unknown or ended episode, or another thread waits for its actions.
             EnvContractError: a live agent has no final observation, or one that is done has one; the episode goes on.
         """
         with self._changed:
             episode = self._get(episode_id)
+            if episode.waiting_for >= 0:
+                raise ClosedEpisodeError(episode_id, "driven by two threads at once")
             self._check_agents(episode_id, episode, obs, last=True)
             self._publish(episode, obs, None, last=True)
             self._closing[episode_id] = self._active.pop(episode_id)

@@ -14,8 +14,9 @@ import math
 import selectors
 import socket
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,9 +95,11 @@ class RemoteBaseEnv(BaseEnv):
         self._games: list[FinishedGame] = []
         self._warned_at = -math.inf
         self._started = False
-        self._closed = False
         self._woken, self._waker = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
+        # children end too when nobody keeps this object
+        self._end = weakref.finalize(self, _end, self._selector, (self._woken, self._waker), self._copies)
+        self._end.atexit = False
         try:
             for index in range(num_envs):
                 self._copies.append(self._start_copy(index))
@@ -176,16 +179,7 @@ class RemoteBaseEnv(BaseEnv):
 
     def stop(self) -> None:
         """End the children; one that does not end by itself within 2 s is killed."""
-        if self._closed:
-            return
-        self._closed = True
-        self._selector.close()
-        self._woken.close()
-        self._waker.close()
-        for copy in self._copies:
-            copy.child.hang_up()
-        for copy in self._copies:
-            copy.child.wait()
+        self._end()
 
     def _start_copy(self, index: int, incarnation: int = 0) -> _Copy:
         settings = self._settings
@@ -284,6 +278,16 @@ class _Copy:
         self.is_busy = True
         self.answer_due = time.monotonic() + timeout_s
         self.child.send(kind, payload)
+
+
+def _end(selector: selectors.BaseSelector, wakers: Sequence[socket.socket], copies: Sequence[_Copy]) -> None:
+    selector.close()
+    for waker in wakers:
+        waker.close()
+    for copy in copies:
+        copy.child.hang_up()
+    for copy in copies:
+        copy.child.wait()
 
 
 def remote_name(env: str | type[Any] | Callable[..., Any]) -> str:

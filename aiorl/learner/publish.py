@@ -1,7 +1,7 @@
 """What goes out: weights, filter states and global variables of one version, as one snapshot.
 
-Filter deltas come in with fragments and are merged when a fragment is used, so that in on-policy runs the order
-of merging, and with it every bit of the statistic, does not depend on which worker was faster.
+Filter deltas come in with fragments and are merged when a fragment is used or discarded, so that in on-policy runs the
+order of merging, and with it every bit of the statistic, does not depend on which worker was faster.
 """
 
 from __future__ import annotations

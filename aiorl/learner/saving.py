@@ -63,6 +63,7 @@ class Saver:
         self._service = service
         self._results = results
         self._on_error = on_error
+        self._one_at_a_time = asyncio.Lock()
         self._wanted: asyncio.Future[StateTaken] | None = None
         self._passing: asyncio.Task[None] | None = None
         self.newest = ""
@@ -87,8 +88,16 @@ class Saver:
 
         Raises:
             CheckpointError: it cannot be written.
-            TimeoutError: a running update did not end within ``timeout_s`` seconds.
+            TimeoutError: a running update, or the checkpoint before, did not end within ``timeout_s`` seconds.
         """
+        async with asyncio.timeout(timeout_s):
+            await self._one_at_a_time.acquire()
+        try:
+            await self._save(timeout_s)
+        finally:
+            self._one_at_a_time.release()
+
+    async def _save(self, timeout_s: float | None) -> None:
         self._wanted = asyncio.get_running_loop().create_future()
         self._updates.request_state()
         async with asyncio.timeout(timeout_s):

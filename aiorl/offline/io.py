@@ -102,11 +102,14 @@ class IOContext:
         self.log_dir = log_dir
         self.config = dict(config or {})
         self.worker_index = worker_index
-        self._worker = None if worker is None else weakref.ref(worker)
+        try:
+            self._worker: Callable[[], Any] = weakref.ref(worker)
+        except TypeError:  # None, and objects of other kinds that know no weak references
+            self._worker = lambda: worker
 
     @property
     def worker(self) -> Any:  # noqa: D102 (the class describes it)
-        return None if self._worker is None else self._worker()
+        return self._worker()
 
     def default_sampler_input(self) -> InputReader:
         """Batches of the worker's own sampler.

@@ -574,9 +574,11 @@ class RolloutWorker(EvaluatorInterface):
         self.stop()
 
     def __del__(self) -> None:
-        sampler = getattr(self, "sampler", None)
+        sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
         if isinstance(sampler, AsyncSampler):
             sampler.end_soon()
+        if env is not None:
+            env.interrupt()  # a thread that waits for clients or processes, and clients that wait for it
 
     def _between_turns(self) -> None:
         if self.on_turn is not None:

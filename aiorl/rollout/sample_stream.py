@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from aiorl.data.concat import Batch
@@ -16,13 +17,13 @@ __all__ = ["Ahead", "SampleStream"]
 
 @dataclass(slots=True)
 class Ahead:
-    """A batch that is sampled but not yet given to anybody; streams of one worker share it.
+    """Batches that are sampled, or being sampled, but claimed by nobody; streams of one worker share them.
 
     Attributes:
-        future: gets the batch; None while none is being sampled.
+        futures: get the batches, oldest first.
     """
 
-    future: Future[Batch] | None = None
+    futures: deque[Future[Batch]] = field(default_factory=deque)
 
 
 class SampleStream:
@@ -40,10 +41,8 @@ class SampleStream:
         return self
 
     def __next__(self) -> Batch:
-        future, self._ahead.future = self._ahead.future, None
-        if future is not None:
-            return future.result()
-        return self._sample()
+        ahead = self._ahead.futures
+        return ahead.popleft().result() if ahead else self._sample()
 
     def __aiter__(self) -> Self:
         return self
@@ -53,18 +52,13 @@ class SampleStream:
 
         Cancelled, it leaves sampling to go on; the batch is then given to whoever asks next.
         """
-        future = self._ahead.future
-        if future is None:
-            future = self._ahead.future = _in_thread(self._sample)
+        ahead = self._ahead.futures
+        future = ahead.popleft() if ahead else _in_thread(self._sample)
         try:
-            batch = await asyncio.shield(asyncio.wrap_future(future))
+            return await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
+            ahead.appendleft(future)
             raise
-        except BaseException:
-            self._ahead.future = None
-            raise
-        self._ahead.future = None
-        return batch
 
 
 def _in_thread(sample: Callable[[], Batch]) -> Future[Batch]:

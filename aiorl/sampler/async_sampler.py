@@ -142,7 +142,7 @@ class AsyncSampler:
         return extra
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Neither observations are processed nor policies evaluated inside this block; not for callbacks."""
+        """Neither observations are processed nor policies evaluated inside this block."""
         return self._gate.pause()
 
     def stop(self, timeout_s: float = 5.0) -> bool:

@@ -123,14 +123,16 @@ class Iteration:
             logger.info("Infos from the environment: %s", summarize(poll.infos))
         for env_id in poll.faults:
             self._abandon(env_id)
-        ready = [self._take_in(env_id, agent_obs, poll) for env_id, agent_obs in poll.obs.items()]
-        for lane in self._lanes.values():
-            lane.take_in()
         if outputs is None:
             outputs = []
-        for one in ready:
-            self._settle(one, poll, outputs)
-        self._worker = None  # from one turn to the next it is not kept alive from here
+        try:
+            ready = [self._take_in(env_id, agent_obs, poll) for env_id, agent_obs in poll.obs.items()]
+            for lane in self._lanes.values():
+                lane.take_in()
+            for one in ready:
+                self._settle(one, poll, outputs)
+        finally:
+            self._worker = None  # from one turn to the next it is not kept alive from here
         return outputs
 
     def act(self) -> dict[Any, dict[Any, Any]]:

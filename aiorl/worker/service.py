@@ -403,7 +403,7 @@ class WorkerService:
             logger.info("the first fragment is sent, %.2f s after this process was started", age_s)
 
     async def _stop_units(self) -> None:
-        """End every sampler at its next step; one stuck in its environment is left to its daemon thread."""
+        """End every sampler at its next step; one stuck in its environment is left behind with its thread."""
         units, self._running = self._running, []
         for running in units:
             if running.unit is not None:

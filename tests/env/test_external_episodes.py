@@ -128,6 +128,8 @@ def test_an_episode_driven_by_two_threads_at_once_is_an_error():
     table.take(always, None)
     with pytest.raises(ClosedEpisodeError, match="two threads"):
         table.ask("e", {"x": 2}, None, 1.0)
+    with pytest.raises(ClosedEpisodeError, match="two threads"):
+        table.end("e", {"x": 2})
     table.answer({"e": {"x": 5}, "unknown": {}})
     assert waiting() == {"x": 5}
 

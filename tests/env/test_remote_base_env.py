@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -7,6 +8,7 @@ import time
 from functools import partial
 
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 
@@ -297,3 +299,11 @@ def test_the_name_for_another_process_is_an_id_or_an_import_path(monkeypatch):
     monkeypatch.setattr("aiorl.testing.envs.CountingEnv", None)
     with pytest.raises(ConfigError, match="is not the environment's creator"):
         remote_name(CountingEnv)
+
+
+def test_children_end_when_nobody_keeps_the_environment():
+    env = RemoteBaseEnv(RemoteSettings(COUNTING), 2)
+    children = [psutil.Process(pid) for pid in env.pids]
+    del env
+    gc.collect()
+    assert not any(child.is_running() for child in children)

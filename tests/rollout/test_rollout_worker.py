@@ -636,6 +636,28 @@ def test_disposal_ends_an_asynchronous_samplers_thread(length):
 
 
 @pytest.mark.parametrize("sample_async", [False, True])
+def test_disposal_lets_waiting_clients_go(sample_async):
+    """R56: nobody would answer them."""
+    refused = threading.Event()
+
+    class Patient(ExternalEnv):
+        def run(self):
+            episode = self.start_episode()
+            try:
+                for _ in range(10**6):
+                    self.get_action(episode, np.zeros(3, np.float32))
+                    time.sleep(0.001)
+            except SamplerDied:
+                refused.set()
+
+    worker = RolloutWorker(lambda context: Patient(ACTIONS, VECTOR), PlainPolicy, sample_async=sample_async)
+    worker.sample()
+    del worker
+    gc.collect()
+    assert refused.wait(5)
+
+
+@pytest.mark.parametrize("sample_async", [False, True])
 def test_a_stopped_worker_samples_no_more(make_worker, sample_async):
     """R56: it would step environments and write to a writer that are closed."""
     env, written = CountingEnv(50), []

@@ -3,10 +3,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 
 import pytest
 
-from aiorl.rollout.sample_stream import SampleStream
+from aiorl.rollout.sample_stream import Ahead, SampleStream
 
 
 def test_each_batch_is_given_once():
@@ -74,3 +75,24 @@ def test_errors_reach_the_one_who_asked_and_the_next_call_goes_on():
 
 async def take_async(stream):
     return await anext(stream)
+
+
+def test_each_batch_is_given_once_also_when_several_ask_at_the_same_time():
+    lock, numbers, ahead = threading.Lock(), itertools.count(), Ahead()
+
+    def sample():
+        with lock:
+            time.sleep(0.01)
+            return next(numbers)
+
+    async def take(count):
+        stream = SampleStream(sample, ahead)
+        return [await anext(stream) for _ in range(count)]
+
+    async def several():
+        given_up = asyncio.ensure_future(take(1))
+        await asyncio.sleep(0.005)
+        given_up.cancel()
+        return list(itertools.chain(*await asyncio.gather(*(take(5) for _ in range(3)))))
+
+    assert sorted(asyncio.run(several())) == list(range(15))
