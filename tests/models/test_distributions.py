@@ -40,8 +40,8 @@ COMPILED = [
 ]
 
 
-def close(mine, theirs):
-    np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+def close(mine, theirs, atol=1e-5):
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize("index", range(len(TWINS)), ids=IDS)
@@ -53,7 +53,10 @@ def test_logp_entropy_kl_and_mode_equal_those_of_numpy(index, seed, scale, compi
     rng = np.random.default_rng(seed)
     inputs, other = (scale * rng.standard_normal((2, ROWS, numpy_twin.num_inputs))).astype(np.float32)
     actions = numpy_twin.sample(inputs, rng)
-    close(functions["logp"](inputs, actions), numpy_twin.logp(inputs, actions))
+    # what float32 rounds off an action is divided by its deviation, the exponential of an input
+    is_continuous = np.asarray(actions).dtype.kind == "f"
+    atol = 1e-5 * np.exp(2.0 * scale) if is_continuous else 1e-5
+    close(functions["logp"](inputs, actions), numpy_twin.logp(inputs, actions), atol)
     close(functions["entropy"](inputs), numpy_twin.entropy(inputs))
     close(functions["kl"](inputs, inputs), np.zeros(ROWS))
     # divergences grow with exp(log_std) squared; equal relative to their size
