@@ -118,13 +118,13 @@ class SampleBatch(MutableMapping[str, Array]):
         Raises:
             BatchError: batches whose columns differ.
         """
-        joined = SampleBatch._joined([batch for batch in batches if len(batch)])
+        joined = SampleBatch._stacked([batch for batch in batches if len(batch)])
         if any(batch._env_steps is not None for batch in batches):
             joined._env_steps = sum(batch.env_steps for batch in batches)
         return joined
 
     @staticmethod
-    def _joined(filled: Sequence[SampleBatch]) -> SampleBatch:
+    def _stacked(filled: Sequence[SampleBatch]) -> SampleBatch:
         if not filled:
             return SampleBatch()
         names = list(filled[0])

@@ -28,14 +28,12 @@ from aiorl.env.remote_base_env import RemoteBaseEnv, RemoteSettings
 from aiorl.env.remote_env import RemoteEnv
 from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv, VectorEnv
 from aiorl.env.vector_env import SerialEnv
-from aiorl.env.wrapping import Wrapping
+from aiorl.env.wrapping import HOLD_THEIR_COPIES, Wrapping
 from aiorl.errors import ConfigError, EnvError
 
 __all__ = ["VECTORIZE_CHOICES", "check_can_be_remote", "choose_vectorize", "make_lockstep_env", "to_base_env"]
 
 logger = logging.getLogger(__name__)
-
-_NEVER_REMOTE = (BaseEnv, VectorEnv, gymnasium.vector.VectorEnv, ExternalEnv, ExternalMultiAgentEnv)
 
 VECTORIZE_CHOICES = ("auto", "native", "serial", "remote")
 
@@ -267,7 +265,7 @@ def check_can_be_remote(env: Any, env_id: str) -> None:
     Raises:
         ConfigError: it is of another kind.
     """
-    if isinstance(env, _NEVER_REMOTE):
+    if isinstance(env, HOLD_THEIR_COPIES):
         raise ConfigError(
             f"environments in processes of their own are asked for, but {env_id!r} made a {type(env).__name__}, which"
             " holds its environments itself.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
@@ -14,7 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 from aiorl.data.actions import ActionLayout
 from aiorl.errors import BadObservationError, BadRewardError, BatchError, EnvError, UnsupportedSpaceError
 
-__all__ = ["ActionCheck", "NestedCheck", "ObservationCheck", "as_reward", "check_rewards", "env_fault"]
+__all__ = [
+    "ActionCheck",
+    "NestedCheck",
+    "ObservationCheck",
+    "as_reward",
+    "check_rewards",
+    "env_fault",
+    "raise_env_fault",
+]
 
 StepOf = Callable[[int], int]
 """Vector index -> step of that copy in its episode, for messages."""
@@ -251,6 +259,18 @@ def env_fault(env_id: str, doing: str, error: Exception, index: int, step: int) 
     text = "".join(traceback.format_exception(error))
     message = f"{doing} raised {type(error).__name__}: {error}"
     return EnvError(env_id, message, vector_index=index, step=step, traceback_text=text)
+
+
+def raise_env_fault(env_id: str, doing: str, error: Exception, index: int, step: int) -> NoReturn:
+    """Raise what `env_fault` makes of an error, caused by it; an EnvError goes on with the cause it has.
+
+    Raises:
+        EnvError: always.
+    """
+    fault = env_fault(env_id, doing, error, index, step)
+    if fault is error:
+        raise fault
+    raise fault from error
 
 
 def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll
-from aiorl.env.checks import as_reward, env_fault
+from aiorl.env.checks import as_reward, raise_env_fault
 from aiorl.env.gym_like import check_seedable, seed_env
 from aiorl.env.lockstep import env_seeds
-from aiorl.errors import BadObservationError, EnvContractError, EnvError, UnsupportedEnvError
+from aiorl.errors import BadObservationError, EnvContractError, UnsupportedEnvError
 
 __all__ = ["AgentResults", "MultiAgentBaseEnv", "MultiAgentCopy", "MultiAgentEnv"]
 
@@ -123,10 +123,8 @@ class MultiAgentCopy:
         try:
             keywords = {} if self._seed is None else seed_env(self.env, self._seed)
             result = self.env.reset(**keywords)
-        except EnvError:
-            raise
         except Exception as error:
-            raise env_fault(self._env_id, "reset", error, self._index, 0) from error
+            raise_env_fault(self._env_id, "reset", error, self._index, 0)
         self._seed = None
         obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         if not isinstance(obs, Mapping):
@@ -146,10 +144,8 @@ class MultiAgentCopy:
         self._step += 1
         try:
             result = self.env.step(dict(actions))
-        except EnvError:
-            raise
         except Exception as error:
-            raise env_fault(self._env_id, "step", error, self._index, self._step) from error
+            raise_env_fault(self._env_id, "step", error, self._index, self._step)
         if (
             not isinstance(result, tuple)
             or len(result) not in (4, 5)

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from aiorl.env.checks import ObservationCheck, check_rewards, env_fault
+from aiorl.env.checks import ObservationCheck, check_rewards, raise_env_fault
 from aiorl.env.lockstep import LockstepEnv, VectorStep
 from aiorl.errors import EnvError, UnsupportedEnvError
 
@@ -56,10 +56,8 @@ class NativeVectorEnv(LockstepEnv):
         """First observations of new episodes; the first seed seeds the whole vector (see LockstepEnv)."""
         try:
             obs, _ = self._env.reset(seed=int(seeds[0])) if seeds else self._env.reset()
-        except EnvError:
-            raise
         except Exception as error:
-            raise env_fault(self.env_id, "reset", error, 0, 0) from error
+            raise_env_fault(self.env_id, "reset", error, 0, 0)
         self._lengths.fill(0)
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._any_ended = False
@@ -74,10 +72,8 @@ class NativeVectorEnv(LockstepEnv):
         self._lengths += 1
         try:
             obs, rewards, terminateds, truncateds, infos = self._env.step(actions)
-        except EnvError:
-            raise
         except Exception as error:
-            raise env_fault(self.env_id, "step", error, 0, int(self._lengths.max())) from error
+            raise_env_fault(self.env_id, "step", error, 0, int(self._lengths.max()))
         obs = self._check.check_batch_shape(obs, self.num_envs)
         rewards, terminateds, truncateds = self._checked_flags(rewards, terminateds, truncateds)
         valid: NDArray[np.bool_] | None = None
@@ -115,10 +111,8 @@ class NativeVectorEnv(LockstepEnv):
             final_obs = result.obs[index]
             try:
                 fresh, _ = self._env.reset(options={"reset_mask": self._ended.copy()})
-            except EnvError:
-                raise
             except Exception as error:
-                raise env_fault(self.env_id, "reset", error, int(index[0]), 0) from error
+                raise_env_fault(self.env_id, "reset", error, int(index[0]), 0)
             fresh = self._check.check_batch_shape(fresh, self.num_envs)
             obs = result.obs.copy()
             obs[index] = fresh[index]

@@ -14,10 +14,10 @@ from gymnasium import spaces
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.atari import game_counters
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, FinishedGame, Poll, opening_poll
-from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, env_fault
+from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, raise_env_fault
 from aiorl.env.gym_like import check_gym_like, check_seedable, reset_env, seed_env, to_five_values
 from aiorl.env.lockstep import env_seeds
-from aiorl.errors import EnvContractError, EnvError, UnsupportedEnvError
+from aiorl.errors import EnvContractError, UnsupportedEnvError
 
 __all__ = ["CopiesVectorEnv", "VectorBaseEnv", "VectorEnv"]
 
@@ -114,10 +114,8 @@ class CopiesVectorEnv(VectorEnv):
             keywords = None if seed is None else seed_env(self._envs[index], seed)
             obs, _ = reset_env(self._envs[index], keywords)
             obs = self._nested.coerce(obs, index, 0)
-        except EnvError:
-            raise
         except Exception as error:
-            raise env_fault(self.env_id, "reset", error, index, 0) from error
+            raise_env_fault(self.env_id, "reset", error, index, 0)
         self._seeds[index] = None
         return obs.copy() if type(obs) is np.ndarray else obs
 
@@ -153,10 +151,8 @@ class CopiesVectorEnv(VectorEnv):
                 terminateds.append(bool(terminated))
                 truncateds.append(bool(truncated))
                 infos.append(info)
-        except EnvError:
-            raise
         except Exception as error:
-            raise env_fault(env_id, "step", error, index, self._steps[index]) from error
+            raise_env_fault(env_id, "step", error, index, self._steps[index])
         if batch is None or check is None:
             return nested, rewards, terminateds, truncateds, infos
         check.check_values(batch, self._steps.__getitem__)
@@ -267,10 +263,8 @@ class VectorBaseEnv(BaseEnv):
     def _guarded(self, doing: str, function: Any, *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except EnvError:
-            raise
         except Exception as error:
-            raise env_fault(self._env_id, doing, error, 0, _UNKNOWN_STEP) from error
+            raise_env_fault(self._env_id, doing, error, 0, _UNKNOWN_STEP)
 
     def _check_length(self, name: str, values: Any) -> None:
         if isinstance(values, Mapping) or not hasattr(values, "__len__"):

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from aiorl.env.atari import game_counters
 from aiorl.env.base_env import FinishedGame
-from aiorl.env.checks import ObservationCheck, check_rewards, env_fault
+from aiorl.env.checks import ObservationCheck, check_rewards, raise_env_fault
 from aiorl.env.gym_like import reset_env, to_five_values
 from aiorl.env.lockstep import LockstepEnv, VectorStep, checked_horizon, training_disabled_error
-from aiorl.errors import BadRewardError, EnvError, UnsupportedEnvError
+from aiorl.errors import BadRewardError, UnsupportedEnvError
 from aiorl.log_once import log_once, summarize
 
 __all__ = ["SerialEnv", "episode_limit"]
@@ -131,10 +131,8 @@ class SerialEnv(LockstepEnv):
                 if info and "training_enabled" in info and not info["training_enabled"]:
                     self._training_disabled = True
                     ended = True  # looked at there, off the path of every step
-        except EnvError:
-            raise
         except Exception as error:
-            raise env_fault(self.env_id, "step", error, index, self._step_of(index)) from error
+            raise_env_fault(self.env_id, "step", error, index, self._step_of(index))
         check_rewards(self.env_id, rewards, self._step_of)
         self._check.check_values(obs_rows, self._step_of)
         if self._step >= self._first_cut:
@@ -166,10 +164,8 @@ class SerialEnv(LockstepEnv):
         try:
             obs, _ = reset_env(self._envs[index], None if seed is None else {"seed": seed})
             self._obs[index] = self._check.coerce(obs, index, 0)
-        except EnvError:
-            raise
         except Exception as error:
-            raise env_fault(self.env_id, "reset", error, index, 0) from error
+            raise_env_fault(self.env_id, "reset", error, index, 0)
 
     def _step_of(self, index: int) -> int:
         return int(self._step - self._started_at[index])

@@ -20,9 +20,12 @@ from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id
 from aiorl.env.stepped_vector_env import VectorEnv
 
-__all__ = ["NEVER_WRAPPED", "Wrapping"]
+__all__ = ["HOLD_THEIR_COPIES", "NEVER_WRAPPED", "Wrapping"]
 
-NEVER_WRAPPED = (BaseEnv, VectorEnv, gymnasium.vector.VectorEnv, MultiAgentEnv, ExternalEnv, ExternalMultiAgentEnv)
+HOLD_THEIR_COPIES = (BaseEnv, VectorEnv, gymnasium.vector.VectorEnv, ExternalEnv, ExternalMultiAgentEnv)
+"""Kinds of which one object is all the environments of a worker; none of these can have a process of its own."""
+
+NEVER_WRAPPED = (*HOLD_THEIR_COPIES, MultiAgentEnv)
 """Kinds of environments that get no wrappers, even where they look like single gym-like ones."""
 
 logger = logging.getLogger(__name__)

@@ -20,10 +20,9 @@ from aiorl.env.base_env import BaseEnv
 from aiorl.env.checks import env_fault
 from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.gym_like import check_gym_like, check_seedable
-from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.remote_base_env import RemoteSettings, remote_name
-from aiorl.env.wrapping import NEVER_WRAPPED
+from aiorl.env.wrapping import HOLD_THEIR_COPIES, NEVER_WRAPPED
 from aiorl.errors import AiorlError, ConfigError
 from aiorl.log_once import log_once
 from aiorl.observation.filters import ObservationFilter, make_filter
@@ -168,7 +167,7 @@ class EnvMaker:
 
     def _remote_settings(self, env: Any) -> RemoteSettings | None:
         """How child processes make the environment; None where it is of a kind that has none."""
-        if isinstance(env, NEVER_WRAPPED) and not isinstance(env, MultiAgentEnv):
+        if isinstance(env, HOLD_THEIR_COPIES):
             return None
         return RemoteSettings(
             remote_name(self._arguments.env_creator),
