@@ -1,0 +1,299 @@
+"""How much a streaming run may have under way, and whose turn it is: one budget for all workers together.
+
+Fragments leased, queued and in the learner's hands are bounded by what can be trained on before it is too old: with
+``B`` fragments to a batch and samples at most ``L`` policy versions old, the last of ``(L + 1) B`` fragments in a
+queue is ``L`` versions old when its turn comes. Below that bound the budget follows the learner: it grows while the
+learner waits for fragments that workers were not let make, and shrinks while more than a batch waits for the learner,
+so that samples are as fresh as can be.
+
+A worker whose fragment takes so long that the policy outruns it is left out until the policy slows down. The others
+share by time: who has been given the least work comes first, and a fast worker makes more fragments of its share. Only
+where the bound on age keeps the learner waiting do the faster workers come before the slower ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+from aiorl.errors import InternalError
+
+__all__ = ["Pacing", "SlowWorker"]
+
+_FIRST_BATCHES = 16
+"""Batches under way at first where the age of samples has no bound."""
+_UNBOUNDED = 1 << 30
+_SMOOTHING = 0.2
+_STARVED = 0.02
+"""The learner counts as waiting for fragments when it does so for this share of the time."""
+_SCARCE = (0.02, 0.1)
+"""The same, smoothed over many updates: below the first share by time is in force, above the second the faster come
+first."""
+_SCARCE_SMOOTHING = 0.05
+_CLASSES_PER_OCTAVE = 4
+"""Workers whose speeds differ by less than this share by time in any case."""
+_MAX_TRIED = 0.0075
+"""Workers whose speed is not known, or is said to be too low, are tried while no larger share of all is too old."""
+_PROBE_EVERY = 1000
+"""Of so many fragments one may come from a worker that is taken to be too slow, to see whether it still is."""
+_LOOK_AGAIN_S = 0.1
+_MAX_READY = 64
+_MARGIN = 0.5
+"""Deviations above the mean for which a fragment must be young enough."""
+_LESS_TRUST, _MORE_TRUST = 0.02, 5e-5
+"""How a fragment that came too old, or not, changes the share of L that is made use of."""
+_LEAST_TRUST = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class SlowWorker:
+    """A worker that is left out: the policy outruns its fragments.
+
+    Attributes:
+        slot: its slot.
+        fragment_s: seconds that a fragment of its takes.
+        updates: updates in that time.
+    """
+
+    slot: int
+    fragment_s: float
+    updates: float
+
+
+@dataclass(slots=True, eq=False)
+class _Pace:
+    """What is known of a worker.
+
+    Attributes:
+        slot: its slot.
+        owed: fragments leased to it and not come yet.
+        mean_s: seconds that a fragment of its takes, 0 while unknown.
+        deviation_s: mean deviation from that.
+        share_s: seconds of work given to it so far.
+        last_arrival: when its newest fragment came.
+        is_risked: whether it was given its newest lease though it was taken to be too slow.
+        is_tried: whether its newest fragment was to show its speed.
+        turn: number of its valid entry in the queue of those that may get a lease, 0 for none.
+    """
+
+    slot: int
+    owed: int = 0
+    mean_s: float = 0.0
+    deviation_s: float = 0.0
+    share_s: float = 0.0
+    last_arrival: float = float("-inf")
+    is_risked: bool = False
+    is_tried: bool = False
+    turn: int = 0
+
+
+class Pacing:
+    """The budget of one run; no clock: ``now`` is any monotonic time in seconds.
+
+    Args:
+        fragments_per_batch: B.
+        max_policy_lag: L; None: samples may be of any age.
+        per_worker: fragments that one worker may owe at a time.
+
+    Attributes:
+        budget: fragments that may be leased, queued or in the learner's hands now, all together.
+        largest: what the budget never exceeds.
+        outstanding: fragments leased and not come yet.
+    """
+
+    def __init__(self, fragments_per_batch: int, max_policy_lag: int | None, per_worker: int) -> None:
+        self._batch = fragments_per_batch
+        self._max_lag = max_policy_lag
+        self._per_worker = per_worker
+        batches = _FIRST_BATCHES if max_policy_lag is None else max_policy_lag + 1
+        self.largest = batches * fragments_per_batch if max_policy_lag is not None else _UNBOUNDED
+        self._smallest = min(2 * fragments_per_batch, self.largest)
+        self.budget = batches * fragments_per_batch
+        self.outstanding = 0
+        self._paces: dict[int, _Pace] = {}
+        self._ready: list[tuple[int, float, float, int, _Pace]] = []  # owed, speed class, share_s, turn
+        self._slow: dict[int, _Pace] = {}
+        self._turns = 0
+        self._update_s = 0.0
+        self._last_update = float("-inf")
+        self._looked_at_slow = float("-inf")
+        self._since_probe = 0
+        self._held_back = False
+        self._starved = 0.0
+        self._is_scarce = False
+        self._num_arrived = 0
+        self._num_stale = 0
+        self._since_change = 0
+        self._trust = 1.0
+
+    # Workers ------------------------------------------------------------------------------------------------
+
+    def join(self, slot: int) -> None:
+        """A worker is there; it begins level with the one that was given the least work."""
+        share_s = min((known.share_s for known in self._paces.values()), default=0.0)
+        pace = self._paces[slot] = _Pace(slot, share_s=share_s)
+        self._line_up(pace)
+
+    def leave(self, slot: int) -> None:
+        """A worker is gone, and what it owes will not come."""
+        pace = self._paces.pop(slot, None)
+        if pace is not None:
+            self._slow.pop(slot, None)
+            self.outstanding -= pace.owed
+            pace.turn = 0
+
+    def write_off(self, slot: int) -> None:
+        """What a worker owes is not waited for any more; it gets no other lease until a fragment of its comes."""
+        pace = self._paces[slot]
+        self.outstanding -= pace.owed
+        pace.owed = pace.turn = 0
+        self._slow.pop(slot, None)
+
+    def arrived(self, slot: int, begun: float, now: float) -> None:
+        """Note a fragment of a worker that could begin it at ``begun`` at the earliest."""
+        pace = self._paces[slot]
+        if pace.owed:
+            pace.owed -= 1
+            self.outstanding -= 1
+        took_s = max(0.0, now - max(begun, pace.last_arrival))
+        pace.last_arrival = now
+        self._since_probe += 1
+        self._num_arrived += 1
+        self._since_change += 1
+        self._trust = min(1.0, self._trust + _MORE_TRUST)
+        pace.is_tried = not pace.mean_s or pace.is_risked
+        pace.is_risked = False
+        if pace.mean_s:
+            off_s = took_s - pace.mean_s
+            pace.mean_s += _SMOOTHING * off_s
+            pace.deviation_s += _SMOOTHING * (abs(off_s) - pace.deviation_s)
+        else:
+            pace.mean_s, pace.deviation_s = took_s, took_s / 4
+        self._line_up(pace)
+
+    def outdated(self, slot: int) -> None:
+        """Note that a fragment of a worker came to nothing because the policy had outrun it."""
+        self._num_stale += 1
+        pace = self._paces.get(slot)
+        if pace is not None and not pace.is_tried:
+            self._trust = max(_LEAST_TRUST, self._trust * (1 - _LESS_TRUST))
+
+    def slow_workers(self) -> list[SlowWorker]:
+        """Workers left out because the policy outruns their fragments."""
+        each_s = self._update_s or float("inf")
+        return [SlowWorker(pace.slot, pace.mean_s, pace.mean_s / each_s) for pace in self._slow.values()]
+
+    # The learner --------------------------------------------------------------------------------------------
+
+    def updated(self, waited_s: float, queued: int, now: float) -> None:
+        """Note that an update has ended.
+
+        Args:
+            waited_s: how long the update thread had to wait for its batch.
+            queued: fragments that wait for a later batch.
+            now: the time.
+        """
+        took_s = now - self._last_update
+        first, self._last_update = self._last_update == float("-inf"), now
+        held_back, self._held_back = self._held_back, False
+        if first:
+            return
+        self._update_s = self._update_s + _SCARCE_SMOOTHING * (took_s - self._update_s) if self._update_s else took_s
+        starved = min(1.0, waited_s / took_s) if took_s > 0 else 0.0
+        self._starved += _SCARCE_SMOOTHING * (starved - self._starved)
+        self._set_scarce(self.budget >= self.largest and self._starved > _SCARCE[not self._is_scarce])
+        if self._since_change < self.outstanding:
+            return  # what the change before has brought about is not to be seen yet
+        if starved > _STARVED:
+            if held_back:
+                self._change(self.budget + max(1, self.budget // 4))
+        elif queued > self._batch:
+            self._change(self.budget - max(1, (queued - self._batch) // 2))
+
+    # Leases -------------------------------------------------------------------------------------------------
+
+    def next_leases(self, waiting: int, now: float) -> list[int]:
+        """Whom to lease a fragment to now; a slot may come more than once. They count as leased.
+
+        Args:
+            waiting: fragments queued or in the learner's hands.
+            now: the time.
+        """
+        if now - self._looked_at_slow >= _LOOK_AGAIN_S:
+            self._looked_at_slow = now
+            for pace in [pace for pace in self._slow.values() if self._keeps_up(pace, waiting, now)]:
+                del self._slow[pace.slot]
+                self._line_up(pace)
+        chosen: list[int] = []
+        ready = self._ready
+        while self.budget - waiting - self.outstanding > 0:
+            if not ready:
+                return chosen
+            _, _, _, turn, pace = heapq.heappop(ready)
+            if turn != pace.turn:
+                continue
+            pace.turn = 0
+            if not self._keeps_up(pace, waiting, now):
+                self._slow[pace.slot] = pace
+                continue
+            chosen.append(pace.slot)
+            pace.owed += 1
+            self.outstanding += 1
+            pace.share_s += pace.mean_s
+            if pace.mean_s:  # one whose speed is not known gets a second one when the first has come
+                self._line_up(pace)
+        self._held_back = True
+        return chosen
+
+    def check_valid(self) -> None:
+        """Raise InternalError unless the counts add up."""
+        owed = [pace.owed for pace in self._paces.values()]
+        if sum(owed) != self.outstanding or min(owed, default=0) < 0:
+            raise InternalError(f"{self.outstanding} fragments are said to be leased, workers owe {sum(owed)}")
+
+    def _line_up(self, pace: _Pace) -> None:
+        """Let a worker have its turn, if it may owe another fragment."""
+        if len(self._ready) > _MAX_READY + 4 * len(self._paces):  # most have been overtaken by newer ones
+            self._ready[:] = [entry for entry in self._ready if entry[3] == entry[4].turn]
+            heapq.heapify(self._ready)
+        if pace.owed < self._per_worker and pace.slot not in self._slow:
+            self._turns += 1
+            pace.turn = self._turns
+            speed = 0.0
+            if self._is_scarce and pace.mean_s:
+                speed = round(_CLASSES_PER_OCTAVE * math.log2(pace.mean_s))
+            heapq.heappush(self._ready, (pace.owed, speed, pace.share_s, pace.turn, pace))
+
+    def _change(self, budget: int) -> None:
+        self.budget = min(max(budget, self._smallest), self.largest)
+        self._since_change = 0
+
+    def _set_scarce(self, is_scarce: bool) -> None:
+        if is_scarce is not self._is_scarce:
+            self._is_scarce = is_scarce
+            self._ready.clear()
+            for pace in self._paces.values():
+                if pace.turn:
+                    self._line_up(pace)
+
+    def _may_try(self, waiting: int) -> bool:
+        """Whether a fragment may be risked that can turn out too old."""
+        few = self._num_stale <= self._batch + _MAX_TRIED * self._num_arrived
+        return few or self.outstanding + waiting < self._batch
+
+    def _keeps_up(self, pace: _Pace, waiting: int, now: float) -> bool:
+        """Whether a fragment begun now would still be young enough when its turn comes."""
+        if self._max_lag is None or not self._update_s:
+            return True
+        if not pace.mean_s:
+            return self._may_try(waiting)
+        each_s = max(self._update_s, now - self._last_update)
+        lag = (pace.mean_s + _MARGIN * pace.deviation_s) / each_s + waiting / self._batch
+        if lag <= self._max_lag * self._trust or pace.mean_s <= each_s:  # else it is the queue that is long: see to the budget
+            return True
+        if not pace.owed and self._since_probe >= _PROBE_EVERY and self._may_try(waiting):
+            self._since_probe = 0
+            pace.is_risked = True
+            return True
+        return False
