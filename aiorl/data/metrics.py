@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.log_once import log_once
+from aiorl.text import one_line
 
 __all__ = ["MAX_NAME", "MAX_NAMES", "EpisodeColumns", "PerfStats", "RolloutMetrics"]
 
@@ -111,7 +112,7 @@ class _Series:
         self._values: dict[str, list[float]] = {}
 
     def add(self, name: str, values: Iterable[Any]) -> None:
-        name = name[:MAX_NAME]
+        name = one_line(name[:MAX_NAME], MAX_NAME)
         if not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
             values = [values]  # a single number where several may stand
         if name in self._values or len(self._values) < MAX_NAMES:
