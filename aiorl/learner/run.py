@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import shlex
 import threading
@@ -41,11 +40,12 @@ from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildRestarting
 from aiorl.protocol.events import WorkerFailed
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.protocol.ledger import Ledger
-from aiorl.protocol.limits import limits_of
+from aiorl.protocol.limits import limits_of, max_workers_of
 from aiorl.report.console import Display, DisplayHandler, Headline, Summary, make_display
 from aiorl.report.loggers import Loggers, open_loggers
 from aiorl.report.results import Results
 from aiorl.report.system import SystemUsage
+from aiorl.text import indented, many_lines
 from aiorl.transport.endpoint import EndpointLimits
 from aiorl.transport.security import load_learner_keys, local_worker_keys, reachable_from_elsewhere, reachable_from_here
 from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
@@ -59,7 +59,7 @@ _SAY_WAITING_S = 10.0
 _UPDATE_WAIT_S = 2.0
 _GOODBYE_S = 1.5
 _PACE_S, _PACE_SHARE = 1.0, 0.02
-_CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
+_MAX_EVENT = 24_000  # characters: a failure's sentence and its traceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +254,7 @@ class Run:
             LearnerSettings(
                 heartbeat_interval_s=transport.heartbeat_interval_s,
                 heartbeat_timeout_s=transport.heartbeat_timeout_s,
+                max_workers=max_workers_of(limits_of(transport)),
                 num_workers=config.num_workers,
             ),
             None if state is None else Ledger.from_state(state.ledger),
@@ -472,7 +473,7 @@ class Run:
             self._fail(WorkerError(failed.slot, failed.message, failed.traceback))
 
     def _tell(self, text: str, level: int) -> None:
-        text = _CONTROL.sub("?", text)  # parts of it may come from a peer
+        text = indented(many_lines(text, _MAX_EVENT))  # parts of it may come from a peer or a file
         logger.log(level, "%s", text, extra={"shown": True})
         self._display.event(text, time.monotonic(), level)
 
