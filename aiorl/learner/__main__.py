@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import logging.handlers
 import os
@@ -26,6 +27,7 @@ __all__ = ["main"]
 logger = logging.getLogger("aiorl.learner")
 
 _MAX_EARLY = 1000  # log records kept until there is a file for them
+_END_WITHIN_S = 60.0  # the picture included
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,6 +101,8 @@ async def _train(config: CommonConfig, directory: object, plan: LearningPlan | N
         run.request_stop(f"Ended by {name}.")
 
     on_stop_signals(stop)
+    # If even that hangs, say where and end, with status 1; by a thread that needs neither the loop nor Python's lock
+    run.on_release = lambda: faulthandler.dump_traceback_later(_END_WITHIN_S, exit=True)
     try:
         outcome = await run.run()
     except AiorlError as error:

@@ -15,6 +15,7 @@ from aiorl.learner.run_dir import RunDirectory
 from aiorl.learner.service import LearnerService
 from aiorl.learner.state import RunState
 from aiorl.learner.update_thread import StateTaken, UpdateThread
+from aiorl.process.tasks import Tasks
 from aiorl.report.results import Results
 
 __all__ = ["Saver", "identity_of"]
@@ -42,6 +43,7 @@ class Saver:
         updates: UpdateThread,
         service: LearnerService,
         results: Results,
+        tasks: Tasks,
         *,
         on_error: Callable[[CheckpointError], None],
     ) -> None:
@@ -54,6 +56,7 @@ class Saver:
             updates: where its state is taken between two updates; `state_taken` is to be called with the answer.
             service: has the filters, the counters and the ledger.
             results: has the episodes.
+            tasks: of the run, for checkpoints in passing.
             on_error: hears of a checkpoint in passing that could not be written.
         """
         self._config = config
@@ -62,6 +65,7 @@ class Saver:
         self._updates = updates
         self._service = service
         self._results = results
+        self._tasks = tasks
         self._on_error = on_error
         self._one_at_a_time = asyncio.Lock()
         self._wanted: asyncio.Future[StateTaken] | None = None
@@ -76,7 +80,7 @@ class Saver:
     def save_in_passing(self) -> None:
         """Begin a checkpoint while training goes on, unless one is being written."""
         if self._passing is None or self._passing.done():
-            self._passing = asyncio.create_task(self._save_in_passing(), name="checkpoint")
+            self._passing = self._tasks.start(self._save_in_passing(), "checkpoint")
 
     async def finish(self, timeout_s: float) -> None:
         """Wait for a checkpoint begun in passing, but no longer than ``timeout_s`` seconds."""

@@ -10,6 +10,7 @@ be sampled and at which version.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
@@ -23,6 +24,7 @@ from aiorl.learner.build import Learning
 from aiorl.learner.ingest import AssembledBatch, BatchAssembler, QueuedFragment, check_samples
 from aiorl.learner.publish import Publisher
 from aiorl.learner.update_thread import UpdateDone, UpdateThread
+from aiorl.process.tasks import Tasks
 from aiorl.protocol import events as ev
 from aiorl.protocol.codec import decode, decode_hello, encode
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession
@@ -86,6 +88,7 @@ class LearnerService:
         results: Results,
         *,
         on_event: Callable[[str, int], None],
+        on_failure: Callable[[BaseException], None],
         on_worker_failed: Callable[[ev.WorkerFailed], None] = lambda failed: None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
@@ -97,6 +100,7 @@ class LearnerService:
             session: fresh, or with the ledger of the run to resume.
             results: where episodes and lags go.
             on_event: told (text, logging level) what users want to know.
+            on_failure: told of an error of a task, after which the service is of no use.
             on_worker_failed: told what workers report of failures of their own.
             limits: bounds of messages.
         """
@@ -119,11 +123,12 @@ class LearnerService:
         self._num_in_thread = 0
         self._granting = False
         self._pump_due = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks(on_failure)
         self._hung: set[str] = set()  # incarnations, of live workers only
         self._rates = EventRates()
         self._joined = asyncio.Event()
         self._stopping = False
+        self._is_over = False
 
     @property
     def address(self) -> str:
@@ -146,10 +151,8 @@ class LearnerService:
         self._endpoint.on_message = self._on_message
         self._endpoint.on_event = self._on_endpoint_event
         self._endpoint.start()
-        self._tasks = [
-            asyncio.create_task(self._tick(), name="tick"),
-            asyncio.create_task(give_back_regularly(), name="memory"),
-        ]
+        self._tasks.start(self._tick(), "tick")
+        self._tasks.start(give_back_regularly(), "memory")
         return self._endpoint.address
 
     def begin(self, learning: Learning, updates: UpdateThread, publisher: Publisher) -> None:
@@ -208,12 +211,15 @@ class LearnerService:
         self._granting = False
 
     async def close(self, reason: str, *, final: bool) -> None:
-        """Say goodbye to the workers and close the endpoint."""
-        self.session.shutdown(reason, final, time.monotonic())
-        self._pump()
-        for task in self._tasks:
-            task.cancel()
-        await self._endpoint.close()
+        """Say goodbye to the workers and close the endpoint; from the call on, nothing else is said."""
+        async with contextlib.AsyncExitStack() as stack:  # each step is taken, whatever becomes of the others
+            stack.push_async_callback(self._endpoint.close)
+            stack.push_async_callback(self._tasks.close)
+            try:
+                self.session.shutdown(reason, final, time.monotonic())
+                self._pump()
+            finally:
+                self._is_over = True
 
     # What arrives ---------------------------------------------------------------------------------------------
 
@@ -256,7 +262,10 @@ class LearnerService:
     # What follows ---------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
+        """Act on what the session decided and say what it wants said; nothing once the goodbyes are said."""
         self._pump_due = False
+        if self._is_over:
+            return
         rejected: list[ev.PeerRejected] = []
         for event in self.session.events():
             self._handle(event)

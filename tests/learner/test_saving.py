@@ -15,6 +15,7 @@ from aiorl.learner.checkpoint import load_newest_valid
 from aiorl.learner.saving import Saver
 from aiorl.learner.service import Counters
 from aiorl.learner.update_thread import StateTaken
+from aiorl.process.tasks import Tasks
 from aiorl.protocol.ledger import Ledger
 from aiorl.report.results import Results
 
@@ -42,6 +43,7 @@ def make(folder: Path) -> tuple[Saver, Updates, Any]:
         updates,
         service,
         Results(100, 0.0),
+        Tasks(pytest.fail),
         on_error=pytest.fail,
     )
     return saver, updates, service

@@ -14,7 +14,7 @@ from in_process import LENGTH, NUM_ENVS, InProcess, with_settings
 
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.errors import ConfigError
+from aiorl.errors import ConfigError, EndpointClosed
 from aiorl.observation.filters import MeanStdFilter
 from aiorl.protocol import decoding
 from aiorl.protocol import messages as m
@@ -294,6 +294,68 @@ def test_a_failing_update_is_told_and_its_env_steps_are_accounted_for() -> None:
     both = asyncio.run(main())
     assert isinstance(both.failure, RuntimeError)
     assert both.service.session.ledger.as_dict()["discarded"] == {"the update failed": PER_BATCH}
+
+
+def test_a_task_that_dies_is_told_since_the_service_is_of_no_use_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> InProcess:
+        both = InProcess()
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+
+        def break_down(now: float) -> None:
+            raise ZeroDivisionError("the clock is broken")
+
+        monkeypatch.setattr(both.service, "_look_for_hung_workers", break_down)
+        monkeypatch.setattr(both.service.session, "tick", break_down)
+        await both.updates_done(99)
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    assert isinstance(both.failure, ZeroDivisionError)
+
+
+def test_an_update_that_comes_after_the_goodbyes_does_no_harm() -> None:
+    async def main() -> list[Any]:
+        errors: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        both = InProcess(with_settings(update_s=0.3))
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        both.service.grant_leases()
+        async with asyncio.timeout(10):
+            while not both.service._num_in_thread:
+                await asyncio.sleep(0.01)
+        both.thread.stop()
+        await both.service.close("the end", final=True)
+        assert not both.updates
+        await both.updates_done(1)
+        both.service._on_endpoint_event(Event(EventKind.DISCONNECTED, peer=b"late"))
+        await asyncio.gather(*both.outcomes)
+        return errors
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_goodbye_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        both = InProcess()
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+
+        def break_down(*arguments: Any) -> None:
+            raise ZeroDivisionError("no goodbye")
+
+        monkeypatch.setattr(both.service.session, "shutdown", break_down)
+        with pytest.raises(ZeroDivisionError):
+            await both.service.close("the end", final=True)
+        with pytest.raises(EndpointClosed):
+            both.service._endpoint.broadcast([b""])
+        both.thread.stop()
+        both.workers[0].stop("enough")
+        await both.outcomes[0]
+
+    asyncio.run(main())
 
 
 def test_waiting_for_says_who_is_waited_for() -> None:
