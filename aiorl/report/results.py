@@ -38,7 +38,7 @@ _PERF_KEYS = ("env_wait_time", "processing_time", "inference_time")
 _MAX_POLICIES = 256  # in a run, over all workers, likewise below
 _MAX_CUSTOM = 300
 _MAX_HISTORIES = 50
-_MAX_HIST_VALUES = 5000  # of all histories in one result
+_MAX_HIST_VALUES = 3000  # of all histories in one result
 _MAX_SAID = 10  # names that are left out, of a kind, that the log names
 _SLACK = 256  # values of a window that are held beyond those kept, so that summing up is worth the call
 # A name is forgotten once it is silent for the longer time; for the shorter one, where episodes without it have ended

@@ -51,8 +51,8 @@ def test_averages_take_all_new_episodes_and_the_newest_earlier_ones_up_to_the_wi
         assert result["episodes_total"] == len(history)
         wanted = [reward for _, reward in shown]
         np.testing.assert_allclose(result["episode_reward_mean"], mean(wanted), rtol=1e-9, atol=1e-9)
-        np.testing.assert_equal(result["episode_reward_min"], min(wanted, default=math.nan))
-        np.testing.assert_equal(result["episode_reward_max"], max(wanted, default=math.nan))
+        np.testing.assert_array_equal(result["episode_reward_min"], min(wanted, default=math.nan))
+        np.testing.assert_array_equal(result["episode_reward_max"], max(wanted, default=math.nan))
         np.testing.assert_allclose(result["episode_len_mean"], mean([float(length) for length, _ in shown]))
         last_100 = [reward for _, reward in history[-100:]]
         np.testing.assert_allclose(result["episode_reward_mean_last_100"], mean(last_100), rtol=1e-9, atol=1e-9)
@@ -325,7 +325,7 @@ def test_what_a_checkpoint_of_before_the_bounds_holds_is_cut_to_them() -> None:
     again = second.to_state()
     assert len(again["rewards"]) == len(again["lengths"]) == 100
     assert (len(again["policy_rewards"]), len(again["custom"]), len(again["hist"])) == (256, 300, 50)
-    assert sum(map(len, again["hist"].values())) <= 5000
+    assert sum(map(len, again["hist"].values())) <= 3000
     assert max(map(len, again["custom"])) <= 200
     add(second, [(1, 1.0)] * 2000)
     result = finish(second, 100.0)
