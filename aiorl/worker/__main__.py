@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from aiorl.config.command_line import WorkerArgs, parse_worker_args
 from aiorl.errors import AiorlError
 from aiorl.process.signals import on_stop_signals
+from aiorl.process.standard_output import keep_output_from_failing
 
 __all__ = ["main"]
 
@@ -121,6 +122,7 @@ async def _supervise(args: WorkerArgs) -> int:
 
 
 if __name__ == "__main__":
+    keep_output_from_failing()
     status = main()
     logging.shutdown()
     os._exit(status)  # a sampler stuck in its environment must not hold the process
