@@ -32,9 +32,12 @@ class AppendedFile:
             self._cut(self._torn_at)
         end = self._size()
         try:
-            written = self._file.write(record)
-            if written != len(record):
-                raise OSError(f"only {written} of {len(record)} bytes were written")
+            left = memoryview(record)
+            while left:  # a write that comes short says nothing; the next one says why
+                written = self._file.write(left)
+                if not written:
+                    raise OSError(f"{len(left)} of {len(record)} bytes were not written")
+                left = left[written:]
         except OSError:
             self._torn_at = end
             with contextlib.suppress(OSError):

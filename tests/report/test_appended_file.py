@@ -23,7 +23,7 @@ def test_a_record_that_does_not_fit_leaves_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "f"
     file = AppendedFile(path)
     file.append(b"first\n")
-    with disk_full_after(10), pytest.raises(OSError, match=r"written|too large"):
+    with disk_full_after(10), pytest.raises(OSError, match="too large"):
         file.append(b"too long for it\n")
     assert path.read_bytes() == b"first\n"
     file.append(b"third\n")
@@ -43,7 +43,7 @@ def test_a_record_that_cannot_be_taken_off_at_once_is_taken_off_before_the_next(
     with monkeypatch.context() as patch, disk_full_after(10):
         patch.setattr(os, "ftruncate", fails)
         for _ in range(2):
-            with pytest.raises(OSError, match=r"written|large|Input"):
+            with pytest.raises(OSError, match=r"large|Input"):
                 file.append(b"too long for it\n")
     assert path.read_bytes() == b"first\ntoo "
     file.append(b"third\n")
@@ -56,7 +56,7 @@ def test_others_may_make_the_file_shorter(tmp_path: Path) -> None:
     file = AppendedFile(path)
     file.append(b"x" * 100)
     os.truncate(path, 0)
-    with disk_full_after(3), pytest.raises(OSError, match=r"written|large"):
+    with disk_full_after(3), pytest.raises(OSError, match="large"):
         file.append(b"too long\n")
     assert path.read_bytes() == b"", "and no hole"
     file.append(b"new\n")
