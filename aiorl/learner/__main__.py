@@ -18,6 +18,7 @@ from aiorl.config.command_line import LEARNER_PROG, configure_learner, usage_err
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError
 from aiorl.process.signals import on_stop_signals
+from aiorl.process.standard_output import keep_output_from_failing
 
 if TYPE_CHECKING:
     from aiorl.learner.build import LearningPlan
@@ -58,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, CheckpointError) as error:
         sys.stderr.write(f"aiorl: {error}\n")
         return 1
-    _log_to(directory.log, early)
+    logs = [directory.log, *map(directory.worker_log, range(1, config.num_workers + 1))]
+    _log_to(logs, early, config.log_max_bytes)
     try:
         import uvloop
 
@@ -133,9 +135,14 @@ def _failed(sentence: str, log: Path) -> int:
     return 1
 
 
-def _log_to(path: Path, early: logging.handlers.MemoryHandler) -> None:
-    """All records of aiorl to the run's log file, the early ones too; the display shows warnings by itself."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+def _log_to(logs: Sequence[Path], early: logging.handlers.MemoryHandler, max_bytes: int) -> None:
+    """All records of aiorl to the first log, the early ones too; the display shows warnings by itself.
+
+    From now on that file and the others, to which the local workers write, are kept small.
+    """
+    from aiorl.report.log_files import LogFile, keep_small
+
+    handler = LogFile(logs[0])
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
@@ -143,9 +150,11 @@ def _log_to(path: Path, early: logging.handlers.MemoryHandler) -> None:
     early.setTarget(handler)
     early.flush()
     early.close()
+    keep_small(logs, max_bytes)
 
 
 if __name__ == "__main__":
+    keep_output_from_failing()
     status = main()
     logging.shutdown()
     sys.stdout.flush()

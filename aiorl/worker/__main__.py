@@ -152,6 +152,9 @@ async def _work(args: WorkerArgs) -> int:
 
 
 if __name__ == "__main__":
+    from aiorl.process.standard_output import keep_output_from_failing
+
+    keep_output_from_failing()
     status = main()
     logging.shutdown()
     os._exit(status)  # a sampler stuck in its environment must not hold the process
