@@ -158,9 +158,9 @@ class CompiledAlgorithm(Algorithm):
         Raises: CheckpointError if a tensor is missing, left over or of another shape, or a value is missing.
         """
         variables = self._optimizer_variables()
-        wanted = {f"weights/{name}": weight.shape for name, weight in self.get_weights().items()}
-        wanted |= {f"optimizer/{name}": tuple(variable.shape) for name, variable in variables.items()}
-        given = {name: tensor.shape for name, tensor in state.tensors.items()}
+        wanted = {f"weights/{name}": _kind(weight) for name, weight in self.get_weights().items()}
+        wanted |= {f"optimizer/{name}": _kind(variable.numpy()) for name, variable in variables.items()}
+        given = {name: _kind(tensor) for name, tensor in state.tensors.items()}
         if wanted != given:
             differing = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
             first = differing[0]
@@ -225,6 +225,10 @@ class CompiledAlgorithm(Algorithm):
         minibatches = rows.reshape(-1, self.minibatch_size)
         order[: len(minibatches)] = minibatches
         return order, len(minibatches)
+
+
+def _kind(array: Array) -> str:
+    return f"{array.dtype} {list(array.shape)}"
 
 
 def model_columns(model: ActorCritic) -> dict[str, ColumnSpec]:

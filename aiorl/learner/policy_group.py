@@ -129,8 +129,8 @@ class PolicyGroup:
         fixed: dict[str, dict[str, Array]] = {}
         for policy_id, weights in self.fixed.items():
             given = {name.removeprefix("weights/"): tensor for name, tensor in tensors[policy_id].items()}
-            if {name: tensor.shape for name, tensor in given.items()} != {
-                name: weight.shape for name, weight in weights.items()
+            if {name: (tensor.shape, tensor.dtype) for name, tensor in given.items()} != {
+                name: (weight.shape, weight.dtype) for name, weight in weights.items()
             }:
                 raise CheckpointError("tensors", f"the weights of policy {policy_id!r} don't fit its model")
             fixed[policy_id] = given

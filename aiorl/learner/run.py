@@ -229,7 +229,7 @@ class Run:
         if not list_checkpoints(self._directory.checkpoints):
             self._tell("the run has no checkpoint yet: it starts from the beginning", logging.WARNING)
             return None
-        checkpoint = load_newest_valid(self._directory.checkpoints)
+        checkpoint = load_newest_valid(self._directory.checkpoints, RunState.from_meta)
         self._tell(f"going on from {checkpoint.path}", logging.INFO)
         return checkpoint
 
