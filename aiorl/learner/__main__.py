@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         factory = uvloop.new_event_loop
     except ImportError:  # no wheel for this platform
         factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with directory, asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(_train(config, directory, plan))
 
 
