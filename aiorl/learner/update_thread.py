@@ -8,6 +8,7 @@ while they compute, so ingest goes on meanwhile.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -25,6 +26,12 @@ from aiorl.learner.policy_group import PolicyGroup
 __all__ = ["StateTaken", "UpdateDone", "UpdateEvent", "UpdateFailed", "UpdateThread", "WarmUpDone"]
 
 _log = logging.getLogger(__name__)
+
+_SLOW_S = 0.5
+_COPY_SHARE = 0.02
+"""The state is copied after every update of at least ``_SLOW_S`` seconds, since nobody may have the time to wait for
+the end of the next. Shorter ones are waited for; after them it is copied that often too, within this share of the time,
+because any update may turn out long, such as the first of a size that has to be compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ class UpdateDone:
         make_batch_s: time it took to lay the batch out.
         update_s: time it took to learn.
         weights_s: time it took to copy the weights.
+        state: all of the policies' state as it is after it, None where the newest given is new enough.
     """
 
     batch: AssembledBatch
@@ -61,6 +69,7 @@ class UpdateDone:
     make_batch_s: float
     update_s: float
     weights_s: float
+    state: AlgorithmState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,9 @@ class UpdateThread:
         self._inbox: queue.SimpleQueue[AssembledBatch | _TakeState | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="aiorl-update", daemon=True)
         self._stopping = threading.Event()
+        self._last_wanted = threading.Event()
+        self._copied = -math.inf
+        self._copy_s = 0.0
 
     @property
     def has_room(self) -> bool:
@@ -165,6 +177,14 @@ class UpdateThread:
         """Ask for a copy of the policies' state; it comes as `StateTaken`, after the batches that wait."""
         self._inbox.put(_TakeState())
 
+    def request_last_state(self) -> None:
+        """Ask for a copy of the policies' state once no update runs; with it the thread ends.
+
+        Batches that wait are not trained on, and what `request_state` asked for before is not answered again.
+        """
+        self._last_wanted.set()
+        self._inbox.put(_TakeState())
+
     def stop(self) -> None:
         """Let the thread end after what it is doing now; batches that wait are not trained on. May be repeated."""
         self._stopping.set()
@@ -187,8 +207,10 @@ class UpdateThread:
                 item = self._inbox.get()
                 if self._stopping.is_set() or isinstance(item, _Stop):
                     break
-                if isinstance(item, _TakeState):
+                if isinstance(item, _TakeState) or self._last_wanted.is_set():
                     self._on_event(StateTaken(self._group.get_state(), self._env_steps_total))
+                    if self._last_wanted.is_set():
+                        self._stopping.set()
                     continue
                 batch = item
                 with self._lock:
@@ -210,5 +232,23 @@ class UpdateThread:
         weights = self._group.get_weights()
         copied = time.perf_counter()
         return UpdateDone(
-            batch, result, weights, self._env_steps_total, wait_s, made - started, updated - made, copied - updated
+            batch,
+            result,
+            weights,
+            self._env_steps_total,
+            wait_s,
+            made - started,
+            updated - made,
+            copied - updated,
+            self._copy_if_due(copied - started),
         )
+
+    def _copy_if_due(self, took_s: float) -> AlgorithmState | None:
+        """The state, for whoever can't wait for the end of the next update."""
+        began = time.perf_counter()
+        if took_s < _SLOW_S and began - self._copied < max(_SLOW_S, self._copy_s / _COPY_SHARE):
+            return None
+        state = self._group.get_state()
+        self._copied = time.perf_counter()
+        self._copy_s = self._copied - began
+        return state
