@@ -390,7 +390,7 @@ class Run:
                     self._after_update()
                 except ConfigError as error:
                     self._fail(error)
-                if event.state is not None and self._saver is not None:
+                if self._saver is not None:
                     self._saver.keep(event.state)
             case StateTaken():
                 if self._saver is not None:

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -36,15 +37,15 @@ def identity_of(config: CommonConfig, learning: Learning) -> dict[str, Any]:
 class _Content:
     """What a checkpoint will hold; all of it is of the same moment, between two updates."""
 
-    tensors: dict[str, NDArray[Any]]
-    algorithm: dict[str, Any]
+    algorithm: Callable[[], AlgorithmState]
+    filters: dict[str, dict[str, NDArray[Any]]]
     run: RunState
 
 
 class Saver:
     """Saves one run, one checkpoint at a time.
 
-    It keeps a state to fall back on when an update takes too long to be waited for.
+    It keeps what each update led to, in case the next one takes too long to be waited for.
 
     Attributes:
         newest: path of the newest checkpoint of this session, empty without one.
@@ -92,14 +93,14 @@ class Saver:
 
     def state_taken(self, event: StateTaken) -> None:
         """The update thread's answer."""
-        content = self._content_of(event.state)
+        content = self._content_of(lambda: event.state)
         for future in self._waiting:
             if not future.done():
                 future.set_result(content)
         self._waiting.clear()
 
-    def keep(self, state: AlgorithmState) -> None:
-        """Keep the state after the update that was accounted for last, in case the next can't be waited for."""
+    def keep(self, state: Callable[[], AlgorithmState]) -> None:
+        """Keep the state after the update that was accounted for last; `state` is called if it is written."""
         self._kept = self._content_of(state)
 
     def updates_failed(self) -> None:
@@ -168,15 +169,13 @@ class Saver:
         request()
         return await future
 
-    def _content_of(self, state: AlgorithmState) -> _Content:
+    def _content_of(self, state: Callable[[], AlgorithmState]) -> _Content:
         """To be called as soon as the state comes, before anything is done about later updates."""
         service = self._service
         assert service.publisher is not None
-        tensors = {f"algorithm/{name}": array for name, array in state.tensors.items()}
-        for policy_id, own in service.publisher.filter_states().items():
-            tensors.update({f"filter/{policy_id}/{name}": array for name, array in own.items()})
         counters = dataclasses.replace(service.counters)
-        return _Content(tensors, state.values, RunState(counters, {}, service.session.ledger.to_state()))
+        run = RunState(counters, {}, service.session.ledger.to_state())
+        return _Content(state, service.publisher.filter_states(), run)
 
     async def _write(self, content: _Content) -> None:
         """Write it with the results as they are now, so that a resume goes on after the last one reported."""
@@ -186,10 +185,16 @@ class Saver:
             meta = {
                 **identity_of(self._config, self._learning),
                 "run_id": self._directory.run_id,
-                "algorithm": content.algorithm,
                 **run.to_meta(),
             }
-            folder, keep, number = self._directory.checkpoints, self._config.checkpoint_keep, run.counters.updates
-            path = await asyncio.to_thread(save_checkpoint, folder, number, content.tensors, meta, keep=keep)
-        self.newest = str(path)
-        logger.info("checkpoint %s", path)
+            self.newest = str(await asyncio.to_thread(self._write_now, content, meta))
+        logger.info("checkpoint %s", self.newest)
+
+    def _write_now(self, content: _Content, meta: dict[str, Any]) -> Path:
+        state = content.algorithm()
+        tensors = {f"algorithm/{name}": array for name, array in state.tensors.items()}
+        for policy_id, own in content.filters.items():
+            tensors.update({f"filter/{policy_id}/{name}": array for name, array in own.items()})
+        number = content.run.counters.updates
+        meta = {**meta, "algorithm": state.values}
+        return save_checkpoint(self._directory.checkpoints, number, tensors, meta, keep=self._config.checkpoint_keep)

@@ -8,7 +8,6 @@ while they compute, so ingest goes on meanwhile.
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 import time
@@ -26,12 +25,6 @@ from aiorl.learner.policy_group import PolicyGroup
 __all__ = ["StateTaken", "UpdateDone", "UpdateEvent", "UpdateFailed", "UpdateThread", "WarmUpDone"]
 
 _log = logging.getLogger(__name__)
-
-_SLOW_S = 0.5
-_COPY_SHARE = 0.02
-"""The state is copied after every update of at least ``_SLOW_S`` seconds, since nobody may have the time to wait for
-the end of the next. Shorter ones are waited for; after them it is copied that often too, within this share of the time,
-because any update may turn out long, such as the first of a size that has to be compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +51,7 @@ class UpdateDone:
         make_batch_s: time it took to lay the batch out.
         update_s: time it took to learn.
         weights_s: time it took to copy the weights.
-        state: all of the policies' state as it is after it, None where the newest given is new enough.
+        state: gives all of the policies' state as it is after it, see `Algorithm.hold_state`.
     """
 
     batch: AssembledBatch
@@ -69,7 +62,7 @@ class UpdateDone:
     make_batch_s: float
     update_s: float
     weights_s: float
-    state: AlgorithmState | None = None
+    state: Callable[[], AlgorithmState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +134,6 @@ class UpdateThread:
         self._thread = threading.Thread(target=self._run, name="aiorl-update", daemon=True)
         self._stopping = threading.Event()
         self._last_wanted = threading.Event()
-        self._copied = -math.inf
-        self._copy_s = 0.0
 
     @property
     def has_room(self) -> bool:
@@ -240,15 +231,5 @@ class UpdateThread:
             made - started,
             updated - made,
             copied - updated,
-            self._copy_if_due(copied - started),
+            self._group.hold_state(),
         )
-
-    def _copy_if_due(self, took_s: float) -> AlgorithmState | None:
-        """The state, for whoever can't wait for the end of the next update."""
-        began = time.perf_counter()
-        if took_s < _SLOW_S and began - self._copied < max(_SLOW_S, self._copy_s / _COPY_SHARE):
-            return None
-        state = self._group.get_state()
-        self._copied = time.perf_counter()
-        self._copy_s = self._copied - began
-        return state

@@ -68,7 +68,7 @@ def test_the_last_checkpoint_is_of_the_state_after_the_running_update_however_lo
 
     async def run() -> None:
         waits = asyncio.Event()
-        saver.keep(taken(1.0).state)
+        saver.keep(lambda: taken(1.0).state)
         last = asyncio.create_task(saver.await_last_update(0.0, asyncio.Event(), waits.set))
         await waits.wait()
         assert updates.last_requests == 1
@@ -92,7 +92,7 @@ def test_in_a_hurry_it_is_of_the_state_after_the_last_finished_update_with_the_c
 
     async def run() -> None:
         hurry = asyncio.Event()
-        saver.keep(taken(1.0).state)
+        saver.keep(lambda: taken(1.0).state)
         service.counters.env_steps_sampled = 5  # what comes in while the next update runs
         if when == "later":
             await saver.await_last_update(0.0, hurry, hurry.set)
@@ -113,7 +113,7 @@ def test_an_update_that_fails_at_the_end_is_not_waited_for(tmp_path: Path) -> No
     saver, updates, _ = make(tmp_path)
 
     async def run() -> None:
-        saver.keep(taken(1.0).state)
+        saver.keep(lambda: taken(1.0).state)
         await saver.await_last_update(0.0, asyncio.Event(), saver.updates_failed)
         await saver.await_last_update(0.0, asyncio.Event(), no_wait)
         assert updates.last_requests == 1
@@ -160,7 +160,7 @@ def test_one_in_passing_that_is_being_written_comes_before_the_last(tmp_path: Pa
         saver.state_taken(taken(1.0))
         await asyncio.to_thread(begun.wait, 20)
         service.counters.updates = 2
-        saver.keep(taken(2.0).state)
+        saver.keep(lambda: taken(2.0).state)
         last = asyncio.create_task(saver.save_last())
         await asyncio.sleep(0)
         go.set()
@@ -178,7 +178,7 @@ def test_one_in_passing_that_waits_for_its_state_gives_way_to_the_last(tmp_path:
         saver.save_in_passing()
         while not updates.requests:
             await asyncio.sleep(0)
-        saver.keep(taken(1.0).state)
+        saver.keep(lambda: taken(1.0).state)
         await saver.save_last()
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -208,7 +208,7 @@ def test_the_directory_is_seen_to_before_each_checkpoint(tmp_path: Path) -> None
     saver, _, _ = make(tmp_path, lambda: looked.append(1))
 
     async def run() -> None:
-        saver.keep(taken(1.0).state)
+        saver.keep(lambda: taken(1.0).state)
         await saver.save_last()
 
     asyncio.run(run())

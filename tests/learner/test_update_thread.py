@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import pytest
 
 from aiorl.algorithms.algorithm import AlgorithmState, UpdateResult
 from aiorl.errors import InternalError, TrainingDiverged
-from aiorl.learner import update_thread as module
 from aiorl.learner.ingest import AssembledBatch, QueuedFragment
 from aiorl.learner.update_thread import (
     StateTaken,
@@ -64,6 +63,11 @@ class FakeGroup:
         self._note("get_state")
         return AlgorithmState({}, {"n": len(self.tape)})
 
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        self._note("hold_state")
+        state = AlgorithmState({}, {"n": len(self.tape)})
+        return lambda: state
+
 
 def batch(env_steps: int = 10) -> AssembledBatch:
     fragment = QueuedFragment(0, 0, 0, {}, env_steps)
@@ -103,8 +107,8 @@ def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
         assert done.weights["learns"]["w"].tolist() == [1.0, 1.0]
         assert min(done.wait_s, done.make_batch_s, done.update_s, done.weights_s) >= 0
     assert group.tape == [
-        "warm_up", "make_batch 1", "update 100", "get_weights", "get_state",
-        "make_batch 1", "update 110", "get_weights",
+        "warm_up", "make_batch 1", "update 100", "get_weights", "hold_state",
+        "make_batch 1", "update 110", "get_weights", "hold_state",
     ]  # fmt: skip
     assert group.threads == {"aiorl-update"}
 
@@ -134,43 +138,16 @@ def test_state_is_taken_between_two_updates(thread: UpdateThread, events: queue.
     assert found[2].state.values == {"n": 6}
 
 
-def test_the_state_comes_with_the_first_update_and_with_slow_ones(
-    thread: UpdateThread, events: queue.Queue[UpdateEvent], monkeypatch: pytest.MonkeyPatch
+def test_each_update_holds_the_state_that_it_led_to(
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
 ) -> None:
     thread.start()
-    assert isinstance(events.get(timeout=TIMEOUT_S), WarmUpDone)
-
-    def given() -> bool:
-        thread.submit_nowait(batch())
-        done = events.get(timeout=TIMEOUT_S)
-        assert isinstance(done, UpdateDone)
-        return done.state is not None
-
-    monkeypatch.setattr(module, "_SLOW_S", 1000.0)
-    assert [given() for _ in range(3)] == [True, False, False]
-    monkeypatch.setattr(module, "_SLOW_S", 0.0)  # as if all were slow
-    assert [given() for _ in range(2)] == [True, True]
-
-
-def test_copies_after_short_updates_take_a_small_share_of_the_time(
-    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(module.time, "perf_counter", lambda: now)
-    copied = []
-
-    def get_state() -> AlgorithmState:
-        nonlocal now
-        now += 0.1
-        return AlgorithmState({}, {})
-
-    monkeypatch.setattr(group, "get_state", get_state)
-    for _ in range(200):
-        now += 0.1
-        copied.append(thread._update(batch(), 0.0).state is not None)
-    assert copied[0]
-    assert 0.1 * sum(copied) <= 0.02 * now + 0.1
-    assert sum(copied) >= 3
+    thread.submit_nowait(batch())
+    thread.submit_nowait(batch())
+    _, first, second = (events.get(timeout=TIMEOUT_S) for _ in range(3))
+    assert isinstance(first, UpdateDone)
+    assert isinstance(second, UpdateDone)
+    assert (first.state().values, second.state().values) == ({"n": 5}, {"n": 9})
 
 
 def test_the_last_state_is_that_after_the_running_update_and_batches_that_wait_are_left(
