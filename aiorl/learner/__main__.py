@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiorl.algorithms.registry import config_class
 from aiorl.config.command_line import LEARNER_PROG, configure_learner, usage_error
+from aiorl.config.named_code import warning_of_foreign_code
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError
 from aiorl.process.signals import on_stop_signals
@@ -37,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from aiorl.learner.run_dir import RunDirectory
 
     config = configure_learner(sys.argv[1:] if argv is None else argv, config_class)
+    warning = warning_of_foreign_code(config)
+    if warning:
+        sys.stderr.write(f"aiorl: {warning}\n")
+        sys.stderr.flush()
     for name, value in config.extra_python_environs_for_driver.items():
         os.environ[name] = value
     try:
@@ -67,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         factory = uvloop.new_event_loop
     except ImportError:  # no wheel for this platform
         factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with directory, asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(_train(config, directory, plan))
 
 

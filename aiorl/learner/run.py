@@ -132,6 +132,8 @@ class Run:
         self._last_result: dict[str, Any] = {}
         self._last_heard = time.monotonic()
         self._saver: Saver | None = None
+        self._hurry = asyncio.Event()
+        self._directory_fault = ""
         self._warm = False
         self._is_over = False
         self._tasks = Tasks(self._fail)
@@ -186,13 +188,18 @@ class Run:
                 self._service,
                 self._results,
                 self._tasks,
+                before_writing=self._keep_directory,
                 on_error=lambda error: self._tell(f"{error}; training goes on", logging.ERROR),
             )
             updates.start()
             self._service.begin(learning, updates, Publisher(learning.filters))
             await self._until_stopped(self._first_workers())
             self._service.grant_leases()
-            ok, reason = await self._stopped
+            try:
+                ok, reason = await self._stopped
+            except Exception:
+                await self._save_what_was_learned()
+                raise
             final = True
             return await self._finish(ok, reason)
         except _Stopped as stopped:  # before there was anything to save
@@ -202,7 +209,8 @@ class Run:
             await self._release(updates, workers, loggers, reason, final=final)
 
     def request_stop(self, reason: str) -> None:
-        """End the run in an orderly way: checkpoint, goodbye, exit status 0."""
+        """End the run in an orderly way, within seconds: checkpoint, goodbye, exit status 0."""
+        self._hurry.set()
         self._stop(True, reason)
 
     def _stop(self, ok: bool, reason: str) -> None:
@@ -235,7 +243,7 @@ class Run:
         if not list_checkpoints(self._directory.checkpoints):
             self._tell("the run has no checkpoint yet: it starts from the beginning", logging.WARNING)
             return None
-        checkpoint = load_newest_valid(self._directory.checkpoints)
+        checkpoint = load_newest_valid(self._directory.checkpoints, RunState.from_meta)
         self._tell(f"going on from {checkpoint.path}", logging.INFO)
         return checkpoint
 
@@ -399,12 +407,18 @@ class Run:
                     self._after_update()
                 except ConfigError as error:
                     self._fail(error)
+                if self._saver is not None:
+                    self._saver.keep(event.state)
             case StateTaken():
                 if self._saver is not None:
                     self._saver.state_taken(event)
             case UpdateFailed(error, batch):
                 if batch is not None:
                     self._service.drop_batch(batch)
+                if self._stopped.done():
+                    self._tell(f"the last update failed, and is left out: {error}", logging.ERROR)
+                if self._saver is not None:
+                    self._saver.updates_failed()
                 self._fail(error)
 
     def _after_update(self) -> None:
@@ -442,6 +456,7 @@ class Run:
         self._steps_at_iteration = self._service.counters.env_steps_trained
         self._tell_callbacks(result)
         self._last_result = result
+        self._keep_directory()
         self._loggers.write(result)
         self._display.update(result, now)
 
@@ -513,26 +528,73 @@ class Run:
     # End ------------------------------------------------------------------------------------------------------
 
     async def _finish(self, ok: bool, reason: str) -> Outcome:
-        self._service.stop_training()
+        await self._await_last_update()
         saver = self._saver
         assert saver is not None
-        await saver.finish(_UPDATE_WAIT_S)
-        now = time.monotonic()
         if self._service.counters.env_steps_trained > self._steps_at_iteration:
             try:
-                self._finish_iteration(now)
+                self._finish_iteration(time.monotonic())
             except ConfigError as error:
                 logger.exception("the last iteration is not reported")
                 ok, reason = False, str(error)
-        if not self._service.counters.updates:
-            return Outcome(ok, f"{reason} Nothing was trained yet, so there is nothing to save.", {})
+        if not saver.has_news:
+            since = "since the resume" if self._service.counters.updates else "yet"
+            return Outcome(ok, f"{reason} Nothing was trained {since}, so there is nothing to save.", {})
         try:
-            await saver.save(_UPDATE_WAIT_S)
-        except TimeoutError:
-            self._tell("the running update did not end in time; the checkpoint before is the newest", logging.WARNING)
+            await saver.save_last()
         except CheckpointError as error:
             ok, reason = False, str(error)
         return Outcome(ok, reason, self._last_result)
+
+    async def _save_what_was_learned(self) -> None:
+        """Write a checkpoint although the run has failed; it does so by its own error, not by one of this."""
+        self._hurry.set()
+        await self._await_last_update()
+        assert self._saver is not None
+        if self._saver.has_news:
+            try:
+                await self._saver.save_last()
+            except CheckpointError as error:
+                self._tell(str(error), logging.ERROR)
+
+    async def _await_last_update(self) -> None:
+        """Wait for the running update: in a hurry a little, otherwise to its end."""
+        self._service.stop_training()
+        if self._warm and self._saver is not None:
+            await self._saver.await_last_update(
+                _UPDATE_WAIT_S,
+                self._hurry,
+                lambda: self._tell(
+                    "waiting for the last update to end, then its checkpoint is written "
+                    "(Ctrl-C: that of the update before it, at once)",
+                    logging.INFO,
+                ),
+            )
+
+    def _keep_directory(self) -> None:
+        """Make the run directory again if it is gone, so that at least what was learned is not lost with it."""
+        try:
+            if not self._directory.make_again(self._config):
+                return
+            self._loggers.close()
+            for handler in logging.getLogger().handlers:
+                if (
+                    isinstance(handler, logging.FileHandler)
+                    and Path(handler.baseFilename).name == self._directory.log.name
+                ):
+                    handler.close()  # the next record opens the file again
+            self._loggers = open_loggers(self._directory.path)
+        except ConfigError as error:
+            if str(error) != self._directory_fault:
+                self._directory_fault = str(error)
+                self._tell(f"the run directory is gone, and can't be made again: {error}", logging.ERROR)
+        else:
+            self._directory_fault = ""
+            self._tell(
+                f"the run directory {self._directory.path} was removed or renamed; it is made again, without "
+                "the results and checkpoints that were in it, and training goes on",
+                logging.ERROR,
+            )
 
     async def _release(
         self,

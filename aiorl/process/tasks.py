@@ -28,9 +28,9 @@ class Tasks:
             on_failure: called on the event loop with what a task raised, after it was logged with its traceback.
         """
         self._on_failure = on_failure
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, step: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def start(self, step: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Run a coroutine as a task; to be called on the event loop."""
         task = asyncio.get_running_loop().create_task(step, name=name)
         self._tasks.add(task)
@@ -47,7 +47,7 @@ class Tasks:
             for task in slow:
                 logger.warning("the task %s did not end within %g s", task.get_name(), timeout_s)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
