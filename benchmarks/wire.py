@@ -26,6 +26,7 @@ from aiorl.protocol import events as ev
 from aiorl.protocol import messages as m
 from aiorl.protocol.codec import decode, encode
 from aiorl.protocol.learner_session import LearnerSession
+from aiorl.protocol.pacing import Pacing
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.transport.endpoint import Event, EventKind
 from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint, ZmqWorkerEndpoint
@@ -200,6 +201,7 @@ class _SessionReceiver(_ColumnReceiver):
 
     async def open(self) -> str:
         self._session = LearnerSession("benchmark", "learner")
+        self._session.leases.set_pacing(Pacing(OUTSTANDING // 16, None, OUTSTANDING))
         now = time.monotonic()
         self._session.set_registration({}, {}, now)
         self._session.publish(m.Snapshot(0, {}, {}, {}, {}), now)
@@ -220,7 +222,7 @@ class _SessionReceiver(_ColumnReceiver):
             if isinstance(event, ev.SamplesAccepted):
                 self._session.ledger.train(event.message.env_steps)
                 self.note()
-        self._session.top_up(OUTSTANDING, 0)
+        self._session.stream(0, 0)
         for target, message in self._session.messages_to_send():
             if target is None:
                 self._endpoint.broadcast(encode(message))

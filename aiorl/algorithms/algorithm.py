@@ -31,10 +31,10 @@ class LeasePlan:
     """How much may be sampled, and at which policy version.
 
     Attributes:
-        mode: on_policy deals out exactly one train batch of each version; streaming keeps every worker's lease
-            topped up.
+        mode: on_policy deals out exactly one train batch of each version; streaming leases as much as can be trained on
+            within ``max_policy_lag``, see `aiorl.protocol.pacing`.
         fragments_per_batch: fragments in one train batch.
-        outstanding_per_worker: streaming: fragments a worker may owe at any time.
+        outstanding_per_worker: streaming: fragments a worker may owe at a time, within the budget of the whole run.
         max_policy_lag: a fragment more versions older than this is discarded, not trained on; None = no bound.
     """
 

@@ -21,9 +21,10 @@ from aiorl.data.metrics import MAX_NAME, MAX_NAMES, EpisodeColumns
 from aiorl.errors import BatchError, InternalError
 from aiorl.protocol.messages import Samples
 
-__all__ = ["AssembledBatch", "BatchAssembler", "Discarded", "QueuedFragment", "check_samples"]
+__all__ = ["STALE", "AssembledBatch", "BatchAssembler", "Discarded", "QueuedFragment", "check_samples"]
 
 
+STALE = "stale"
 _MAX_STEPS = 1 << 24
 """Of one fragment; what it may hold is bounded by the size of messages long before."""
 _MAX_NAME = MAX_NAME + 20  # with what stands before it
@@ -107,15 +108,14 @@ class Discarded:
     """Env steps that will not be trained on.
 
     Attributes:
-        reason: "stale" (older than the bound on policy lag), "surplus" (more than a batch wants) or "overflow" (more
-            than the queue holds).
+        reason: `STALE` (older than the bound on policy lag) or "surplus" (on-policy: more than a batch wants).
         env_steps: how many.
         fragment: the fragment they were taken for.
     """
 
     reason: str
     env_steps: int
-    fragment: QueuedFragment | None = field(default=None, repr=False, compare=False)
+    fragment: QueuedFragment = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +143,15 @@ class BatchAssembler:
 
     On-policy it takes fragments of the current version only, as many as one batch wants, and hands them out sorted,
     so that two runs with the same seeds train on the same batches whatever order the network delivered them in.
-    Streaming it is a bounded queue that drops what has become too old.
+    Streaming it is a queue that drops what has become too old; leases bound it (`aiorl.protocol.pacing`).
 
     The version is the learner's: `set_version` after each update. Doubles must be dropped before (the session does).
     """
 
-    def __init__(self, plan: LeasePlan, *, max_batches: int = 4) -> None:
-        """Start empty, at version 0.
-
-        Args:
-            plan: the algorithm's.
-            max_batches: streaming: train batches' worth of fragments that are held at most.
-        """
+    def __init__(self, plan: LeasePlan) -> None:
+        """Start empty, at version 0, with the algorithm's plan."""
         self._plan = plan
-        self._max_fragments = max(max_batches, 1) * plan.fragments_per_batch
+        self._fragment_bytes = 0
         self._queue: deque[QueuedFragment] = deque()
         self._version = 0
         self._queued_env_steps = 0
@@ -177,21 +172,9 @@ class BatchAssembler:
         """Fragments that wait."""
         return len(self._queue)
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of the arrays that wait."""
-        return sum(
-            array.nbytes
-            for fragment in self._queue
-            for columns in fragment.batches.values()
-            for array in columns.values()
-        )
-
-    @property
-    def room(self) -> int:
-        """Fragments that can still be taken before any overflows."""
-        limit = self._plan.fragments_per_batch if self._plan.mode == "on_policy" else self._max_fragments
-        return limit - len(self._queue)
+    def size_of(self, fragments: int) -> int:
+        """Bytes that so many fragments take, if they are as large as the newest one; 0 before there is any."""
+        return fragments * self._fragment_bytes
 
     @property
     def is_ready(self) -> bool:
@@ -207,10 +190,11 @@ class BatchAssembler:
         if lag < 0:
             raise InternalError(f"a fragment of version {fragment.version} at version {self._version}")
         if self._is_stale(fragment):
-            return self._discard("stale", fragment)
-        if self.room <= 0:
-            return self._discard("surplus" if self._plan.mode == "on_policy" else "overflow", fragment)
+            return self._discard(STALE, fragment)
+        if self._plan.mode == "on_policy" and len(self._queue) >= self._plan.fragments_per_batch:
+            return self._discard("surplus", fragment)
         self._queue.append(fragment)
+        self._fragment_bytes = sum(array.nbytes for columns in fragment.batches.values() for array in columns.values())
         self._queued_env_steps += fragment.env_steps
         return True
 
@@ -244,7 +228,7 @@ class BatchAssembler:
         for fragment in self._queue:
             if self._is_stale(fragment, ahead):
                 self._queued_env_steps -= fragment.env_steps
-                self._discard("stale", fragment)
+                self._discard(STALE, fragment)
             else:
                 kept.append(fragment)
         self._queue = kept
@@ -258,7 +242,7 @@ class BatchAssembler:
         """Raise AssertionError if the count of queued env steps or the bound is wrong."""
         if self._queued_env_steps != sum(fragment.env_steps for fragment in self._queue):
             raise AssertionError("queued env steps are miscounted")
-        if self.room < 0 or any(self._is_stale(fragment) for fragment in self._queue):
+        if any(self._is_stale(fragment) for fragment in self._queue):
             raise AssertionError("a fragment is queued that should not be")
 
     def _is_stale(self, fragment: QueuedFragment, ahead: int = 0) -> bool:

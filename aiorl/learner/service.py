@@ -21,7 +21,7 @@ from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import BatchError, ConfigError, LocalProtocolError, RemoteProtocolError
 from aiorl.learner.build import Learning
-from aiorl.learner.ingest import AssembledBatch, BatchAssembler, QueuedFragment, check_samples
+from aiorl.learner.ingest import STALE, AssembledBatch, BatchAssembler, QueuedFragment, check_samples
 from aiorl.learner.publish import Publisher
 from aiorl.learner.update_thread import UpdateDone, UpdateThread
 from aiorl.process.tasks import Tasks
@@ -30,6 +30,7 @@ from aiorl.protocol.codec import decode, decode_hello, encode
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession
 from aiorl.protocol.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
 from aiorl.protocol.messages import DownMessage, PolicyArrays, Welcome
+from aiorl.protocol.pacing import Pacing
 from aiorl.protocol.rates import EventRates
 from aiorl.report.results import Progress, Results
 from aiorl.text import one_line
@@ -41,7 +42,6 @@ __all__ = ["Counters", "LearnerService"]
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-_QUEUED_BATCHES = 2
 _QUEUED_BYTES = 1 << 30
 _HUNG_S = 60.0
 _MAX_REASON = 500
@@ -115,6 +115,7 @@ class LearnerService:
         self._on_worker_failed = on_worker_failed
         self._limits = limits
         self._compress = config.transport.compression != "off"
+        self._max_queued_bytes = config.object_store_memory or _QUEUED_BYTES
         self._plan: LeasePlan | None = None
         self._assembler: BatchAssembler | None = None
         self._updates: UpdateThread | None = None
@@ -125,6 +126,7 @@ class LearnerService:
         self._pump_due = False
         self._tasks = Tasks(on_failure)
         self._hung: set[str] = set()  # incarnations, of live workers only
+        self._slow: set[int] = set()  # slots, of live workers only
         self._rates = EventRates()
         self._joined = asyncio.Event()
         self._stopping = False
@@ -167,7 +169,11 @@ class LearnerService:
         self._plan = learning.lease_plan
         self._check_fragment = learning.group.check_fragment
         self._is_columnar = learning.worker_part.sampling == "columnar"
-        self._assembler = BatchAssembler(self._plan, max_batches=2 * _QUEUED_BATCHES)
+        self._assembler = BatchAssembler(self._plan)
+        if self._plan.mode == "streaming":
+            self.session.leases.set_pacing(
+                Pacing(self._plan.fragments_per_batch, self._plan.max_policy_lag, self._plan.outstanding_per_worker)
+            )
         part, weights = learning.worker_part.to_dict(), learning.group.get_weights()
         snapshot = publisher.next_snapshot(weights, self._global_vars)
         session = self.session
@@ -256,6 +262,7 @@ class LearnerService:
             self.session.tick(time.monotonic())
             self._pump()
             self._look_for_hung_workers()
+            self._look_for_slow_workers()
             self._tell_of_the_rest()
             await asyncio.sleep(_TICK_S)
 
@@ -300,7 +307,7 @@ class LearnerService:
                 kind = "local worker" if local else "worker"
                 self._tell_of("workers that joined", slot, f"{kind} {slot} joined ({host}, pid {pid})", logging.INFO)
                 self._joined.set()
-                self._top_up()
+                self._stream()
             case ev.WorkerLost(slot, incarnation, _, reason, lost_env_steps):
                 lost = f"; {lost_env_steps:,} env steps on their way are lost" if lost_env_steps else ""
                 self._tell_of("workers lost", slot, f"worker {slot} lost: {reason}{lost}", logging.WARNING)
@@ -313,6 +320,12 @@ class LearnerService:
             case ev.SamplesDropped(slot, _, reason, env_steps):
                 said = f"{env_steps:,} env steps of worker {slot} were not used: {reason}"
                 self._tell_of("fragments not used", slot, said, logging.WARNING)
+            case ev.LeaseOverdue(slot, fragments, waited_s):
+                said = (
+                    f"worker {slot} lives, but has brought nothing for {waited_s:.0f} s: "
+                    f"the {fragments} fragments that it owes are leased to others"
+                )
+                self._tell_of("workers that bring nothing", slot, said, logging.WARNING)
             case ev.PeerRejected(peer, reason, dropped):
                 said = f"a peer {'was dropped' if dropped else 'erred'}: {reason}"
                 self._tell_of("peers that broke the protocol", peer, said, logging.WARNING)
@@ -387,11 +400,14 @@ class LearnerService:
                     self._merge(fragment)
             updates.submit_nowait(batch)
             self._num_in_thread += 1
+        pacing = self.session.leases.pacing
         for discarded in assembler.take_discarded():
             self.session.ledger.discard(discarded.reason, discarded.env_steps)
-            if not self._is_streaming and discarded.fragment is not None:  # what it saw counts, used or not
+            if pacing is None:  # on-policy: what it saw counts, used or not
                 self._merge(discarded.fragment)
-        self._top_up()
+            elif discarded.reason == STALE:
+                pacing.outdated(discarded.fragment.slot)
+        self._stream()
 
     def _merge(self, fragment: QueuedFragment) -> None:
         assert self.publisher is not None
@@ -421,6 +437,8 @@ class LearnerService:
             "make_batch_s": done.make_batch_s,
             "wait_for_batch_s": done.wait_s,
         }
+        if self.session.leases.pacing is not None:
+            self.session.leases.pacing.updated(done.wait_s, self._assembler.queued_fragments, time.monotonic())
         self._publish(done.weights)
         self._assembler.set_version(self.publisher.version)
         self._grant_next_batch()
@@ -442,24 +460,24 @@ class LearnerService:
     # Leases ---------------------------------------------------------------------------------------------------
 
     def _grant_next_batch(self) -> None:
-        """On-policy: lease exactly one train batch of the newest version. Streaming: keep leases topped up."""
+        """On-policy: lease exactly one train batch of the newest version. Streaming: what the budget allows."""
         if not self._granting or self._plan is None or self.publisher is None:
             return
         if self._plan.mode == "on_policy":
             self.session.deal(self.publisher.version, self._plan.fragments_per_batch)
         else:
-            self._top_up()
+            self._stream()
 
-    def _top_up(self) -> None:
-        plan, assembler, publisher = self._plan, self._assembler, self.publisher
-        if not self._granting or plan is None or assembler is None or publisher is None or plan.mode != "streaming":
+    def _stream(self) -> None:
+        plan, assembler, publisher, pacing = self._plan, self._assembler, self.publisher, self.session.leases.pacing
+        if not self._granting or plan is None or assembler is None or publisher is None or pacing is None:
             return
-        if assembler.queued_fragments >= _QUEUED_BATCHES * plan.fragments_per_batch:
-            return  # what is queued is enough; taking it tops up again
-        if assembler.queued_bytes >= (self._config.object_store_memory or _QUEUED_BYTES):
+        coming = assembler.queued_fragments + pacing.outstanding
+        if coming >= plan.fragments_per_batch and assembler.size_of(coming) >= self._max_queued_bytes:
             return
         oldest = publisher.version if plan.max_policy_lag is None else publisher.version - plan.max_policy_lag
-        self.session.top_up(plan.outstanding_per_worker, max(0, oldest))
+        waiting = assembler.queued_fragments + self._num_in_thread * plan.fragments_per_batch
+        self.session.stream(waiting, max(0, oldest))
 
     # Reports --------------------------------------------------------------------------------------------------
 
@@ -514,6 +532,20 @@ class LearnerService:
                 if self._tell_of("environments that hang", info.slot, said, logging.WARNING):
                     self.session.call(info.slot, "stacks", {}, now)
         self._hung = {info.incarnation for info in hung}
+
+    def _look_for_slow_workers(self) -> None:
+        """Name workers that get no leases since the policy outruns what they sample, once while they are there."""
+        pacing, slots = self.session.leases.pacing, set(self.session.slots)
+        self._slow &= slots
+        for slow in [] if pacing is None else pacing.slow_workers():
+            if slow.slot not in self._slow:
+                self._slow.add(slow.slot)
+                said = (
+                    f"worker {slow.slot} is left out while the policy outruns it: a fragment takes it "
+                    f"{slow.fragment_s:.1f} s, about {slow.updates:.0f} updates, which is more than max_policy_lag "
+                    "allows; a shorter rollout_fragment_length or a larger train_batch_size lets it take part"
+                )
+                self._tell_of("workers left out", slow.slot, said, logging.INFO)
 
 
 def _host(address: str) -> str:

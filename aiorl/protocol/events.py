@@ -14,6 +14,7 @@ __all__ = [
     "LearnerEvent",
     "LearnerLost",
     "LeaseGranted",
+    "LeaseOverdue",
     "PeerRejected",
     "Registered",
     "Reincarnated",
@@ -74,6 +75,15 @@ class SamplesDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseOverdue:
+    """A worker lives and has brought nothing for so long that its ``fragments`` are leased to others."""
+
+    slot: int
+    fragments: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFailed:
     """A worker reports a failure of its own; after a ``fatal`` one WorkerLost follows."""
 
@@ -105,7 +115,14 @@ class CallReplied:
 
 
 LearnerEvent: TypeAlias = (
-    WorkerJoined | WorkerLost | SamplesAccepted | SamplesDropped | WorkerFailed | PeerRejected | CallReplied
+    WorkerJoined
+    | WorkerLost
+    | SamplesAccepted
+    | SamplesDropped
+    | LeaseOverdue
+    | WorkerFailed
+    | PeerRejected
+    | CallReplied
 )
 
 # Worker ---------------------------------------------------------------------------------------------------

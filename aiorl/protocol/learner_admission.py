@@ -234,6 +234,7 @@ class Admission:
         worker = self._roster.add(slot, hello, peer, waiting.key, now)
         self._strangers.forget(peer)
         self._members.ledger.open(worker.incarnation, slot)
+        self._members.leases.join(slot)
         self._outbox.tell(
             ev.WorkerJoined(slot, worker.incarnation, worker.worker_id, worker.host, worker.pid, worker.local)
         )

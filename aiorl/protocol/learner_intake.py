@@ -29,7 +29,7 @@ class Intake:
         if samples.seq != due:
             self._out_of_order(worker, samples.seq, due, now)
             return
-        wrong = self._accept(worker, samples, version)
+        wrong = self._accept(worker, samples, version, now)
         if wrong:
             self._members.worker_violated(worker, _BROKE_ACCOUNT, f"sent {wrong}")
             return
@@ -53,14 +53,14 @@ class Intake:
             return False
         return True
 
-    def _accept(self, worker: Worker, samples: m.Samples, version: int) -> str:
+    def _accept(self, worker: Worker, samples: m.Samples, version: int, now: float) -> str:
         """Enter a fragment into ledger and lease book; what is wrong with it in plain words, or ""."""
         if not samples.first_version <= samples.last_version <= version:
             return (
                 f"a fragment of policy versions {samples.first_version} to {samples.last_version}, "
                 f"the newest being {version}"
             )
-        wrong = self._members.leases.use(worker.slot, samples.lease_id, samples.first_version)
+        wrong = self._members.leases.use(worker.slot, samples.lease_id, samples.first_version, now)
         if wrong:
             return wrong
         ledger = self._members.ledger

@@ -26,10 +26,12 @@ class Members:
         leases: what each may sample.
         calls: what each is asked to run.
         outbox: what is to be said and told.
+        now: the time of the newest input.
     """
 
     def __init__(self, max_workers: int, ledger: Ledger, leases: LeaseBook) -> None:
         self.outbox = Outbox()
+        self.now = 0.0
         self.roster = Roster(max_workers)
         self.strangers = Strangers()
         self.ledger = ledger
@@ -55,7 +57,7 @@ class Members:
 
     def redeal(self) -> None:
         """Lease what is held to those that are there."""
-        self.send_grants(self.leases.redeal(self.roster.by_slot))
+        self.send_grants(self.leases.redeal(self.now))
 
     def say_open_again(self, worker: Worker) -> None:
         """Say again what the worker owes us; whatever it has heard before changes nothing."""

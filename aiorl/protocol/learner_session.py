@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
@@ -81,6 +81,7 @@ class LearnerSession:
 
     def set_registration(self, config: Mapping[str, Any], graphs: Mapping[str, m.PolicyGraph], now: float) -> None:
         """What joiners get besides the snapshot. Workers that came too early are admitted once both are there."""
+        self._members.now = now
         self._admission.config = config
         self._admission.graphs = graphs
         self._admission.admit_waiting(now)
@@ -90,6 +91,7 @@ class LearnerSession:
 
         Raises: LocalProtocolError if its version is not above the one before.
         """
+        self._members.now = now
         if snapshot.version <= self.version:
             raise LocalProtocolError(f"snapshot {snapshot.version} after {self.version}: versions must rise")
         snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
@@ -103,20 +105,16 @@ class LearnerSession:
 
         A lost worker's share goes to the others, or is held until one joins.
         """
-        self._members.send_grants(self.leases.deal(version, fragments, self._roster.by_slot))
+        self._members.send_grants(self.leases.deal(version, fragments, self._members.now))
 
     def deal_again(self, fragments: int) -> None:
         """Lease so many fragments of the current deal once more: what came for them could not be used."""
         self.leases.hold(fragments)
         self._members.redeal()
 
-    def top_up(self, target: int, min_version: int, slots: Iterable[int] | None = None) -> None:
-        """Raise the leases of workers (all by default) until ``target`` fragments of each are outstanding."""
-        for slot in self.slots if slots is None else slots:
-            if slot in self._roster.by_slot:
-                grant = self.leases.top_up(slot, target, min_version)
-                if grant is not None:
-                    self._members.send_grants([grant])
+    def stream(self, waiting: int, min_version: int) -> None:
+        """Lease what the budget of the run allows (see `Pacing`), ``waiting`` fragments being queued or in use."""
+        self._members.send_grants(self.leases.stream(waiting, min_version, self._members.now))
 
     def grant(self, slot: int, fragments: int, min_version: int) -> int:
         """One lease apart from deals and top-ups; its id.
@@ -124,7 +122,7 @@ class LearnerSession:
         Raises: LocalProtocolError if no worker has that slot.
         """
         self._members.worker(slot)
-        grant = self.leases.grant(slot, fragments, min_version)
+        grant = self.leases.grant(slot, fragments, min_version, self._members.now)
         self._members.send_grants([grant])
         return grant.lease.lease_id
 
@@ -140,12 +138,14 @@ class LearnerSession:
 
     def lose(self, slot: int, reason: str, now: float) -> None:
         """A worker is known to be gone, its process has ended: do not wait for the heartbeat to say so."""
+        self._members.now = now
         worker = self._roster.by_slot.get(slot)
         if worker is not None:
             self._members.bury(worker, reason)
 
     def lose_worker_id(self, worker_id: str, reason: str, now: float) -> None:
         """As `lose`, by the worker process's name."""
+        self._members.now = now
         for worker in self._roster.of_process(worker_id):
             self._members.bury(worker, reason)
 
@@ -199,6 +199,7 @@ class LearnerSession:
 
     def receive(self, peer: bytes, message: m.Message, now: float, key: str | None = None) -> None:
         """A message has come from a peer; ``key`` is what its connection was authenticated with."""
+        self._members.now = now
         worker = self._roster.by_peer.get(peer)
         if worker is None and self._members.is_dropped(peer):
             return
@@ -226,6 +227,7 @@ class LearnerSession:
 
     def bad_frames(self, peer: bytes, error: RemoteProtocolError, now: float) -> None:
         """What a peer sent does not decode: it is dropped, and the worker that spoke over it is lost."""
+        self._members.now = now
         if self._members.is_dropped(peer):
             return
         what = one_line(str(error), _MAX_REASON)
@@ -233,6 +235,7 @@ class LearnerSession:
 
     def peer_gone(self, peer: bytes, now: float) -> None:
         """A connection has ended; its worker may come back over another one until it counts as silent."""
+        self._members.now = now
         worker = self._roster.by_peer.get(peer)
         self._admission.peer_gone(peer)
         if worker is not None:
@@ -241,9 +244,12 @@ class LearnerSession:
 
     def tick(self, now: float) -> None:
         """Time has passed: silent workers are lost, calls fail, heartbeats go out, as due."""
+        self._members.now = now
         settings = self.settings
         stood_still = 0.0 if self._last_tick is None else now - self._last_tick
         self._last_tick = now
+        if stood_still > settings.heartbeat_timeout_s / 2:
+            self.leases.forgive(stood_still)
         for worker in self._roster.workers():
             if self._roster.by_slot.get(worker.slot) is not worker:
                 continue  # buried by what was done for another
@@ -252,6 +258,9 @@ class LearnerSession:
             self._watch(worker, now)
         self._admission.forget_silent(now)
         self._members.calls.expire(now)
+        for overdue in self.leases.take_overdue(settings.lease_timeout_s, now):
+            self._outbox.tell(ev.LeaseOverdue(*overdue))
+            self._members.redeal()
         if now - self._last_beat >= settings.heartbeat_interval_s:
             self._last_beat = now
             beat = m.LearnerBeat(self.learner_incarnation, self.version)

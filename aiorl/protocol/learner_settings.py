@@ -17,6 +17,7 @@ class LearnerSettings:
         heartbeat_interval_s: a LearnerBeat this often, to each worker and to all.
         heartbeat_timeout_s: silence after which a worker is lost.
         max_workers: slots; more workers are asked to try again later. At most `max_workers_of` the limits of messages.
+        lease_timeout_s: time for a fragment, after which others get its lease; more where the others are slow too.
         num_workers: told to workers: how many the run is configured for.
         max_lag: fragments whose first row is more policy versions behind are dropped on arrival, None: never.
         hello_grace: messages without a Hello after which a peer is dropped.
@@ -28,6 +29,7 @@ class LearnerSettings:
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     max_workers: int = MAX_WORKERS
+    lease_timeout_s: float = 30.0
     num_workers: int = 0
     max_lag: int | None = None
     hello_grace: int = 64

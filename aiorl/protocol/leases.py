@@ -1,22 +1,29 @@
 """Leave to sample: who may send how many fragments at which policy version.
 
-On-policy algorithms *deal* exactly one train batch over the live workers; streaming ones *top up* each
-worker. The learner keeps a `LeaseBook`, a worker its `WorkerLeases`. A Lease message states the total ever
-granted under its id, so repeating it after a reconnect is harmless.
+On-policy algorithms *deal* exactly one train batch over the live workers; streaming ones *stream*: each worker has one
+lease that is raised as the budget of the whole run allows (`pacing`). The learner keeps a `LeaseBook`, a worker its
+`WorkerLeases`. A Lease message states the total ever granted under its id, so repeating it after a reconnect is
+harmless.
+
+A lease has a time. Where a worker has brought nothing for so long, while others bring theirs, it is *overdue*: what it
+owes is leased to the others, and it gets no other lease until a fragment of its comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from aiorl.errors import InternalError
 from aiorl.protocol.messages import Lease, Samples
+from aiorl.protocol.pacing import Pacing
 
-__all__ = ["Grant", "LeaseBook", "WorkerLeases", "is_stale"]
+__all__ = ["Grant", "LeaseBook", "Overdue", "WorkerLeases", "is_stale"]
 
 _KEPT_EXHAUSTED = 256
+_PATIENCE = 4.0
+"""A worker may take so many times as long for a fragment as the slowest of the others did for its newest one."""
 
 
 def is_stale(samples: Samples, current_version: int, max_lag: int) -> bool:
@@ -29,6 +36,35 @@ class Grant(NamedTuple):
 
     slot: int
     lease: Lease
+
+
+class Overdue(NamedTuple):
+    """A worker that has brought nothing in time.
+
+    Attributes:
+        slot: its slot.
+        fragments: what it owes.
+        waited_s: seconds since it was given the lease, or brought something.
+    """
+
+    slot: int
+    fragments: int
+    waited_s: float
+
+
+@dataclass(slots=True)
+class _Holder:
+    """What a slot's worker has done with its leases.
+
+    Attributes:
+        since: when it was given a lease after it owed nothing, or brought a fragment, whichever was later.
+        fragment_s: seconds it took for its newest fragment, -1 before the first.
+        is_overdue: whether what it owes is not waited for.
+    """
+
+    since: float = 0.0
+    fragment_s: float = -1.0
+    is_overdue: bool = False
 
 
 @dataclass(slots=True)
@@ -47,17 +83,24 @@ class _Open:
 
 
 class LeaseBook:
-    """The learner's leases: granted, used, and given to others when a worker is lost.
+    """The learner's leases: granted, used, and given to others when a worker is lost or overdue.
+
+    It has no clock: ``now`` is any monotonic time in seconds.
 
     Args:
         first_id: id of the first lease; ids rise from there and are never used again.
+
+    Attributes:
+        pacing: the budget of a run that streams; None otherwise.
     """
 
     def __init__(self, first_id: int = 1) -> None:
+        self.pacing: Pacing | None = None
         self._next_id = first_id
         self._open: dict[int, _Open] = {}
         self._by_slot: dict[int, dict[int, _Open]] = {}
         self._streaming: dict[int, _Open] = {}
+        self._holders: dict[int, _Holder] = {}
         self._held = 0
         self._deal_version = -1
 
@@ -75,26 +118,38 @@ class LeaseBook:
         """Fragments of the current deal not received yet, the held ones included."""
         return self._held + sum(lease.left for lease in self._open.values() if lease.deal)
 
-    def deal(self, version: int, fragments: int, slots: Iterable[int]) -> list[Grant]:
+    def join(self, slot: int) -> None:
+        """A worker is there."""
+        self._holders[slot] = _Holder()
+        if self.pacing is not None:
+            self.pacing.join(slot)
+
+    def set_pacing(self, pacing: Pacing) -> None:
+        """From now on leases are granted by `stream`."""
+        self.pacing = pacing
+        for slot in self._holders:
+            pacing.join(slot)
+
+    def deal(self, version: int, fragments: int, now: float) -> list[Grant]:
         """Lease one train batch: ``fragments`` in all, at ``version`` or newer.
 
         The shares are contiguous in slot order and differ by at most one, the first slots having the larger
-        ones. Without slots all of it is held until `redeal`. An unfinished deal before it is no longer
+        ones. Without workers all of it is held until `redeal`. An unfinished deal before it is no longer
         looked after: what is still out of it may come in, what was held is forgotten.
         """
         for lease in self._open.values():
             lease.deal = False
         self._held = fragments
         self._deal_version = version
-        return self.redeal(slots)
+        return self.redeal(now)
 
     def hold(self, fragments: int) -> None:
         """Fragments of the current deal are wanted again; `redeal` leases them."""
         self._held += fragments
 
-    def redeal(self, slots: Iterable[int]) -> list[Grant]:
-        """Lease the held fragments of the current deal to ``slots``, in shares as `deal` makes them."""
-        order = sorted(slots)
+    def redeal(self, now: float) -> list[Grant]:
+        """Lease the held fragments of the current deal, in shares as `deal` makes them; overdue workers come last."""
+        order = sorted(slot for slot, holder in self._holders.items() if not holder.is_overdue) or sorted(self._holders)
         if not order or not self._held:
             return []
         share, larger = divmod(self._held, len(order))
@@ -103,31 +158,38 @@ class LeaseBook:
         for position, slot in enumerate(order):
             fragments = share + (position < larger)
             if fragments:
-                grants.append(self._grant(slot, fragments, self._deal_version, deal=True))
+                grants.append(self._grant(slot, fragments, self._deal_version, now, deal=True))
         return grants
 
-    def grant(self, slot: int, fragments: int, min_version: int) -> Grant:
+    def grant(self, slot: int, fragments: int, min_version: int, now: float) -> Grant:
         """A lease apart from any deal."""
-        return self._grant(slot, fragments, min_version, deal=False)
+        return self._grant(slot, fragments, min_version, now, deal=False)
 
-    def top_up(self, slot: int, target: int, min_version: int) -> Grant | None:
-        """Raise a slot's streaming lease until ``target`` fragments are outstanding; None if they are."""
-        missing = target - self.outstanding(slot)
-        if missing <= 0:
-            return None
+    def stream(self, waiting: int, min_version: int, now: float) -> list[Grant]:
+        """Raise streaming leases as far as the budget goes, ``waiting`` fragments being queued or in use."""
+        if self.pacing is None:
+            raise InternalError("leases are streamed without a budget")
+        return [
+            self.extend(slot, fragments, min_version, now)
+            for slot, fragments in Counter(self.pacing.next_leases(waiting, now)).items()
+        ]
+
+    def extend(self, slot: int, fragments: int, min_version: int, now: float) -> Grant:
+        """Raise a slot's streaming lease by so many fragments."""
         lease = self._streaming.get(slot)
         if lease is None:
-            grant = self._grant(slot, missing, min_version, deal=False)
+            grant = self._grant(slot, fragments, min_version, now, deal=False)
             lease = self._open[grant.lease.lease_id]
             lease.streaming = True
             self._streaming[slot] = lease
             return grant
-        lease.total += missing
-        lease.left += missing
+        self._begin_to_owe(slot, now)
+        lease.total += fragments
+        lease.left += fragments
         lease.min_version = max(lease.min_version, min_version)
         return lease.grant()
 
-    def use(self, slot: int, lease_id: int, first_version: int) -> str:
+    def use(self, slot: int, lease_id: int, first_version: int, now: float) -> str:
         """Count one fragment received; the reason in plain words if its lease does not cover it, else ""."""
         lease = self._open.get(lease_id)
         if lease is None or lease.slot != slot or lease.left <= 0:
@@ -135,9 +197,41 @@ class LeaseBook:
         if first_version < lease.oldest_min_version:
             return f"a fragment of policy version {first_version} under a lease for {lease.oldest_min_version} or newer"
         lease.left -= 1
+        holder = self._holders[slot]
+        holder.fragment_s = now - holder.since
+        if self.pacing is not None and lease.streaming:
+            self.pacing.arrived(slot, holder.since, now)
+        holder.since = now
+        holder.is_overdue = False
         if not lease.left and not lease.streaming:
             self._close(lease)
         return ""
+
+    def take_overdue(self, timeout_s: float, now: float) -> list[Overdue]:
+        """Workers that have become overdue, each told once; what they owe of the current deal is held.
+
+        A worker is overdue when it has brought nothing for ``timeout_s`` seconds and for several times as long as the
+        slowest of the others took for its newest fragment. Where there are no others that bring theirs, nobody is.
+        """
+        taken = []
+        for slot, holder in self._holders.items():
+            waited_s = now - holder.since
+            if waited_s <= timeout_s or holder.is_overdue or not self._owes(slot):
+                continue
+            others = [
+                other.fragment_s
+                for number, other in self._holders.items()
+                if number != slot and other.fragment_s >= 0 and not other.is_overdue
+            ]
+            if others and waited_s > _PATIENCE * max(others):
+                taken.append(Overdue(slot, self.outstanding(slot), waited_s))
+                self._write_off(slot)
+        return taken
+
+    def forgive(self, seconds: float) -> None:
+        """It was the learner that stood still for so long: nobody is late for it."""
+        for holder in self._holders.values():
+            holder.since += seconds
 
     def outstanding_leases(self, slot: int) -> list[Lease]:
         """The leases of a slot that have fragments left, to be said again after a reconnect."""
@@ -146,6 +240,9 @@ class LeaseBook:
     def drop_slot(self, slot: int) -> int:
         """End all leases of a lost worker; its part of the current deal is held. Returns what was out."""
         gone = 0
+        self._holders.pop(slot, None)
+        if self.pacing is not None:
+            self.pacing.leave(slot)
         for lease in list(self._by_slot.get(slot, {}).values()):
             gone += lease.left
             if lease.deal:
@@ -162,10 +259,31 @@ class LeaseBook:
         for lease in by_slot:
             if not 0 <= lease.left <= lease.total or (lease.left == 0 and not lease.streaming):
                 raise InternalError(f"a lease of {lease.total} fragments has {lease.left} left")
+        if self.pacing is not None:
+            self.pacing.check_valid()
 
-    def _grant(self, slot: int, fragments: int, min_version: int, *, deal: bool) -> Grant:
+    def _owes(self, slot: int) -> bool:
+        return any(lease.left for lease in self._by_slot.get(slot, {}).values())
+
+    def _begin_to_owe(self, slot: int, now: float) -> None:
+        """Note the time, if a worker that is given a lease owed nothing before."""
+        if not self._owes(slot):
+            self._holders[slot].since = now
+
+    def _write_off(self, slot: int) -> None:
+        """Wait no longer for what a worker owes; it may still come."""
+        self._holders[slot].is_overdue = True
+        for lease in self._by_slot[slot].values():
+            if lease.deal:
+                self._held += lease.left
+                lease.deal = False
+        if self.pacing is not None:
+            self.pacing.write_off(slot)
+
+    def _grant(self, slot: int, fragments: int, min_version: int, now: float, *, deal: bool) -> Grant:
         if fragments < 1:
             raise InternalError(f"a lease of {fragments} fragments")
+        self._begin_to_owe(slot, now)
         lease = _Open(slot, self._next_id, fragments, fragments, min_version, min_version, deal, streaming=False)
         self._next_id += 1
         self._open[lease.lease_id] = lease

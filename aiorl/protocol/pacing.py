@@ -68,7 +68,7 @@ class _Pace:
     Attributes:
         slot: its slot.
         owed: fragments leased to it and not come yet.
-        mean_s: seconds that a fragment of its takes, 0 while unknown.
+        mean_s: seconds that a fragment of its takes, -1 while unknown.
         deviation_s: mean deviation from that.
         share_s: seconds of work given to it so far.
         last_arrival: when its newest fragment came.
@@ -79,7 +79,7 @@ class _Pace:
 
     slot: int
     owed: int = 0
-    mean_s: float = 0.0
+    mean_s: float = -1.0
     deviation_s: float = 0.0
     share_s: float = 0.0
     last_arrival: float = float("-inf")
@@ -162,9 +162,9 @@ class Pacing:
         self._num_arrived += 1
         self._since_change += 1
         self._trust = min(1.0, self._trust + _MORE_TRUST)
-        pace.is_tried = not pace.mean_s or pace.is_risked
+        pace.is_tried = pace.mean_s < 0 or pace.is_risked
         pace.is_risked = False
-        if pace.mean_s:
+        if pace.mean_s >= 0:
             off_s = took_s - pace.mean_s
             pace.mean_s += _SMOOTHING * off_s
             pace.deviation_s += _SMOOTHING * (abs(off_s) - pace.deviation_s)
@@ -240,8 +240,8 @@ class Pacing:
             chosen.append(pace.slot)
             pace.owed += 1
             self.outstanding += 1
-            pace.share_s += pace.mean_s
-            if pace.mean_s:  # one whose speed is not known gets a second one when the first has come
+            pace.share_s += max(0.0, pace.mean_s)
+            if pace.mean_s >= 0 or self._max_lag is None:  # else the first one is to show its speed
                 self._line_up(pace)
         self._held_back = True
         return chosen
@@ -261,7 +261,7 @@ class Pacing:
             self._turns += 1
             pace.turn = self._turns
             speed = 0.0
-            if self._is_scarce and pace.mean_s:
+            if self._is_scarce and pace.mean_s > 0:
                 speed = round(_CLASSES_PER_OCTAVE * math.log2(pace.mean_s))
             heapq.heappush(self._ready, (pace.owed, speed, pace.share_s, pace.turn, pace))
 
@@ -286,11 +286,11 @@ class Pacing:
         """Whether a fragment begun now would still be young enough when its turn comes."""
         if self._max_lag is None or not self._update_s:
             return True
-        if not pace.mean_s:
+        if pace.mean_s < 0:
             return self._may_try(waiting)
         each_s = max(self._update_s, now - self._last_update)
         lag = (pace.mean_s + _MARGIN * pace.deviation_s) / each_s + waiting / self._batch
-        if lag <= self._max_lag * self._trust or pace.mean_s <= each_s:  # else it is the queue that is long: see to the budget
+        if lag <= self._max_lag * self._trust or pace.mean_s <= each_s:  # then a long queue is the budget's affair
             return True
         if not pace.owed and self._since_probe >= _PROBE_EVERY and self._may_try(waiting):
             self._since_probe = 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.errors import BatchError, InternalError
-from aiorl.learner.ingest import BatchAssembler, Discarded, QueuedFragment, check_samples
+from aiorl.learner.ingest import BatchAssembler, QueuedFragment, check_samples
 from aiorl.protocol.messages import Samples
 
 
@@ -23,8 +23,8 @@ def on_policy(count: int) -> BatchAssembler:
     return BatchAssembler(LeasePlan("on_policy", count, max_policy_lag=0))
 
 
-def streaming(count: int, *, lag: int | None = None, max_batches: int = 4) -> BatchAssembler:
-    return BatchAssembler(LeasePlan("streaming", count, 3, lag), max_batches=max_batches)
+def streaming(count: int, *, lag: int | None = None) -> BatchAssembler:
+    return BatchAssembler(LeasePlan("streaming", count, 3, lag))
 
 
 def test_an_on_policy_batch_is_ready_once_all_its_fragments_are_there() -> None:
@@ -57,7 +57,7 @@ def test_on_policy_fragments_of_an_older_version_and_more_than_a_batch_wants_are
     assert not assembler.add(fragment(0, 0, version=2, env_steps=7))
     assert assembler.add(fragment(0, 1, version=3))
     assert not assembler.add(fragment(1, 0, version=3, env_steps=9))
-    assert assembler.take_discarded() == [Discarded("stale", 7), Discarded("surplus", 9)]
+    assert [(item.reason, item.env_steps) for item in assembler.take_discarded()] == [("stale", 7), ("surplus", 9)]
     assert assembler.take_discarded() == []
 
 
@@ -66,7 +66,7 @@ def test_a_new_version_discards_on_policy_fragments_that_were_still_waiting() ->
     assembler.add(fragment(0, 0, version=0, env_steps=7))
     assembler.set_version(1)
     assert assembler.queued_env_steps == 0
-    assert assembler.take_discarded() == [Discarded("stale", 7)]
+    assert [(item.reason, item.env_steps) for item in assembler.take_discarded()] == [("stale", 7)]
 
 
 def test_streaming_batches_come_in_the_order_of_arrival() -> None:
@@ -99,11 +99,11 @@ def test_no_fragment_older_than_the_bound_is_ever_handed_out() -> None:
     assert [item.reason for item in assembler.take_discarded()] == ["stale", "stale"]
 
 
-def test_a_full_queue_takes_no_more_and_says_so() -> None:
-    assembler = streaming(2, max_batches=2)
-    assert [assembler.add(fragment(0, seq)) for seq in range(5)] == [True] * 4 + [False]
-    assert assembler.room == 0
-    assert assembler.take_discarded() == [Discarded("overflow", 10)]
+def test_streaming_takes_whatever_was_leased() -> None:
+    assembler = streaming(2)
+    assert all(assembler.add(fragment(0, seq)) for seq in range(50))
+    assert assembler.take_discarded() == []
+    assert assembler.queued_fragments == 50
 
 
 def test_versions_from_the_future_and_versions_that_go_back_are_bugs() -> None:
@@ -124,7 +124,7 @@ def test_versions_from_the_future_and_versions_that_go_back_are_bugs() -> None:
 def test_every_env_step_is_queued_taken_or_discarded(
     mode: str, lag: int | None, count: int, actions: list[tuple[str, int, int]]
 ) -> None:
-    assembler = BatchAssembler(LeasePlan(mode, count, 3, lag), max_batches=2)  # type: ignore[arg-type]
+    assembler = BatchAssembler(LeasePlan(mode, count, 3, lag))  # type: ignore[arg-type]
     added = taken = discarded = version = 0
     for seq, (action, number, env_steps) in enumerate(actions):
         if action == "add":

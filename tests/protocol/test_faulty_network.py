@@ -29,6 +29,7 @@ from aiorl.protocol.codec import decode, encode
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
 from aiorl.protocol.ledger import Ledger
 from aiorl.protocol.messages import Message, Samples, Snapshot
+from aiorl.protocol.pacing import Pacing
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState
 from aiorl.worker.apply import SnapshotSlot
 
@@ -295,7 +296,10 @@ class FaultyNetwork(RuleBasedStateMachine):
     @rule(wanted=st.integers(1, 4))
     def learner_tops_up(self, wanted: int) -> None:
         before = self.learner.leases.outstanding()
-        self.learner.top_up(wanted, max(0, self.learner.version - 1))
+        if self.learner.leases.pacing is None:
+            self.learner.leases.set_pacing(Pacing(3, None, 4))
+        self.learner.leases.pacing.budget = wanted * 3
+        self.learner.stream(0, max(0, self.learner.version - 1))
         self.dealt += self.learner.leases.outstanding() - before
         self.learner_shell()
 

@@ -12,6 +12,7 @@ from aiorl.errors import BadFrame, LocalProtocolError
 from aiorl.protocol import events as ev
 from aiorl.protocol import messages as m
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
+from aiorl.protocol.pacing import Pacing
 
 A, B = b"peer-a", b"peer-b"
 
@@ -455,14 +456,44 @@ def test_a_lost_workers_share_is_dealt_to_the_others() -> None:
     assert [message.fragments for message in sent(session, m.Lease)] == [4]
 
 
-def test_topping_up_reaches_the_slots_named_or_all() -> None:
+def test_streaming_shares_one_budget_out() -> None:
     session = make()
     join(session)
     join(session, B, "b")
-    session.top_up(2, 1, slots=[2, 9])
-    assert [(peer, message.fragments) for peer, message in session.messages_to_send()] == [(B, 2)]
-    session.top_up(2, 1)
-    assert [(peer, message.fragments) for peer, message in session.messages_to_send()] == [(A, 2)]
+    session.leases.set_pacing(Pacing(2, 0, 3))
+    session.stream(0, 1)
+    leases = {peer: message for peer, message in session.messages_to_send()}
+    assert {peer: message.fragments for peer, message in leases.items()} == {A: 1, B: 1}
+    session.receive(A, fragment(1, leases[A].lease_id), 0.5)
+    session.messages_to_send()
+    session.stream(1, 1)
+    assert sent(session, m.Lease) == [], "what is queued counts"
+    session.stream(0, 1)
+    assert [(message.lease_id, message.fragments) for message in sent(session, m.Lease)] == [(leases[A].lease_id, 2)]
+    session.lose(1, "killed", 1.0)
+    session.messages_to_send()
+    session.stream(0, 1)
+    assert sent(session, m.Lease) == [], "one whose speed is not known has one fragment at a time"
+    session.leases.check_valid()
+
+
+def test_a_worker_that_beats_but_never_samples_is_named_and_its_share_dealt_again() -> None:
+    session = make(lease_timeout_s=5.0)
+    join(session)
+    join(session, B, "b")
+    session.deal(1, 2)
+    leases = {peer: message for peer, message in session.messages_to_send()}
+    session.receive(A, fragment(1, leases[A].lease_id), 0.5)
+    session.events()
+    for tenth in range(60):
+        now = 0.5 + tenth / 10
+        for peer in (A, B):
+            session.receive(peer, m.Beat(10 if peer == A else 0, "sampling"), now)
+        session.tick(now)
+    assert told(session) == [ev.LeaseOverdue(2, 1, pytest.approx(5.1, abs=0.11))]
+    dealt = {peer: message for peer, message in session.messages_to_send() if isinstance(message, m.Lease)}
+    assert dealt[A].fragments == 1
+    assert dealt[A].lease_id not in (leases[A].lease_id, leases[B].lease_id)
 
 
 def test_a_worker_that_leaves_frees_its_slot_at_once() -> None:

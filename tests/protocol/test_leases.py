@@ -5,8 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorl.errors import InternalError
-from aiorl.protocol.leases import LeaseBook, WorkerLeases, is_stale
+from aiorl.protocol.leases import LeaseBook, Overdue, WorkerLeases, is_stale
 from aiorl.protocol.messages import Lease, Samples
+
+
+def make(*slots: int, first_id: int = 1) -> LeaseBook:
+    book = LeaseBook(first_id)
+    for slot in slots:
+        book.join(slot)
+    return book
 
 
 def shares(grants: list) -> list[tuple[int, int]]:
@@ -14,14 +21,14 @@ def shares(grants: list) -> list[tuple[int, int]]:
 
 
 def test_a_deal_is_even_and_the_first_slots_have_the_larger_shares() -> None:
-    assert shares(LeaseBook().deal(3, 8, [5, 1, 2])) == [(1, 3), (2, 3), (5, 2)]
-    assert shares(LeaseBook().deal(3, 2, [1, 2, 3])) == [(1, 1), (2, 1)]
+    assert shares(make(5, 1, 2).deal(3, 8, 0.0)) == [(1, 3), (2, 3), (5, 2)]
+    assert shares(make(1, 2, 3).deal(3, 2, 0.0)) == [(1, 1), (2, 1)]
 
 
 @given(st.integers(1, 200), st.sets(st.integers(1, 50), min_size=1))
 def test_a_deal_leases_exactly_one_train_batch(fragments: int, slots: set[int]) -> None:
-    book = LeaseBook()
-    grants = book.deal(7, fragments, slots)
+    book = make(*slots)
+    grants = book.deal(7, fragments, 0.0)
     assert sum(grant.lease.fragments for grant in grants) == fragments == book.deal_outstanding()
     sizes = [grant.lease.fragments for grant in grants]
     assert max(sizes) - min(sizes) <= 1
@@ -30,12 +37,12 @@ def test_a_deal_leases_exactly_one_train_batch(fragments: int, slots: set[int]) 
 
 
 def test_a_lost_workers_share_goes_to_the_others() -> None:
-    book = LeaseBook()
-    first, second = book.deal(1, 6, [1, 2])
-    assert book.use(2, second.lease.lease_id, 1) == ""
+    book = make(1, 2)
+    first, second = book.deal(1, 6, 0.0)
+    assert book.use(2, second.lease.lease_id, 1, 0.0) == ""
     assert book.drop_slot(2) == 2
     assert book.held == 2
-    assert shares(book.redeal([1])) == [(1, 2)]
+    assert shares(book.redeal(0.0)) == [(1, 2)]
     assert book.outstanding(1) == 5 == book.deal_outstanding()
     assert book.outstanding(2) == 0
     assert first.lease.lease_id in [lease.lease_id for lease in book.outstanding_leases(1)]
@@ -43,55 +50,51 @@ def test_a_lost_workers_share_goes_to_the_others() -> None:
 
 def test_a_deal_without_workers_is_held_until_one_joins() -> None:
     book = LeaseBook()
-    assert book.deal(1, 4, []) == []
-    assert book.redeal([]) == []
-    assert shares(book.redeal([3])) == [(3, 4)]
+    assert book.deal(1, 4, 0.0) == []
+    assert book.redeal(0.0) == []
+    book.join(3)
+    assert shares(book.redeal(0.0)) == [(3, 4)]
     assert book.held == 0
 
 
 def test_a_new_deal_forgets_what_the_old_one_held() -> None:
-    book = LeaseBook()
-    book.deal(1, 4, [1])
+    book = make(1)
+    book.deal(1, 4, 0.0)
     book.drop_slot(1)
-    book.deal(2, 3, [2])
+    book.join(2)
+    book.deal(2, 3, 0.0)
     book.drop_slot(2)
     assert book.held == 3
 
 
-def test_topping_up_raises_one_lease() -> None:
-    book = LeaseBook(first_id=10)
-    grant = book.top_up(1, 3, 5)
-    assert grant is not None
-    assert grant.lease == Lease(10, 3, 5)
-    assert book.top_up(1, 3, 6) is None
+def test_streaming_raises_one_lease() -> None:
+    book = make(1, first_id=10)
+    assert book.extend(1, 3, 5, 0.0).lease == Lease(10, 3, 5)
     for _ in range(3):
-        assert book.use(1, 10, 5) == ""
-    grant = book.top_up(1, 2, 6)
-    assert grant is not None
-    assert grant.lease == Lease(10, 5, 6)
-    assert book.use(1, 10, 5) == "", "begun before the bound was raised"
+        assert book.use(1, 10, 5, 0.0) == ""
+    assert book.extend(1, 2, 6, 0.0).lease == Lease(10, 5, 6)
+    assert book.use(1, 10, 5, 0.0) == "", "begun before the bound was raised"
     book.check_valid()
     assert book.drop_slot(1) == 1
-    grant = book.top_up(1, 1, 6)
-    assert grant is not None
-    assert grant.lease == Lease(11, 1, 6)
+    book.join(1)
+    assert book.extend(1, 1, 6, 0.0).lease == Lease(11, 1, 6)
 
 
 def test_fragments_outside_of_a_lease_are_told() -> None:
-    book = LeaseBook()
-    (grant,) = book.deal(4, 1, [1])
+    book = make(1)
+    (grant,) = book.deal(4, 1, 0.0)
     lease_id = grant.lease.lease_id
-    assert "outside" in book.use(2, lease_id, 4)
-    assert "outside" in book.use(1, lease_id + 1, 4)
-    assert "version 3" in book.use(1, lease_id, 3)
-    assert book.use(1, lease_id, 4) == ""
-    assert "outside" in book.use(1, lease_id, 4)
+    assert "outside" in book.use(2, lease_id, 4, 0.0)
+    assert "outside" in book.use(1, lease_id + 1, 4, 0.0)
+    assert "version 3" in book.use(1, lease_id, 3, 0.0)
+    assert book.use(1, lease_id, 4, 0.0) == ""
+    assert "outside" in book.use(1, lease_id, 4, 0.0)
     book.check_valid()
 
 
 def test_a_lease_of_nothing_is_a_bug() -> None:
     with pytest.raises(InternalError):
-        LeaseBook().grant(1, 0, 0)
+        make(1).grant(1, 0, 0, 0.0)
 
 
 def test_staleness_counts_from_the_oldest_row() -> None:
@@ -147,13 +150,60 @@ def test_exhausted_leases_are_forgotten_in_the_end() -> None:
 
 
 def test_fragments_that_could_not_be_used_are_leased_once_more() -> None:
-    book = LeaseBook()
-    (grant,) = book.deal(3, 2, [1])
-    assert book.use(1, grant.lease.lease_id, 3) == ""
-    assert book.use(1, grant.lease.lease_id, 3) == ""
+    book = make(1)
+    (grant,) = book.deal(3, 2, 0.0)
+    assert book.use(1, grant.lease.lease_id, 3, 0.0) == ""
+    assert book.use(1, grant.lease.lease_id, 3, 0.0) == ""
     assert book.deal_outstanding() == 0
     book.hold(1)
     assert book.deal_outstanding() == 1
-    (again,) = book.redeal([2])
-    assert (again.slot, again.lease.fragments, again.lease.min_version) == (2, 1, 3)
+    (again,) = book.redeal(0.0)
+    assert (again.slot, again.lease.fragments, again.lease.min_version) == (1, 1, 3)
     book.check_valid()
+
+
+def test_what_a_worker_that_brings_nothing_owes_is_dealt_to_the_others() -> None:
+    """It lives, so no heartbeat tells; the others have brought theirs, so it is not the environment that is slow."""
+    book = make(1, 2, 3)
+    leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 6, 0.0)}
+    for slot in (1, 2):
+        for seconds in (1.0, 2.0):
+            assert book.use(slot, leases[slot], 1, seconds) == ""
+    assert book.take_overdue(10.0, 9.9) == []
+    assert book.take_overdue(10.0, 10.5) == [Overdue(3, 2, 10.5)]
+    again = book.redeal(10.5)
+    assert shares(again) == [(1, 1), (2, 1)]
+    for slot, lease in again:
+        assert book.use(slot, lease.lease_id, 1, 11.0) == ""
+    assert book.take_overdue(10.0, 60.0) == [], "told once"
+    book.deal(2, 4, 61.0)
+    assert book.outstanding(3) == 2, "nothing else is leased to it"
+    assert book.use(3, leases[3], 1, 62.0) == "", "it may still come"
+    assert {slot for slot, _ in shares(book.deal(3, 6, 63.0))} == {1, 2, 3}
+    book.check_valid()
+
+
+def test_nobody_is_overdue_where_all_are_slow() -> None:
+    book = make(1, 2)
+    leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 4, 0.0)}
+    assert book.take_overdue(10.0, 500.0) == [], "no other has brought anything yet"
+    assert book.use(1, leases[1], 1, 600.0) == ""
+    assert book.take_overdue(10.0, 700.0) == [], "the other one needed 600 s"
+    assert [late.slot for late in book.take_overdue(10.0, 2500.0)] == [2]
+
+
+def test_time_in_which_the_learner_stood_still_makes_nobody_overdue() -> None:
+    book = make(1, 2)
+    leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 4, 0.0)}
+    assert book.use(1, leases[1], 1, 1.0) == ""
+    book.forgive(100.0)
+    assert book.take_overdue(10.0, 101.0) == []
+
+
+def test_the_only_worker_left_is_dealt_to_though_it_is_overdue() -> None:
+    book = make(1, 2)
+    leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 2, 0.0)}
+    assert book.use(1, leases[1], 1, 1.0) == ""
+    assert [late.slot for late in book.take_overdue(10.0, 20.0)] == [2]
+    book.drop_slot(1)
+    assert shares(book.redeal(21.0)) == [(2, 1)]

@@ -69,8 +69,9 @@ class IMPALAConfig(CommonConfig):
         unit="versions", ge=0,
     )  # fmt: skip
     outstanding_fragments_per_worker: int = key(
-        3, "Fragments that a worker may owe or have under way at a time.", group=_GROUP, unit="fragments", ge=1
-    )
+        3, "Fragments that a worker may owe or have under way at a time, within the budget of the whole run.",
+        group=_GROUP, unit="fragments", ge=1,
+    )  # fmt: skip
 
     def fragments_per_batch(self) -> int:
         """Fragments that make up a train batch."""
