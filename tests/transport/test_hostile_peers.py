@@ -163,6 +163,22 @@ def test_peers_that_reset_with_full_queues_do_not_abort_the_process(start):
         assert _is_served(peer)
 
 
+@pytest.mark.xfail(
+    strict=False, reason="libzmq 4.3.5 answers heartbeats of a peer and aborts as with its own; no option stops it"
+)
+def test_peers_that_send_heartbeats_and_reset_with_full_queues_do_not_abort_the_process(start):
+    learner = start(slow_s=0.05, receive_messages=2)
+    ping = b"\x04\x07\x04PING\x00\x00"
+    for _ in range(8):
+        with contextlib.suppress(OSError):
+            peer = learner.peer()
+            peer.socket.sendall((frame(bytes(100)) * 10 + ping) * 20)
+            time.sleep(0.03)
+            peer.reset()
+    time.sleep(0.3)
+    assert learner.process.poll() is None, learner.end()
+
+
 def _flood(peer: RawPeer, payload: bytes, seconds: float) -> bool:
     """Send the same bytes over and over; True if the other side has stopped taking them before the time was up."""
     until = time.monotonic() + seconds
