@@ -75,8 +75,23 @@ def remote_address(fd: int) -> str:
 
 def bytes_received(fd: int) -> int | None:
     """What the kernel has received over a TCP descriptor so far; None where it can't be told."""
-    with _borrow(fd) as connection:
-        return None if connection is None else _received(connection)
+    if not hasattr(socket, "TCP_INFO") or fd < 0:
+        return None
+    # asked of all connections again and again: no duplicate, since nothing is done to it; any family will do
+    try:
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
+    except OSError:
+        return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    except OSError:
+        return None
+    finally:
+        connection.detach()
+    if len(info) < _BYTES_RECEIVED_OFFSET + _BYTES_RECEIVED.size:
+        return None
+    received: int = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0]
+    return received
 
 
 @contextlib.contextmanager
@@ -106,19 +121,6 @@ def _borrow(fd: int) -> Iterator[socket.socket | None]:
             connection.detach()
         else:
             connection.close()
-
-
-def _received(connection: socket.socket) -> int | None:
-    if not hasattr(socket, "TCP_INFO"):
-        return None
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    except OSError:
-        return None
-    if len(info) < _BYTES_RECEIVED_OFFSET + _BYTES_RECEIVED.size:
-        return None
-    received: int = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0]
-    return received
 
 
 def _name(connection: socket.socket) -> str:
@@ -239,9 +241,9 @@ class ConnectionTable:
                 connection.seen_bytes = received
 
     def look(self, connection: Connection) -> int:
-        """Bytes that the kernel has received for this connection so far; as before where it can't be told."""
-        with _borrow(connection.fd) as borrowed:
-            if borrowed is None or _name(borrowed) != connection.address:
-                return connection.received
-            received = _received(borrowed)
+        """Bytes that the kernel has received for this connection so far; as before where it can't be told.
+
+        Should the descriptor have become another connection's just now, this one has ended, and is told of next.
+        """
+        received = bytes_received(connection.fd)
         return connection.received if received is None else received

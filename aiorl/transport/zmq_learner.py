@@ -89,6 +89,8 @@ class ZmqLearnerEndpoint:
         self._reported: dict[tuple[str, str], int] = {}  # at most _MAX_REMEMBERED
         self._gone: deque[tuple[float, str, Connection]] = deque()  # ended in the last _GONE_WITHIN_S
         self._parting: dict[bytes, tuple[float, Connection]] = {}  # each still in self._peers, or ended just now
+        # descriptors of subscribers that have ended, until all that came is read: it may be theirs or their successors'
+        self._reused: set[int] = set()
         self._logged_at: deque[float] = deque(maxlen=_MAX_LINES)
         self._discarding = False
         self._max_peers = self._limits.max_peers
@@ -355,7 +357,11 @@ class ZmqLearnerEndpoint:
         return self._peers.attach(_fd_of(frame), peer, _user_id_of(frame))
 
     def _receive_subscription(self) -> None:
-        frame = self._xpub.recv(zmq.DONTWAIT, copy=False)
+        try:
+            frame = self._xpub.recv(zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            self._reused.clear()
+            raise
         while frame.more:
             frame = self._xpub.recv(zmq.DONTWAIT, copy=False)
         fd = _fd_of(frame)
@@ -368,13 +374,14 @@ class ZmqLearnerEndpoint:
         if not connection.delivered:
             self._num_silent["broadcast"] -= 1
         connection.delivered += 1
-        if frame.bytes not in (b"\x01", b"\x00"):
+        if fd in self._reused:
+            self._later("announce", _ANNOUNCE_S, self._announce)
+        elif frame.bytes not in (b"\x01", b"\x00"):
             self._rejected += 1
             self._cut(self._subscribers, connection, _NOT_A_SUBSCRIPTION)
         elif connection.delivered == 1:
             self._later("announce", _ANNOUNCE_S, self._announce)
         elif connection.delivered % _SUBSCRIPTIONS_PER_LOOK == 0:
-            # Counted by the kernel, not by us: some of these may be of a connection that had this descriptor before.
             self._bound_subscriber(connection, self._subscribers.look(connection))
 
     def _bound_subscriber(self, connection: Connection, received: int) -> None:
@@ -402,6 +409,8 @@ class ZmqLearnerEndpoint:
 
     def _on_disconnected(self, port: str, table: ConnectionTable, fd: int) -> None:
         connection = table.end(fd)
+        if table is self._subscribers:
+            self._reused.add(fd)
         failure, self._failure[port] = self._failure[port], ""
         if connection is None:
             return

@@ -37,10 +37,14 @@ class RawPeer:
         self.socket.settimeout(10)
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.connect(("127.0.0.1", port))
-        self.socket.sendall(GREETING + ready(kind))
         self._got = b""
-        self._take(64)
+        try:
+            self.socket.connect(("127.0.0.1", port))
+            self.socket.sendall(GREETING + ready(kind))
+            self._take(64)
+        except OSError:
+            self.socket.close()
+            raise
         self.receive()
 
     def send(self, *payloads: bytes) -> None:
