@@ -49,6 +49,7 @@ from aiorl.report.loggers import Loggers, open_loggers
 from aiorl.report.results import Results
 from aiorl.report.system import SystemUsage
 from aiorl.text import indented, many_lines
+from aiorl.transport.descriptors import raise_open_file_limit
 from aiorl.transport.endpoint import EndpointLimits
 from aiorl.transport.security import load_learner_keys, local_worker_keys, reachable_from_elsewhere, reachable_from_here
 from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
@@ -258,6 +259,7 @@ class Run:
             send_messages=transport.send_queue_length,
             dead_after_s=transport.heartbeat_timeout_s,
         )
+        raise_open_file_limit()
         self._make_endpoint: Callable[[str], ZmqLearnerEndpoint] = lambda bind: ZmqLearnerEndpoint(
             bind, keys=keys, insecure=config.insecure, limits=endpoint_limits
         )

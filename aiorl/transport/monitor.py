@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import struct
 from collections.abc import Callable
@@ -12,7 +13,19 @@ from aiorl.transport.pump import SocketPump
 
 __all__ = ["SocketMonitor", "reason_seen_by_learner", "reason_seen_by_worker"]
 
+# What is acted on. A listener that is out of descriptors fails to accept as fast as it can try, so that is not told.
+_EVENTS = int(
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 _EVENT = struct.Struct("=HI")
+_MAX_DRAINED = 100_000
 _names = itertools.count()
 
 _MECHANISM_MISMATCH = 0x11000002
@@ -24,13 +37,16 @@ class SocketMonitor:
 
     ``value`` is the descriptor for ACCEPTED, CONNECTED, DISCONNECTED and CLOSED, the error or protocol code for
     failed handshakes. Close it before its socket.
+
+    Events wait in a bounded queue. While it is full, ZeroMQ's own thread waits with the next one, and with it all
+    that its sockets do: whoever makes connections faster than they are looked at is held back.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], handler: Callable[[int, int], None]) -> None:
         address = f"inproc://aiorl.monitor.{next(_names)}"
         self._socket = socket
         self._handler = handler
-        socket.monitor(address, int(zmq.EVENT_ALL))
+        socket.monitor(address, _EVENTS)
         self._pair: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
         self._pair.connect(address)
         self._pump = SocketPump(self._pair, self._receive)
@@ -47,6 +63,11 @@ class SocketMonitor:
         """Stop monitoring."""
         self._pump.close()
         if not self._socket.closed:
+            # ZeroMQ's thread holds a lock while it waits for room in a full queue, and what stops the monitor waits for
+            # that lock. Once the queue has been emptied there is room for more than can happen in between.
+            with contextlib.suppress(zmq.Again):
+                for _ in range(_MAX_DRAINED):
+                    self._pair.recv_multipart(zmq.DONTWAIT)
             self._socket.disable_monitor()
         self._pair.close(0)
 

@@ -21,6 +21,7 @@ import zmq
 from aiorl.config.address import split_address
 from aiorl.errors import EndpointClosed
 from aiorl.transport.buffers import keep_message_buffers
+from aiorl.transport.connections import bytes_received
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_worker
 from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
@@ -49,14 +50,25 @@ class _Channel:
     name: str
     port: int
     socket: zmq.Socket[bytes]
+    fd: int = -1
     tcp_since: float | None = None
+    shook_hands: bool = False
     ready: bool = False
+    heard: bool = True
+    received: int = 0
+    silent_s: float = 0.0
     pump: SocketPump = field(init=False)
     monitor: SocketMonitor = field(init=False)
 
     def close(self) -> None:
         self.pump.close()
         self.monitor.close()
+
+    def listen(self, elapsed_s: float) -> None:
+        """Note whether anything was heard since the look before, also if it was a part of a message."""
+        received = self.received if self.heard else bytes_received(self.fd) or 0
+        self.silent_s = 0.0 if self.heard or received != self.received else self.silent_s + elapsed_s
+        self.heard, self.received = False, received
 
 
 class ZmqWorkerEndpoint:
@@ -79,6 +91,9 @@ class ZmqWorkerEndpoint:
         self._connected = False
         self._ending = False
         self._since = 0.0
+        self._listened = 0.0
+        self._unshown_s = 0.0
+        self._shown = 0
         self._pause_s = self._limits.retry_s
         self._last_reason = ""
         self._said: dict[str, float] = {}
@@ -229,8 +244,9 @@ class ZmqWorkerEndpoint:
 
     # --- receiving
 
-    def _receive(self, socket: zmq.Socket[bytes]) -> list[memoryview]:
+    def _receive(self, channel: _Channel) -> list[memoryview]:
         """One whole message; [] if it was beyond the limits."""
+        socket = channel.socket
         frames: list[memoryview] = []
         num_bytes = 0
         more = True
@@ -240,20 +256,21 @@ class ZmqWorkerEndpoint:
             num_bytes += len(frame)
             if len(frames) <= self._limits.max_frames and num_bytes <= self._limits.max_message_bytes:
                 frames.append(keep(frame))
+        channel.heard = True
         if len(frames) > self._limits.max_frames or num_bytes > self._limits.max_message_bytes:
             self._rejected += 1
             return []
         return frames
 
     def _receive_message(self) -> None:
-        frames = self._receive(self._channels[0].socket)
-        if frames and self._connected:
+        frames = self._receive(self._channels[0])
+        if frames and self._connected and (len(frames) > 1 or frames[0].nbytes):  # else the learner's endpoint lives
             self._messages_in += 1
             self._bytes_in += total_bytes(frames)
             self.on_message(frames)
 
     def _receive_broadcast(self) -> None:
-        frames = self._receive(self._channels[1].socket)
+        frames = self._receive(self._channels[1])
         if not frames:
             return
         if frames[0].nbytes != BROADCAST_HEAD.size:
@@ -307,8 +324,10 @@ class ZmqWorkerEndpoint:
             return
         if event == zmq.EVENT_CONNECTED:
             channel.tcp_since = self._loop.time()
+            channel.fd = value
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             channel.tcp_since = None
+            channel.shook_hands = True
             if channel is self._channels[0]:
                 channel.ready = True
                 self._introduce(channel)
@@ -364,7 +383,11 @@ class ZmqWorkerEndpoint:
         for socket in self._give_up_channels():
             socket.close(0)
         if was_connected:
-            reason = f"the connection to {url(self._host, channel.port)} ended"
+            address = url(self._host, channel.port)
+            if channel.silent_s > self._limits.silence_s:
+                reason = f"nothing was heard from {address} for {channel.silent_s:.1f} s"
+            else:
+                reason = f"the connection to {address} ended"
             logger.info("%s; connecting again", reason)
             self.on_event(Event(EventKind.DISCONNECTED, reason, address=self.address))
             self._again(_RETRY_S)
@@ -414,9 +437,13 @@ class ZmqWorkerEndpoint:
         for channel in self._channels:
             self._stalls += channel.pump.look() + channel.monitor.look()
         self._flush()
-        if self._connected or self._ending or not self._channels:
+        if self._ending or not self._channels:
             return
         now = self._loop.time()
+        # time in which we did not run ourselves does not count as silence
+        elapsed_s, self._listened = min(now - self._listened, 2 * self._limits.tick_s), now
+        if self._is_silent(elapsed_s) or self._connected:
+            return
         for channel in self._channels:
             if channel.tcp_since is not None and now - channel.tcp_since > self._limits.handshake_s:
                 self._on_refused(
@@ -425,6 +452,26 @@ class ZmqWorkerEndpoint:
                 return
         if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
             self._lookup = self._loop.create_task(self._find_host())
+
+    def _is_silent(self, elapsed_s: float) -> bool:
+        """Give the pair up if either of its connections is silent; and show the learner's endpoint that we live.
+
+        It answers a sign of life, and announces its broadcasts when there are none, so that both connections bring
+        something even where its user says nothing.
+        """
+        for channel in self._channels:
+            if channel.shook_hands:
+                channel.listen(elapsed_s)
+            if channel.silent_s > self._limits.silence_s:
+                self._on_ended(channel)
+                return True
+        dealer, beat_s = self._channels[0], self._limits.heartbeat_s
+        self._unshown_s += elapsed_s
+        if self._unshown_s >= beat_s:
+            if dealer.shook_hands and (dealer.silent_s >= beat_s or self._messages_out == self._shown):
+                self._introduce(dealer)
+            self._unshown_s, self._shown = 0.0, self._messages_out
+        return False
 
     async def _find_host(self) -> None:
         """Say why nothing happens; cancelling it only means that it isn't said."""
