@@ -15,6 +15,8 @@ import logging
 import os
 import socket
 import stat
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 ADMITTED = "admitted"
 _MAX_KEY_FILE_BYTES = 16 << 10
+_LOOK_EVERY_S = 0.2
 _Z85_CHARS = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
 
 
@@ -197,53 +200,71 @@ def read_secret_key(path: Path) -> tuple[bytes, bytes]:
 
 
 class AdmittedKeys:
-    """The public keys in a directory, read again whenever a file there has changed.
+    """The public keys in a directory; a file is read again when it has changed.
 
-    A file that is no key is left out and named in the log.
+    A file that is no key is left out and named in the log. A directory that is gone admits nobody; one that cannot
+    be read for another reason (no descriptors left, a file server away) leaves everything as it was.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
-        self._signature: tuple[object, ...] = ()
-        self._names: dict[bytes, str] = {}
+        self._clock = clock
+        self._looked = -_LOOK_EVERY_S
+        self._readable = True
+        self._files: dict[str, tuple[object, bytes | None]] = {}  # file name -> what tells a change, key
+        self._names: Mapping[bytes, str] = {}
         self.refresh()
 
-    def refresh(self) -> bool:
-        """Take up what has changed on disk; returns whether anything has."""
-        signature = self._look()
-        if signature == self._signature:
-            return False
-        names: dict[bytes, str] = {}
-        for path in sorted(self._directory.glob("*.key")):
-            try:
-                names.setdefault(read_public_key(path), path.stem)
-            except SecurityError as error:
-                logger.warning("left out of the admitted keys: %s", error)
-        self._signature = signature
-        self._names = names
-        logger.info("%d keys are admitted by %s: %s", len(names), self._directory, ", ".join(names.values()))
-        return True
+    def refresh(self) -> Mapping[bytes, str]:
+        """Look at the directory; returns the name of each key (Z85) that is admitted now, never changed later."""
+        self._looked = self._clock()
+        files = self._look()
+        if files != self._files:
+            self._files = files
+            names: dict[bytes, str] = {}
+            for file_name, (_, public_key) in sorted(files.items()):
+                if public_key is not None:
+                    names.setdefault(public_key, file_name.removesuffix(".key"))
+            self._names = names
+            logger.info("%d keys are admitted by %s: %s", len(names), self._directory, ", ".join(names.values()))
+        return self._names
 
     def name_of(self, public_key: bytes) -> str | None:
-        """Name of an admitted key (Z85), None if it is not admitted; sees the directory as it is now."""
-        self.refresh()
+        """Name of a key (Z85), None if it is not admitted; sees the directory as it was at most 0.2 s ago."""
+        if self._clock() - self._looked >= _LOOK_EVERY_S:  # whoever knocks must not keep us reading directories
+            self.refresh()
         return self._names.get(public_key)
 
-    def names(self) -> frozenset[str]:
-        """Names of all admitted keys, as of the last refresh."""
-        return frozenset(self._names.values())
-
-    def _look(self) -> tuple[object, ...]:
+    def _look(self) -> dict[str, tuple[object, bytes | None]]:
         try:
             with os.scandir(self._directory) as entries:
-                files = []
-                for entry in entries:
-                    if entry.name.endswith(".key"):
-                        found = entry.stat()
-                        files.append((entry.name, found.st_mtime_ns, found.st_size, found.st_ino))
+                files = {entry.name: self._look_at(entry) for entry in entries if entry.name.endswith(".key")}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
         except OSError as error:
-            return ("unreadable", error.errno)
-        return tuple(sorted(files))
+            if self._readable:
+                logger.warning("%s cannot be read (%s): admitted keys stay as they are", self._directory, error)
+            self._readable = False
+            return self._files
+        self._readable = True
+        return files
+
+    def _look_at(self, entry: os.DirEntry[str]) -> tuple[object, bytes | None]:
+        known = self._files.get(entry.name, (None, None))
+        try:
+            found = entry.stat()
+        except FileNotFoundError:  # deleted meanwhile, or a link to nothing
+            return None, None
+        except OSError:
+            return known
+        stamp = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+        if stamp == known[0]:
+            return known
+        try:
+            return stamp, read_public_key(self._directory / entry.name)
+        except SecurityError as error:
+            logger.warning("left out of the admitted keys: %s", error)
+            return stamp, None
 
 
 def _check_directory(directory: Path) -> None:
@@ -280,8 +301,11 @@ def _own_secret_file(directory: Path) -> Path:
 
 def _read(path: Path, *, private: bool = False) -> str:
     try:
-        with path.open("rb") as file:
+        # without O_NONBLOCK, to open a pipe would wait for a writer
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_KEY_FILE_BYTES:
+                raise _malformed(path, "ZeroMQ")
             if private and stat.S_IMODE(found.st_mode) & 0o077:
                 raise SecurityError(
                     f"{path} can be read or written by others (mode {stat.S_IMODE(found.st_mode):04o}):",

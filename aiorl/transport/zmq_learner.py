@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import zmq
 
@@ -95,6 +95,7 @@ class ZmqLearnerEndpoint:
         keep_message_buffers()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(self._io_threads)
         self._admitted = None if self._keys is None else AdmittedKeys(self._keys.admitted)
+        self._acted_on: Mapping[bytes, str] = {} if self._admitted is None else self._admitted.refresh()
         self._router = self._make(zmq.ROUTER)
         self._router.router_mandatory = True
         self._xpub = self._make(zmq.XPUB)
@@ -298,7 +299,9 @@ class ZmqLearnerEndpoint:
         known = self._peers.by_fd(_fd_of(frame))
         if known is None or not known.peer:
             self._num_silent["samples"] -= 1
-        return self._peers.attach(_fd_of(frame), peer, _user_id_of(frame))
+        connection = self._peers.attach(_fd_of(frame), peer, _user_id_of(frame))
+        self._check_key(self._peers, connection)
+        return connection
 
     def _receive_subscription(self) -> None:
         frame = self._xpub.recv(zmq.DONTWAIT, copy=False)
@@ -309,6 +312,7 @@ class ZmqLearnerEndpoint:
             return  # made by libzmq itself when a subscriber is gone
         self._monitors[1].drain()
         connection = self._subscribers.attach(fd, b"", _user_id_of(frame))
+        self._check_key(self._subscribers, connection)
         if not connection.delivered:
             self._num_silent["broadcast"] -= 1
         connection.delivered += 1
@@ -415,19 +419,39 @@ class ZmqLearnerEndpoint:
         self._flush()
         if not self._announced:
             self._announce()
-        if self._admitted is not None and self._admitted.refresh():
-            self._cut_withdrawn(self._admitted.names())
+        self._cut_withdrawn()
         if self._pump.drain(at_most=self._limits.messages_per_turn):
             for table in (self._peers, self._subscribers):
                 for connection in table.find_floods(self._limits.max_message_bytes):
                     self._rejected += 1
                     self._cut(table, connection, "its message does not end")
 
-    def _cut_withdrawn(self, names: frozenset[str]) -> None:
+    def _check_key(self, table: ConnectionTable, connection: Connection) -> None:
+        """Judge a connection by the key it proved: that may have been withdrawn since the handshake."""
+        if self._admitted is not None and self._admitted.name_of(connection.user_id.encode()) is None:
+            self._cut(table, connection, "its key is not admitted any more")
+
+    def _cut_withdrawn(self) -> None:
+        """Cut off those whose key is no longer among the admitted ones.
+
+        Which key a connection has proved is known from its first message on. So all that are silent are cut too
+        when a key is withdrawn; those with another key connect again.
+        """
+        if self._admitted is None:
+            return
+        before, self._acted_on = self._acted_on, self._admitted.refresh()
+        if before.keys() <= self._acted_on.keys():
+            return
+        for monitor in self._monitors:
+            monitor.drain()
         for table in (self._peers, self._subscribers):
             for connection in table:
-                if connection.user_id and connection.user_id not in names:
-                    self._cut(table, connection, f"its key {connection.user_id!r} is not admitted any more")
+                public_key = connection.user_id.encode()
+                if not public_key:
+                    self._cut(table, connection, "a key was withdrawn while it had not said which one it has")
+                elif public_key not in self._acted_on:
+                    name = before.get(public_key, connection.user_id)
+                    self._cut(table, connection, f"its key {name!r} is not admitted any more")
 
     def _make(self, kind: int) -> zmq.Socket[bytes]:
         socket = make_socket(self._context, kind, self._limits, ipv6=":" in self._host)
