@@ -34,11 +34,12 @@ __all__ = [
     "check_bind",
     "load_learner_keys",
     "load_worker_keys",
-    "local_worker_keys",
+    "parse_worker_keys",
     "reachable_from_elsewhere",
     "reachable_from_here",
     "read_public_key",
     "read_secret_key",
+    "read_worker_file",
 ]
 
 logger = logging.getLogger(__name__)
@@ -56,12 +57,13 @@ class LearnerKeys:
     Attributes:
         public_key: Z85, 40 bytes.
         secret_key: Z85, 40 bytes.
-        admitted: directory of admitted public keys, read again whenever it changes.
+        admitted: directory of admitted public keys, read again whenever it changes; None where nobody is admitted
+            but workers of the learner's own user, by a key made for the run (see `aiorl.transport.run_keys`).
     """
 
     public_key: bytes
     secret_key: bytes
-    admitted: Path
+    admitted: Path | None
 
     def __repr__(self) -> str:
         return f"LearnerKeys(public_key={self.public_key!r}, admitted={str(self.admitted)!r})"
@@ -75,7 +77,8 @@ class WorkerKeys:
         public_key: Z85, 40 bytes.
         secret_key: Z85, 40 bytes.
         learner_key: the learner's public key, Z85, 40 bytes.
-        public_key_file: the file an administrator has to copy to the learner's admitted directory.
+        public_key_file: the file an administrator has to copy to the learner's admitted directory, "" for keys that
+            the learner made for its run.
     """
 
     public_key: bytes
@@ -123,7 +126,8 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
 
     Args:
         path: a directory with ``learner.key`` and one worker's ``.key_secret`` (``worker.key_secret`` is preferred
-            if there are several), or such a ``.key_secret`` file with ``learner.key`` beside it.
+            if there are several), or such a ``.key_secret`` file with ``learner.key`` beside it, or the file that
+            a learner made for its run.
 
     Raises:
         SecurityError: a file is missing, unreadable, malformed or readable by others, or the choice is unclear.
@@ -135,29 +139,37 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
         directory = path
         _check_directory(directory)
         secret_file = _own_secret_file(directory)
-    public_key, secret_key = read_secret_key(secret_file)
-    learner_key = read_public_key(directory / "learner.key")
-    return WorkerKeys(public_key, secret_key, learner_key, str(secret_file.with_suffix(".key")))
+    return read_worker_file(secret_file)
 
 
-def local_worker_keys(directory: Path | str) -> Path:
-    """The private key that the learner's own workers use: ``worker``'s, else the first admitted one that is here.
+def read_worker_file(path: Path, *, directory: int | None = None) -> WorkerKeys:
+    """A worker's keys in one private file, and the learner's public key there or in ``learner.key`` beside it.
+
+    Args:
+        path: the file.
+        directory: descriptor of the directory it is to be opened in, None to go by the path.
 
     Raises:
-        SecurityError: there is none.
+        SecurityError: a file is missing, unreadable, malformed or readable by others than its owner.
+        FileNotFoundError: it is not in ``directory``.
     """
-    directory = Path(directory)
-    secrets = sorted(path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret")
-    secrets.sort(key=lambda path: path.stem != "worker")
-    for path in secrets:
-        if (directory / ADMITTED / f"{path.stem}.key").exists():
-            return path
-    raise SecurityError(
-        f"{directory} holds no private key of an admitted worker, which the learner's own workers need:",
-        key="keys",
-        value=str(directory),
-        hint="make one with `python -m aiorl.keys`, or start the learner with --num-workers 0.",
-    )
+    return parse_worker_keys(_read(path, private=True, directory=directory), path)
+
+
+def parse_worker_keys(text: str, path: Path) -> WorkerKeys:
+    """See `read_worker_file`; ``path`` is where the text came from.
+
+    Raises:
+        SecurityError: the text is malformed, or ``learner.key`` is needed and missing or malformed.
+    """
+    found = _parse(text, path)
+    if "secret-key" not in found:
+        raise _malformed(path, "secret")
+    public_key = bytes(zmq.curve_public(found["secret-key"]))
+    if "learner-key" in found:
+        return WorkerKeys(public_key, found["secret-key"], found["learner-key"], "")
+    learner_key = read_public_key(path.parent / "learner.key")
+    return WorkerKeys(public_key, found["secret-key"], learner_key, str(path.with_suffix(".key")))
 
 
 def reachable_from_here(address: str) -> str:
@@ -200,33 +212,48 @@ def read_secret_key(path: Path) -> tuple[bytes, bytes]:
 
 
 class AdmittedKeys:
-    """The public keys in a directory; a file is read again when it has changed.
+    """The public keys in a directory, each file read again when it has changed, and those made for the run.
 
     A file that is no key is left out and named in the log. A directory that is gone admits nobody; one that cannot
     be read for another reason (no descriptors left, a file server away) leaves everything as it was.
     """
 
-    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        own: Mapping[bytes, str] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look at the directory.
+
+        Args:
+            directory: where a file NAME.key is the public key of a worker; None for none.
+            own: names of the keys (Z85) made for the run, which are admitted as long as it lasts.
+            clock: seconds.
+        """
         self._directory = directory
+        self._own = own or {}
         self._clock = clock
         self._looked = -_LOOK_EVERY_S
         self._readable = True
         self._files: dict[str, tuple[object, bytes | None]] = {}  # file name -> what tells a change, key
-        self._names: Mapping[bytes, str] = {}
+        self._names: Mapping[bytes, str] = self._own
         self.refresh()
 
     def refresh(self) -> Mapping[bytes, str]:
         """Look at the directory; returns the name of each key (Z85) that is admitted now, never changed later."""
         self._looked = self._clock()
-        files = self._look()
+        files = self._files if self._directory is None else self._look(self._directory)
         if files != self._files:
             self._files = files
-            names: dict[bytes, str] = {}
+            names: dict[bytes, str] = dict(self._own)
             for file_name, (_, public_key) in sorted(files.items()):
                 if public_key is not None:
                     names.setdefault(public_key, file_name.removesuffix(".key"))
             self._names = names
-            logger.info("%d keys are admitted by %s: %s", len(names), self._directory, ", ".join(names.values()))
+            admitted = [name for key, name in names.items() if key not in self._own]
+            logger.info("%d keys are admitted by %s: %s", len(admitted), self._directory, ", ".join(admitted))
         return self._names
 
     def name_of(self, public_key: bytes) -> str | None:
@@ -235,15 +262,15 @@ class AdmittedKeys:
             self.refresh()
         return self._names.get(public_key)
 
-    def _look(self) -> dict[str, tuple[object, bytes | None]]:
+    def _look(self, directory: Path) -> dict[str, tuple[object, bytes | None]]:
         try:
-            with os.scandir(self._directory) as entries:
+            with os.scandir(directory) as entries:
                 files = {entry.name: self._look_at(entry) for entry in entries if entry.name.endswith(".key")}
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
             if self._readable:
-                logger.warning("%s cannot be read (%s): admitted keys stay as they are", self._directory, error)
+                logger.warning("%s cannot be read (%s): admitted keys stay as they are", directory, error)
             self._readable = False
             return self._files
         self._readable = True
@@ -261,7 +288,7 @@ class AdmittedKeys:
         if stamp == known[0]:
             return known
         try:
-            return stamp, read_public_key(self._directory / entry.name)
+            return stamp, read_public_key(Path(entry.path))
         except SecurityError as error:
             logger.warning("left out of the admitted keys: %s", error)
             return stamp, None
@@ -299,10 +326,11 @@ def _own_secret_file(directory: Path) -> Path:
     return found[0]
 
 
-def _read(path: Path, *, private: bool = False) -> str:
+def _read(path: Path, *, private: bool = False, directory: int | None = None) -> str:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # to open a pipe would wait for a writer otherwise
     try:
-        # without O_NONBLOCK, to open a pipe would wait for a writer
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        name = path if directory is None else path.name
+        with open(os.open(name, flags, dir_fd=directory), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_KEY_FILE_BYTES:
                 raise _malformed(path, "ZeroMQ")
@@ -315,6 +343,8 @@ def _read(path: Path, *, private: bool = False) -> str:
                 )
             data = file.read(_MAX_KEY_FILE_BYTES)
     except FileNotFoundError:
+        if directory is not None:
+            raise
         raise SecurityError(
             f"{path} is missing:",
             key="keys",
@@ -334,7 +364,7 @@ def _parse(text: str, path: Path) -> dict[str, bytes]:
         line = line.strip()
         name, equals, value = line.partition("=")
         name, value = name.strip(), value.strip()
-        if equals and name in ("public-key", "secret-key") and value[:1] == value[-1:] == '"':
+        if equals and name in ("public-key", "secret-key", "learner-key") and value[:1] == value[-1:] == '"':
             found[name] = _check_key(value[1:-1], path)
     bare = text.strip()
     if not found and len(bare) == 40:

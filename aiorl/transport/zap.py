@@ -1,8 +1,8 @@
 """ZeroMQ's authentication protocol (ZAP, RFC 27) on the running asyncio loop.
 
 Each handshake with one of our listening sockets asks here first. With keys, only clients whose public key lies
-in the admitted directory pass, and they get that key, in Z85, as user id. Without keys (loopback, or --insecure)
-everyone who speaks ZeroMQ 4 passes; asking all the same makes libzmq refuse what is no ZeroMQ 4 peer at all.
+in the admitted directory, or was made for the run, pass, and they get that key, in Z85, as user id. Without keys
+(--insecure) everyone who speaks ZeroMQ 4 passes; asking all the same makes libzmq refuse what is no ZeroMQ 4 peer.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from aiorl.transport.connections import Connection, ConnectionTable
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_learner
 from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
-from aiorl.transport.security import AdmittedKeys, LearnerKeys, check_bind
+from aiorl.transport.run_keys import RunKeyFile, forget_run_keys, make_learner_keys, make_worker_keys
+from aiorl.transport.security import AdmittedKeys, LearnerKeys, WorkerKeys, check_bind
 from aiorl.transport.send_queues import SendQueues
 from aiorl.transport.zap import Authenticator
 from aiorl.transport.zmq_sockets import bind_pair, make_socket, serve, term, url
@@ -34,6 +35,7 @@ _SETTLE_S = 0.05
 _RETRY_S = 0.02
 _MAX_SUBSCRIPTION_BYTES = 4096
 _MAX_REMEMBERED = 1024
+_KEEP_FILE_S = 60.0
 
 
 class ZmqLearnerEndpoint:
@@ -41,8 +43,9 @@ class ZmqLearnerEndpoint:
 
     Args:
         bind: "tcp://HOST:PORT"; the broadcast port is PORT + 1. PORT 0 takes a free pair.
-        keys: the learner's keys, None for none.
-        insecure: allow a bind that is open to the network without keys.
+        keys: the learner's keys; None makes some for the run, by which only its own user's workers on this host
+            join.
+        insecure: do without keys if none are given: everyone who can reach the address may connect.
         limits: every bound.
         io_threads: ZeroMQ's threads; two help where many workers use keys.
     """
@@ -60,7 +63,10 @@ class ZmqLearnerEndpoint:
         self.on_message: Callable[[bytes, list[memoryview], str], None] = lambda peer, frames, user_id: None
         self.on_event: Callable[[Event], None] = lambda event: None
         self._host, self._port = split_address(bind, key="bind")
-        self._keys = keys
+        self._keys = make_learner_keys() if keys is None and not insecure else keys
+        self._own = None if self._keys is None else make_worker_keys(self._keys)
+        self._key_file: RunKeyFile | None = None
+        self._key_file_due = 0.0
         self._limits = limits or EndpointLimits()
         self._io_threads = io_threads
         self._queues = SendQueues(self._limits.peer_queue_messages, self._limits.queue_bytes)
@@ -85,6 +91,11 @@ class ZmqLearnerEndpoint:
         """Where workers connect to; valid after `start`."""
         return url(self._host, self._port)
 
+    @property
+    def worker_keys(self) -> WorkerKeys | None:
+        """What workers that the learner itself starts prove, made for the run; None if it does without keys."""
+        return self._own
+
     def start(self) -> None:
         """Bind both ports and begin to receive.
 
@@ -94,7 +105,10 @@ class ZmqLearnerEndpoint:
         self._loop = asyncio.get_running_loop()
         keep_message_buffers()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(self._io_threads)
-        self._admitted = None if self._keys is None else AdmittedKeys(self._keys.admitted)
+        self._admitted = None
+        if self._keys is not None and self._own is not None:
+            own = {self._own.public_key: "the run's own"}
+            self._admitted = AdmittedKeys(self._keys.admitted, own)
         self._acted_on: Mapping[bytes, str] = {} if self._admitted is None else self._admitted.refresh()
         self._router = self._make(zmq.ROUTER)
         self._router.router_mandatory = True
@@ -121,6 +135,11 @@ class ZmqLearnerEndpoint:
             self._router, self._receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
         )
         self._subscription_pump = SocketPump(self._xpub, self._receive_subscription)
+        if self._keys is not None and self._own is not None and self._keys.admitted is None:
+            self._key_file = RunKeyFile(self._port, self._own)
+            self._keep_key_file()
+        else:
+            forget_run_keys(self._port)
         self._started = True
         self._tick_handle = self._loop.call_later(self._limits.tick_s, self._tick)
         logger.info("listening on %s and on port %d", self.address, self._port + 1)
@@ -199,6 +218,8 @@ class ZmqLearnerEndpoint:
             self._flush()
             await asyncio.sleep(_RETRY_S)
         self._closed = True
+        if self._key_file is not None:
+            self._key_file.remove()
         for handle in (self._retry, self._tick_handle):
             if handle is not None:
                 handle.cancel()
@@ -334,7 +355,7 @@ class ZmqLearnerEndpoint:
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._num_silent[port] += 1
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
-            self._failure[port] = reason_seen_by_learner(event, value, with_keys=self._keys is not None)
+            self._failure[port] = reason_seen_by_learner(event, value, self._keys)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._failure[port] = "-"  # told by the authenticator already
         elif event == zmq.EVENT_DISCONNECTED:
@@ -420,11 +441,18 @@ class ZmqLearnerEndpoint:
         if not self._announced:
             self._announce()
         self._cut_withdrawn()
+        if self._key_file is not None and self._loop.time() >= self._key_file_due:
+            self._keep_key_file()
         if self._pump.drain(at_most=self._limits.messages_per_turn):
             for table in (self._peers, self._subscribers):
                 for connection in table.find_floods(self._limits.max_message_bytes):
                     self._rejected += 1
                     self._cut(table, connection, "its message does not end")
+
+    def _keep_key_file(self) -> None:
+        if self._key_file is not None:
+            self._key_file.keep()
+            self._key_file_due = self._loop.time() + _KEEP_FILE_S
 
     def _check_key(self, table: ConnectionTable, connection: Connection) -> None:
         """Judge a connection by the key it proved: that may have been withdrawn since the handshake."""

@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import zmq
@@ -25,7 +24,6 @@ from aiorl.transport.security import (
     check_bind,
     load_learner_keys,
     load_worker_keys,
-    local_worker_keys,
     reachable_from_elsewhere,
     reachable_from_here,
     read_public_key,
@@ -434,15 +432,3 @@ def test_whatever_has_no_key_is_refused_on_both_ports_and_costs_others_nothing(r
 def test_local_workers_meet_a_learner_on_all_interfaces_on_loopback(bound: str, here: str) -> None:
     assert reachable_from_here(bound) == here
     assert ("*" in bound or "0.0.0.0" in bound) == (socket.gethostname() in reachable_from_elsewhere(bound))
-
-
-def test_local_workers_take_the_key_called_worker_else_any_admitted_one(tmp_path: Path) -> None:
-    make_keys(tmp_path / "named", ("host1", "host2"))
-    assert local_worker_keys(tmp_path / "named").name == "host1.key_secret"
-    (tmp_path / "named" / "admitted" / "host1.key").unlink()
-    assert local_worker_keys(tmp_path / "named").name == "host2.key_secret"
-    make_keys(tmp_path / "plain", ("a", "worker"))
-    assert local_worker_keys(tmp_path / "plain").name == "worker.key_secret"
-    (tmp_path / "named" / "admitted" / "host2.key").unlink()
-    with pytest.raises(SecurityError, match="--num-workers 0"):
-        local_worker_keys(tmp_path / "named")
