@@ -36,7 +36,7 @@ class Connection:
         fd: libzmq's descriptor; only to be used through `ConnectionTable`.
         address: "host:port" of the remote side, "" if it was gone before we could ask.
         peer: routing id, b"" until its first message.
-        user_id: name of the key it proved.
+        user_id: public key it proved (Z85); "" until its first message, and without keys.
         reason: why it is to be reported as refused or dropped, "" if it is not.
         delivered: messages taken from it.
         seen_delivered: ``delivered`` at the last survey that found progress.

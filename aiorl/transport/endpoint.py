@@ -162,8 +162,8 @@ class LearnerEndpoint(Protocol):
     Set the callbacks before ``start``.
 
     Attributes:
-        on_message: called with (peer, frames, user_id); ``user_id`` is the name of the key the peer proved,
-            "" where no keys are in use.
+        on_message: called with (peer, frames, user_id); ``user_id`` is the public key that the peer proved
+            (Z85), "" where no keys are in use.
         on_event: called with each `Event`.
     """
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import zmq
 
 from aiorl.transport.pump import SocketPump
+from aiorl.transport.security import LearnerKeys, WorkerKeys
 
 __all__ = ["SocketMonitor", "reason_seen_by_learner", "reason_seen_by_worker"]
 
@@ -77,8 +78,17 @@ class SocketMonitor:
         self._handler(event, value)
 
 
-def reason_seen_by_learner(event: int, code: int, *, with_keys: bool) -> str:
+_OTHER_USERS = (
+    "only workers of the same user on the same host find the key of this run by themselves; for others, start "
+    "learner and workers with --keys DIR"
+)
+
+
+def reason_seen_by_learner(event: int, code: int, keys: LearnerKeys | None) -> str:
     """Why a handshake failed, in words for the learner's user."""
+    if keys is not None and keys.admitted is None:
+        return _reason_with_keys_of_the_run(event, code)
+    with_keys = keys is not None
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
         if code == _CRYPTOGRAPHIC:
             return (
@@ -103,12 +113,25 @@ def reason_seen_by_learner(event: int, code: int, *, with_keys: bool) -> str:
     return "its handshake was refused"
 
 
-def reason_seen_by_worker(event: int, code: int, *, with_keys: bool, public_key_file: str) -> str:
+def _reason_with_keys_of_the_run(event: int, code: int) -> str:
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+        return f"it left or fell silent in the middle of the handshake: a stranger, or no worker ({_OTHER_USERS})"
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and code == _CRYPTOGRAPHIC:
+        return f"its message could not be decrypted: it has the keys of another learner or run ({_OTHER_USERS})"
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and code == _MECHANISM_MISMATCH:
+        return f"it came without keys: {_OTHER_USERS}"
+    return f"it broke the ZeroMQ handshake (protocol error {code:#x}): is it something other than a worker?"
+
+
+def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None, *, on_loopback: bool) -> str:
     """Why a handshake failed, in words for the worker's user."""
+    if on_loopback and (keys is None or not keys.public_key_file):
+        return _reason_seen_on_loopback(event, code, keys)
+    with_keys = keys is not None
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-        if with_keys:
+        if keys is not None:
             return (
-                f"the learner refused our key: add {public_key_file} to its 'admitted' directory (it takes effect "
+                f"the learner refused our key: add {keys.public_key_file} to its 'admitted' directory (it takes effect "
                 "without a restart)"
             )
         return "the learner refused us: it may want keys (--keys DIR)"
@@ -126,3 +149,18 @@ def reason_seen_by_worker(event: int, code: int, *, with_keys: bool, public_key_
             "(or it uses no keys, or is no learner)"
         )
     return "the other side ended the handshake: it may want keys (--keys DIR), or be no learner at all"
+
+
+def _reason_seen_on_loopback(event: int, code: int, keys: WorkerKeys | None) -> str:
+    """With the key that the learner was to have made for its run, or without, since there was none to be found."""
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and code not in (_MECHANISM_MISMATCH, _CRYPTOGRAPHIC):
+        return f"the other side broke the ZeroMQ handshake (protocol error {code:#x}): is it a learner?"
+    if keys is None:
+        return (
+            "the learner may want a key, and this user's processes on this host have none for that port: start the "
+            "worker as the learner's user on its host, or both with --keys DIR"
+        )
+    return (
+        "the key of the run that listened on that port is not that of who listens there now: is it another user's "
+        "learner, or one with --keys DIR?"
+    )

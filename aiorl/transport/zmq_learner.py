@@ -8,7 +8,7 @@ import re
 import secrets
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import zmq
 
@@ -20,7 +20,8 @@ from aiorl.transport.descriptors import open_file_limit, peers_per_port
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_learner
 from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
-from aiorl.transport.security import AdmittedKeys, LearnerKeys, check_bind
+from aiorl.transport.run_keys import RunKeyFile, forget_run_keys, make_learner_keys, make_worker_keys
+from aiorl.transport.security import AdmittedKeys, LearnerKeys, WorkerKeys, check_bind
 from aiorl.transport.send_queues import SendQueues
 from aiorl.transport.zap import Authenticator
 from aiorl.transport.zmq_sockets import bind_pair, make_socket, serve, term, url
@@ -46,6 +47,7 @@ _ANNOUNCE_S = 0.002
 _MAX_REMEMBERED = 1024
 _MAX_LINES, _LINES_WITHIN_S = 20, 10.0
 _NUMBER = re.compile(r"\d+")
+_KEEP_FILE_S = 60.0
 
 
 class ZmqLearnerEndpoint:
@@ -53,8 +55,9 @@ class ZmqLearnerEndpoint:
 
     Args:
         bind: "tcp://HOST:PORT"; the broadcast port is PORT + 1. PORT 0 takes a free pair.
-        keys: the learner's keys, None for none.
-        insecure: allow a bind that is open to the network without keys.
+        keys: the learner's keys; None makes some for the run, by which only its own user's workers on this host
+            join.
+        insecure: do without keys if none are given: everyone who can reach the address may connect.
         limits: every bound.
         io_threads: ZeroMQ's threads; two help where many workers use keys.
     """
@@ -72,7 +75,10 @@ class ZmqLearnerEndpoint:
         self.on_message: Callable[[bytes, list[memoryview], str], None] = lambda peer, frames, user_id: None
         self.on_event: Callable[[Event], None] = lambda event: None
         self._host, self._port = split_address(bind, key="bind")
-        self._keys = keys
+        self._keys = make_learner_keys() if keys is None and not insecure else keys
+        self._own = None if self._keys is None else make_worker_keys(self._keys)
+        self._key_file: RunKeyFile | None = None
+        self._key_file_due = 0.0
         self._limits = limits or EndpointLimits()
         self._io_threads = io_threads
         self._queues = SendQueues(self._limits.peer_queue_messages, self._limits.queue_bytes)
@@ -105,6 +111,11 @@ class ZmqLearnerEndpoint:
         """Where workers connect to; valid after `start`."""
         return url(self._host, self._port)
 
+    @property
+    def worker_keys(self) -> WorkerKeys | None:
+        """What workers that the learner itself starts prove, made for the run; None if it does without keys."""
+        return self._own
+
     def start(self) -> None:
         """Bind both ports and begin to receive.
 
@@ -114,7 +125,11 @@ class ZmqLearnerEndpoint:
         self._loop = asyncio.get_running_loop()
         keep_message_buffers()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(self._io_threads)
-        self._admitted = None if self._keys is None else AdmittedKeys(self._keys.admitted)
+        self._admitted = None
+        if self._keys is not None and self._own is not None:
+            own = {self._own.public_key: "the run's own"}
+            self._admitted = AdmittedKeys(self._keys.admitted, own)
+        self._acted_on: Mapping[bytes, str] = {} if self._admitted is None else self._admitted.refresh()
         self._router = self._make(zmq.ROUTER)
         self._router.router_mandatory = True
         self._xpub = self._make(zmq.XPUB)
@@ -140,6 +155,11 @@ class ZmqLearnerEndpoint:
             self._router, self._receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
         )
         self._subscription_pump = SocketPump(self._xpub, self._receive_subscription)
+        if self._keys is not None and self._own is not None and self._keys.admitted is None:
+            self._key_file = RunKeyFile(self._port, self._own)
+            self._keep_key_file()
+        else:
+            forget_run_keys(self._port)
         self._started = True
         self._surveyed = self._head_sent = self._loop.time()
         self._later("tick", self._limits.tick_s, self._tick)
@@ -237,6 +257,8 @@ class ZmqLearnerEndpoint:
             self._flush()
             await asyncio.sleep(_RETRY_S)
         self._closed = True
+        if self._key_file is not None:
+            self._key_file.remove()
         for timer in self._timers.values():
             timer.cancel()
         self._pump.close()
@@ -354,7 +376,10 @@ class ZmqLearnerEndpoint:
         known = self._peers.by_fd(_fd_of(frame))
         if known is not None and not known.peer:
             self._num_silent["samples"] -= 1
-        return self._peers.attach(_fd_of(frame), peer, _user_id_of(frame))
+        connection = self._peers.attach(_fd_of(frame), peer, _user_id_of(frame))
+        if connection is not None:
+            self._check_key(self._peers, connection)
+        return connection
 
     def _receive_subscription(self) -> None:
         try:
@@ -369,7 +394,10 @@ class ZmqLearnerEndpoint:
             return  # made by libzmq itself when a subscriber is gone
         self._monitors[1].drain()
         connection = self._subscribers.attach(fd, b"", _user_id_of(frame))
-        if connection is None or connection.reason:
+        if connection is None:
+            return
+        self._check_key(self._subscribers, connection)
+        if connection.reason:
             return
         if not connection.delivered:
             self._num_silent["broadcast"] -= 1
@@ -401,7 +429,7 @@ class ZmqLearnerEndpoint:
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._num_silent[port] = min(self._num_silent[port] + 1, len(table) + len(self._gone))
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
-            self._failure[port] = reason_seen_by_learner(event, value, with_keys=self._keys is not None)
+            self._failure[port] = reason_seen_by_learner(event, value, self._keys)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._failure[port] = "-"  # told by the authenticator already
         elif event == zmq.EVENT_DISCONNECTED:
@@ -531,8 +559,9 @@ class ZmqLearnerEndpoint:
         self._flush()
         if not self._announced or self._loop.time() - self._head_sent >= self._limits.heartbeat_s:
             self._announce()
-        if self._admitted is not None and self._admitted.refresh():
-            self._cut_withdrawn(self._admitted.names())
+        self._cut_withdrawn()
+        if self._key_file is not None and self._loop.time() >= self._key_file_due:
+            self._keep_key_file()
         self._survey(is_empty=self._pump.drain(at_most=self._limits.messages_per_turn))
 
     def _survey(self, *, is_empty: bool) -> None:
@@ -564,11 +593,37 @@ class ZmqLearnerEndpoint:
             if not connection.delivered and connection.silent_s > limits.silence_s + limits.handshake_s:
                 self._end_silent("broadcast", self._subscribers, connection)
 
-    def _cut_withdrawn(self, names: frozenset[str]) -> None:
+    def _keep_key_file(self) -> None:
+        if self._key_file is not None:
+            self._key_file.keep()
+            self._key_file_due = self._loop.time() + _KEEP_FILE_S
+
+    def _check_key(self, table: ConnectionTable, connection: Connection) -> None:
+        """Judge a connection by the key it proved: that may have been withdrawn since the handshake."""
+        if self._admitted is not None and self._admitted.name_of(connection.user_id.encode()) is None:
+            self._cut(table, connection, "its key is not admitted any more")
+
+    def _cut_withdrawn(self) -> None:
+        """Cut off those whose key is no longer among the admitted ones.
+
+        Which key a connection has proved is known from its first message on. So all that are silent are cut too
+        when a key is withdrawn; those with another key connect again.
+        """
+        if self._admitted is None:
+            return
+        before, self._acted_on = self._acted_on, self._admitted.refresh()
+        if before.keys() <= self._acted_on.keys():
+            return
+        for monitor in self._monitors:
+            monitor.drain()
         for table in (self._peers, self._subscribers):
             for connection in table:
-                if connection.user_id and connection.user_id not in names:
-                    self._cut(table, connection, f"its key {connection.user_id!r} is not admitted any more")
+                public_key = connection.user_id.encode()
+                if not public_key:
+                    self._cut(table, connection, "a key was withdrawn while it had not said which one it has")
+                elif public_key not in self._acted_on:
+                    name = before.get(public_key, connection.user_id)
+                    self._cut(table, connection, f"its key {name!r} is not admitted any more")
 
     def _make(self, kind: int) -> zmq.Socket[bytes]:
         socket = make_socket(self._context, kind, self._limits, ipv6=":" in self._host)

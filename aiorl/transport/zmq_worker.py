@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from aiorl.config.address import split_address
-from aiorl.errors import EndpointClosed
+from aiorl.config.address import is_loopback, split_address
+from aiorl.errors import EndpointClosed, SecurityError
 from aiorl.transport.buffers import keep_message_buffers
 from aiorl.transport.connections import bytes_received
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_worker
 from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
+from aiorl.transport.run_keys import find_run_keys
 from aiorl.transport.security import WorkerKeys
 from aiorl.transport.zmq_learner import BROADCAST_HEAD
 from aiorl.transport.zmq_sockets import make_socket, present, term, url
@@ -76,7 +77,8 @@ class ZmqWorkerEndpoint:
 
     Args:
         connect: "tcp://HOST:PORT" of the learner; broadcasts are taken from PORT + 1.
-        keys: the worker's keys, None for none.
+        keys: the worker's keys; None takes those that a learner of the same user on this host made for its run, if
+            there are any, anew for each connection.
         limits: every bound.
     """
 
@@ -86,6 +88,8 @@ class ZmqWorkerEndpoint:
         self.on_event: Callable[[Event], None] = lambda event: None
         self._host, self._port = split_address(connect, key="connect")
         self._keys = keys
+        self._presented = keys
+        self._on_loopback = is_loopback(self._host)
         self._limits = limits or EndpointLimits()
         self._channels: tuple[_Channel, ...] = ()
         self._connected = False
@@ -307,9 +311,10 @@ class ZmqWorkerEndpoint:
         sub = make_socket(self._context, zmq.SUB, self._limits, ipv6=ipv6)
         sub.rcvhwm = self._limits.broadcast_messages
         sub.subscribe(b"")
+        self._presented = self._keys or self._find_keys()
         self._channels = (_Channel("samples", self._port, dealer), _Channel("broadcast", self._port + 1, sub))
         for channel, receive in zip(self._channels, (self._receive_message, self._receive_broadcast), strict=True):
-            present(channel.socket, self._keys)
+            present(channel.socket, self._presented)
             channel.monitor = SocketMonitor(channel.socket, self._monitor_handler(channel))
             channel.pump = SocketPump(
                 channel.socket, receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
@@ -337,16 +342,23 @@ class ZmqWorkerEndpoint:
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
         ):
-            key_file = self._keys.public_key_file if self._keys else ""
             self._on_refused(
-                channel,
-                reason_seen_by_worker(event, value, with_keys=self._keys is not None, public_key_file=key_file),
+                channel, reason_seen_by_worker(event, value, self._presented, on_loopback=self._on_loopback)
             )
         elif event == zmq.EVENT_DISCONNECTED:
             self._on_ended(channel)
         elif event == zmq.EVENT_CLOSED and not self._connected:
             where = url(self._host, channel.port)
             self._wait_for(f"nothing answers at {where}: is the learner running there?", kind="nothing answers")
+
+    def _find_keys(self) -> WorkerKeys | None:
+        if not self._on_loopback:
+            return None
+        try:
+            return find_run_keys(self._port)
+        except SecurityError as error:
+            self._log_once(str(error))
+            return None
 
     def _introduce(self, channel: _Channel) -> None:
         """Send the empty message by which the learner's endpoint learns of our routing id and tells of our end."""
