@@ -20,7 +20,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from aiorl.errors import PolicyError
-from aiorl.policy.graph_check import check_graph
+from aiorl.policy.graph_check import to_canonical_graph
 
 __all__ = [
     "DIST_INPUTS_OUTPUT",
@@ -171,18 +171,19 @@ class ActingGraph:
     """
 
     def __init__(self, graph: bytes, spec: ActingSpec, *, threads: int = 1) -> None:
-        """Check the graph; it can run once it has weights.
+        """Check the graph and write it anew; it can run once it has weights.
 
         Args:
             graph: serialised ONNX model.
             spec: its description.
             threads: threads a run may use.
 
-        Raises: PolicyError if the graph is damaged, too large, or refers to anything but the spec's weights.
+        Raises: PolicyError if the graph is damaged, too large, holds what is not accepted, or refers to anything but
+            the spec's weights.
         """
-        check_graph(graph, {weight.name: (weight.shape, weight.dtype) for weight in spec.weights})
         self.spec = spec
-        self._graph = graph
+        # what was received is never loaded
+        self._graph = to_canonical_graph(graph, {weight.name: (weight.shape, weight.dtype) for weight in spec.weights})
         self._threads = threads
         self._weight_specs = {weight.name: weight for weight in spec.weights}
         self._output_names = list(spec.output_names)
@@ -306,6 +307,8 @@ class ActingGraph:
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        # else ONNX Runtime looks at the bytes to tell its own format, which is not checked, from ONNX
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         values = [ort.OrtValue.ortvalue_from_numpy(weight) for weight in weights.values()]
         try:
             options.add_external_initializers(list(weights), values)
