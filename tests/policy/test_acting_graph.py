@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import reprlib
 import threading
 
 import msgpack
@@ -315,6 +317,7 @@ def test_a_spec_survives_msgpack_and_json(recurrent_network):
     "change",
     [
         {"format": 99},
+        {"format": functools.reduce(lambda inner, _: [inner], range(2000))},
         {"obs_shape": [-1]},
         {"obs_shape": [1 << 20, 1 << 20]},
         {"obs_shape": 3},
@@ -333,7 +336,7 @@ def test_a_spec_survives_msgpack_and_json(recurrent_network):
         {"weights": [[f"w{index}", [1], "float32"] for index in range(10_001)]},
         {"weights": [[f"w{index}", [1 << 29], "float32"] for index in range(3)]},
     ],
-    ids=lambda change: str(change)[:60],
+    ids=lambda change: reprlib.repr(change)[:60],
 )
 def test_a_damaged_description_is_a_policy_error(network, change):
     with pytest.raises(PolicyError, match=r"acting graph|bytes of weights"):
