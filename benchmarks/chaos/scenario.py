@@ -33,8 +33,8 @@ from benchmarks.chaos.report import Bars, Report, Struck
 __all__ = ["Options", "run_chaos"]
 
 _SHARE_WITH_DEATHS = 0.4
-_RISES_S = 60.0
-_ALL_BACK_S = 60.0
+_RISES_S = 150.0
+_ALL_BACK_S = 90.0
 _BLAME_S = 3.0
 """An end of the learner so soon after a fault is that fault's, too."""
 
@@ -215,11 +215,11 @@ class _Run:
         crashes: list[str] = []
         ended = list(cluster.unexpected)
         tracebacks: Counter[str] = Counter(report.tracebacks)
-        for path in sorted(self._folder.rglob("*.txt")):
+        for path in sorted(self._folder.rglob("*.txt*")):  # rotated ones too
             text = path.read_text(encoding="utf-8", errors="replace")
             who = f"{self._algo} {path.name}"
             crashes += [f"{who}: {line}" for line in crashes_in(text)]
-            if path.name != "learner.txt":  # what stands there stands in log.txt as well
+            if path != self._folder / "learner.txt":  # what stands there stands in log.txt as well
                 ended += ended_in(who, text)
                 tracebacks.update(line[:200] for line in _TRACEBACK.findall(text))
         report.aborted += aborted(crashes, ended)
