@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="of which fault comes when; default: a fresh one")
     parser.add_argument("--kinds", type=_kinds, default=list(KINDS), metavar="A,B", help="kinds of faults; --list")
     parser.add_argument("--algos", type=_algos, default=list(_ALGOS), metavar="A,B", help="ppo,impala: one run each")
-    parser.add_argument("--slack", type=float, default=1.0, help="factor of the bars on time, for a busy machine")
+    parser.add_argument("--slack", type=float, default=1.0, help="factor of all times, for a busy machine")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything there")
     parser.add_argument("--folder", type=Path, help="where logs are kept; default: they are not")
     parser.add_argument("--list", action="store_true", help="say what kinds there are")
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="aiorl-chaos-") as scratch:
         folder = args.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        options = Options(args.seconds, seed, args.kinds, args.algos, folder.resolve(), bars)
+        options = Options(args.seconds, seed, args.kinds, args.algos, folder.resolve(), bars, args.slack)
         try:
             report = asyncio.run(_run(options))
         except (KeyboardInterrupt, asyncio.CancelledError):

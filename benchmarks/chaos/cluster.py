@@ -35,7 +35,7 @@ _OUTSIDE = {"outside-lasting": 1, "outside-single": 1, "outside-pair": 2}
 _LOCAL_KEY = "worker"
 _LOOK_S = 0.1
 _RESTART_S = 0.5
-_TRAINS_S = 90.0
+_TRAINS_S = 60.0
 _STARTS = 5
 _END_S = 20.0
 _MAX_FILES = 1024
@@ -92,7 +92,7 @@ class Cluster:
         port: the learner's first port.
     """
 
-    def __init__(self, algo: str, folder: Path, run_dir: Path, mark: str) -> None:
+    def __init__(self, algo: str, folder: Path, run_dir: Path, mark: str, patience: float) -> None:
         """Nothing is started yet.
 
         Args:
@@ -100,6 +100,7 @@ class Cluster:
             folder: for logs and keys; exists.
             run_dir: made by the learner.
             mark: by which all processes can be found.
+            patience: factor of all times that something is waited for, 1 for a quiet machine.
         """
         self.folder = folder
         self.run_dir = run_dir
@@ -111,6 +112,7 @@ class Cluster:
         self.port = 0
         self._algo = algo
         self._mark = mark
+        self._patience = patience
         self._learner: Started | None = None
         self._resuming = asyncio.Lock()
         self._died_at: float | None = None
@@ -188,15 +190,16 @@ class Cluster:
                 lambda: self.is_training and self.workers_there >= self.num_workers, _TRAINS_S, "it did not begin"
             )
         except Missed as missed:
-            raise ClusterFailed(f"{missed}: {self.learner.last_line()}") from None
+            raise ClusterFailed(f"{missed}: {self.learner.last_words()}") from None
 
     async def until(self, condition: Callable[[], object], timeout_s: float, complaint: str) -> None:
         """Wait until the condition holds.
 
         Raises:
-            Missed: it does not within the time; the complaint is its text.
+            Missed: it does not within the time, patience included; the complaint is its text.
             ClusterFailed: nor will it.
         """
+        timeout_s *= self._patience
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self._task is not None and self._task.done():
@@ -240,14 +243,14 @@ class Cluster:
         ends = [(LEARNER, self.learner), *((each.name, each.process) for each in self.outsiders)]
         for who, process in ends:
             try:
-                status = await asyncio.to_thread(process.wait, _END_S)
+                status = await asyncio.to_thread(process.wait, _END_S * self._patience)
             except TimeoutError:
-                complaints.append(f"{who} did not end within {_END_S:g} s of the learner's Ctrl-C")
+                complaints.append(f"{who} did not end within {_END_S * self._patience:g} s of the learner's Ctrl-C")
                 for _, each in ends:  # they wait for each other
                     each.send(signal.SIGKILL)
                 break
             if status:
-                complaints.append(f"{who} ended with status {status} at the end: {process.last_line()}")
+                complaints.append(f"{who} ended with status {status} at the end: {process.last_words()}")
         self.progress.read()
         return complaints
 
@@ -352,22 +355,22 @@ class Cluster:
     async def _look_at_learner(self) -> None:
         """Resume the run if the learner has ended by itself, or has not trained for so long that it never will."""
         trained_at = max([self.progress.births[-1], *self.progress.rises[-1:]])
-        is_stuck = time.time() - trained_at > _TRAINS_S
+        is_stuck = time.time() - trained_at > _TRAINS_S * self._patience
         if self.learner.status is None and not is_stuck:
             return
         if self.learner.status is not None:
             self._note(LEARNER, self.learner)
         else:
-            said = f"killed, for it had not trained for {_TRAINS_S:g} s; {self.learner.last_line()}"
+            said = f"killed, for it had not trained for {time.time() - trained_at:.0f} s; {self.learner.last_words()}"
             self.unexpected.append(Ended(LEARNER, 0, said, time.time()))
             self.learner.send(signal.SIGKILL)
         if self._num_starts >= _STARTS:
-            raise ClusterFailed(f"the learner did not train after {_STARTS} starts: {self.learner.last_line()}")
+            raise ClusterFailed(f"the learner did not train after {_STARTS} starts: {self.learner.last_words()}")
         await asyncio.sleep(_RESTART_S)
         await self._resume()
 
     def _note(self, who: str, process: Started) -> None:
-        self.unexpected.append(Ended(who, process.status or 0, process.last_line(), time.time()))
+        self.unexpected.append(Ended(who, process.status or 0, process.last_words(), time.time()))
 
     async def _stop_watching(self) -> None:
         task, self._task = self._task, None

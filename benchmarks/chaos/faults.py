@@ -28,7 +28,7 @@ from benchmarks.chaos.processes import send
 
 __all__ = ["KINDS", "Kind", "NoTarget", "Strike"]
 
-_BACK_S = 45.0
+_BACK_S = 30.0
 """A worker that was ended is there again within so long: a supervisor's pauses grow to 10 s."""
 _GONE_S = 25.0
 """What has lost its parent is gone within so long, frozen or not."""

@@ -36,6 +36,7 @@ _CRASH = re.compile(r"^.*(?:Fatal Python error|Assertion failed|Segmentation fau
 _ENDED = re.compile(r"^.*worker (?:process )?\d+(?: of \d+)? ended (?:with status |\()(-?\d+).*$", re.MULTILINE)
 _CAUSED = frozenset({0, -signal.SIGKILL, -signal.SIGTERM, signal.SIGTERM + 128, signal.SIGKILL + 128})
 _CRASH_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+_MAX_LINE = 300
 _CRASHED = frozenset(status for number in _CRASH_SIGNALS for status in (-number, number + 128))
 
 
@@ -108,10 +109,11 @@ class Started:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"it runs on after {timeout_s} s") from None
 
-    def last_line(self) -> str:
-        """The last line it has written that is not empty."""
-        text = self._log.read_text(encoding="utf-8", errors="replace")
-        return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    def last_words(self) -> str:
+        """The last line it has written; of one that crashed, the one that says so."""
+        lines = [line.strip() for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        crashes = crashes_in("\n".join(lines)) if self.status in _CRASHED else []
+        return next((line[:_MAX_LINE] for line in [*reversed(crashes), *reversed(lines)] if line), "")
 
 
 def send(process: psutil.Process, number: signal.Signals) -> None:

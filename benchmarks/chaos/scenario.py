@@ -33,8 +33,8 @@ from benchmarks.chaos.report import Bars, Report, Struck
 __all__ = ["Options", "run_chaos"]
 
 _SHARE_WITH_DEATHS = 0.4
-_RISES_S = 150.0
-_ALL_BACK_S = 90.0
+_RISES_S = 100.0
+_ALL_BACK_S = 60.0
 _BLAME_S = 3.0
 """An end of the learner so soon after a fault is that fault's, too."""
 
@@ -52,6 +52,7 @@ class Options:
         algos: algorithms, one run each.
         folder: gets all logs; exists.
         bars: bounds.
+        patience: factor of all times that something is waited for, 1 for a quiet machine.
     """
 
     seconds: float
@@ -60,6 +61,7 @@ class Options:
     algos: Sequence[str]
     folder: Path
     bars: Bars
+    patience: float = 1.0
 
     @property
     def peace_s(self) -> float:
@@ -106,7 +108,7 @@ class _Run:
         self._tell_line = tell
         self._folder = options.folder / algo
         self._folder.mkdir()
-        self._cluster = Cluster(algo, self._folder, disk.path / algo, secrets.token_hex(8))
+        self._cluster = Cluster(algo, self._folder, disk.path / algo, secrets.token_hex(8), options.patience)
 
     async def go(self) -> None:
         seconds = self._options.seconds / len(self._options.algos)

@@ -28,7 +28,7 @@ def start(*options: str) -> subprocess.Popen[str]:
 @pytest.mark.timeout(900)
 def test_a_run_survives_90_s_of_random_faults(tmp_path):
     told = tmp_path / "chaos.json"
-    chaos = start("--seconds=90", "--slack=4", f"--json={told}", f"--folder={tmp_path / 'logs'}")
+    chaos = start("--seconds=90", "--slack=3", f"--json={told}", f"--folder={tmp_path / 'logs'}")
     try:
         text, _ = chaos.communicate(timeout=840)
     finally:
