@@ -24,15 +24,13 @@ from benchmarks.chaos.link import Link, free_pair
 from benchmarks.chaos.processes import Ended, Started, end_all, marked, send, worker_leaves
 from benchmarks.chaos.progress import Progress, Span
 
-__all__ = ["INTRUDER", "LEARNER", "Cluster", "ClusterFailed", "Missed", "Outsider"]
+__all__ = ["LEARNER", "Cluster", "ClusterFailed", "Missed", "Outsider"]
 
 LEARNER = "the learner"
-INTRUDER = "intruder"
-"""Name of an admitted key that no worker uses."""
 
 _NUM_LOCAL = 2
 _OUTSIDE = {"outside-lasting": 1, "outside-single": 1, "outside-pair": 2}
-_LOCAL_KEY = "worker"
+_LOCAL_KEY, _INTRUDER = "worker", "intruder"  # the latter is admitted, and no worker's
 _LOOK_S = 0.1
 _RESTART_S = 0.5
 _TRAINS_S = 60.0
@@ -117,6 +115,7 @@ class Cluster:
         self._resuming = asyncio.Lock()
         self._died_at: float | None = None
         self._num_starts = 0
+        self._num_intruders = 0
         self._task: asyncio.Task[None] | None = None
 
     # Facts --------------------------------------------------------------------------------------------------------
@@ -172,7 +171,7 @@ class Cluster:
         Raises:
             ClusterFailed: it does not.
         """
-        make_keys(self.folder / "keys", (_LOCAL_KEY, INTRUDER, *_OUTSIDE))
+        make_keys(self.folder / "keys", (_LOCAL_KEY, _INTRUDER, *_OUTSIDE))
         pair = free_pair()
         self.port = int(pair[0].getsockname()[1])
         for each in pair:
@@ -271,10 +270,13 @@ class Cluster:
         for outsider in self.outsiders:
             await outsider.link.close()
 
-    def run_module(self, name: str, *arguments: str) -> Started:
-        """Start ``python -m`` something that belongs to the run but is no part of it."""
-        command = [sys.executable, "-m", name, *arguments]
-        return Started(command, mark=self._mark, output=self.folder / f"{name}.out", environment=_ENVIRONMENT)
+    def intrude(self, what: str, seconds: float) -> Started:
+        """Start a peer that does what no worker does; see ``intruder``."""
+        self._num_intruders += 1
+        command = [sys.executable, "-m", "benchmarks.chaos.intruder", what, "--port", str(self.port)]
+        command += ["--key", str(self.secret_key(_INTRUDER)), "--seconds", f"{seconds:.1f}"]
+        output = self.folder / f"intruder-{self._num_intruders}.out"
+        return Started(command, mark=self._mark, output=output, environment=_ENVIRONMENT)
 
     # Its parts ----------------------------------------------------------------------------------------------------
 

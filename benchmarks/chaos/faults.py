@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import psutil
 
-from benchmarks.chaos.cluster import INTRUDER, Cluster, Missed, Outsider
+from benchmarks.chaos.cluster import Cluster, Missed, Outsider
 from benchmarks.chaos.disk import Disk
 from benchmarks.chaos.link import Slow
 from benchmarks.chaos.plan import Effect
@@ -33,6 +33,7 @@ _BACK_S = 30.0
 _GONE_S = 25.0
 """What has lost its parent is gone within so long, frozen or not."""
 _CUT_S = 5.0
+_BEGINS_S = 20.0
 _SHORT_S, _LONG_S = (1.0, 4.0), (1.0, 14.0)
 _MANY = 1100
 _JUNK = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" + bytes(7) + b"\x01\x7f", bytes(64), b"\xff")
@@ -63,6 +64,10 @@ class Strike:
     target: str = ""
     began: float = field(default_factory=time.time)
     ended: float | None = None
+
+    def begin(self) -> None:
+        """Only now does the harm begin."""
+        self.began = time.time()
 
     def over(self) -> None:
         """All harm is undone."""
@@ -331,10 +336,13 @@ async def key_withdrawn(strike: Strike) -> None:
     """A host's key is withdrawn while strangers knock, and admitted again later: it is cut off, then rejoins."""
     cluster, outsider = strike.cluster, strike.outsider()
     link, key = outsider.link, cluster.admitted_key(outsider.name)
+    if not key.exists():  # another one has withdrawn it
+        raise NoTarget
     text = key.read_bytes()
-    before = link.connections
-    life = cluster.life
-    _intrude(strike, "knock", 3.0)
+    knocker = cluster.intrude("knock", 5.0)
+    await cluster.until(knocker.last_words, _BEGINS_S, "nobody knocked")
+    strike.begin()
+    before, life = link.connections, cluster.life
     key.unlink()
     try:
         await cluster.until(
@@ -392,17 +400,11 @@ async def garbage(strike: Strike) -> None:
 @_kind()
 async def subscriptions_flooded(strike: Strike) -> None:
     """An admitted key subscribes to broadcasts again and again."""
-    seconds = strike.random.uniform(1.0, 4.0)
-    _intrude(strike, "subscribe", seconds)
-    await asyncio.sleep(seconds + 1.0)
+    intruder = strike.cluster.intrude("subscribe", strike.random.uniform(1.0, 4.0))
+    await strike.cluster.until(intruder.last_words, _BEGINS_S, "nobody subscribed")
+    strike.begin()
+    await strike.cluster.until(lambda: intruder.status is not None, _BEGINS_S, "the intruder did not end")
     strike.over()
-
-
-def _intrude(strike: Strike, what: str, seconds: float) -> None:
-    cluster = strike.cluster
-    key = cluster.secret_key(INTRUDER)
-    options = ["--port", str(cluster.port), "--key", str(key), "--seconds", f"{seconds:.1f}"]
-    cluster.run_module("benchmarks.chaos.intruder", what, *options)
 
 
 @contextlib.contextmanager

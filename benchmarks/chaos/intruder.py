@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     keys, until = load_worker_keys(args.key), time.monotonic() + args.seconds
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    print("begins", flush=True)
     if args.what == "subscribe":
         _subscribe(context, args.port + 1, keys, until)
     else:

@@ -50,7 +50,7 @@ def test_ended_early_it_leaves_no_process_behind(tmp_path, number):
     mark = str(tmp_path)
     try:
         deadline = time.monotonic() + 120
-        while not (tmp_path / "ppo" / "outside-pair.txt").exists():
+        while not (tmp_path / "disk" / "ppo" / "logs" / "worker-2.txt").exists():
             assert time.monotonic() < deadline
             assert chaos.poll() is None
             time.sleep(0.1)
