@@ -199,7 +199,7 @@ class CommonConfig(BaseModel):
         None, "Directory of CURVE keys, as python -m aiorl.keys makes it.", group="Workers and hosts", where="both"
     )
     insecure: bool = key(
-        False, "Listen beyond loopback without keys: anybody who reaches the port can join.",
+        False, "Do without keys: anybody who reaches the port can join, on loopback any user of this host.",
         group="Workers and hosts", where="both",
     )  # fmt: skip
     transport: TransportConfig = key(

@@ -49,8 +49,9 @@ from aiorl.report.loggers import Loggers, open_loggers
 from aiorl.report.results import Results
 from aiorl.report.system import SystemUsage
 from aiorl.text import indented, many_lines
+from aiorl.transport.descriptors import raise_open_file_limit
 from aiorl.transport.endpoint import EndpointLimits
-from aiorl.transport.security import load_learner_keys, local_worker_keys, reachable_from_elsewhere, reachable_from_here
+from aiorl.transport.security import load_learner_keys, reachable_from_elsewhere, reachable_from_here
 from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
 
 __all__ = ["Outcome", "Run"]
@@ -258,6 +259,7 @@ class Run:
             send_messages=transport.send_queue_length,
             dead_after_s=transport.heartbeat_timeout_s,
         )
+        raise_open_file_limit()
         self._make_endpoint: Callable[[str], ZmqLearnerEndpoint] = lambda bind: ZmqLearnerEndpoint(
             bind, keys=keys, insecure=config.insecure, limits=endpoint_limits
         )
@@ -297,7 +299,9 @@ class Run:
         return self._start_service(wanted)
 
     def _start_service(self, bind: str) -> str:
-        service = self._make_learner(self._make_endpoint(bind))
+        endpoint = self._make_endpoint(bind)
+        self._worker_keys = endpoint.worker_keys
+        service = self._make_learner(endpoint)
         address = service.start()
         self._service = service
         service.counters = self._counters
@@ -324,7 +328,7 @@ class Run:
             config.num_workers,
             reachable_from_here(self._service.address),
             max_restarts=config.max_worker_restarts,
-            keys=None if config.keys is None else local_worker_keys(config.keys),
+            keys=self._worker_keys,
             environment=environment,
             log_path=self._directory.worker_log,
             reserve=session.reserve_slot,

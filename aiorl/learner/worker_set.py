@@ -14,6 +14,8 @@ import psutil
 from aiorl.process.restarts import status_text
 from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildRestarting, ChildStarted, Supervisor
 from aiorl.process.tasks import Tasks
+from aiorl.transport.run_keys import KEYS_VARIABLE, WORKER_ID_VARIABLE, to_variable
+from aiorl.transport.security import WorkerKeys
 
 __all__ = ["LocalWorkers"]
 
@@ -37,7 +39,7 @@ class LocalWorkers:
         address: str,
         *,
         max_restarts: int,
-        keys: Path | None,
+        keys: WorkerKeys | None,
         environment: dict[str, str],
         log_path: Callable[[int], Path],
         reserve: Callable[[int, str], None],
@@ -53,7 +55,7 @@ class LocalWorkers:
             num_workers: how many.
             address: where the learner listens.
             max_restarts: restarts in a row after which a worker is given up.
-            keys: directory or file with the keys they prove, None without keys.
+            keys: what they prove, None without keys.
             environment: variables added to theirs.
             log_path: slot -> log file.
             reserve: told (slot, worker id) before a worker starts, so that it gets its slot.
@@ -84,6 +86,7 @@ class LocalWorkers:
             environment=environment,
             log_path=log_path,
             on_event=self._handle,
+            environment_of=self._handed_over,
         )
 
     @property
@@ -114,10 +117,12 @@ class LocalWorkers:
         worker_id = self._worker_ids[slot] = secrets.token_hex(8)
         self._reserve(slot, worker_id)
         command = [sys.executable, "-m", "aiorl.worker", "--connect", self._address]
-        command += ["--slot", str(slot), "--worker-id", worker_id, "--exit-with-parent"]
-        if self._keys is not None:
-            command += ["--keys", str(self._keys)]
-        return command
+        return [*command, "--slot", str(slot), "--exit-with-parent"]
+
+    def _handed_over(self, slot: int) -> dict[str, str]:
+        """What only the worker is to know: other users can read a process's arguments, but not its environment."""
+        keys = {} if self._keys is None else {KEYS_VARIABLE: to_variable(self._keys)}
+        return {WORKER_ID_VARIABLE: self._worker_ids[slot], **keys}
 
     def _handle(self, event: ChildEvent) -> None:
         match event:

@@ -163,7 +163,7 @@ def _to_external_weights(converted: Any, constants: Mapping[str, NDArray[Any]], 
         tensor.data_type = helper.np_dtype_to_tensor_dtype(np.dtype(weight.dtype))
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (
-            ("location", WEIGHTS_LOCATION.decode()),
+            ("location", WEIGHTS_LOCATION),
             ("offset", "0"),
             ("length", str(weight.num_bytes)),
         ):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as show
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from aiorl.errors import PolicyError
-from aiorl.policy.graph_check import check_graph
+from aiorl.policy.graph_check import to_canonical_graph
 
 __all__ = [
     "DIST_INPUTS_OUTPUT",
@@ -135,7 +136,7 @@ class ActingSpec:
         """
         try:
             if data["format"] != _FORMAT:
-                raise PolicyError(f"the acting graph's description has format {data['format']!r}, not {_FORMAT}")
+                raise PolicyError(f"the acting graph's description has format {show(data['format'])}, not {_FORMAT}")
             weights = tuple(
                 ArraySpec(_text(name), _shape(shape), _one_of(dtype, _WEIGHT_DTYPES))
                 for name, shape, dtype in data["weights"]
@@ -171,18 +172,19 @@ class ActingGraph:
     """
 
     def __init__(self, graph: bytes, spec: ActingSpec, *, threads: int = 1) -> None:
-        """Check the graph; it can run once it has weights.
+        """Check the graph and write it anew; it can run once it has weights.
 
         Args:
             graph: serialised ONNX model.
             spec: its description.
             threads: threads a run may use.
 
-        Raises: PolicyError if the graph is damaged, too large, or refers to anything but the spec's weights.
+        Raises: PolicyError if the graph is damaged, too large, holds what is not accepted, or refers to anything but
+            the spec's weights.
         """
-        check_graph(graph, {weight.name: (weight.shape, weight.dtype) for weight in spec.weights})
         self.spec = spec
-        self._graph = graph
+        # what was received is never loaded
+        self._graph = to_canonical_graph(graph, {weight.name: (weight.shape, weight.dtype) for weight in spec.weights})
         self._threads = threads
         self._weight_specs = {weight.name: weight for weight in spec.weights}
         self._output_names = list(spec.output_names)
@@ -306,6 +308,8 @@ class ActingGraph:
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        # else ONNX Runtime looks at the bytes to tell its own format, which is not checked, from ONNX
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         values = [ort.OrtValue.ortvalue_from_numpy(weight) for weight in weights.values()]
         try:
             options.add_external_initializers(list(weights), values)
@@ -352,13 +356,13 @@ class _Session:
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_ELEMENTS:
-        raise PolicyError(f"the acting graph's description has {value!r:.80} where a size should stand")
+        raise PolicyError(f"the acting graph's description has {show(value)} where a size should stand")
     return value
 
 
 def _shape(value: object) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or len(value) > 8:
-        raise PolicyError(f"the acting graph's description has {value!r:.80} where a shape should stand")
+        raise PolicyError(f"the acting graph's description has {show(value)} where a shape should stand")
     shape = tuple(_count(size) for size in value)
     _count(math.prod(shape))
     return shape
@@ -368,17 +372,17 @@ def _prev_action(value: object) -> ArraySpec | None:
     if value is None:
         return None
     if not isinstance(value, list | tuple) or len(value) != 2:
-        raise PolicyError(f"the acting graph's description has {value!r:.80} for the previous action")
+        raise PolicyError(f"the acting graph's description has {show(value)} for the previous action")
     return ArraySpec(PREV_ACTIONS_INPUT, _shape(value[0]), _one_of(value[1], _PREV_DTYPES))
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= 300:
-        raise PolicyError(f"the acting graph's description has {value!r:.80} where a name should stand")
+        raise PolicyError(f"the acting graph's description has {show(value)} where a name should stand")
     return value
 
 
 def _one_of(value: object, known: Mapping[str, Any] | frozenset[str]) -> str:
     if not isinstance(value, str) or value not in known:
-        raise PolicyError(f"the acting graph's description has dtype {value!r:.80}; known: {sorted(known)}")
+        raise PolicyError(f"the acting graph's description has dtype {show(value)}; known: {sorted(known)}")
     return value

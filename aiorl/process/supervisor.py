@@ -93,6 +93,7 @@ class Supervisor:
         log_path: Callable[[int], Path] | None = None,
         healthy_after_s: float = 60.0,
         on_event: Callable[[ChildEvent], None] = lambda event: None,
+        environment_of: Callable[[int], dict[str, str]] = lambda slot: {},
     ) -> None:
         """Take the command line of each slot.
 
@@ -105,9 +106,11 @@ class Supervisor:
             log_path: slot -> file its output is appended to; None = this process's own output.
             healthy_after_s: seconds after which a running child's restarts are forgotten.
             on_event: told of every start, restart and surrender.
+            environment_of: slot -> further variables, asked after ``command`` before each start.
         """
         self._command = command
         self._environment = {**os.environ, **(environment or {})}
+        self._environment_of = environment_of
         self._log_path = log_path
         self._on_event = on_event
         self._children = {slot: _Child(slot, Restarts(max_restarts, healthy_after_s=healthy_after_s)) for slot in slots}
@@ -180,7 +183,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=self._environment,
+                env={**self._environment, **self._environment_of(child.slot)},
                 start_new_session=True,
             )
         self._on_event(ChildStarted(child.slot, child.process.pid, child.restarts.in_a_row))

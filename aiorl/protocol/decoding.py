@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -204,7 +205,7 @@ def _parse_layout(kind_name: str, layout_bytes: bytes, limits: Limits) -> _Layou
             raise BadFrame("an array stands where a map of arrays belongs", field=name)
         dtype = DTYPES.get(code) if type(code) is str else None
         if dtype is None:
-            raise BadFrame(f"dtype {code!r:.40} is not allowed", field=name)
+            raise BadFrame(f"dtype {reprlib.repr(code)} is not allowed", field=name)
         checked.append((node, name, dtype, dtype.itemsize))
     for tree, names in zip(trees, seen, strict=True):
         for key in tree or ():
@@ -218,7 +219,7 @@ _cached_layout = functools.lru_cache(maxsize=_CACHED_LAYOUTS)(_parse_layout)
 
 def _below(trees: list[ArrayTree], seen: list[set[str]], node: object, key: object) -> ArrayTree:
     if type(node) is not int or not 0 <= node < len(trees) or type(key) is not str:
-        raise BadFrame(f"no such place: {node!r:.20}, {key!r:.40}", field="layout")
+        raise BadFrame(f"no such place: {reprlib.repr(node)}, {reprlib.repr(key)}", field="layout")
     if not is_label(key):
         raise BadFrame(f"a name of more than {MAX_LABEL} characters, or not printable: {key[:60]!r}", field="layout")
     tree = trees[node]
@@ -257,7 +258,7 @@ def _read_arrays(
         empty = False
         for extent in shape:
             if type(extent) is not int or extent < 0:
-                raise BadFrame(f"not a shape: {shape!r:.60}", field=name)
+                raise BadFrame(f"not a shape: {reprlib.repr(shape)}", field=name)
             if extent:
                 size *= extent
             else:

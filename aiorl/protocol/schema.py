@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -175,7 +176,9 @@ def _check_snapshot(field: str, value: Any, limits: Limits) -> None:
 
 
 def _show(value: object) -> str:
-    text = repr(value) if not isinstance(value, (dict, list, str, bytes)) else f"{type(value).__name__} {value!r:.40}"
+    text = reprlib.repr(value)  # which goes a few levels deep: a peer's lists may be nested deeper than Python recurses
+    if isinstance(value, (dict, list, str, bytes)):
+        text = f"{type(value).__name__} {text}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -113,14 +113,19 @@ async def _work(args: WorkerArgs) -> int:
     from aiorl.process.signals import on_stop_signals
     from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
     from aiorl.transport.buffers import share_one_heap
+    from aiorl.transport.run_keys import KEYS_VARIABLE, WORKER_ID_VARIABLE, from_variable
     from aiorl.transport.security import load_worker_keys
     from aiorl.transport.zmq_endpoint import ZmqWorkerEndpoint
     from aiorl.worker.service import WorkerService
 
     share_one_heap()
-    keys = None if args.keys is None else load_worker_keys(args.keys)
+    # taken out, so that nothing that the environment starts inherits them
+    worker_id, run_keys = (os.environ.pop(name, "") for name in (WORKER_ID_VARIABLE, KEYS_VARIABLE))
+    keys = from_variable(run_keys) if run_keys else None
+    if args.keys is not None:
+        keys = load_worker_keys(args.keys)
     settings = WorkerSettings(
-        worker_id=args.worker_id or secrets.token_hex(8),
+        worker_id=worker_id or secrets.token_hex(8),
         host=socket.gethostname(),
         pid=os.getpid(),
         slot_hint=args.slot or 0,

@@ -110,3 +110,38 @@ def recurrent_network() -> LinearNetwork:
 @pytest.fixture
 def make_external_tensor() -> Callable[..., TensorProto]:
     return external_tensor
+
+
+class GraphBytes:
+    """Protocol Buffers by hand, for what no library would write."""
+
+    @staticmethod
+    def varint(number: int) -> bytes:
+        written = bytearray()
+        while number >= 0x80:
+            written.append(number & 0x7F | 0x80)
+            number >>= 7
+        return bytes([*written, number])
+
+    @classmethod
+    def field(cls, number: int, content: bytes) -> bytes:
+        return cls.varint(number << 3 | 2) + cls.varint(len(content)) + content
+
+    @classmethod
+    def hidden(cls, number: int, value: bytes | int) -> bytes:
+        """A field whose tag ONNX Runtime's protobuf reads modulo 2^32."""
+        if isinstance(value, int):
+            return cls.varint(1 << 32 | number << 3) + cls.varint(value)
+        return cls.varint(1 << 32 | number << 3 | 2) + cls.varint(len(value)) + value
+
+    @classmethod
+    def model(cls, model: onnx.ModelProto, *more_of_graph: bytes) -> bytes:
+        """The model with raw fields at the end of its graph."""
+        graph = model.graph.SerializeToString() + b"".join(more_of_graph)
+        model.ClearField("graph")
+        return cls.field(7, graph) + model.SerializeToString()
+
+
+@pytest.fixture
+def by_hand() -> type[GraphBytes]:
+    return GraphBytes

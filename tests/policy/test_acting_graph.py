@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import reprlib
 import threading
 
 import msgpack
 import numpy as np
+import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from aiorl.errors import PolicyError
 from aiorl.policy.acting_graph import MAX_WEIGHT_BYTES, ActingGraph, ActingSpec, ArraySpec
@@ -154,9 +157,83 @@ def test_weights_never_touch_the_file_system(network, tmp_path, monkeypatch):
     np.testing.assert_allclose(acting.run(obs_of(2))[0], network.expected(weights, obs_of(2))[0], rtol=1e-5)
 
 
+def test_fields_that_only_onnx_runtime_sees_reach_no_file(network, by_hand, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret").write_bytes(np.full(12, 42, np.float32).tobytes())
+
+    # the kernel is read from a file: where it lies is written with tags of five bytes
+    model = without_weights(network)
+    spy = model.graph.initializer.pop(1)
+    spy.ClearField("raw_data")
+    where = by_hand.field(1, b"location") + by_hand.field(2, b"secret")
+    hidden = spy.SerializeToString() + by_hand.hidden(13, where) + by_hand.hidden(14, 1)
+    graph = by_hand.model(model, by_hand.field(5, hidden))
+    spec = dataclasses.replace(network.spec, weights=())
+    with pytest.raises(PolicyError, match="field 536870925 in a TensorProto"):
+        leaked(graph, spec)
+
+
+def test_an_operator_that_only_onnx_runtime_sees_is_refused(network, by_hand):
+    # Gelu is the standard's from version 20 on; of com.microsoft it runs in any
+    node = helper.make_node("Gelu", ["obs"], ["spied"]).SerializeToString() + by_hand.hidden(7, b"com.microsoft")
+    model = network.model()
+    model.opset_import.add(domain="com.microsoft", version=1)
+    graph = by_hand.model(model, by_hand.field(1, node))
+    with pytest.raises(PolicyError, match="field 536870919 in a NodeProto"):
+        ActingGraph(graph, network.spec).set_weights(network.weights())
+
+
+def test_a_file_of_onnx_runtimes_own_format_that_reads_as_a_graph_too_is_refused(network, by_hand, tmp_path):
+    """The flatbuffer's header is made a few fields, after which a harmless graph stands in what it doesn't look at."""
+    model = without_weights(network)
+    harmless = model.graph.SerializeToString()
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.optimized_model_filepath = str(tmp_path / "model.ort")
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    flatbuffer = (tmp_path / "model.ort").read_bytes()
+
+    # the root's position: a number 0 in field 1, then field 1 again by two bytes, whose number is the "O" of "ORTM"
+    # and "RT" begins field 10 with 84 bytes
+    old_root = int.from_bytes(flatbuffer[:4], "little")
+    root = next(root for root in range(0x880008, 0x888008, 0x100) if (root - old_root) % 16 == 0)
+    hidden_in = by_hand.field(7, harmless)
+    padding = root - old_root - 83 - len(hidden_in) - 5
+    rest = by_hand.varint(2 << 3 | 2) + by_hand.varint(padding + len(flatbuffer) - 8)
+    graph = root.to_bytes(4, "little") + b"ORTM" + bytes(83) + hidden_in + rest + bytes(padding) + flatbuffer[8:]
+    with pytest.raises(PolicyError, match="longer than it must be"):
+        leaked(graph, dataclasses.replace(network.spec, weights=()))
+
+
+def test_whatever_is_loaded_begins_as_the_canonical_form_does(network):
+    acting = ActingGraph(
+        network.graph(lambda model: model.metadata_props.add(key="ort_config", value="{}")), network.spec
+    )
+    assert acting._graph == ActingGraph(network.graph(), network.spec)._graph
+    assert acting._graph[:3] == b"\x08\x08\x3a"  # IR version 8, then the graph; never ORT's "ORTM"
+
+
+def without_weights(network):
+    """The network's model with numbers of its own."""
+    model = network.model()
+    del model.graph.initializer[1:]
+    for name, shape in network.shapes.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(shape, np.float32), name))
+    return model
+
+
+def leaked(graph, spec):
+    """What the graph gives, if it runs at all."""
+    acting = ActingGraph(graph, spec)
+    acting.set_weights({})
+    return acting.run(np.ones((1, 3), np.float32))[0]
+
+
 def test_a_graph_onnx_runtime_refuses_is_a_policy_error(network):
     def change(model):
-        model.graph.node.append(helper.make_node("NoSuchOperator", ["obs"], ["x"]))
+        model.graph.node.append(helper.make_node("Relu", ["nowhere"], ["x"]))
 
     acting = ActingGraph(network.graph(change), network.spec)
     with pytest.raises(PolicyError, match="cannot be loaded"):
@@ -240,6 +317,7 @@ def test_a_spec_survives_msgpack_and_json(recurrent_network):
     "change",
     [
         {"format": 99},
+        {"format": functools.reduce(lambda inner, _: [inner], range(2000))},
         {"obs_shape": [-1]},
         {"obs_shape": [1 << 20, 1 << 20]},
         {"obs_shape": 3},
@@ -258,7 +336,7 @@ def test_a_spec_survives_msgpack_and_json(recurrent_network):
         {"weights": [[f"w{index}", [1], "float32"] for index in range(10_001)]},
         {"weights": [[f"w{index}", [1 << 29], "float32"] for index in range(3)]},
     ],
-    ids=lambda change: str(change)[:60],
+    ids=lambda change: reprlib.repr(change)[:60],
 )
 def test_a_damaged_description_is_a_policy_error(network, change):
     with pytest.raises(PolicyError, match=r"acting graph|bytes of weights"):
