@@ -21,8 +21,8 @@ from aiorl.errors import InternalError
 
 __all__ = ["Pacing", "SlowWorker"]
 
-_FIRST_BATCHES = 16
-"""Batches under way at first where the age of samples has no bound."""
+_FIRST_BATCHES = 4
+"""Batches under way at first, before it is known what the learner and the workers make of them."""
 _UNBOUNDED = 1 << 30
 _SMOOTHING = 0.2
 _STARVED = 0.02
@@ -106,10 +106,9 @@ class Pacing:
         self._batch = fragments_per_batch
         self._max_lag = max_policy_lag
         self._per_worker = per_worker
-        batches = _FIRST_BATCHES if max_policy_lag is None else max_policy_lag + 1
-        self.largest = batches * fragments_per_batch if max_policy_lag is not None else _UNBOUNDED
+        self.largest = _UNBOUNDED if max_policy_lag is None else (max_policy_lag + 1) * fragments_per_batch
         self._smallest = min(2 * fragments_per_batch, self.largest)
-        self.budget = batches * fragments_per_batch
+        self.budget = min(_FIRST_BATCHES * fragments_per_batch, self.largest)
         self.outstanding = 0
         self._paces: dict[int, _Pace] = {}
         self._ready: list[tuple[int, float, float, int, _Pace]] = []  # owed, speed class, share_s, turn
