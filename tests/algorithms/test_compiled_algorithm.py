@@ -387,5 +387,5 @@ def test_a_state_of_another_dtype_is_refused(setup: Callable[..., Setup]) -> Non
     state = it.algorithm.get_state()
     name = next(name for name in state.tensors if name.startswith("weights/"))
     state.tensors[name] = state.tensors[name].astype(np.float64)
-    with pytest.raises(CheckpointError, match="is float64 .* there and float32"):
+    with pytest.raises(CheckpointError, match=r"is float64 .* there and float32"):
         it.algorithm.set_state(state)
