@@ -12,7 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SINGLE_THREADED", "alternate", "learner_rate", "pin_to_one_core", "run_command", "run_fresh"]
+__all__ = [
+    "SINGLE_THREADED",
+    "alternate",
+    "learner_rate",
+    "learner_rows",
+    "pin_to_one_core",
+    "rate_of",
+    "run_command",
+    "run_fresh",
+]
 
 SINGLE_THREADED = {
     name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -61,15 +70,28 @@ def learner_rate(options: Mapping[str, object], seconds: float) -> float:
     Raises:
         RuntimeError: it failed.
     """
+    return rate_of(learner_rows(options, seconds))
+
+
+def learner_rows(options: Mapping[str, object], seconds: float, start_s: float = 5.0) -> list[dict[str, Any]]:
+    """Results of the last seconds of a learner's run; ``start_s`` and as many seconds before them are left out.
+
+    Raises:
+        RuntimeError: it failed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        added = {"min-iter-time-s": 0.5, "stop-time-s": 5 + 2 * seconds, "run-dir": run_dir, "seed": 1}
+        added = {"min-iter-time-s": 0.5, "stop-time-s": start_s + 2 * seconds, "run-dir": run_dir, "seed": 1}
         words = [f"--{name}={value}" for name, value in {**options, **added}.items()]
         run_command([sys.executable, "-m", "aiorl.learner", *words])
         rows = [json.loads(line) for line in (run_dir / "result.jsonl").read_text().splitlines()]
-    late = [row for row in rows if row["time_total_s"] >= rows[-1]["time_total_s"] - seconds]
-    steps = late[-1]["env_steps_trained_total"] - late[0]["env_steps_trained_total"]
-    return float(steps / (late[-1]["time_total_s"] - late[0]["time_total_s"]))
+    return [row for row in rows if row["time_total_s"] >= rows[-1]["time_total_s"] - seconds]
+
+
+def rate_of(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Env steps trained on per second from the first to the last of some results."""
+    steps = rows[-1]["env_steps_trained_total"] - rows[0]["env_steps_trained_total"]
+    return float(steps / (rows[-1]["time_total_s"] - rows[0]["time_total_s"]))
 
 
 def run_command(command: Sequence[str], timeout_s: float = 180.0) -> str:

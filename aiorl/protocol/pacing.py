@@ -37,6 +37,8 @@ _MAX_TRIED = 0.0075
 """Workers whose speed is not known, or is said to be too low, are tried while no larger share of all is too old."""
 _PROBE_EVERY = 1000
 """Of so many fragments one may come from a worker that is taken to be too slow, to see whether it still is."""
+_IN_HAND = 2
+"""Batches that the learner has taken: one in use, one that waits for it."""
 _LOOK_AGAIN_S = 0.1
 _MAX_READY = 64
 _MARGIN = 0.5
@@ -288,7 +290,8 @@ class Pacing:
         if pace.mean_s < 0:
             return self._may_try(waiting)
         each_s = max(self._update_s, now - self._last_update)
-        lag = (pace.mean_s + _MARGIN * pace.deviation_s) / each_s + waiting / self._batch
+        # The queue of now says little of that when it comes: at least the learner's hands may be full then.
+        lag = (pace.mean_s + _MARGIN * pace.deviation_s) / each_s + min(waiting / self._batch, _IN_HAND)
         if lag <= self._max_lag * self._trust or pace.mean_s <= each_s:  # then a long queue is the budget's affair
             return True
         if not pace.owed and self._since_probe >= _PROBE_EVERY and self._may_try(waiting):

@@ -1,0 +1,224 @@
+"""A streaming run in simulated time: the real sessions, lease book, budget and queue; no sockets, processes or updates.
+
+Workers take the time they are said to take for a fragment, give or take a tenth; messages take half a millisecond.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from aiorl.algorithms.algorithm import LeasePlan
+from aiorl.learner.ingest import STALE, BatchAssembler, QueuedFragment
+from aiorl.protocol import events as ev
+from aiorl.protocol import messages as m
+from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.protocol.pacing import Pacing
+from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
+
+__all__ = ["Simulated", "Simulation"]
+
+_LATENCY_S = 0.0005
+_TICK_S = 0.25
+_STEPS = 100
+_NEVER_S = 1e9
+
+
+@dataclass(slots=True)
+class Simulated:
+    """What came of it, after the warm-up.
+
+    Attributes:
+        fragments_per_s: trained on.
+        discarded: share of what was sampled that was not trained on.
+        lags: policy versions between sampling and training, of each fragment.
+        by_slot: fragments that each worker brought.
+    """
+
+    fragments_per_s: float = 0.0
+    discarded: float = 0.0
+    lags: list[int] = field(default_factory=list)
+    by_slot: dict[int, int] = field(default_factory=dict)
+
+
+class _Node:
+    """A worker: one sampler that begins the next fragment when the one before is done."""
+
+    def __init__(self, number: int, fragment_s: float) -> None:
+        self.peer = b"%d" % number
+        self.session = WorkerSession(
+            WorkerSettings(f"worker{number}", slot_hint=number, heartbeat_interval_s=_NEVER_S), lambda: f"life{number}"
+        )
+        self.fragment_s = fragment_s
+        self.busy = False
+
+
+class Simulation:
+    """One run; no heartbeats, since nobody fails."""
+
+    def __init__(
+        self,
+        fragment_s: Sequence[float],
+        plan: LeasePlan,
+        update_s: float,
+        *,
+        seed: int = 0,
+    ) -> None:
+        """Take what there is.
+
+        Args:
+            fragment_s: of each worker, seconds that it takes for a fragment.
+            plan: of the algorithm; streaming.
+            update_s: seconds that an update takes.
+            seed: of the times' deviations.
+        """
+        self._plan = plan
+        self._update_s = update_s
+        self._random = random.Random(seed)
+        self._now = 0.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._learner = LearnerSession(
+            "run", "life0", LearnerSettings(heartbeat_interval_s=_NEVER_S, heartbeat_timeout_s=_NEVER_S)
+        )
+        self._pacing = Pacing(plan.fragments_per_batch, plan.max_policy_lag, plan.outstanding_per_worker)
+        self._learner.leases.set_pacing(self._pacing)
+        self._assembler = BatchAssembler(plan)
+        self._thread: list[tuple[QueuedFragment, ...]] = []  # the running batch first
+        self._idle_since = 0.0
+        self._waited_s = 0.0
+        self._is_warm = False
+        self._sampled = self._trained = self._discarded = 0
+        self._result = Simulated()
+        self._nodes = {node.peer: node for node in map(_Node, range(1, len(fragment_s) + 1), fragment_s)}
+        self._learner.set_registration({}, {}, 0.0)
+        self._publish(0)
+        for node in self._nodes.values():
+            node.session.connected(0.0)
+        for node in self._nodes.values():
+            self._take_up(node)
+        self._after(_TICK_S, self._tick)
+
+    def run(self, seconds: float, warm_up_s: float) -> Simulated:
+        """Simulate so long, and count from the end of the warm-up on.
+
+        Raises:
+            InternalError: the ledger or the leases do not add up.
+        """
+        self._after(warm_up_s, self._begin_to_count)
+        while self._due[0][0] <= seconds:
+            self._now, _, call = heapq.heappop(self._due)
+            call()
+        self._learner.ledger.check()
+        self._learner.leases.check_valid()
+        self._result.fragments_per_s = self._trained / (seconds - warm_up_s)
+        self._result.discarded = self._discarded / max(1, self._sampled)
+        return self._result
+
+    def _begin_to_count(self) -> None:
+        self._is_warm = True
+
+    def _after(self, seconds: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self._now + seconds, next(self._numbers), call))
+
+    def _about(self, seconds: float) -> float:
+        return seconds * max(0.2, self._random.gauss(1.0, 0.1))
+
+    # Workers --------------------------------------------------------------------------------------------------
+
+    def _take_up(self, node: _Node) -> None:
+        """Let a worker say what it has to say, and begin what it may."""
+        session = node.session
+        if not node.busy:
+            lease_id = session.start_fragment(session.version)
+            if lease_id is not None:
+                node.busy = True
+                version = session.version
+                self._after(self._about(node.fragment_s), lambda: self._finish(node, lease_id, version))
+        session.events()
+        for message in session.messages_to_send():
+            self._after(_LATENCY_S, lambda message=message: self._arrive(node, message))  # type: ignore[misc]
+
+    def _finish(self, node: _Node, lease_id: int, version: int) -> None:
+        node.busy = False
+        samples = m.Samples(
+            0, lease_id, _STEPS, _STEPS, version, node.session.version, 1, _STEPS, {}, {}, {}, {"iters": 1.0}
+        )
+        node.session.fragment_done(samples, self._now)
+        self._take_up(node)
+
+    # The learner, as `LearnerService` has it ------------------------------------------------------------------
+
+    def _arrive(self, node: _Node, message: m.Message) -> None:
+        self._learner.receive(node.peer, message, self._now)
+        self._pump()
+
+    def _pump(self) -> None:
+        for event in self._learner.events():
+            if isinstance(event, ev.SamplesAccepted):
+                samples = event.message
+                self._sampled += self._is_warm
+                self._result.by_slot[event.slot] = self._result.by_slot.get(event.slot, 0) + self._is_warm
+                self._assembler.add(
+                    QueuedFragment(event.slot, samples.seq, samples.first_version, {}, samples.env_steps)
+                )
+        self._feed()
+        waiting = self._assembler.queued_fragments + len(self._thread) * self._plan.fragments_per_batch
+        self._learner.stream(waiting, max(0, self._learner.version - (self._plan.max_policy_lag or _STEPS)))
+        for target, message in self._learner.messages_to_send():
+            if target is None:
+                for node in self._nodes.values():
+                    self._after(_LATENCY_S, lambda node=node, message=message: self._hear(node, message, True))  # type: ignore[misc]
+            else:
+                node = self._nodes[target]
+                self._after(_LATENCY_S, lambda node=node, message=message: self._hear(node, message, False))  # type: ignore[misc]
+
+    def _hear(self, node: _Node, message: m.DownMessage, is_broadcast: bool) -> None:
+        if is_broadcast:
+            node.session.broadcast(message, self._now)
+        else:
+            node.session.receive(message, self._now)
+        self._take_up(node)
+
+    def _feed(self) -> None:
+        while len(self._thread) < 2:
+            self._assembler.prune(ahead=len(self._thread))
+            if not self._assembler.is_ready:
+                break
+            self._thread.append(self._assembler.take().fragments)
+            if len(self._thread) == 1:
+                self._waited_s = self._now - self._idle_since
+                self._after(self._about(self._update_s), self._update)
+        for discarded in self._assembler.take_discarded():
+            self._learner.ledger.discard(discarded.reason, discarded.env_steps)
+            self._discarded += self._is_warm
+            if discarded.reason == STALE:
+                self._pacing.outdated(discarded.fragment.slot)
+
+    def _update(self) -> None:
+        fragments = self._thread.pop(0)
+        waited_s, self._waited_s, self._idle_since = self._waited_s, 0.0, self._now
+        if self._thread:
+            self._after(self._about(self._update_s), self._update)
+        version = self._learner.version
+        if self._is_warm:
+            self._trained += len(fragments)
+            self._result.lags += [version - fragment.version for fragment in fragments]
+        self._learner.ledger.train(sum(fragment.env_steps for fragment in fragments))
+        self._pacing.updated(waited_s, self._assembler.queued_fragments, self._now)
+        self._publish(version + 1)
+        self._assembler.set_version(version + 1)
+        self._pump()
+
+    def _publish(self, version: int) -> None:
+        self._learner.publish(m.Snapshot(version, {"p": {"w": np.zeros(1)}}, {}, {}, {}), self._now)
+
+    def _tick(self) -> None:
+        self._learner.tick(self._now)
+        self._pump()
+        self._after(_TICK_S, self._tick)
