@@ -24,7 +24,7 @@ def simulate(
 
 
 @pytest.mark.parametrize("workers", [1, 4, 16, 64])
-def test_a_learner_that_is_slower_than_its_workers_is_always_busy_and_hardly_anything_is_thrown_away(
+def test_a_learner_slower_than_its_workers_is_always_busy_and_hardly_a_sample_is_thrown_away(
     workers: int,
 ) -> None:
     """S6. With leases for each worker by itself, 16 of them made half of their samples for nothing."""
