@@ -93,7 +93,7 @@ def _run_one(target: Target, seconds: float, scratch: Path, update: bool) -> Res
     before = set(kept.iterdir())
     flags = [
         f"-max_total_time={max(1, round(seconds))}", f"-max_len={target.max_bytes}", "-timeout=30",
-        "-rss_limit_mb=3000", "-print_final_stats=1", f"-artifact_prefix={kept}/{FINDING}",
+        "-report_slow_units=30", "-rss_limit_mb=3000", "-print_final_stats=1", f"-artifact_prefix={kept}/{FINDING}",
     ]  # fmt: skip
     result = Result(target)
     started = time.monotonic()
@@ -108,7 +108,11 @@ def _run_one(target: Target, seconds: float, scratch: Path, update: bool) -> Res
     if child.returncode and not result.findings:
         result.failure = f"it ended with status {child.returncode}"
     if update and not result.findings:
-        _start(target, seeds, ["-merge=1", f"-max_len={target.max_bytes}", str(kept), str(seeds), str(found)])
+        _start(
+            target,
+            seeds,
+            ["-merge=1", "-use_counters=0", f"-max_len={target.max_bytes}", str(kept), str(seeds), str(found)],
+        )
     return result
 
 
