@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 RESULTS := .pytest_cache/results.xml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check style types layers requirements bench examples coverage fuzz lock build clean
+.PHONY: help setup train test test-all check style types layers requirements bench chaos examples coverage fuzz lock \
+	build clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -48,6 +49,9 @@ requirements: $(STAMP)  ## run the tests and write docs/requirements.md
 
 bench: $(STAMP)  ## measure every figure beside its baseline; make bench NAMES="sampler wire"
 	@$(BIN)/python -m benchmarks $(NAMES)
+
+chaos: $(STAMP)  ## random faults in whole runs for 20 minutes; make chaos CHAOS="--seed 7"
+	@$(BIN)/python -m benchmarks.chaos $(CHAOS)
 
 examples: $(STAMP)  ## run every example, a few minutes
 	@$(BIN)/python -m pytest tests/examples

@@ -28,6 +28,7 @@ import psutil
 import yaml
 
 from benchmarks.general import MultiAgentCartPole
+from benchmarks.ledger import ledger_gap
 
 __all__ = ["CrashingCartPoles", "SoakReport", "policy_of", "run_soak"]
 
@@ -128,7 +129,7 @@ def run_soak(seconds: float, folder: Path, *, mean_steps: float) -> SoakReport:
         results=len(results),
         env_steps=int(results[-1]["timesteps_total"]) if results else 0,
         restarts=sum(log.count("restarting an environment") for log in logs),
-        unbalanced=sum(not _balances(result["ledger"]) for result in results),
+        unbalanced=sum(bool(ledger_gap(result["ledger"])) for result in results),
         repeated=[text for log in logs for text in repeated_warnings(log)],
         memory=memory,
     )
@@ -172,11 +173,6 @@ def _watch(process: subprocess.Popen[bytes], until: float) -> dict[str, list[tup
         except subprocess.TimeoutExpired:
             continue
     return memory
-
-
-def _balances(ledger: Mapping[str, Any]) -> bool:
-    parts = [part for name, part in ledger.items() if name != "sampled"]
-    return bool(ledger["sampled"] == sum(sum(part.values()) if isinstance(part, dict) else part for part in parts))
 
 
 def repeated_warnings(log: str, period_s: float = 60.0) -> list[str]:

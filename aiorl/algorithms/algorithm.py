@@ -7,7 +7,7 @@ take only the config, so that leases and sampling can be planned before TensorFl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -149,6 +149,15 @@ class Algorithm(ABC):
     @abstractmethod
     def get_state(self) -> AlgorithmState:
         """Copies of everything that `set_state` needs."""
+
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        """A function that gives the state as it is now, whatever follows; it may be called in any thread.
+
+        Called after every update, so that the state before an update is known while that one runs. Where copies take
+        long, they should be left to the function.
+        """
+        state = self.get_state()
+        return lambda: state
 
     @abstractmethod
     def set_state(self, state: AlgorithmState) -> None:

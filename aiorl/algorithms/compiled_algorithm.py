@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from aiorl.algorithms.algorithm import Algorithm, AlgorithmState, Array, Batch, UpdateResult
@@ -55,6 +56,7 @@ class CompiledAlgorithm(Algorithm):
         self._updates = 0
         self._skipped = 0
         self._skipped_in_a_row = 0
+        self._read: Callable[[], dict[str, Any]] | None = None  # Any: tensors
 
     @abstractmethod
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
@@ -101,6 +103,7 @@ class CompiledAlgorithm(Algorithm):
         batch = self.nominal_batch()
         size = len(batch[PACKED])
         self.compiled.warm_up(batch, np.zeros(self._order_shape(size), np.int32))
+        self.hold_state()
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
         """Learn from one train batch; skip it if a loss or gradient is not finite.
@@ -140,9 +143,21 @@ class CompiledAlgorithm(Algorithm):
 
     def get_state(self) -> AlgorithmState:
         """Weights, optimiser, order of rows to come, counters."""
-        tensors = {f"weights/{name}": weight for name, weight in self.get_weights().items()}
-        for name, variable in self._optimizer_variables().items():
-            tensors[f"optimizer/{name}"] = np.array(variable.numpy())
+        return self.hold_state()()
+
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        """See `Algorithm.hold_state`.
+
+        What is read of a variable is immutable; TensorFlow copies it only once the variable changes. One function reads
+        all of them, since each alone takes as long as some dozen together.
+        """
+        if self._read is None:
+            variables = {f"weights/{name}": variable for name, variable in self.model.variables.items()}
+            variables |= {f"optimizer/{name}": variable for name, variable in self._optimizer_variables().items()}
+            self._read = tf.function(
+                lambda: {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}, autograph=False
+            )
+        tensors = self._read()
         values = {
             "rng": self._rng.bit_generator.state,
             "updates": self._updates,
@@ -150,7 +165,7 @@ class CompiledAlgorithm(Algorithm):
             "skipped_in_a_row": self._skipped_in_a_row,
             **self.extra_state(),
         }
-        return AlgorithmState(tensors, values)
+        return lambda: AlgorithmState({name: np.array(tensor.numpy()) for name, tensor in tensors.items()}, values)
 
     def set_state(self, state: AlgorithmState) -> None:
         """Go on from `state`; all of it is checked before any of it is taken.
@@ -158,9 +173,9 @@ class CompiledAlgorithm(Algorithm):
         Raises: CheckpointError if a tensor is missing, left over or of another shape, or a value is missing.
         """
         variables = self._optimizer_variables()
-        wanted = {f"weights/{name}": weight.shape for name, weight in self.get_weights().items()}
-        wanted |= {f"optimizer/{name}": tuple(variable.shape) for name, variable in variables.items()}
-        given = {name: tensor.shape for name, tensor in state.tensors.items()}
+        wanted = {f"weights/{name}": _kind(weight) for name, weight in self.get_weights().items()}
+        wanted |= {f"optimizer/{name}": _kind(variable.numpy()) for name, variable in variables.items()}
+        given = {name: _kind(tensor) for name, tensor in state.tensors.items()}
         if wanted != given:
             differing = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
             first = differing[0]
@@ -225,6 +240,10 @@ class CompiledAlgorithm(Algorithm):
         minibatches = rows.reshape(-1, self.minibatch_size)
         order[: len(minibatches)] = minibatches
         return order, len(minibatches)
+
+
+def _kind(array: Array) -> str:
+    return f"{array.dtype} {list(array.shape)}"
 
 
 def model_columns(model: ActorCritic) -> dict[str, ColumnSpec]:

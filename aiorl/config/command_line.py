@@ -66,7 +66,6 @@ class WorkerArgs:
         log_level: level of the log on stderr; None takes the learner's.
         max_worker_restarts: restarts of one worker process before it stays down.
         slot: index that the learner gave a worker which it started itself; None for all others.
-        worker_id: name that whoever started the process knows it by; "" for all others.
         exit_with_parent: end as soon as the process that started this one is gone.
     """
 
@@ -76,7 +75,6 @@ class WorkerArgs:
     log_level: str | None = None
     max_worker_restarts: int = 3
     slot: int | None = None
-    worker_id: str = ""
     exit_with_parent: bool = False
 
 
@@ -118,7 +116,7 @@ class _WorkerOptions:
 class _NetworkOptions:
     bind: Annotated[str, _option("ADDRESS", "Listen here.", default="tcp://127.0.0.1:0, any free port")] = ""
     keys: Annotated[str, _option("DIR", "CURVE keys, as python -m aiorl.keys DIR makes them.")] = ""
-    insecure: Annotated[bool, _switch("Listen beyond this host without keys.")] = False
+    insecure: Annotated[bool, _switch("Do without keys: let everyone join who reaches the address.")] = False
 
 
 @dataclass(frozen=True)
@@ -185,10 +183,11 @@ Examples:
   # eight workers on this host for a learner on another one
   python -m aiorl.worker --connect tcp://learner-host:5557 --num-workers 8 --keys keys
 
-Environment, policy and config come from the learner: the address (and keys) is all a worker needs.
+Environment, policy and config come from the learner: the address (and keys) is all a worker needs. Keys of a learner
+of the same user on the same host it finds by itself.
 """
 
-_WORKER_HIDDEN = {"slot": str, "worker-id": str, "exit-with-parent": bool}
+_WORKER_HIDDEN = {"slot": str, "exit-with-parent": bool}
 """Options that the learner gives the workers it starts itself; not in the help."""
 
 
@@ -281,7 +280,6 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
         keys=Path(options.keys) if options.keys else None,
         log_level=options.log_level.upper() or None,
         slot=_whole(hidden["slot"], "--slot", least=0) if "slot" in hidden else None,
-        worker_id=hidden.get("worker-id", ""),
         exit_with_parent="exit-with-parent" in hidden,
         max_worker_restarts=(
             _whole(options.max_worker_restarts, "--max-worker-restarts", least=0) if options.max_worker_restarts else 3

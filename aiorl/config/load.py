@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from aiorl.config.merge import deep_update
+from aiorl.config.regular_file import read_regular
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 
@@ -29,6 +30,10 @@ WITHHELD = "<withheld>"
 
 ConfigClassOf = Callable[[str], type[CommonConfig]]
 """Name of an algorithm -> its config class; raises UnknownAlgorithmError for others."""
+
+_MAX_BYTES = 1 << 20
+_MAX_DEPTH = 32
+_MAX_NODES = 100_000
 
 _SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private", re.IGNORECASE)
 _ENVIRONS = ("extra_python_environs_for_driver", "extra_python_environs_for_worker")
@@ -53,13 +58,15 @@ def load_config(
     overrides = dict(overrides or {})
     values: dict[str, Any] = {}
     lines: dict[str, str] = {}
-    files = [] if file is None else [file]
+    contents: list[tuple[Path, bytes]] = []
     resume = overrides.get("resume")
     if resume is not None:
-        files.insert(0, _resumed_file(Path(str(resume))))
+        contents.append(_resumed(Path(str(resume))))
         overrides.setdefault("run_dir", str(resume))
-    for path in files:
-        read, where = read_yaml(path)
+    if file is not None:
+        contents.append((file, _read(file)))
+    for path, content in contents:
+        read, where = _parse(path, content)
         values = deep_update(values, read)
         lines.update({name: f"{path}, line {line}: " for name, line in where.items()})
     for name in _names(overrides):
@@ -83,19 +90,20 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
     Raises: ConfigError when the file can't be read, is no YAML, holds no mapping or sets a key twice.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise ConfigError(f"Config file {path} can't be read: {reason}.", value=str(path)) from error
+    return _parse(path, _read(path))
+
+
+def _parse(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, int]]:
     lines: dict[str, int] = {}
     try:
-        loader = _Loader(text)
+        loader = _Loader(content.decode("utf-8"))
         node = loader.get_single_node()
         if node is None:
             return {}, {}
         _note_lines(node, "", lines)
         values = loader.construct_document(node)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"Config file {path} can't be read: it is no UTF-8 text.", value=str(path)) from error
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line}: this is no valid YAML: {error.problem}.", value=str(path)) from error
@@ -139,7 +147,44 @@ def save_config(config: CommonConfig, run_dir: Path) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader by the rules of YAML 1.2 for plain words, which refuses a key set twice."""
+    """SafeLoader by the rules of YAML 1.2 for plain words, which refuses a key set twice.
+
+    It also refuses what no config needs and what a few bytes can grow into: deep nesting, aliases of aliases, an alias
+    for what it stands in.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._sizes: dict[int, tuple[yaml.Node, int]] = {}  # by id, with the node so that no other gets its id
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node, once it is known how large it is with all its aliases replaced."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, "it is nested too deeply", mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if is_alias and id(node) not in self._sizes:
+            raise yaml.composer.ComposerError(None, None, "an alias stands for what it is in", mark)
+        if not is_alias:
+            self._sizes[id(node)] = node, 1 + sum(self._sizes[id(inner)][1] for inner in _inner(node))
+        if max(len(self._sizes), self._sizes[id(node)][1]) > _MAX_NODES:
+            raise yaml.composer.ComposerError(None, None, f"it holds more than {_MAX_NODES:,} values", mark)
+        return node
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        """What a whole document holds."""
+        try:
+            return super().construct_document(node)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # PyYAML's own checks are of untagged values: `!!bool maybe` and the like come to this
+            problem = f"a value is none of its type: {error!r:.100}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()
@@ -150,6 +195,12 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"{name.value} is set twice", name.start_mark)
             seen.add(name.value)
         return super().construct_mapping(node, deep=deep)
+
+
+def _inner(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 class _Dumper(yaml.SafeDumper):
@@ -195,16 +246,32 @@ def _names(values: Mapping[str, Any], prefix: str = "") -> list[str]:
     return names
 
 
-def _resumed_file(run_dir: Path) -> Path:
+def _read(path: Path) -> bytes:
+    """The content of a file that the user names; it may be a pipe."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"Config file {path} can't be read: {error.strerror}.", value=str(path)) from error
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"Config file {path} can't be read: it has more than {_MAX_BYTES:,} bytes.", value=str(path))
+    return content
+
+
+def _resumed(run_dir: Path) -> tuple[Path, bytes]:
+    """The config of the run to resume, and its content."""
     path = run_dir / CONFIG_FILE
-    if not path.is_file():
+    try:
+        return path, read_regular(path, max_bytes=_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
             f"{run_dir} is no run directory: it holds no {CONFIG_FILE}.",
             key="resume",
             value=str(run_dir),
             hint="Give the directory that the run named at its end.",
-        )
-    return path
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}.", key="resume", value=str(run_dir)) from error
 
 
 def _restore_withheld(values: dict[str, Any], environ: Mapping[str, str]) -> None:

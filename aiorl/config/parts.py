@@ -95,7 +95,7 @@ class TransportConfig(BaseModel):
         group="Transport", where="both", unit="bytes", ge=2**16,
     )  # fmt: skip
     max_header_bytes: int = key(
-        2**20, "Largest message header taken.", group="Transport", where="both", unit="bytes", ge=2**12
+        2**20, "Largest message header taken.", group="Transport", where="both", unit="bytes", ge=2**17
     )
     send_queue_length: int = key(
         64, "Messages that may wait to be sent to one peer.", group="Transport", where="both", unit="messages", ge=1

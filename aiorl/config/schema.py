@@ -73,6 +73,12 @@ class CommonConfig(BaseModel):
     log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = key(
         "INFO", "Least severe messages that are logged.", group="Run", where="both"
     )
+    log_max_bytes: int = key(
+        64 * 2**20,
+        "Size at which log.txt and each logs/worker-N.txt is begun anew; what it held is kept in one file beside it, "
+        "NAME.1, so each log takes twice that at most.",
+        group="Run", unit="bytes", ge=2**16,
+    )  # fmt: skip
 
     # Learning
     gamma: float = key(0.99, "Discount of future rewards.", group="Learning", where="both", ge=0, le=1)
@@ -193,7 +199,7 @@ class CommonConfig(BaseModel):
         None, "Directory of CURVE keys, as python -m aiorl.keys makes it.", group="Workers and hosts", where="both"
     )
     insecure: bool = key(
-        False, "Listen beyond loopback without keys: anybody who reaches the port can join.",
+        False, "Do without keys: anybody who reaches the port can join, on loopback any user of this host.",
         group="Workers and hosts", where="both",
     )  # fmt: skip
     transport: TransportConfig = key(

@@ -13,15 +13,18 @@ from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.log_once import log_once
+from aiorl.text import one_line
 
-__all__ = ["MAX_NAME", "MAX_NAMES", "EpisodeColumns", "PerfStats", "RolloutMetrics"]
+__all__ = ["MAX_HIST", "MAX_NAME", "MAX_NAMES", "EpisodeColumns", "PerfStats", "RolloutMetrics"]
 
 logger = logging.getLogger(__name__)
 
 MAX_NAME = 200
 """Characters of a name on the wire."""
 MAX_NAMES = 1000
-"""Names beside lengths and rewards, in all."""
+"""Names beside lengths and rewards in one fragment, of all kinds together; a run has a bound of its own."""
+MAX_HIST = 1000
+"""Newest values of one history: more are neither sent nor shown."""
 
 _KINDS = ("policy_reward", "custom", "hist")
 
@@ -66,8 +69,8 @@ class EpisodeColumns:
         """Finished episodes in the order given.
 
         Values of custom metrics and histories that are no finite numbers are left out, with a warning, once by name,
-        where they are no numbers at all; names on the wire are cut to
-        `MAX_NAME` characters, and names beyond `MAX_NAMES` are left out too.
+        where they are no numbers at all. Names are cut to `MAX_NAME` characters, names beyond `MAX_NAMES` left
+        out, and of each history the newest `MAX_HIST` values kept.
         """
         series = _Series()
         for episode in metrics:
@@ -77,7 +80,7 @@ class EpisodeColumns:
             for name, value in episode.custom_metrics.items():
                 series.add(f"custom/{name}", [value])
             for name, values in episode.hist_data.items():
-                series.add(f"hist/{name}", values)
+                series.add(f"hist/{name}", values, newest=MAX_HIST)
         lengths = np.array([episode.episode_length for episode in metrics], np.int32)
         rewards = np.array([episode.episode_reward for episode in metrics], np.float64)
         return cls.from_arrays({"lengths": lengths, "rewards": rewards, **series.to_arrays()})
@@ -110,13 +113,17 @@ class _Series:
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
 
-    def add(self, name: str, values: Iterable[Any]) -> None:
-        name = name[:MAX_NAME]
+    def add(self, name: str, values: Iterable[Any], *, newest: int = 0) -> None:
+        """Take values of a name; of all that it has, keep the ``newest``, 0 for all."""
+        name = one_line(name[:MAX_NAME], MAX_NAME)
         if not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
             values = [values]  # a single number where several may stand
         if name in self._values or len(self._values) < MAX_NAMES:
             numbers = (_number(name, value) for value in values)
-            self._values.setdefault(name, []).extend(number for number in numbers if math.isfinite(number))
+            own = self._values.setdefault(name, [])
+            own.extend(number for number in numbers if math.isfinite(number))
+            if newest:
+                del own[:-newest]
 
     def to_arrays(self) -> dict[str, NDArray[np.float64]]:
         return {name: np.array(values, np.float64) for name, values in self._values.items() if values}

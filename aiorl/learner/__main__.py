@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import logging.handlers
 import os
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING
 
 from aiorl.algorithms.registry import config_class
 from aiorl.config.command_line import LEARNER_PROG, configure_learner, usage_error
+from aiorl.config.named_code import warning_of_foreign_code
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError
 from aiorl.process.signals import on_stop_signals
+from aiorl.process.standard_output import keep_output_from_failing
 
 if TYPE_CHECKING:
     from aiorl.learner.build import LearningPlan
@@ -26,6 +29,7 @@ __all__ = ["main"]
 logger = logging.getLogger("aiorl.learner")
 
 _MAX_EARLY = 1000  # log records kept until there is a file for them
+_END_WITHIN_S = 60.0  # the picture included
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from aiorl.learner.run_dir import RunDirectory
 
     config = configure_learner(sys.argv[1:] if argv is None else argv, config_class)
+    warning = warning_of_foreign_code(config)
+    if warning:
+        sys.stderr.write(f"aiorl: {warning}\n")
+        sys.stderr.flush()
     for name, value in config.extra_python_environs_for_driver.items():
         os.environ[name] = value
     try:
@@ -56,14 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, CheckpointError) as error:
         sys.stderr.write(f"aiorl: {error}\n")
         return 1
-    _log_to(directory.log, early)
+    logs = [directory.log, *map(directory.worker_log, range(1, config.num_workers + 1))]
+    _log_to(logs, early, config.log_max_bytes)
     try:
         import uvloop
 
         factory = uvloop.new_event_loop
     except ImportError:  # no wheel for this platform
         factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with directory, asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(_train(config, directory, plan))
 
 
@@ -99,6 +108,8 @@ async def _train(config: CommonConfig, directory: object, plan: LearningPlan | N
         run.request_stop(f"Ended by {name}.")
 
     on_stop_signals(stop)
+    # If even that hangs, say where and end, with status 1; by a thread that needs neither the loop nor Python's lock
+    run.on_release = lambda: faulthandler.dump_traceback_later(_END_WITHIN_S, exit=True)
     try:
         outcome = await run.run()
     except AiorlError as error:
@@ -129,9 +140,14 @@ def _failed(sentence: str, log: Path) -> int:
     return 1
 
 
-def _log_to(path: Path, early: logging.handlers.MemoryHandler) -> None:
-    """All records of aiorl to the run's log file, the early ones too; the display shows warnings by itself."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+def _log_to(logs: Sequence[Path], early: logging.handlers.MemoryHandler, max_bytes: int) -> None:
+    """All records of aiorl to the first log, the early ones too; the display shows warnings by itself.
+
+    From now on that file and the others, to which the local workers write, are kept small.
+    """
+    from aiorl.report.log_files import LogFile, keep_small
+
+    handler = LogFile(logs[0])
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
@@ -139,9 +155,11 @@ def _log_to(path: Path, early: logging.handlers.MemoryHandler) -> None:
     early.setTarget(handler)
     early.flush()
     early.close()
+    keep_small(logs, max_bytes)
 
 
 if __name__ == "__main__":
+    keep_output_from_failing()
     status = main()
     logging.shutdown()
     sys.stdout.flush()

@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from aiorl.config.regular_file import parse_json, read_regular
 from aiorl.errors import CheckpointError
 
 __all__ = [
     "FORMAT_VERSION",
     "Checkpoint",
     "check_compatible",
+    "clear_partial",
     "list_checkpoints",
     "load_checkpoint",
     "load_newest_valid",
@@ -45,9 +47,13 @@ _log = logging.getLogger(__name__)
 FORMAT_VERSION = 2
 _TENSORS = "tensors.safetensors"
 _META = "meta.json"
-_NAME = re.compile(r"checkpoint-(\d{6,})")
+_NAME = re.compile(r"checkpoint-([0-9]{6,})")
 _TEMPORARY = ".partial-"
-_KEYS = {"format_version", "number", "tensors_sha256", "meta", "meta_sha256"}
+_ASIDE = f"{_TEMPORARY}old-"
+_KEYS = {"format_version": int, "number": int, "tensors_sha256": str, "meta": dict, "meta_sha256": str}
+_MAX_META_BYTES = 64 << 20
+_MAX_TENSORS_BYTES = 4 << 30
+"""Of a checkpoint that does not say how large its tensors are, as older ones don't."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +92,23 @@ def save_checkpoint(
     Raises: CheckpointError in one plain sentence if the disk is full, the directory can't be written, or something
         in it has no place in a checkpoint.
     """
-    path = directory / f"checkpoint-{number:06d}"
+    path = directory / _name(number)
     temporary = directory / f"{_TEMPORARY}{path.name}"
     try:
         payload = save_tensors({name: np.asarray(array, order="C") for name, array in tensors.items()})
         digest = hashlib.sha256(payload).hexdigest()
         header = {
-            "format_version": FORMAT_VERSION, "number": number, "tensors_sha256": digest, "meta": dict(meta),
-            "meta_sha256": _digest_of(meta),
+            "format_version": FORMAT_VERSION, "number": number, "tensors_bytes": len(payload),
+            "tensors_sha256": digest, "meta": dict(meta), "meta_sha256": _digest_of(meta),
         }  # fmt: skip
         text = json.dumps(header, indent=1, allow_nan=False).encode()
-    except (TypeError, ValueError, KeyError, SafetensorError) as error:
+    except (TypeError, ValueError, KeyError, RecursionError, SafetensorError) as error:
         raise CheckpointError(path, f"something in it can't be stored: {error}") from error
+    if len(text) > _MAX_META_BYTES:
+        raise CheckpointError(path, f"{_META} would have {len(text):,} bytes, more than would be read back")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
         temporary.mkdir()
         _write(temporary / _TENSORS, payload)
         _write(temporary / _META, text)
@@ -108,9 +116,10 @@ def save_checkpoint(
         _move_into_place(temporary, path)
         _sync_directory(directory)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(path, f"can't be written: {error.strerror or error}. Older ones are intact.") from error
-    _remove_old(directory, keep)
+    finally:
+        _remove(temporary)
+    _remove_old(directory, keep, number)
     return path
 
 
@@ -120,13 +129,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises: CheckpointError if a file is missing, unreadable or damaged, or of another format version.
     """
     try:
-        header = json.loads((path / _META).read_bytes())
-        payload = (path / _TENSORS).read_bytes()
+        header = parse_json(read_regular(path / _META, max_bytes=_MAX_META_BYTES))
     except OSError as error:
-        raise CheckpointError(path, f"can't be read: {error.strerror or error}") from error
+        raise CheckpointError(path, f"{_META} can't be read: {error.strerror or error}") from error
     except ValueError as error:
         raise CheckpointError(path, f"{_META} is damaged: {error}") from error
-    if not isinstance(header, dict) or not header.keys() >= _KEYS:
+    if not isinstance(header, dict) or any(type(header.get(name)) is not kind for name, kind in _KEYS.items()):
         raise CheckpointError(path, f"{_META} is damaged: it lacks what every checkpoint has")
     if header["format_version"] != FORMAT_VERSION:
         raise CheckpointError(
@@ -134,26 +142,39 @@ def load_checkpoint(path: Path) -> Checkpoint:
             f"format version {header['format_version']!r}, but this aiorl reads {FORMAT_VERSION}; "
             "load it with the aiorl that wrote it",
         )
-    if not isinstance(header["meta"], dict) or _digest_of(header["meta"]) != header["meta_sha256"]:
+    if path.name != _name(header["number"]):
+        raise CheckpointError(path, f"{_META} is damaged: it says that it is number {header['number']}")
+    if _digest_of(header["meta"]) != header["meta_sha256"]:
         raise CheckpointError(path, f"{_META} is damaged: its digest is not the one it says")
+    size = header.get("tensors_bytes", _MAX_TENSORS_BYTES)
+    if type(size) is not int:
+        raise CheckpointError(path, f"{_META} is damaged: tensors_bytes is {size!r:.50}")
+    try:
+        payload = read_regular(path / _TENSORS, max_bytes=size)
+    except OSError as error:
+        raise CheckpointError(path, f"{_TENSORS} can't be read: {error.strerror or error}") from error
     if hashlib.sha256(payload).hexdigest() != header["tensors_sha256"]:
         raise CheckpointError(path, f"{_TENSORS} is damaged: its digest is not the one in {_META}")
     try:
         tensors = load_tensors(payload)
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:  # the latter of dtypes that NumPy has not
         raise CheckpointError(path, f"{_TENSORS} is damaged: {error}") from error
-    return Checkpoint(path, int(header["number"]), tensors, header["meta"])
+    return Checkpoint(path, header["number"], tensors, header["meta"])
 
 
-def load_newest_valid(directory: Path) -> Checkpoint:
+def load_newest_valid(directory: Path, check: Callable[[Checkpoint], object] = lambda found: None) -> Checkpoint:
     """Read the newest checkpoint that is whole, naming in the log those that are not.
 
+    Args:
+        directory: where checkpoints are.
+        check: raises CheckpointError where what was read makes no sense; the one before is taken then, too.
     Raises: CheckpointError if there is none, or none that is whole.
     """
     damaged: list[Path] = []
     for path in reversed(list_checkpoints(directory)):
         try:
             found = load_checkpoint(path)
+            check(found)
         except CheckpointError as error:
             _log.warning("%s; taking the one before it", error)
             damaged.append(path)
@@ -166,11 +187,34 @@ def load_newest_valid(directory: Path) -> Checkpoint:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Directories of finished checkpoints, oldest first; empty if `directory` doesn't exist."""
-    if not directory.is_dir():
+    """Directories of finished checkpoints, oldest first; empty if `directory` doesn't exist.
+
+    Raises: CheckpointError if it can't be read.
+    """
+    try:
+        found = [(int(match[1]), path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
+    except FileNotFoundError:
         return []
-    found = [(int(match[1]), path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
+    except OSError as error:
+        raise CheckpointError(directory, f"can't be read: {error.strerror or error}") from error
     return [path for _, path in sorted(found)]
+
+
+def clear_partial(directory: Path) -> None:
+    """Remove what a writer that was killed left behind; only for who may write there alone.
+
+    A checkpoint that was being replaced by another of its number is put back.
+
+    Raises: OSError if the directory can't be read.
+    """
+    left = [path for path in directory.iterdir() if path.name.startswith(_TEMPORARY)]
+    for path in left:
+        whole = path.with_name(path.name.removeprefix(_ASIDE))
+        if path.name.startswith(_ASIDE) and not os.path.lexists(whole):
+            with contextlib.suppress(OSError):
+                path.rename(whole)
+        else:
+            _remove(path)
 
 
 def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> None:
@@ -207,14 +251,31 @@ def _write(path: Path, payload: bytes) -> None:
 
 
 def _move_into_place(temporary: Path, path: Path) -> None:
-    if path.exists():  # a directory can't be renamed onto a full one; the old stays until the new is in place
-        aside = path.with_name(f"{_TEMPORARY}old-{path.name}")
-        shutil.rmtree(aside, ignore_errors=True)
+    """Give a new checkpoint its name.
+
+    A directory can't be renamed onto a full one: an old one of that name stays until the new is in place.
+    """
+    aside = path.with_name(f"{_ASIDE}{path.name}")
+    _remove(aside)
+    is_replaced = os.path.lexists(path)
+    if is_replaced:
         path.rename(aside)
+    try:
         temporary.rename(path)
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        temporary.rename(path)
+    except OSError:
+        if is_replaced:
+            aside.rename(path)
+        raise
+    _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    """Remove whatever is there; failing to is no reason to end a training run."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _sync_directory(directory: Path) -> None:
@@ -225,8 +286,16 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _remove_old(directory: Path, keep: int) -> None:
-    """Remove all but the newest; failing to is no reason to end a training run."""
-    for path in list_checkpoints(directory)[: -max(keep, 1)]:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(path)
+def _remove_old(directory: Path, keep: int, number: int) -> None:
+    """Remove all but the newest up to `number`.
+
+    Higher numbers are those that a resume could not use: they may not take the places of those that can.
+    """
+    with contextlib.suppress(CheckpointError):
+        older = [path for path in list_checkpoints(directory) if int(path.name.rpartition("-")[2]) <= number]
+        for path in older[: -max(keep, 1)]:
+            _remove(path)
+
+
+def _name(number: int) -> str:
+    return f"checkpoint-{number:06d}"

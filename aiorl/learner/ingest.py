@@ -50,8 +50,9 @@ def check_samples(samples: Samples, *, every_row_is_a_step: bool = True) -> Epis
         raise BatchError("env_steps", rows, samples.env_steps)
     if samples.agent_steps < rows:
         raise BatchError("agent_steps", f"at least {rows}", samples.agent_steps)
-    if not all(math.isfinite(value) for value in samples.perf.values()):
-        raise BatchError("perf", "finite numbers", dict(samples.perf))
+    for name, value in samples.perf.items():
+        if not math.isfinite(value):
+            raise BatchError(f"perf {name:.50}", "a finite number", value)
     return _checked_episodes(samples.episodes)
 
 
@@ -65,9 +66,9 @@ def _num_rows(columns: Mapping[str, NDArray[Any]]) -> int:
 def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
     lengths, rewards = arrays.get("lengths"), arrays.get("rewards")
     if lengths is None or rewards is None or lengths.ndim != 1 or lengths.shape != rewards.shape:
-        raise BatchError("episodes", "lengths and rewards [E]", sorted(arrays))
-    if lengths.dtype.kind != "i" or (lengths < 0).any():
-        raise BatchError("episodes", "whole lengths >= 0", lengths.dtype)
+        raise BatchError("episodes", "lengths and rewards [E]", ", ".join(sorted(arrays))[:100])
+    if lengths.dtype.kind != "i" or lengths.dtype.itemsize > 4 or (lengths < 0).any():
+        raise BatchError("episodes", "lengths int32 >= 0", lengths.dtype)
     if longest := next((name for name in arrays if len(name) > _MAX_NAME), ""):
         raise BatchError("episodes", f"names of at most {_MAX_NAME} characters", f"{longest!r:.100}")
     if len(arrays) > MAX_NAMES + 2:

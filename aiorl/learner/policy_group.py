@@ -5,7 +5,7 @@ Toward the update thread a group looks like one algorithm whose train batches ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,10 +99,17 @@ class PolicyGroup:
 
     def get_state(self) -> AlgorithmState:
         """Copies of everything that `set_state` needs: tensors by ``policy id/name``, values by policy id."""
+        return self._merged({policy_id: algorithm.get_state() for policy_id, algorithm in self.algorithms.items()})
+
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        """See `Algorithm.hold_state`."""
+        held = {policy_id: algorithm.hold_state() for policy_id, algorithm in self.algorithms.items()}
+        return lambda: self._merged({policy_id: state() for policy_id, state in held.items()})
+
+    def _merged(self, states: Mapping[str, AlgorithmState]) -> AlgorithmState:
         tensors: dict[str, Array] = {}
         values: dict[str, Any] = {}
-        for policy_id, algorithm in self.algorithms.items():
-            state = algorithm.get_state()
+        for policy_id, state in states.items():
             tensors |= {f"{policy_id}/{name}": tensor for name, tensor in state.tensors.items()}
             values[policy_id] = state.values
         for policy_id, weights in self.fixed.items():
@@ -129,8 +136,8 @@ class PolicyGroup:
         fixed: dict[str, dict[str, Array]] = {}
         for policy_id, weights in self.fixed.items():
             given = {name.removeprefix("weights/"): tensor for name, tensor in tensors[policy_id].items()}
-            if {name: tensor.shape for name, tensor in given.items()} != {
-                name: weight.shape for name, weight in weights.items()
+            if {name: (tensor.shape, tensor.dtype) for name, tensor in given.items()} != {
+                name: (weight.shape, weight.dtype) for name, weight in weights.items()
             }:
                 raise CheckpointError("tensors", f"the weights of policy {policy_id!r} don't fit its model")
             fixed[policy_id] = given

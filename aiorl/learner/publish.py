@@ -30,8 +30,10 @@ class Publisher:
         """Take the filters that deltas are merged into."""
         self.version = -1
         self.filters = dict(filters)
-        self._merged: dict[str, int] = {}  # of live incarnations: the highest number merged
-        self._skipped: dict[str, set[int]] = {}  # of those: lower numbers that are not
+        # of live incarnations, which are as many as the session has slots: the highest number merged
+        self._merged: dict[str, int] = {}
+        # of those: lower numbers that are not, which are those of accepted fragments that wait in the assembler
+        self._skipped: dict[str, set[int]] = {}
 
     def join(self, incarnation: str) -> None:
         """An incarnation lives from now on: what is merged of it is acknowledged in snapshots."""

@@ -7,16 +7,16 @@ checkpoint; goodbye.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import re
 import secrets
 import shlex
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, ConfigError, WorkerError
@@ -37,29 +37,36 @@ from aiorl.learner.update_thread import (
     WarmUpDone,
 )
 from aiorl.learner.worker_set import LocalWorkers
-from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildRestarting
+from aiorl.process.restarts import status_text
+from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildKilled, ChildRestarting
+from aiorl.process.tasks import Tasks, first_of
 from aiorl.protocol.events import WorkerFailed
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.protocol.ledger import Ledger
-from aiorl.protocol.limits import limits_of
+from aiorl.protocol.limits import limits_of, max_workers_of
 from aiorl.report.console import Display, DisplayHandler, Headline, Summary, make_display
 from aiorl.report.loggers import Loggers, open_loggers
 from aiorl.report.results import Results
 from aiorl.report.system import SystemUsage
+from aiorl.text import indented, many_lines
+from aiorl.transport.descriptors import raise_open_file_limit
 from aiorl.transport.endpoint import EndpointLimits
-from aiorl.transport.security import load_learner_keys, local_worker_keys, reachable_from_elsewhere, reachable_from_here
+from aiorl.transport.security import load_learner_keys, reachable_from_elsewhere, reachable_from_here
 from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
 
 __all__ = ["Outcome", "Run"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _JOIN_WAIT_S = 60.0
 _SAY_WAITING_S = 10.0
 _UPDATE_WAIT_S = 2.0
 _GOODBYE_S = 1.5
+_END_STEP_S = 10.0
 _PACE_S, _PACE_SHARE = 1.0, 0.02
-_CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
+_MAX_EVENT = 24_000  # characters: a failure's sentence and its traceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,7 @@ class Run:
 
     Attributes:
         is_misconfigured: the run failed at a setting that turned out impossible before anything was trained.
+        on_release: called when what was started begins to be ended, which takes half a minute at most.
     """
 
     def __init__(
@@ -102,6 +110,7 @@ class Run:
         self._config = config if plan is None else plan.config
         self._plan = plan
         self.is_misconfigured = False
+        self.on_release: Callable[[], None] = lambda: None
         self._directory = directory
         self._display = display or make_display(
             Headline(
@@ -124,7 +133,11 @@ class Run:
         self._last_result: dict[str, Any] = {}
         self._last_heard = time.monotonic()
         self._saver: Saver | None = None
+        self._hurry = asyncio.Event()
+        self._directory_fault = ""
         self._warm = False
+        self._is_over = False
+        self._tasks = Tasks(self._fail)
         self._last_failure = ""
 
     # The way through ------------------------------------------------------------------------------------------
@@ -140,18 +153,18 @@ class Run:
         self._loop.set_exception_handler(self._on_stray_error)
         self._stopped: asyncio.Future[tuple[bool, str]] = self._loop.create_future()
         self._stopped.add_done_callback(_retrieve)
-        self._display.start(time.monotonic())
-        logging.getLogger().addHandler(self._display_logs)
-        prepare_environment(self._config)
-        checkpoint = self._checkpoint_to_resume()
-        self._make_service(checkpoint)
-        ticker = asyncio.create_task(self._tick(), name="display")
         loggers: Loggers | None = None
         updates: UpdateThread | None = None
         workers: LocalWorkers | None = None
         final = False
         reason = "the learner failed"
         try:
+            self._display.start(time.monotonic())
+            logging.getLogger().addHandler(self._display_logs)
+            prepare_environment(self._config)
+            checkpoint = self._checkpoint_to_resume()
+            self._make_service(checkpoint)
+            self._tasks.start(self._tick(), "display")
             address = self._bind()
             self._directory.save_address(address)
             self._tell(
@@ -175,23 +188,30 @@ class Run:
                 updates,
                 self._service,
                 self._results,
+                self._tasks,
+                before_writing=self._keep_directory,
                 on_error=lambda error: self._tell(f"{error}; training goes on", logging.ERROR),
             )
             updates.start()
             self._service.begin(learning, updates, Publisher(learning.filters))
             await self._until_stopped(self._first_workers())
             self._service.grant_leases()
-            ok, reason = await self._stopped
+            try:
+                ok, reason = await self._stopped
+            except Exception:
+                await self._save_what_was_learned()
+                raise
             final = True
             return await self._finish(ok, reason)
         except _Stopped as stopped:  # before there was anything to save
             final, reason = True, stopped.reason
             return Outcome(stopped.ok, f"{stopped.reason} Nothing was trained yet, so there is nothing to save.", {})
         finally:
-            await self._release(ticker, updates, workers, loggers, reason, final=final)
+            await self._release(updates, workers, loggers, reason, final=final)
 
     def request_stop(self, reason: str) -> None:
-        """End the run in an orderly way: checkpoint, goodbye, exit status 0."""
+        """End the run in an orderly way, within seconds: checkpoint, goodbye, exit status 0."""
+        self._hurry.set()
         self._stop(True, reason)
 
     def _stop(self, ok: bool, reason: str) -> None:
@@ -209,17 +229,12 @@ class Run:
         if error is not None and "handle" in context:
             self._fail(error)
 
-    async def _until_stopped(self, step: Any) -> Any:
+    async def _until_stopped(self, step: Coroutine[Any, Any, T]) -> T:
         """The result of a step of the start-up, unless the run is stopped before."""
-        task = asyncio.ensure_future(step)
-        await asyncio.wait([task, self._stopped], return_when=asyncio.FIRST_COMPLETED)
-        if self._stopped.done():
-            task.cancel()
-            error = self._stopped.exception()
-            if error is not None:
-                raise error
+        done = await first_of(step, self._stopped)
+        if done is None:
             raise _Stopped(*self._stopped.result())
-        return task.result()
+        return done.result()
 
     # Start ----------------------------------------------------------------------------------------------------
 
@@ -229,7 +244,7 @@ class Run:
         if not list_checkpoints(self._directory.checkpoints):
             self._tell("the run has no checkpoint yet: it starts from the beginning", logging.WARNING)
             return None
-        checkpoint = load_newest_valid(self._directory.checkpoints)
+        checkpoint = load_newest_valid(self._directory.checkpoints, RunState.from_meta)
         self._tell(f"going on from {checkpoint.path}", logging.INFO)
         return checkpoint
 
@@ -244,6 +259,7 @@ class Run:
             send_messages=transport.send_queue_length,
             dead_after_s=transport.heartbeat_timeout_s,
         )
+        raise_open_file_limit()
         self._make_endpoint: Callable[[str], ZmqLearnerEndpoint] = lambda bind: ZmqLearnerEndpoint(
             bind, keys=keys, insecure=config.insecure, limits=endpoint_limits
         )
@@ -254,6 +270,7 @@ class Run:
             LearnerSettings(
                 heartbeat_interval_s=transport.heartbeat_interval_s,
                 heartbeat_timeout_s=transport.heartbeat_timeout_s,
+                max_workers=max_workers_of(limits_of(transport)),
                 num_workers=config.num_workers,
             ),
             None if state is None else Ledger.from_state(state.ledger),
@@ -264,6 +281,7 @@ class Run:
             session,
             self._results,
             on_event=self._tell,
+            on_failure=self._fail,
             on_worker_failed=self._on_worker_failed,
             limits=limits_of(transport),
         )
@@ -281,7 +299,9 @@ class Run:
         return self._start_service(wanted)
 
     def _start_service(self, bind: str) -> str:
-        service = self._make_learner(self._make_endpoint(bind))
+        endpoint = self._make_endpoint(bind)
+        self._worker_keys = endpoint.worker_keys
+        service = self._make_learner(endpoint)
         address = service.start()
         self._service = service
         service.counters = self._counters
@@ -308,12 +328,14 @@ class Run:
             config.num_workers,
             reachable_from_here(self._service.address),
             max_restarts=config.max_worker_restarts,
-            keys=None if config.keys is None else local_worker_keys(config.keys),
+            keys=self._worker_keys,
             environment=environment,
             log_path=self._directory.worker_log,
             reserve=session.reserve_slot,
             on_ended=lambda worker_id, reason: session.lose_worker_id(worker_id, reason, time.monotonic()),
             on_event=self._on_child,
+            on_failure=self._fail,
+            registered=lambda: None if self._is_over or self._service.publisher is None else session.slots,
         )
 
     async def _build(self, checkpoint: Checkpoint | None) -> Learning:
@@ -333,9 +355,9 @@ class Run:
                     check_compatible(checkpoint, identity_of(self._config, learning))
                     self._restored.apply(checkpoint, learning)
             except BaseException as error:
-                self._loop.call_soon_threadsafe(tell, done.set_exception, error)
+                self._call_soon(tell, done.set_exception, error)
             else:
-                self._loop.call_soon_threadsafe(tell, done.set_result, learning)
+                self._call_soon(tell, done.set_result, learning)
 
         threading.Thread(target=build, name="build", daemon=True).start()
         try:
@@ -367,9 +389,16 @@ class Run:
     # While it goes --------------------------------------------------------------------------------------------
 
     def _on_update_thread(self, event: UpdateEvent) -> None:
-        self._loop.call_soon_threadsafe(self._handle_update, event)
+        self._call_soon(self._handle_update, event)
+
+    def _call_soon(self, call: Callable[..., None], *arguments: object) -> None:
+        """Have the event loop call something, from another thread; not any more once the loop is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *arguments)
 
     def _handle_update(self, event: UpdateEvent) -> None:
+        if self._is_over:
+            return  # too late: what was trained is saved, and the workers have heard goodbye
         match event:
             case WarmUpDone(took_s):
                 self._warm = True
@@ -382,12 +411,18 @@ class Run:
                     self._after_update()
                 except ConfigError as error:
                     self._fail(error)
+                if self._saver is not None:
+                    self._saver.keep(event.state)
             case StateTaken():
                 if self._saver is not None:
                     self._saver.state_taken(event)
             case UpdateFailed(error, batch):
                 if batch is not None:
                     self._service.drop_batch(batch)
+                if self._stopped.done():
+                    self._tell(f"the last update failed, and is left out: {error}", logging.ERROR)
+                if self._saver is not None:
+                    self._saver.updates_failed()
                 self._fail(error)
 
     def _after_update(self) -> None:
@@ -425,6 +460,7 @@ class Run:
         self._steps_at_iteration = self._service.counters.env_steps_trained
         self._tell_callbacks(result)
         self._last_result = result
+        self._keep_directory()
         self._loggers.write(result)
         self._display.update(result, now)
 
@@ -449,18 +485,20 @@ class Run:
         match event:
             case ChildRestarting(slot, status, restarts, wait_s):
                 self._tell(
-                    f"local worker {slot} ended with status {status}; restart {restarts} of "
+                    f"local worker {slot} ended with {status_text(status)}; restart {restarts} of "
                     f"{self._config.max_worker_restarts} in {wait_s:g} s",
                     logging.WARNING,
                 )
             case ChildGaveUp(slot, status, restarts):
-                text = f"local worker {slot} ended with status {status} after {restarts} restarts and stays down"
+                text = f"local worker {slot} ended with {status_text(status)} after {restarts} restarts and stays down"
                 log = self._directory.worker_log(slot)
                 others = len(self._service.session.slots) or len(self._workers.pids)
                 if self._config.ignore_worker_failures and others:
                     self._tell(f"{text}; training goes on with the others (log: {log})", logging.ERROR)
                 else:
                     self._fail(WorkerError(slot, f"{self._last_failure or text} (log: {log})"))
+            case ChildKilled(slot):
+                self._tell(f"local worker {slot} is lost, but its process runs: it is killed", logging.WARNING)
             case _:
                 logger.info("%s", event)
 
@@ -472,7 +510,7 @@ class Run:
             self._fail(WorkerError(failed.slot, failed.message, failed.traceback))
 
     def _tell(self, text: str, level: int) -> None:
-        text = _CONTROL.sub("?", text)  # parts of it may come from a peer
+        text = indented(many_lines(text, _MAX_EVENT))  # parts of it may come from a peer or a file
         logger.log(level, "%s", text, extra={"shown": True})
         self._display.event(text, time.monotonic(), level)
 
@@ -494,30 +532,76 @@ class Run:
     # End ------------------------------------------------------------------------------------------------------
 
     async def _finish(self, ok: bool, reason: str) -> Outcome:
-        self._service.stop_training()
+        await self._await_last_update()
         saver = self._saver
         assert saver is not None
-        await saver.finish(_UPDATE_WAIT_S)
-        now = time.monotonic()
         if self._service.counters.env_steps_trained > self._steps_at_iteration:
             try:
-                self._finish_iteration(now)
+                self._finish_iteration(time.monotonic())
             except ConfigError as error:
                 logger.exception("the last iteration is not reported")
                 ok, reason = False, str(error)
-        if not self._service.counters.updates:
-            return Outcome(ok, f"{reason} Nothing was trained yet, so there is nothing to save.", {})
+        if not saver.has_news:
+            since = "since the resume" if self._service.counters.updates else "yet"
+            return Outcome(ok, f"{reason} Nothing was trained {since}, so there is nothing to save.", {})
         try:
-            await saver.save(_UPDATE_WAIT_S)
-        except TimeoutError:
-            self._tell("the running update did not end in time; the checkpoint before is the newest", logging.WARNING)
+            await saver.save_last()
         except CheckpointError as error:
             ok, reason = False, str(error)
         return Outcome(ok, reason, self._last_result)
 
+    async def _save_what_was_learned(self) -> None:
+        """Write a checkpoint although the run has failed; it does so by its own error, not by one of this."""
+        self._hurry.set()
+        await self._await_last_update()
+        assert self._saver is not None
+        if self._saver.has_news:
+            try:
+                await self._saver.save_last()
+            except CheckpointError as error:
+                self._tell(str(error), logging.ERROR)
+
+    async def _await_last_update(self) -> None:
+        """Wait for the running update: in a hurry a little, otherwise to its end."""
+        self._service.stop_training()
+        if self._warm and self._saver is not None:
+            await self._saver.await_last_update(
+                _UPDATE_WAIT_S,
+                self._hurry,
+                lambda: self._tell(
+                    "waiting for the last update to end, then its checkpoint is written "
+                    "(Ctrl-C: that of the update before it, at once)",
+                    logging.INFO,
+                ),
+            )
+
+    def _keep_directory(self) -> None:
+        """Make the run directory again if it is gone, so that at least what was learned is not lost with it."""
+        try:
+            if not self._directory.make_again(self._config):
+                return
+            self._loggers.close()
+            for handler in logging.getLogger().handlers:
+                if (
+                    isinstance(handler, logging.FileHandler)
+                    and Path(handler.baseFilename).name == self._directory.log.name
+                ):
+                    handler.close()  # the next record opens the file again
+            self._loggers = open_loggers(self._directory.path)
+        except ConfigError as error:
+            if str(error) != self._directory_fault:
+                self._directory_fault = str(error)
+                self._tell(f"the run directory is gone, and can't be made again: {error}", logging.ERROR)
+        else:
+            self._directory_fault = ""
+            self._tell(
+                f"the run directory {self._directory.path} was removed or renamed; it is made again, without "
+                "the results and checkpoints that were in it, and training goes on",
+                logging.ERROR,
+            )
+
     async def _release(
         self,
-        ticker: asyncio.Task[None],
         updates: UpdateThread | None,
         workers: LocalWorkers | None,
         loggers: Loggers | None,
@@ -525,18 +609,31 @@ class Run:
         *,
         final: bool,
     ) -> None:
-        ticker.cancel()
+        """End all that was started: each step within its time, whatever becomes of the others.
+
+        What the update thread, the workers or the display still have to say comes too late from now on.
+        """
+        self.on_release()
+        self._is_over = True
         if updates is not None:
             updates.stop()
+        goodbyes = []
         if hasattr(self, "_service"):
-            await self._service.close(reason, final=final)
-        if workers is not None:
-            await workers.stop(grace_s=_GOODBYE_S)
+            goodbyes.append(_end("the connections", lambda: self._service.close(reason, final=final)))
+        if workers is not None:  # beside the goodbyes: who leaves now is not started again
+            goodbyes.append(_end("the workers", lambda: workers.stop(grace_s=_GOODBYE_S)))
+        await asyncio.gather(*goodbyes)
+        await _end("the run's tasks", self._tasks.close)
         if loggers is not None:
-            loggers.close()
-        self._display_logs.drain(self._display, time.monotonic())
+            await _end("the files", loggers.close)
+        await _end("the display", self._close_display)
+
+    def _close_display(self) -> None:
         logging.getLogger().removeHandler(self._display_logs)
-        self._display.close()
+        try:
+            self._display_logs.drain(self._display, time.monotonic())
+        finally:
+            self._display.close()
 
     def summary(self, outcome: Outcome, picture: str) -> Summary:
         """What to show at the end."""
@@ -568,6 +665,19 @@ class _Stopped(Exception):
     def __init__(self, ok: bool, reason: str) -> None:
         super().__init__(reason)
         self.ok, self.reason = ok, reason
+
+
+async def _end(what: str, step: Callable[[], Awaitable[None] | None]) -> None:
+    """Take a step of the end: it has its time, and what goes wrong is logged."""
+    try:
+        async with asyncio.timeout(_END_STEP_S):
+            waiting = step()
+            if waiting is not None:
+                await waiting
+    except TimeoutError:
+        logger.error("%s could not be ended within %g s", what, _END_STEP_S)
+    except Exception:
+        logger.exception("%s could not be ended", what)
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

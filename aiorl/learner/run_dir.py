@@ -4,6 +4,7 @@ It holds:
 
     config.yaml          the effective configuration
     run.json             run id and the address workers connect to, for a resume
+    lock                 the learner that writes here, while it does
     log.txt              the learner's log; logs/worker-<slot>.txt those of local workers
     progress.csv, result.jsonl, events.out.tfevents.*, learning_curve.png
     checkpoints/
@@ -13,26 +14,36 @@ Nothing outside of it is written.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from aiorl.config.load import save_config
+from aiorl.config.address import split_address
+from aiorl.config.load import CONFIG_FILE, save_config
+from aiorl.config.regular_file import parse_json, read_regular
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
+from aiorl.learner.checkpoint import clear_partial
+from aiorl.learner.run_lock import RunLock
 
 __all__ = ["RunDirectory"]
 
 _RESULTS_ROOT = "runs"
+_RUN = "run.json"
+_MAX_RUN_BYTES = 1 << 16
+_OWN_FILE = re.compile(
+    rf"{re.escape(CONFIG_FILE)}(\.tmp)?|{re.escape(_RUN)}(\.tmp)?|log\.txt.*|progress\.csv.*|result\.jsonl.*|worker-\d+\.txt.*"
+)
 
 
-@dataclass(slots=True)
 class RunDirectory:
-    """Paths of one run.
+    """Paths of one run, and the right to write there: no two learners have it at a time.
 
     Attributes:
         path: the directory.
@@ -40,9 +51,13 @@ class RunDirectory:
         last_address: where the learner listened before the resume, "" for a new run.
     """
 
-    path: Path
-    run_id: str
-    last_address: str = ""
+    def __init__(self, path: Path, lock: RunLock, run_id: str, last_address: str = "") -> None:
+        """Take over a locked directory; `open` makes one."""
+        self.path = path
+        self.run_id = run_id
+        self.last_address = last_address
+        self._lock = lock
+        self._address = ""
 
     @property
     def checkpoints(self) -> Path:
@@ -59,33 +74,48 @@ class RunDirectory:
         return self.path / "logs" / f"worker-{slot}.txt"
 
     @classmethod
-    def open(cls, config: CommonConfig) -> RunDirectory:
+    def open(cls, config: CommonConfig) -> Self:
         """Create the directory of a new run and write ``config.yaml``, or take that of the run to resume.
 
         A resumed run's ``config.yaml`` is left as it is until `save_config`: options that turn out not to fit the
         checkpoint shall not stay behind.
 
         Raises:
-            ConfigError: it cannot be created or written, belongs to another run, or holds no run to resume.
+            ConfigError: it cannot be created or written, another learner writes there, it belongs to another run, or
+                it holds no run to resume.
         """
         if config.resume is not None:
-            directory = cls._existing(Path(config.resume))
+            path = Path(config.resume)
+            run_id, address = _facts(path)
         else:
-            directory = cls(_new_path(config), secrets.token_hex(8))
+            path = _make_new(config)
+            run_id, address = secrets.token_hex(8), ""
+        directory = cls(path, _locked(path), run_id, address)
         try:
-            (directory.path / "logs").mkdir(parents=True, exist_ok=True)
-            directory.checkpoints.mkdir(exist_ok=True)
-            directory.log.open("a").close()
-        except OSError as error:
-            raise ConfigError(
-                f"the run directory {directory.path} can't be written: {error.strerror or error}.",
-                key="run_dir",
-                value=str(directory.path),
-                hint="Give another one with --run-dir DIR.",
-            ) from error
-        if config.resume is None:
-            directory.save_config(config)
+            if config.resume is None and (path / _RUN).exists():
+                raise ConfigError(
+                    f"{path} already holds a run.",
+                    key="run_dir",
+                    value=str(path),
+                    hint=f"Go on with it by --resume {path}, or give another directory.",
+                )
+            directory._prepare()
+            if config.resume is None:
+                directory.save_config(config)
+        except BaseException:
+            directory.close()
+            raise
         return directory
+
+    def close(self) -> None:
+        """Let others write here; may be repeated."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
     def save_config(self, config: CommonConfig) -> None:
         """Write ``config.yaml``.
@@ -101,47 +131,128 @@ class RunDirectory:
         Raises:
             ConfigError: the file cannot be written.
         """
-        temporary = self.path / "run.json.tmp"
+        self._address = address
+        temporary = self.path / f"{_RUN}.tmp"
         try:
             temporary.write_text(json.dumps({"run_id": self.run_id, "address": address}) + "\n", encoding="utf-8")
-            os.replace(temporary, self.path / "run.json")
+            os.replace(temporary, self.path / _RUN)
         except OSError as error:
             raise ConfigError(
-                f"{self.path / 'run.json'} can't be written: {error.strerror or error}.",
+                f"{self.path / _RUN} can't be written: {error.strerror or error}.",
                 key="run_dir",
                 value=str(self.path),
             ) from error
 
-    @classmethod
-    def _existing(cls, path: Path) -> RunDirectory:
+    def make_again(self, config: CommonConfig) -> bool:
+        """Make the directory again if it was removed, renamed or replaced since; whether that was so.
+
+        Raises:
+            ConfigError: it was so, and it can't be made, or another run is there now.
+        """
+        if self._lock.is_held:
+            return False
+        _make(self.path, exist_ok=True)
+        lock = _locked(self.path)
         try:
-            facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
-            return cls(path, str(facts["run_id"]), str(facts["address"]))
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{path} is no run directory: it holds no run.json.",
-                key="resume",
-                value=str(path),
-                hint="Give the directory that the run named at its end.",
-            ) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path / 'run.json'} can't be read: {error}.", key="resume", value=str(path)) from error
+            if (self.path / _RUN).exists() and _facts(self.path)[0] != self.run_id:
+                raise ConfigError(f"{self.path} holds another run now.", key="run_dir", value=str(self.path))
+            self._prepare()
+            self.save_config(config)
+            self.save_address(self._address)
+        except ConfigError:
+            lock.release()
+            raise
+        self._lock.release()
+        self._lock = lock
+        return True
+
+    def _prepare(self) -> None:
+        """Make what is missing, and see that nothing in it leads a writer elsewhere."""
+        try:
+            (self.path / "logs").mkdir(exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+            for path in (*self.path.iterdir(), *(self.path / "logs").iterdir()):
+                if _OWN_FILE.fullmatch(path.name) and (path.is_symlink() or not path.is_file()):
+                    raise ConfigError(
+                        f"{path} is no regular file, so nothing is written to it.",
+                        key="run_dir",
+                        value=str(self.path),
+                        hint="Remove it.",
+                    )
+            self.log.open("a").close()
+            clear_partial(self.checkpoints)
+        except OSError as error:
+            raise _unwritable(self.path, error.strerror) from error
 
 
-def _new_path(config: CommonConfig) -> Path:
+def _make(path: Path, *, exist_ok: bool) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=exist_ok)
+    except FileExistsError:
+        if not exist_ok:
+            raise
+        raise _unwritable(path, "it is no directory") from None
+    except OSError as error:
+        raise _unwritable(path, error.strerror) from error
+
+
+def _locked(path: Path) -> RunLock:
+    try:
+        return RunLock.acquire(path)
+    except OSError as error:
+        raise _unwritable(path, error.strerror) from error
+
+
+def _unwritable(path: Path, reason: str | None) -> ConfigError:
+    return ConfigError(
+        f"the run directory {path} can't be written: {reason}.",
+        key="run_dir",
+        value=str(path),
+        hint="Give another one with --run-dir DIR.",
+    )
+
+
+def _facts(path: Path) -> tuple[str, str]:
+    """Run id and address in ``run.json``.
+
+    Raises:
+        ConfigError: it is missing, or is none.
+    """
+    try:
+        facts = parse_json(read_regular(path / _RUN, max_bytes=_MAX_RUN_BYTES))
+        if not isinstance(facts, dict):
+            raise ValueError("it holds no run id and address")
+        run_id, address = facts.get("run_id"), facts.get("address")
+        if not isinstance(run_id, str) or not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id):
+            raise ValueError(f"{run_id!r:.100} is no run id")
+        if not isinstance(address, str) or not address.isprintable():
+            raise ValueError(f"{address!r:.100} is no address")
+        split_address(address, key="address")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(
+            f"{path} is no run directory: it holds no {_RUN}.",
+            key="resume",
+            value=str(path),
+            hint="Give the directory that the run named at its end.",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path / _RUN} can't be read: {getattr(error, 'strerror', None) or error}.", key="resume", value=str(path)
+        ) from error
+    return run_id, address
+
+
+def _make_new(config: CommonConfig) -> Path:
+    """A directory for a new run; a default name is nobody else's, also where several begin in one second."""
     if config.run_dir is not None:
         path = Path(config.run_dir).expanduser()
-        if (path / "run.json").exists():
-            raise ConfigError(
-                f"{path} already holds a run.",
-                key="run_dir",
-                value=str(path),
-                hint=f"Go on with it by --resume {path}, or give another directory.",
-            )
+        _make(path, exist_ok=True)
         return path
     env = re.sub(r"[^A-Za-z0-9._-]+", "-", str(config.env))
     base = f"{config.algo}_{env}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     path = Path(_RESULTS_ROOT) / base
-    while path.exists():  # two runs within one second
+    while True:
+        with contextlib.suppress(FileExistsError):
+            _make(path, exist_ok=False)
+            return path
         path = Path(_RESULTS_ROOT) / f"{base}_{secrets.token_hex(2)}"
-    return path

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
+from aiorl.algorithms.algorithm import AlgorithmState
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError
 from aiorl.learner.build import Learning
@@ -15,6 +21,7 @@ from aiorl.learner.run_dir import RunDirectory
 from aiorl.learner.service import LearnerService
 from aiorl.learner.state import RunState
 from aiorl.learner.update_thread import StateTaken, UpdateThread
+from aiorl.process.tasks import Tasks
 from aiorl.report.results import Results
 
 __all__ = ["Saver", "identity_of"]
@@ -27,8 +34,19 @@ def identity_of(config: CommonConfig, learning: Learning) -> dict[str, Any]:
     return {"env": config.env, "algo": config.algo, "spaces": learning.spaces}
 
 
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What a checkpoint will hold; all of it is of the same moment, between two updates."""
+
+    algorithm: Callable[[], AlgorithmState]
+    filters: dict[str, dict[str, NDArray[Any]]]
+    run: RunState
+
+
 class Saver:
     """Saves one run, one checkpoint at a time.
+
+    It keeps what each update led to, in case the next one takes too long to be waited for.
 
     Attributes:
         newest: path of the newest checkpoint of this session, empty without one.
@@ -42,7 +60,9 @@ class Saver:
         updates: UpdateThread,
         service: LearnerService,
         results: Results,
+        tasks: Tasks,
         *,
+        before_writing: Callable[[], None] = lambda: None,
         on_error: Callable[[CheckpointError], None],
     ) -> None:
         """Nothing is written yet.
@@ -54,6 +74,8 @@ class Saver:
             updates: where its state is taken between two updates; `state_taken` is to be called with the answer.
             service: has the filters, the counters and the ledger.
             results: has the episodes.
+            tasks: of the run, for checkpoints in passing.
+            before_writing: called before each checkpoint, such as to make a directory again that is gone.
             on_error: hears of a checkpoint in passing that could not be written.
         """
         self._config = config
@@ -62,69 +84,121 @@ class Saver:
         self._updates = updates
         self._service = service
         self._results = results
+        self._tasks = tasks
+        self._before_writing = before_writing
         self._on_error = on_error
-        self._one_at_a_time = asyncio.Lock()
-        self._wanted: asyncio.Future[StateTaken] | None = None
+        self._writing = asyncio.Lock()
+        self._waiting: list[asyncio.Future[_Content]] = []
         self._passing: asyncio.Task[None] | None = None
+        self._kept: _Content | None = None
+        self._updates_before = service.counters.updates
+        self._updates_over = False
         self.newest = ""
 
     def state_taken(self, event: StateTaken) -> None:
         """The update thread's answer."""
-        if self._wanted is not None and not self._wanted.done():
-            self._wanted.set_result(event)
+        content = self._content_of(lambda: event.state)
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(content)
+        self._waiting.clear()
+
+    def keep(self, state: Callable[[], AlgorithmState]) -> None:
+        """Keep the state after the update that was accounted for last; `state` is called if it is written."""
+        self._kept = self._content_of(state)
+
+    def updates_failed(self) -> None:
+        """The update thread has ended without an answer; whoever waits for it goes on with what was kept."""
+        self._updates_over = True
+        for future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
 
     def save_in_passing(self) -> None:
         """Begin a checkpoint while training goes on, unless one is being written."""
         if self._passing is None or self._passing.done():
-            self._passing = asyncio.create_task(self._save_in_passing(), name="checkpoint")
+            self._passing = self._tasks.start(self._save_in_passing(), "checkpoint")
 
-    async def finish(self, timeout_s: float) -> None:
-        """Wait for a checkpoint begun in passing, but no longer than ``timeout_s`` seconds."""
-        if self._passing is not None and not self._passing.done():
-            await asyncio.wait([self._passing], timeout=timeout_s)
+    async def await_last_update(self, wait_s: float, hurry: asyncio.Event, on_wait: Callable[[], None]) -> None:
+        """Wait until the running update has ended, which is the last; what it leads to is kept for `save_last`.
 
-    async def save(self, timeout_s: float | None) -> None:
-        """Write a checkpoint of the state between two updates.
+        In a hurry, no longer than a little while: what was kept before stays then.
+
+        Args:
+            wait_s: the little while.
+            hurry: set when, or as soon as, there is no time.
+            on_wait: called when it takes longer.
+        """
+        if self._updates_over:
+            return
+        self._updates_over = True
+        taking = self._tasks.start(self._take(self._updates.request_last_state), "last state")
+        hurried = self._tasks.start(hurry.wait(), "hurry")
+        try:
+            await asyncio.wait([taking], timeout=wait_s)
+            if not taking.done() and not hurry.is_set():
+                on_wait()
+                await asyncio.wait([taking, hurried], return_when=asyncio.FIRST_COMPLETED)
+            if taking.done() and not taking.cancelled():
+                self._kept = taking.result()
+        finally:
+            taking.cancel()
+            hurried.cancel()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `save_last` would write of an update that this session has made."""
+        return self._kept is not None and self._kept.run.counters.updates > self._updates_before
+
+    async def save_last(self) -> None:
+        """Write a checkpoint of what was kept last, after one that is being written.
 
         Raises:
             CheckpointError: it cannot be written.
-            TimeoutError: a running update, or the checkpoint before, did not end within ``timeout_s`` seconds.
         """
-        async with asyncio.timeout(timeout_s):
-            await self._one_at_a_time.acquire()
-        try:
-            await self._save(timeout_s)
-        finally:
-            self._one_at_a_time.release()
-
-    async def _save(self, timeout_s: float | None) -> None:
-        self._wanted = asyncio.get_running_loop().create_future()
-        self._updates.request_state()
-        async with asyncio.timeout(timeout_s):
-            taken = await self._wanted
-        service = self._service
-        assert service.publisher is not None
-        state = RunState(
-            counters=service.counters,
-            results=self._results.to_state(),
-            ledger=service.session.ledger.to_state(),
-        )
-        tensors = {f"algorithm/{name}": array for name, array in taken.state.tensors.items()}
-        for policy_id, own in service.publisher.filter_states().items():
-            tensors.update({f"filter/{policy_id}/{name}": array for name, array in own.items()})
-        meta = {
-            **identity_of(self._config, self._learning),
-            "run_id": self._directory.run_id,
-            "algorithm": taken.state.values,
-            **state.to_meta(),
-        }
-        folder, keep = self._directory.checkpoints, self._config.checkpoint_keep
-        path = await asyncio.to_thread(save_checkpoint, folder, service.counters.updates, tensors, meta, keep=keep)
-        self.newest = str(path)
-        logger.info("checkpoint %s", path)
+        if self._passing is not None and not self._writing.locked():
+            self._passing.cancel()  # it waits for a state that is no newer
+        assert self._kept is not None
+        await self._write(self._kept)
 
     async def _save_in_passing(self) -> None:
         try:
-            await self.save(None)
+            await self._write(await self._take(self._updates.request_state))
         except CheckpointError as error:
             self._on_error(error)
+
+    async def _take(self, request: Callable[[], None]) -> _Content:
+        future: asyncio.Future[_Content] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        request()
+        return await future
+
+    def _content_of(self, state: Callable[[], AlgorithmState]) -> _Content:
+        """To be called as soon as the state comes, before anything is done about later updates."""
+        service = self._service
+        assert service.publisher is not None
+        counters = dataclasses.replace(service.counters)
+        run = RunState(counters, {}, service.session.ledger.to_state())
+        return _Content(state, service.publisher.filter_states(), run)
+
+    async def _write(self, content: _Content) -> None:
+        """Write it with the results as they are now, so that a resume goes on after the last one reported."""
+        async with self._writing:
+            self._before_writing()
+            run = dataclasses.replace(content.run, results=self._results.to_state())
+            meta = {
+                **identity_of(self._config, self._learning),
+                "run_id": self._directory.run_id,
+                **run.to_meta(),
+            }
+            self.newest = str(await asyncio.to_thread(self._write_now, content, meta))
+        logger.info("checkpoint %s", self.newest)
+
+    def _write_now(self, content: _Content, meta: dict[str, Any]) -> Path:
+        state = content.algorithm()
+        tensors = {f"algorithm/{name}": array for name, array in state.tensors.items()}
+        for policy_id, own in content.filters.items():
+            tensors.update({f"filter/{policy_id}/{name}": array for name, array in own.items()})
+        number = content.run.counters.updates
+        meta = {**meta, "algorithm": state.values}
+        return save_checkpoint(self._directory.checkpoints, number, tensors, meta, keep=self._config.checkpoint_keep)

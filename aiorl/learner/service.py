@@ -10,6 +10,8 @@ be sampled and at which version.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -17,17 +19,20 @@ from dataclasses import dataclass
 
 from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import BatchError, RemoteProtocolError
+from aiorl.errors import BatchError, ConfigError, LocalProtocolError, RemoteProtocolError
 from aiorl.learner.build import Learning
 from aiorl.learner.ingest import AssembledBatch, BatchAssembler, QueuedFragment, check_samples
 from aiorl.learner.publish import Publisher
 from aiorl.learner.update_thread import UpdateDone, UpdateThread
+from aiorl.process.tasks import Tasks
 from aiorl.protocol import events as ev
-from aiorl.protocol.codec import decode, encode
+from aiorl.protocol.codec import decode, decode_hello, encode
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession
-from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
-from aiorl.protocol.messages import DownMessage, PolicyArrays
+from aiorl.protocol.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
+from aiorl.protocol.messages import DownMessage, PolicyArrays, Welcome
+from aiorl.protocol.rates import EventRates
 from aiorl.report.results import Progress, Results
+from aiorl.text import one_line
 from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Event, EventKind, LearnerEndpoint
 
@@ -39,6 +44,8 @@ _TICK_S = 0.1
 _QUEUED_BATCHES = 2
 _QUEUED_BYTES = 1 << 30
 _HUNG_S = 60.0
+_MAX_REASON = 500
+_MAX_NAMED = 8
 
 
 @dataclass(slots=True)
@@ -81,6 +88,7 @@ class LearnerService:
         results: Results,
         *,
         on_event: Callable[[str, int], None],
+        on_failure: Callable[[BaseException], None],
         on_worker_failed: Callable[[ev.WorkerFailed], None] = lambda failed: None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
@@ -92,6 +100,7 @@ class LearnerService:
             session: fresh, or with the ledger of the run to resume.
             results: where episodes and lags go.
             on_event: told (text, logging level) what users want to know.
+            on_failure: told of an error of a task, after which the service is of no use.
             on_worker_failed: told what workers report of failures of their own.
             limits: bounds of messages.
         """
@@ -114,10 +123,12 @@ class LearnerService:
         self._num_in_thread = 0
         self._granting = False
         self._pump_due = False
-        self._tasks: list[asyncio.Task[None]] = []
-        self._hung: dict[str, float] = {}
+        self._tasks = Tasks(on_failure)
+        self._hung: set[str] = set()  # incarnations, of live workers only
+        self._rates = EventRates()
         self._joined = asyncio.Event()
         self._stopping = False
+        self._is_over = False
 
     @property
     def address(self) -> str:
@@ -140,23 +151,41 @@ class LearnerService:
         self._endpoint.on_message = self._on_message
         self._endpoint.on_event = self._on_endpoint_event
         self._endpoint.start()
-        self._tasks = [
-            asyncio.create_task(self._tick(), name="tick"),
-            asyncio.create_task(give_back_regularly(), name="memory"),
-        ]
+        self._tasks.start(self._tick(), "tick")
+        self._tasks.start(give_back_regularly(), "memory")
         return self._endpoint.address
 
     def begin(self, learning: Learning, updates: UpdateThread, publisher: Publisher) -> None:
-        """Admit workers and publish the first snapshot; sampling starts with ``grant_leases``."""
+        """Admit workers and publish the first snapshot; sampling starts with ``grant_leases``.
+
+        Raises:
+            ConfigError: what workers need to know is larger than messages may be, room for what grows with their number
+                included.
+        """
         self.publisher = publisher
         self._updates = updates
         self._plan = learning.lease_plan
         self._check_fragment = learning.group.check_fragment
         self._is_columnar = learning.worker_part.sampling == "columnar"
         self._assembler = BatchAssembler(self._plan, max_batches=2 * _QUEUED_BATCHES)
+        part, weights = learning.worker_part.to_dict(), learning.group.get_weights()
+        snapshot = publisher.next_snapshot(weights, self._global_vars)
+        session = self.session
+        welcome = Welcome(
+            0, self._config.num_workers, session.run_id, session.learner_incarnation, part, learning.graphs, snapshot
+        )
+        room = session.settings.max_workers * ACK_BYTES
+        limits = dataclasses.replace(self._limits, max_header_bytes=self._limits.max_header_bytes - room)
+        try:
+            encode(welcome, compress=False, limits=limits)
+        except LocalProtocolError as error:
+            raise ConfigError(
+                f"what workers need to know cannot be sent to them: {error}",
+                hint="Use a smaller model or raise transport.max_header_bytes or transport.max_message_bytes.",
+            ) from error
         now = time.monotonic()
-        self.session.set_registration(learning.worker_part.to_dict(), learning.graphs, now)
-        self._publish(learning.group.get_weights())
+        session.set_registration(part, learning.graphs, now)
+        session.publish(snapshot, now)
         self._pump()
 
     async def wait_for_workers(self, count: int, timeout_s: float) -> bool:
@@ -182,23 +211,29 @@ class LearnerService:
         self._granting = False
 
     async def close(self, reason: str, *, final: bool) -> None:
-        """Say goodbye to the workers and close the endpoint."""
-        self.session.shutdown(reason, final, time.monotonic())
-        self._pump()
-        for task in self._tasks:
-            task.cancel()
-        await self._endpoint.close()
+        """Say goodbye to the workers and close the endpoint; from the call on, nothing else is said."""
+        async with contextlib.AsyncExitStack() as stack:  # each step is taken, whatever becomes of the others
+            stack.push_async_callback(self._endpoint.close)
+            stack.push_async_callback(self._tasks.close)
+            try:
+                self.session.shutdown(reason, final, time.monotonic())
+                self._pump()
+            finally:
+                self._is_over = True
 
     # What arrives ---------------------------------------------------------------------------------------------
 
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
-        now = time.monotonic()
+        now, session = time.monotonic(), self.session
         try:
-            message = decode(frames, self._limits)
+            message = decode(frames, self._limits) if session.is_registered(peer) else decode_hello(frames)
         except RemoteProtocolError as error:
-            self.session.bad_frames(peer, error, now)
+            session.bad_frames(peer, error, now)
         else:
-            self.session.receive(peer, message, now, user_id or None)
+            if message is None:
+                session.unread(peer, sum(frame.nbytes for frame in frames))
+            else:
+                session.receive(peer, message, now, user_id or None)
         if not self._pump_due:  # one turn for all messages of this wake-up
             self._pump_due = True
             self._loop.call_soon(self._pump)
@@ -209,9 +244,9 @@ class LearnerService:
                 if event.peer:
                     self.session.peer_gone(event.peer, time.monotonic())
                 if event.kind is EventKind.DROPPED:
-                    self._on_event(event.reason, logging.WARNING)
+                    self._tell_of("connections cut off", _host(event.address), event.reason, logging.WARNING)
             case EventKind.REFUSED:
-                self._on_event(event.reason, logging.WARNING)
+                self._tell_of("connections refused", _host(event.address), event.reason, logging.WARNING)
             case _:
                 logger.debug("connection: %s", event)
         self._pump()
@@ -221,12 +256,16 @@ class LearnerService:
             self.session.tick(time.monotonic())
             self._pump()
             self._look_for_hung_workers()
+            self._tell_of_the_rest()
             await asyncio.sleep(_TICK_S)
 
     # What follows ---------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
+        """Act on what the session decided and say what it wants said; nothing once the goodbyes are said."""
         self._pump_due = False
+        if self._is_over:
+            return
         rejected: list[ev.PeerRejected] = []
         for event in self.session.events():
             self._handle(event)
@@ -240,7 +279,12 @@ class LearnerService:
         self.session.ledger.check()
 
     def _say(self, target: bytes | None, message: DownMessage) -> None:
-        frames = encode(message, compress=self._compress, limits=self._limits)
+        try:
+            frames = encode(message, compress=self._compress, limits=self._limits)
+        except LocalProtocolError as error:  # cannot be, by the bounds on names and texts and what `begin` checks
+            kind = type(message).__name__
+            self._tell_of("messages that cannot be sent", kind, f"a {kind} cannot be sent: {error}", logging.ERROR)
+            return
         if target is BROADCAST:
             self._endpoint.broadcast(frames)
         else:
@@ -254,24 +298,44 @@ class LearnerService:
                 if self.publisher is not None:
                     self.publisher.join(incarnation)
                 kind = "local worker" if local else "worker"
-                self._on_event(f"{kind} {slot} joined ({host}, pid {pid})", logging.INFO)
+                self._tell_of("workers that joined", slot, f"{kind} {slot} joined ({host}, pid {pid})", logging.INFO)
                 self._joined.set()
                 self._top_up()
             case ev.WorkerLost(slot, incarnation, _, reason, lost_env_steps):
                 lost = f"; {lost_env_steps:,} env steps on their way are lost" if lost_env_steps else ""
-                self._on_event(f"worker {slot} lost: {reason}{lost}", logging.WARNING)
+                self._tell_of("workers lost", slot, f"worker {slot} lost: {reason}{lost}", logging.WARNING)
                 if self.publisher is not None:
                     self.publisher.forget(incarnation)
             case ev.WorkerFailed(slot, _, _, message, text, _):
-                self._on_event(f"worker {slot} failed: {message}\n{text}".rstrip(), logging.ERROR)
+                said = f"worker {slot} failed: {message}\n{text}".rstrip()
+                self._tell_of("failures of workers", slot, said, logging.ERROR)
                 self._on_worker_failed(event)
             case ev.SamplesDropped(slot, _, reason, env_steps):
-                self._on_event(f"{env_steps:,} env steps of worker {slot} were not used: {reason}", logging.WARNING)
-            case ev.PeerRejected(_, reason, dropped):
-                self._on_event(f"a peer {'was dropped' if dropped else 'erred'}: {reason}", logging.WARNING)
+                said = f"{env_steps:,} env steps of worker {slot} were not used: {reason}"
+                self._tell_of("fragments not used", slot, said, logging.WARNING)
+            case ev.PeerRejected(peer, reason, dropped):
+                said = f"a peer {'was dropped' if dropped else 'erred'}: {reason}"
+                self._tell_of("peers that broke the protocol", peer, said, logging.WARNING)
             case ev.CallReplied(slot, _, ok, result):
                 if ok:
-                    logger.warning("what worker %d is doing:\n%s", slot, result)
+                    said = result if isinstance(result, str) else "(it does not say)"
+                    self._tell_of("stacks of workers", slot, f"what worker {slot} is doing:\n{said}", logging.WARNING)
+
+    def _tell_of(self, kind: str, source: object, text: str, level: int) -> bool:
+        """Tell the user what a peer has done, the one way there is, but not more often than anybody can read.
+
+        Returns: False if it was only counted.
+        """
+        is_told = self._rates.allow(kind, source, time.monotonic())
+        if is_told:
+            self._on_event(text, level)
+        return is_told
+
+    def _tell_of_the_rest(self) -> None:
+        left_out = self._rates.take_left_out(time.monotonic())
+        if left_out:
+            counts = ", ".join(f"{kind}: {count:,}" for kind, count in left_out.items())
+            self._on_event(f"in the last minute, beside those told one by one: {counts}", logging.WARNING)
 
     def _take_samples(self, event: ev.SamplesAccepted) -> None:
         message, assembler, publisher = event.message, self._assembler, self.publisher
@@ -283,7 +347,8 @@ class LearnerService:
             episodes = check_samples(message, every_row_is_a_step=self._is_columnar)
         except BatchError as error:
             self.session.ledger.discard("malformed", message.env_steps)
-            self._on_event(f"worker {event.slot} sent what can't be trained on: {error}", logging.ERROR)
+            said = f"worker {event.slot} sent what can't be trained on: {one_line(str(error), _MAX_REASON)}"
+            self._tell_of("malformed fragments", event.slot, said, logging.ERROR)
             self.session.lose(event.slot, "it sent a malformed fragment", time.monotonic())
             if not self._is_streaming:
                 self.session.deal_again(1)
@@ -333,7 +398,8 @@ class LearnerService:
         try:
             self.publisher.merge_deltas(fragment.incarnation, fragment.seq, fragment.filter_deltas)
         except BatchError as error:
-            self._on_event(f"worker {fragment.slot} sent a filter delta that was left out: {error}", logging.WARNING)
+            said = f"worker {fragment.slot} sent a filter delta that was left out: {one_line(str(error), _MAX_REASON)}"
+            self._tell_of("filter deltas left out", fragment.slot, said, logging.WARNING)
 
     def take_update(self, done: UpdateDone) -> None:
         """An update has ended: account for it, publish its weights, lease what comes next."""
@@ -367,8 +433,11 @@ class LearnerService:
 
     def _publish(self, weights: PolicyArrays) -> None:
         assert self.publisher is not None
-        global_vars = {"timestep": self.counters.env_steps_sampled}
-        self.session.publish(self.publisher.next_snapshot(weights, global_vars), time.monotonic())
+        self.session.publish(self.publisher.next_snapshot(weights, self._global_vars), time.monotonic())
+
+    @property
+    def _global_vars(self) -> dict[str, int]:
+        return {"timestep": self.counters.env_steps_sampled}
 
     # Leases ---------------------------------------------------------------------------------------------------
 
@@ -424,22 +493,28 @@ class LearnerService:
         workers = self.session.workers(now)
         if not workers:
             return f"no worker is connected; they join with: python -m aiorl.worker --connect {self._endpoint.address}"
-        return "; ".join(
+        said = [
             f"worker {info.slot}: {info.state}" + (f" ({info.in_env_s:.0f} s in one step)" if info.in_env_s > 1 else "")
-            for info in workers
-        )
+            for info in workers[:_MAX_NAMED]
+        ]
+        if len(workers) > _MAX_NAMED:
+            said.append(f"and {len(workers) - _MAX_NAMED} more")
+        return "; ".join(said)
 
     def _look_for_hung_workers(self) -> None:
         """Name a worker whose environment does not return, and have it say where it is stuck."""
         now = time.monotonic()
-        for info in self.session.workers(now):
-            if info.in_env_s < _HUNG_S:
-                self._hung.pop(info.incarnation, None)
-            elif info.incarnation not in self._hung:
-                self._hung[info.incarnation] = now
-                self._on_event(
+        hung = [info for info in self.session.workers(now) if info.in_env_s >= _HUNG_S]
+        for info in hung:
+            if info.incarnation not in self._hung:
+                said = (
                     f"worker {info.slot}: its environment has not returned for {info.in_env_s:.0f} s; "
-                    "its stacks follow in the log",
-                    logging.WARNING,
+                    "its stacks follow in the log"
                 )
-                self.session.call(info.slot, "stacks", {}, now)
+                if self._tell_of("environments that hang", info.slot, said, logging.WARNING):
+                    self.session.call(info.slot, "stacks", {}, now)
+        self._hung = {info.incarnation for info in hung}
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

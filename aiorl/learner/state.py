@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.algorithms.algorithm import AlgorithmState
-from aiorl.errors import BatchError, CheckpointError
+from aiorl.errors import BatchError, CheckpointError, InternalError, PolicyError
 from aiorl.learner.build import Learning
 from aiorl.learner.checkpoint import Checkpoint
 from aiorl.learner.service import Counters
 from aiorl.observation.filters import ObservationFilter
+from aiorl.protocol.ledger import Ledger
+from aiorl.report.results import Progress, Results
 
 __all__ = ["RunState"]
 
@@ -43,16 +46,35 @@ class RunState:
 
     @classmethod
     def from_meta(cls, checkpoint: Checkpoint) -> RunState:
-        """What a checkpoint holds.
+        """What a checkpoint holds, tried out: whatever takes it up later can.
 
         Raises:
-            CheckpointError: something is missing.
+            CheckpointError: something is missing or makes no sense.
         """
+        meta = checkpoint.meta
         try:
-            meta = checkpoint.meta
-            return cls(Counters(**meta["counters"]), dict(meta["results"]), dict(meta["ledger"]))
-        except (KeyError, TypeError, ValueError) as error:
+            state = cls(Counters(**meta["counters"]), dict(meta["results"]), dict(meta["ledger"]))
+            dict(meta["algorithm"])
+            _check_counts("counters", meta["counters"])
+            _check_counts("ledger", state.ledger)
+            _check_counts("results", {name: state.results[name] for name in ("training_iteration", "episodes_total")})
+            _check_lists("results", state.results)
+            Results(1, 0.0).from_state(state.results, 0.0, Progress(0, 0))
+            ledger = Ledger.from_state(state.ledger)
+        except KeyError as error:
             raise CheckpointError(checkpoint.path, f"its meta.json lacks what every run has: {error}") from error
+        except (TypeError, ValueError, AttributeError, OverflowError, InternalError) as error:
+            raise CheckpointError(checkpoint.path, f"its meta.json makes no sense: {error}") from error
+        if ledger.trained != state.counters.env_steps_trained:
+            raise CheckpointError(
+                checkpoint.path,
+                f"its meta.json makes no sense: {state.counters.env_steps_trained} env steps were trained on by its "
+                f"counters, {ledger.trained} by its ledger",
+            )
+        for name, array in checkpoint.tensors.items():
+            if "/weights/" in name and not np.isfinite(array).all():
+                raise CheckpointError(checkpoint.path, f"{name!r:.200} holds numbers that are not finite")
+        return state
 
     @staticmethod
     def apply(checkpoint: Checkpoint, learning: Learning) -> None:
@@ -76,9 +98,31 @@ class RunState:
         }
         for policy_id, own in learning.filters.items():
             _check_filter(checkpoint, policy_id, own, states[policy_id])
-        learning.group.set_state(AlgorithmState(tensors, dict(checkpoint.meta.get("algorithm", {}))))
+        try:
+            learning.group.set_state(AlgorithmState(tensors, dict(checkpoint.meta["algorithm"])))
+        except (PolicyError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            # what an algorithm makes of values that are none of its own
+            raise CheckpointError(checkpoint.path, f"its algorithm's state makes no sense: {error!r:.300}") from error
         for policy_id, own in learning.filters.items():
             own.restore(states[policy_id])
+
+
+def _check_counts(where: str, values: Mapping[str, Any]) -> None:
+    """Raise ValueError unless all values, those of inner mappings too, are counts."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _check_counts(f"{where}.{name}", value)
+        elif type(value) is not int or not 0 <= value < 2**63:
+            raise ValueError(f"{f'{where}.{name}'!r:.100} is {value!r:.50}")
+
+
+def _check_lists(where: str, values: Mapping[str, Any]) -> None:
+    """Raise ValueError unless all lists, those of inner mappings too, hold numbers only."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _check_lists(f"{where}.{name}", value)
+        elif isinstance(value, list) and not {type(item) for item in value} <= {int, float}:
+            raise ValueError(f"{f'{where}.{name}'!r:.100} holds what is no number")
 
 
 def _check_filter(

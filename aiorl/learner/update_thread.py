@@ -51,6 +51,7 @@ class UpdateDone:
         make_batch_s: time it took to lay the batch out.
         update_s: time it took to learn.
         weights_s: time it took to copy the weights.
+        state: gives all of the policies' state as it is after it, see `Algorithm.hold_state`.
     """
 
     batch: AssembledBatch
@@ -61,6 +62,7 @@ class UpdateDone:
     make_batch_s: float
     update_s: float
     weights_s: float
+    state: Callable[[], AlgorithmState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class UpdateThread:
         self._inbox: queue.SimpleQueue[AssembledBatch | _TakeState | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="aiorl-update", daemon=True)
         self._stopping = threading.Event()
+        self._last_wanted = threading.Event()
 
     @property
     def has_room(self) -> bool:
@@ -165,6 +168,14 @@ class UpdateThread:
         """Ask for a copy of the policies' state; it comes as `StateTaken`, after the batches that wait."""
         self._inbox.put(_TakeState())
 
+    def request_last_state(self) -> None:
+        """Ask for a copy of the policies' state once no update runs; with it the thread ends.
+
+        Batches that wait are not trained on, and what `request_state` asked for before is not answered again.
+        """
+        self._last_wanted.set()
+        self._inbox.put(_TakeState())
+
     def stop(self) -> None:
         """Let the thread end after what it is doing now; batches that wait are not trained on. May be repeated."""
         self._stopping.set()
@@ -187,8 +198,10 @@ class UpdateThread:
                 item = self._inbox.get()
                 if self._stopping.is_set() or isinstance(item, _Stop):
                     break
-                if isinstance(item, _TakeState):
+                if isinstance(item, _TakeState) or self._last_wanted.is_set():
                     self._on_event(StateTaken(self._group.get_state(), self._env_steps_total))
+                    if self._last_wanted.is_set():
+                        self._stopping.set()
                     continue
                 batch = item
                 with self._lock:
@@ -210,5 +223,13 @@ class UpdateThread:
         weights = self._group.get_weights()
         copied = time.perf_counter()
         return UpdateDone(
-            batch, result, weights, self._env_steps_total, wait_s, made - started, updated - made, copied - updated
+            batch,
+            result,
+            weights,
+            self._env_steps_total,
+            wait_s,
+            made - started,
+            updated - made,
+            copied - updated,
+            self._group.hold_state(),
         )

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Container
 from pathlib import Path
 
+import psutil
+
+from aiorl.process.restarts import status_text
 from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildRestarting, ChildStarted, Supervisor
+from aiorl.process.tasks import Tasks
+from aiorl.transport.run_keys import KEYS_VARIABLE, WORKER_ID_VARIABLE, to_variable
+from aiorl.transport.security import WorkerKeys
 
 __all__ = ["LocalWorkers"]
+
+_JOIN_WITHIN_S = 120.0
+_LOOK_EVERY_S = 0.2
 
 
 class LocalWorkers:
     """Worker processes of slots 1 to ``num_workers``.
+
+    One that runs but is not among the registered workers any more, since it was stopped or is stuck, is killed and
+    started again.
 
     Attributes:
         given_up: slots whose worker failed too often and stays down.
@@ -25,12 +39,15 @@ class LocalWorkers:
         address: str,
         *,
         max_restarts: int,
-        keys: Path | None,
+        keys: WorkerKeys | None,
         environment: dict[str, str],
         log_path: Callable[[int], Path],
         reserve: Callable[[int, str], None],
         on_ended: Callable[[str, str], None],
         on_event: Callable[[ChildEvent], None],
+        on_failure: Callable[[BaseException], None],
+        registered: Callable[[], Container[int] | None],
+        come_back_s: float = 5.0,
     ) -> None:
         """Get ready to start them.
 
@@ -38,12 +55,16 @@ class LocalWorkers:
             num_workers: how many.
             address: where the learner listens.
             max_restarts: restarts in a row after which a worker is given up.
-            keys: directory or file with the keys they prove, None without keys.
+            keys: what they prove, None without keys.
             environment: variables added to theirs.
             log_path: slot -> log file.
             reserve: told (slot, worker id) before a worker starts, so that it gets its slot.
             on_ended: told (worker id, reason) when a worker's process has ended.
             on_event: told of starts, restarts and surrenders.
+            on_failure: told of an error of ours, after which workers may not be looked after any more.
+            registered: the slots of the workers that are registered; None while none can be.
+            come_back_s: seconds in which a worker that was lost may register again, or end, before it is killed; one
+                whose process is stopped gets none.
         """
         self.given_up: dict[int, int] = {}
         self._address = address
@@ -51,14 +72,21 @@ class LocalWorkers:
         self._reserve = reserve
         self._on_ended = on_ended
         self._on_event = on_event
+        self._registered = registered
+        self._come_back_s = come_back_s
         self._worker_ids: dict[int, str] = {}
+        self._absent: dict[int, tuple[int, float]] = {}
+        self._has_joined: dict[int, int] = {}
+        self._tasks = Tasks(on_failure)
         self._supervisor = Supervisor(
             self._command,
             range(1, num_workers + 1),
             max_restarts=max_restarts,
+            on_failure=on_failure,
             environment=environment,
             log_path=log_path,
             on_event=self._handle,
+            environment_of=self._handed_over,
         )
 
     @property
@@ -73,26 +101,65 @@ class LocalWorkers:
             OSError: a process cannot be started.
         """
         await self._supervisor.start()
+        self._tasks.start(self._look_for_lost(), "lost-workers")
 
     async def stop(self, grace_s: float) -> None:
-        """End every worker: those that do not leave by themselves within ``grace_s`` by signal."""
-        await self._supervisor.stop(grace_s)
+        """End every worker: those that do not leave by themselves within ``grace_s`` by signal.
+
+        From the call on, none is started again.
+        """
+        try:
+            await self._supervisor.stop(grace_s)
+        finally:
+            await self._tasks.close()
 
     def _command(self, slot: int) -> list[str]:
         worker_id = self._worker_ids[slot] = secrets.token_hex(8)
         self._reserve(slot, worker_id)
         command = [sys.executable, "-m", "aiorl.worker", "--connect", self._address]
-        command += ["--slot", str(slot), "--worker-id", worker_id, "--exit-with-parent"]
-        if self._keys is not None:
-            command += ["--keys", str(self._keys)]
-        return command
+        return [*command, "--slot", str(slot), "--exit-with-parent"]
+
+    def _handed_over(self, slot: int) -> dict[str, str]:
+        """What only the worker is to know: other users can read a process's arguments, but not its environment."""
+        keys = {} if self._keys is None else {KEYS_VARIABLE: to_variable(self._keys)}
+        return {WORKER_ID_VARIABLE: self._worker_ids[slot], **keys}
 
     def _handle(self, event: ChildEvent) -> None:
         match event:
             case ChildRestarting(slot, status) | ChildGaveUp(slot, status):
-                self._on_ended(self._worker_ids[slot], f"its process ended with status {status}")
+                self._on_ended(self._worker_ids[slot], f"its process ended with {status_text(status)}")
                 if isinstance(event, ChildGaveUp):
                     self.given_up[slot] = status
             case ChildStarted(slot):
                 self.given_up.pop(slot, None)
         self._on_event(event)
+
+    async def _look_for_lost(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            registered = self._registered()
+            if registered is not None:
+                self._kill_lost(registered, time.monotonic())
+
+    def _kill_lost(self, registered: Container[int], now: float) -> None:
+        """Kill who was here and does not come back, or has not come for long after its start."""
+        for slot, pid in self.pids.items():
+            if slot in registered:
+                self._has_joined[slot] = pid
+                self._absent.pop(slot, None)
+                continue
+            if self._absent.get(slot, (0, 0.0))[0] != pid:
+                self._absent[slot] = (pid, now)
+            within_s = _JOIN_WITHIN_S
+            if self._has_joined.get(slot) == pid:
+                within_s = 0.0 if _is_stopped(pid) else self._come_back_s
+            if now - self._absent[slot][1] > within_s:
+                del self._absent[slot]
+                self._supervisor.kill(slot)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except (psutil.Error, OSError):  # it has ended, or there are no descriptors left to look
+        return False

@@ -27,9 +27,11 @@ def watch_parent(on_lost: Callable[[], None] = lambda: None, *, grace_s: float =
         descriptor = sys.stdin.fileno()
         while os.read(descriptor, 4096):
             pass
-        on_lost()
-        threading.Event().wait(grace_s)
-        os._exit(3)
+        try:
+            on_lost()
+        finally:
+            threading.Event().wait(grace_s)
+            os._exit(3)
 
     thread = threading.Thread(target=wait_for_end, name="parent-watch", daemon=True)
     thread.start()

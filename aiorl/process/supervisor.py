@@ -1,8 +1,6 @@
-"""Supervisor: keeps a set of child processes alive and leaves none behind.
+"""Supervisor: keeps a set of child processes alive and leaves none behind, within an event loop.
 
-A child that ends with status 0 is done; any other end is a failure, and the child is started again after a
-growing pause, at most ``max_restarts`` times in a row. A child that has run healthily for ``healthy_after_s``
-gets its allowance back.
+Whatever ends a child, with whatever status, it is started again as `aiorl.process.restarts` says.
 
 Children are started by ``exec`` (never forked copies of a process that has loaded TensorFlow or ZeroMQ), in a
 session of their own so that a terminal's Ctrl-C reaches only the supervisor, and with a pipe as standard
@@ -20,11 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["ChildEvent", "ChildGaveUp", "ChildRestarting", "ChildStarted", "Supervisor"]
+from aiorl.process.restarts import FAILED, RUN_IS_OVER, Restarts
+from aiorl.process.tasks import Tasks
+
+__all__ = ["ChildEvent", "ChildGaveUp", "ChildKilled", "ChildRestarting", "ChildStarted", "Supervisor"]
 
 logger = logging.getLogger(__name__)
-
-_BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class ChildStarted(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class ChildRestarting(ChildEvent):
-    """The child failed and will be started again after ``wait_s`` seconds."""
+    """The child has ended and will be started again after ``wait_s`` seconds."""
 
     status: int
     restarts: int
@@ -58,17 +57,22 @@ class ChildRestarting(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class ChildGaveUp(ChildEvent):
-    """The child failed more often than allowed and stays down."""
+    """The child has ended, more often than allowed or for good, and stays down."""
 
     status: int
     restarts: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChildKilled(ChildEvent):
+    """The child runs but is of no use: it was killed, ChildRestarting or ChildGaveUp follows."""
+
+
 @dataclass(slots=True)
 class _Child:
     slot: int
+    restarts: Restarts
     process: asyncio.subprocess.Process | None = None
-    restarts: int = 0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -84,10 +88,12 @@ class Supervisor:
         slots: Sequence[int],
         *,
         max_restarts: int,
+        on_failure: Callable[[BaseException], None],
         environment: dict[str, str] | None = None,
         log_path: Callable[[int], Path] | None = None,
         healthy_after_s: float = 60.0,
         on_event: Callable[[ChildEvent], None] = lambda event: None,
+        environment_of: Callable[[int], dict[str, str]] = lambda slot: {},
     ) -> None:
         """Take the command line of each slot.
 
@@ -95,19 +101,21 @@ class Supervisor:
             command: slot -> argument vector, the program first.
             slots: one child each.
             max_restarts: restarts in a row after which a child stays down.
+            on_failure: told of an error of the supervisor's own, after which a child is looked after no more.
             environment: variables added to this process's own.
             log_path: slot -> file its output is appended to; None = this process's own output.
             healthy_after_s: seconds after which a running child's restarts are forgotten.
             on_event: told of every start, restart and surrender.
+            environment_of: slot -> further variables, asked after ``command`` before each start.
         """
         self._command = command
-        self._max_restarts = max_restarts
         self._environment = {**os.environ, **(environment or {})}
+        self._environment_of = environment_of
         self._log_path = log_path
-        self._healthy_after_s = healthy_after_s
         self._on_event = on_event
-        self._children = {slot: _Child(slot) for slot in slots}
-        self._stopping = False
+        self._children = {slot: _Child(slot, Restarts(max_restarts, healthy_after_s=healthy_after_s)) for slot in slots}
+        self._tasks = Tasks(on_failure)
+        self._stopping = asyncio.Event()
 
     @property
     def pids(self) -> dict[int, int]:
@@ -131,16 +139,27 @@ class Supervisor:
         """
         for child in self._children.values():
             await self._spawn(child)
-            child.task = asyncio.create_task(self._watch(child), name=f"supervise-{child.slot}")
+            child.task = self._tasks.start(self._watch(child), f"supervise-{child.slot}")
 
     async def wait(self) -> None:
         """Return when every child has ended for good."""
         tasks = [child.task for child in self._children.values() if child.task is not None]
         await asyncio.gather(*tasks)
 
+    def kill(self, slot: int) -> None:
+        """End a child that runs but is of no use; it is started again like any other that a signal has ended."""
+        child = self._children[slot]
+        if child.process is not None and child.process.returncode is None:
+            self._on_event(ChildKilled(slot))
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
+
     async def stop(self, grace_s: float = 2.0) -> None:
-        """End every child: wait ``grace_s`` for those that leave by themselves, then SIGTERM, then SIGKILL."""
-        self._stopping = True
+        """End every child: wait ``grace_s`` for those that leave by themselves, then SIGTERM, then SIGKILL.
+
+        From the call on, none is started again.
+        """
+        self._stopping.set()
         for wait_s, number in ((grace_s, signal.SIGTERM), (min(1.0, grace_s), signal.SIGKILL), (5.0, None)):
             running = [c.process for c in self._children.values() if c.process and c.process.returncode is None]
             if not running:
@@ -152,11 +171,7 @@ class Supervisor:
                 if process.returncode is None and number is not None:
                     with contextlib.suppress(ProcessLookupError):
                         process.send_signal(number)
-        for child in self._children.values():
-            if child.task is not None:
-                child.task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await child.task
+        await self._tasks.close()
 
     async def _spawn(self, child: _Child) -> None:
         command = list(self._command(child.slot))
@@ -168,31 +183,30 @@ class Supervisor:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=self._environment,
+                env={**self._environment, **self._environment_of(child.slot)},
                 start_new_session=True,
             )
-        self._on_event(ChildStarted(child.slot, child.process.pid, child.restarts))
+        self._on_event(ChildStarted(child.slot, child.process.pid, child.restarts.in_a_row))
 
     async def _watch(self, child: _Child) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            assert child.process is not None
-            started = loop.time()
-            status = await child.process.wait()
-            if status == 0 or self._stopping:
+        assert child.process is not None
+        began = loop.time()
+        status = await child.process.wait()
+        while not self._stopping.is_set() and status != RUN_IS_OVER:
+            wait_s = child.restarts.pause_after(status, loop.time() - began)
+            if wait_s is None:
+                self._on_event(ChildGaveUp(child.slot, status, child.restarts.in_a_row))
                 return
-            if loop.time() - started > self._healthy_after_s:
-                child.restarts = 0
-            if child.restarts >= self._max_restarts:
-                self._on_event(ChildGaveUp(child.slot, status, child.restarts))
-                return
-            wait_s = _BACKOFF_S[min(child.restarts, len(_BACKOFF_S) - 1)]
-            child.restarts += 1
-            self._on_event(ChildRestarting(child.slot, status, child.restarts, wait_s))
+            self._on_event(ChildRestarting(child.slot, status, child.restarts.in_a_row, wait_s))
             await asyncio.sleep(wait_s)
+            if self._stopping.is_set():
+                return
+            began = loop.time()
             try:
                 await self._spawn(child)
-            except OSError:
+            except OSError:  # out of descriptors, processes or memory
                 logger.exception("worker %d could not be started again", child.slot)
-                self._on_event(ChildGaveUp(child.slot, status, child.restarts))
-                return
+                status = FAILED
+            else:
+                status = await child.process.wait()

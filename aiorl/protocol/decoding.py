@@ -15,16 +15,21 @@ from aiorl.errors import BadFrame, MessageTooBig, RemoteProtocolError, VersionMi
 from aiorl.protocol import messages as m
 from aiorl.protocol.compression import decompress
 from aiorl.protocol.frame_stacks import decompress_stacks
-from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
+from aiorl.protocol.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits
 from aiorl.protocol.schema import ARRAY, MESSAGE_TYPES, ArrayTree
 from aiorl.protocol.wire_format import ALIGN, ARRAY_REF, CONTINUED, DTYPES, LZ4, PACKED, RAW, STACKED
+from aiorl.text import MAX_LABEL, is_label, one_line
 
-__all__ = ["Buffer", "Counts", "decode", "peek_counts"]
+__all__ = ["Buffer", "Counts", "decode", "decode_hello", "peek_counts"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """What ``decode`` takes: anything with the buffer protocol; the arrays keep it alive."""
 
 _CACHED_LAYOUT_BYTES = 1 << 13
+_CACHED_LAYOUTS = 128
+_HELLO_LIMITS = Limits(
+    max_frames=1, max_header_bytes=MAX_HELLO_BYTES, max_arrays=0, max_string=MAX_HELLO_BYTES, max_map=16, max_depth=1
+)
 
 
 class Counts(NamedTuple):
@@ -74,6 +79,22 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
     return kind.cls(**values)
 
 
+def decode_hello(frames: Sequence[Buffer]) -> m.Hello | None:
+    """The Hello that frames hold; None if they hold anything else, which is not decoded then.
+
+    What somebody who is not registered sends costs no more than to unpack 4 KiB without arrays.
+
+    Raises: VersionMismatch or BadFrame; nothing else, whatever the bytes.
+    """
+    if len(frames) != 1 or memoryview(frames[0]).nbytes > MAX_HELLO_BYTES:
+        return None
+    if _read_header(frames[0], _HELLO_LIMITS)[1] != "hello":
+        return None
+    message = decode(frames, _HELLO_LIMITS)
+    assert isinstance(message, m.Hello)
+    return message
+
+
 def peek_counts(header: Buffer, limits: Limits = DEFAULT_LIMITS) -> Counts | None:
     """What frame 0 of a Samples message counts, no other frame being needed (R5); None for other types.
 
@@ -107,7 +128,8 @@ def _read_header(frame: Buffer, limits: Limits) -> _Header:
     except RemoteProtocolError:
         raise
     except Exception as error:  # msgpack raises its own kinds, ValueError, TypeError: all say "not ours"
-        raise BadFrame(f"not a message header: {type(error).__name__}: {error!s:.80}", field="header") from error
+        what = one_line(f"{type(error).__name__}: {error}", 120)
+        raise BadFrame(f"not a message header: {what}", field="header") from error
     if type(header) is not list or not header or type(header[0]) is not int:
         raise BadFrame("not a message header", field="header")
     if header[0] != m.PROTOCOL_VERSION:
@@ -167,7 +189,8 @@ def _parse_layout(kind_name: str, layout_bytes: bytes, limits: Limits) -> _Layou
         nodes = tuple((parent, key) for parent, key in nodes)
         columns = tuple((node, name, code) for node, name, code in columns)
     except Exception as error:  # as in _read_header
-        raise BadFrame(f"not a layout: {type(error).__name__}: {error!s:.80}", field="layout") from error
+        what = one_line(f"{type(error).__name__}: {error}", 120)
+        raise BadFrame(f"not a layout: {what}", field="layout") from error
     trees: list[ArrayTree] = [MESSAGE_TYPES[kind_name].arrays]
     seen: list[set[str]] = [set()]
     for parent, key in nodes:
@@ -191,12 +214,14 @@ def _parse_layout(kind_name: str, layout_bytes: bytes, limits: Limits) -> _Layou
     return _Layout(nodes, tuple(checked))
 
 
-_cached_layout = functools.lru_cache(maxsize=128)(_parse_layout)
+_cached_layout = functools.lru_cache(maxsize=_CACHED_LAYOUTS)(_parse_layout)
 
 
 def _below(trees: list[ArrayTree], seen: list[set[str]], node: object, key: object) -> ArrayTree:
     if type(node) is not int or not 0 <= node < len(trees) or type(key) is not str:
         raise BadFrame(f"no such place: {reprlib.repr(node)}, {reprlib.repr(key)}", field="layout")
+    if not is_label(key):
+        raise BadFrame(f"a name of more than {MAX_LABEL} characters, or not printable: {key[:60]!r}", field="layout")
     tree = trees[node]
     if tree is ARRAY or (key not in tree and "*" not in tree):
         raise BadFrame("no such field", field=key[:60])

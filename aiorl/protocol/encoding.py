@@ -29,6 +29,7 @@ from aiorl.protocol.wire_format import (
     SHARE_MIN_BYTES,
     STACKED,
 )
+from aiorl.text import MAX_LABEL, is_label
 
 __all__ = ["Frame", "encode"]
 
@@ -103,6 +104,7 @@ class _Writer:
         self.shared: _Shared | None = None
 
     def add_node(self, parent: int, key: str) -> int:
+        _check_label(key)
         self.nodes.append((parent, key))
         return len(self.nodes)
 
@@ -132,6 +134,7 @@ class _Writer:
         size = array.nbytes
         if array.ndim > self.limits.max_ndim or size > self.limits.max_array_bytes:
             raise LocalProtocolError(f"{name}: shape {array.shape} ({size} bytes) is beyond the protocol's limits")
+        _check_label(name)
         self.columns.append((node, name, code))
         self.shapes.append(array.shape)
         if self.compress and size >= MIN_COLUMN_BYTES and dtype.kind != "f":
@@ -205,6 +208,8 @@ class _Writer:
 def encode(message: m.Message, *, compress: bool = True, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
     """The frames of a message.
 
+    Texts for people are made printable and cut to their length, as the receiver would do it.
+
     Args:
         message: any message of ``messages``. Arrays above 256 KiB, and smaller ones that are parts of
             one allocation and lie one behind the other there, are not copied (unless they are compressed,
@@ -225,12 +230,14 @@ def encode(message: m.Message, *, compress: bool = True, limits: Limits = DEFAUL
     elif isinstance(message, (m.Call, m.Reply)):
         field = "args" if isinstance(message, m.Call) else "result"
         scalars = {name: getattr(message, name) for name in kind.scalars}
+        kind.fit_texts(scalars)
         node = writer.add_node(0, field)
         scalars[field] = _take_arrays(scalars[field], node, writer, limits.max_depth)
     else:
         for field, tree in kind.arrays.items():
             writer.add_tree(0, field, getattr(message, field), tree)
         scalars = {field: getattr(message, field) for field in kind.scalars}
+        kind.fit_texts(scalars)
     return writer.finish(kind.name, scalars)
 
 
@@ -261,6 +268,13 @@ def _take_arrays(value: Any, node: int, writer: _Writer, depth: int) -> Any:
     if isinstance(value, (list, tuple)):
         return [_take_arrays(item, node, writer, depth - 1) for item in value]
     return value
+
+
+def _check_label(name: str) -> None:
+    if not is_label(name):
+        raise LocalProtocolError(
+            f"{name[:60]!r} cannot name an array or a group of arrays: use at most {MAX_LABEL} printable characters"
+        )
 
 
 def _contiguous(array: m.AnyArray) -> m.AnyArray:

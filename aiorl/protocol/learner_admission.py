@@ -11,11 +11,19 @@ from aiorl.protocol import events as ev
 from aiorl.protocol import messages as m
 from aiorl.protocol.learner_members import Members
 from aiorl.protocol.learner_settings import LearnerSettings
-from aiorl.protocol.roster import Worker
+from aiorl.protocol.limits import MAX_STRANGER_BYTES
+from aiorl.protocol.rates import Allowance
+from aiorl.protocol.roster import MAX_REMEMBERED, Worker
 
 __all__ = ["Admission"]
 
 _WELCOME_AGAIN_S = 0.25
+_HELLOS_AT_ONCE, _HELLOS_PER_S = 256, 4.0
+_NEW_COST = 5.0
+"""A registration costs us a whole snapshot, so it counts as so many Hellos."""
+_SPOKE_BEFORE = "spoke before saying hello"
+_ENDED_GRACE = 4096
+"""Messages that a worker may have under way when it is counted lost: what it keeps unacknowledged, with ample room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +56,8 @@ class Admission:
         self._roster = members.roster
         self._strangers = members.strangers
         self._outbox = members.outbox
-        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()  # at most max_workers, one for each connection
+        self._hellos: OrderedDict[bytes, Allowance] = OrderedDict()  # of the MAX_REMEMBERED that spoke last
 
     @property
     def num_waiting(self) -> int:
@@ -64,6 +73,10 @@ class Admission:
         """A worker introduces itself: for the first time, or again after it or its connection broke."""
         if self.closing is not None:
             self._outbox.to_peer(peer, self.closing)
+            return
+        is_new = hello.incarnation not in self._roster.by_incarnation and hello.incarnation not in self._waiting
+        if not self._allowance(peer).take(now, _NEW_COST if is_new else 1.0):
+            self._members.violated(peer, "said hello too often", "said hello too often")
             return
         wrong = self._refusal(hello)
         if wrong is not None:
@@ -97,24 +110,27 @@ class Admission:
             self._waiting[hello.incarnation] = _Waiting(peer, hello, key, now)
             self._outbox.to_peer(peer, m.LearnerBeat(self._learner_incarnation, self.version))
 
-    def stranger(self, peer: bytes, message: m.Message) -> None:
-        """A message over a connection that no live worker speaks over."""
+    def stranger(self, peer: bytes, num_bytes: int) -> None:
+        """So much that is no Hello has come over a connection that no live worker speaks over."""
+        spoken = self._strangers.count(peer)
         ended = self._strangers.ended(peer)
-        if ended:  # it has not heard of its end yet, and may have much under way
+        if ended and spoken <= _ENDED_GRACE:  # it has not heard of its end yet, and may have much under way
             self._members.count("spoke after its incarnation ended")
             self._members.refuse_ended(peer, ended)
-        elif self._strangers.count(peer) > self._settings.hello_grace:
-            self._members.violated(peer, "spoke before saying hello", "went on without saying hello")
+        elif num_bytes > MAX_STRANGER_BYTES:
+            self._members.violated(peer, _SPOKE_BEFORE, f"sent {num_bytes} bytes before saying hello")
+        elif spoken > self._settings.hello_grace:
+            self._members.violated(peer, _SPOKE_BEFORE, "went on without saying hello")
         else:
-            self._members.count("spoke before saying hello")
-            reason = f"sent a {type(message).__name__} before saying hello"
+            self._members.count(_SPOKE_BEFORE)
             if self._strangers.first_time(peer):
-                self._outbox.tell(ev.PeerRejected(peer, reason, dropped=False))
-            self._outbox.to_peer(peer, m.Refused(f"you {reason}", True, m.RefusalCode.HELLO_FIRST))
+                self._outbox.tell(ev.PeerRejected(peer, _SPOKE_BEFORE, dropped=False))
+            self._outbox.to_peer(peer, m.Refused(f"you {_SPOKE_BEFORE}", True, m.RefusalCode.HELLO_FIRST))
 
     def peer_gone(self, peer: bytes) -> None:
-        """A connection has ended that no live worker spoke over."""
+        """A connection has ended."""
         self._strangers.forget(peer)
+        self._hellos.pop(peer, None)
         for claimed in self._roster.workers():
             if claimed.claimant == peer:
                 claimed.claimant = None
@@ -155,6 +171,13 @@ class Admission:
         ):
             worker.gave_snapshot = now
             self._outbox.to_worker(worker, snapshot)
+
+    def _allowance(self, peer: bytes) -> Allowance:
+        allowance = self._hellos.pop(peer, None) or Allowance(_HELLOS_AT_ONCE, _HELLOS_PER_S)
+        self._hellos[peer] = allowance
+        while len(self._hellos) > MAX_REMEMBERED:
+            self._hellos.popitem(last=False)
+        return allowance
 
     def _refusal(self, hello: m.Hello) -> m.Refused | None:
         """Why this Hello can never be taken, if so."""

@@ -21,7 +21,7 @@ class _Call:
 
 
 class Calls:
-    """The calls not yet answered."""
+    """The calls not yet answered: only those that we have made, each for ``call_timeout_s`` at most."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox

@@ -16,7 +16,10 @@ BROADCAST: Final = None
 
 
 class Outbox:
-    """Messages and events, in order. Acknowledgements are put together, one for each worker."""
+    """Messages and events, in order. Acknowledgements are put together, one for each worker.
+
+    What waits here is what a turn's messages have led to, a few for each: the shell takes it after each turn.
+    """
 
     def __init__(self) -> None:
         self._messages: list[tuple[Target, m.DownMessage]] = []

@@ -4,6 +4,10 @@ The shell feeds ``receive``, ``bad_frames``, ``peer_gone`` and, at least every 0
 batch of messages (not each message: acknowledgements are put together) it drains ``messages_to_send()`` and
 ``events()``. A peer is a connection, an incarnation is a worker's registration life; an incarnation may come
 back over another peer, a peer may bring a new incarnation. Nothing a peer sends disturbs the others.
+
+Of a peer that speaks for no registered worker (``is_registered``) nothing but a Hello is decoded; of all else it sends
+``unread`` is told. Whatever peers can fill is bounded where it is declared: by the workers (``max_workers``), by the
+connections remembered (`roster.MAX_REMEMBERED`), or by kinds that are ours.
 """
 
 from __future__ import annotations
@@ -25,8 +29,11 @@ from aiorl.protocol.learner_settings import LearnerSettings
 from aiorl.protocol.leases import LeaseBook
 from aiorl.protocol.ledger import Ledger
 from aiorl.protocol.roster import Worker, WorkerInfo
+from aiorl.text import MAX_NAME, is_name, one_line
 
 __all__ = ["BROADCAST", "LearnerSession", "LearnerSettings", "Target", "WorkerInfo"]
+
+_MAX_REASON = 300
 
 
 class LearnerSession:
@@ -37,6 +44,8 @@ class LearnerSession:
         learner_incarnation: random name of this process's life.
         settings: times and bounds.
         ledger: the account to go on with after a resume.
+
+    Raises: LocalProtocolError if a name is none that may be said.
 
     Attributes:
         ledger: the account of env steps; the service tells it what was trained and discarded.
@@ -50,6 +59,9 @@ class LearnerSession:
         settings: LearnerSettings | None = None,
         ledger: Ledger | None = None,
     ) -> None:
+        for name in (run_id, learner_incarnation):
+            if not is_name(name):
+                raise LocalProtocolError(f"{name[:80]!r} is no name: at most {MAX_NAME} visible ASCII characters")
         self.run_id = run_id
         self.learner_incarnation = learner_incarnation
         self.settings = settings or LearnerSettings()
@@ -187,14 +199,14 @@ class LearnerSession:
 
     def receive(self, peer: bytes, message: m.Message, now: float, key: str | None = None) -> None:
         """A message has come from a peer; ``key`` is what its connection was authenticated with."""
-        if self._members.is_dropped(peer):
+        worker = self._roster.by_peer.get(peer)
+        if worker is None and self._members.is_dropped(peer):
             return
         if type(message) is m.Hello:
             self._admission.hello(peer, message, now, key)
             return
-        worker = self._roster.by_peer.get(peer)
         if worker is None:
-            self._admission.stranger(peer, message)
+            self._admission.stranger(peer, 0)
             return
         worker.last_heard = now
         worker.claimant = None
@@ -203,20 +215,29 @@ class LearnerSession:
         else:
             self._other(worker, message, now)
 
+    def is_registered(self, peer: bytes) -> bool:
+        """Whether a registered worker speaks over this peer; of others nothing but a Hello is to be decoded."""
+        return peer in self._roster.by_peer
+
+    def unread(self, peer: bytes, num_bytes: int) -> None:
+        """A peer that is not registered has sent so much that is no Hello, and it was not decoded."""
+        if not self._members.is_dropped(peer):
+            self._admission.stranger(peer, num_bytes)
+
     def bad_frames(self, peer: bytes, error: RemoteProtocolError, now: float) -> None:
         """What a peer sent does not decode: it is dropped, and the worker that spoke over it is lost."""
         if self._members.is_dropped(peer):
             return
-        self._members.violated(peer, "sent frames that do not decode", f"sent frames that do not decode: {error}")
+        what = one_line(str(error), _MAX_REASON)
+        self._members.violated(peer, "sent frames that do not decode", f"sent frames that do not decode: {what}")
 
     def peer_gone(self, peer: bytes, now: float) -> None:
         """A connection has ended; its worker may come back over another one until it counts as silent."""
         worker = self._roster.by_peer.get(peer)
-        if worker is None:
-            self._admission.peer_gone(peer)
-            return
-        self._roster.unbind(worker)
-        self._admission.settle_claim(worker, now)
+        self._admission.peer_gone(peer)
+        if worker is not None:
+            self._roster.unbind(worker)
+            self._admission.settle_claim(worker, now)
 
     def tick(self, now: float) -> None:
         """Time has passed: silent workers are lost, calls fail, heartbeats go out, as due."""
@@ -251,6 +272,11 @@ class LearnerSession:
             case m.SnapshotRequest():
                 self._admission.give_snapshot(worker, message.have_version, now)
             case m.Failure():
+                if not worker.failures.take(now):
+                    self._members.worker_violated(
+                        worker, "reported failures without end", "reported more failures than anybody can read"
+                    )
+                    return
                 self._outbox.tell(
                     ev.WorkerFailed(
                         worker.slot,
@@ -262,12 +288,12 @@ class LearnerSession:
                     )
                 )
                 if message.fatal:
-                    self._members.bury(worker, f"failed: {message.message:.200}", notify=False)
+                    self._members.bury(worker, f"failed: {one_line(message.message, _MAX_REASON)}", notify=False)
             case m.Reply():
                 self._members.calls.answer(worker, message)
             case m.Leaving():
                 if self._intake.report(worker, message.sampled_total, message.abandoned_total):
-                    self._members.bury(worker, f"left: {message.reason:.200}", notify=False)
+                    self._members.bury(worker, f"left: {one_line(message.reason, _MAX_REASON)}", notify=False)
             case _:
                 name = type(message).__name__
                 self._members.worker_violated(worker, "sent what only a learner sends", f"sent a {name}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aiorl.protocol.limits import MAX_WORKERS
+
 __all__ = ["LearnerSettings"]
 
 
@@ -14,7 +16,7 @@ class LearnerSettings:
     Attributes:
         heartbeat_interval_s: a LearnerBeat this often, to each worker and to all.
         heartbeat_timeout_s: silence after which a worker is lost.
-        max_workers: slots; more workers are asked to try again later.
+        max_workers: slots; more workers are asked to try again later. At most `max_workers_of` the limits of messages.
         num_workers: told to workers: how many the run is configured for.
         max_lag: fragments whose first row is more policy versions behind are dropped on arrival, None: never.
         hello_grace: messages without a Hello after which a peer is dropped.
@@ -25,7 +27,7 @@ class LearnerSettings:
 
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
-    max_workers: int = 4096
+    max_workers: int = MAX_WORKERS
     num_workers: int = 0
     max_lag: int | None = None
     hello_grace: int = 64

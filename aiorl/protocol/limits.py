@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-__all__ = ["DEFAULT_LIMITS", "Limits", "limits_of"]
+from aiorl.text import MAX_NAME
+
+__all__ = [
+    "ACK_BYTES",
+    "DEFAULT_LIMITS",
+    "MAX_HELLO_BYTES",
+    "MAX_STRANGER_BYTES",
+    "MAX_WORKERS",
+    "Limits",
+    "limits_of",
+    "max_workers_of",
+]
+
+MAX_WORKERS: Final = 4096
+"""Workers of one run, whatever its headers could hold."""
+ACK_BYTES: Final = 2 + MAX_NAME + 9
+"""What one worker adds to the header of a snapshot: its incarnation and a number, as msgpack packs them."""
+MAX_HELLO_BYTES: Final = 4096
+"""A Hello's one frame: four names, the host's, four numbers and the fields' names are half of it."""
+MAX_STRANGER_BYTES: Final = 1 << 16
+"""A larger message from somebody who is not registered is a violation at once; smaller ones are counted first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +68,11 @@ class SizeSettings(Protocol):
     @property
     def max_message_bytes(self) -> int:
         """Largest message, after decompression."""
+
+
+def max_workers_of(limits: Limits) -> int:
+    """How many workers a run may have so that what they make a snapshot's header grow by is half of it at most."""
+    return min(MAX_WORKERS, limits.max_map, limits.max_header_bytes // 2 // ACK_BYTES)
 
 
 def limits_of(settings: SizeSettings) -> Limits:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiorl.errors import InternalError
 from aiorl.protocol.messages import Hello
+from aiorl.protocol.rates import Allowance
 
-__all__ = ["Roster", "Strangers", "Worker", "WorkerInfo"]
+__all__ = ["MAX_REMEMBERED", "Roster", "Strangers", "Worker", "WorkerInfo"]
 
-_MAX_REMEMBERED = 4096
+MAX_REMEMBERED = 4096
+"""Of each thing that is remembered of peers or incarnations that are not registered, the newest so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Worker:
     in_env_s: float = 0.0
     claimant: bytes | None = None
     claimed: float = 0.0
+    failures: Allowance = field(default_factory=lambda: Allowance(60, 1.0))
 
     def info(self, now: float, outstanding: int) -> WorkerInfo:
         """A frozen view for others."""
@@ -86,13 +89,13 @@ class Worker:
 
 
 class Roster:
-    """The live workers, found by slot, incarnation or peer.
+    """The live workers, found by slot, incarnation or peer; at most ``max_workers``, one for each slot.
 
     Attributes:
         by_slot: slot -> worker.
         by_peer: peer -> the worker that speaks over it now.
         by_incarnation: incarnation -> worker.
-        reserved: slot -> the worker process it is kept for.
+        reserved: slot -> the worker process it is kept for; as many as we start.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -161,7 +164,7 @@ class Roster:
         del self.by_slot[worker.slot]
         del self.by_incarnation[worker.incarnation]
         self._buried[worker.incarnation] = None
-        while len(self._buried) > _MAX_REMEMBERED:
+        while len(self._buried) > MAX_REMEMBERED:
             self._buried.popitem(last=False)
 
     def check_valid(self) -> None:
@@ -190,7 +193,7 @@ class Strangers:
     Bounded: the peers longest silent are forgotten first.
 
     Attributes:
-        violations: what peers did wrong -> how often.
+        violations: what peers did wrong -> how often; the kinds are ours, a dozen.
     """
 
     def __init__(self) -> None:
@@ -206,7 +209,7 @@ class Strangers:
         """Read nothing from this peer any more."""
         self._known.pop(peer, None)
         self._dropped[peer] = None
-        while len(self._dropped) > _MAX_REMEMBERED:
+        while len(self._dropped) > MAX_REMEMBERED:
             self._dropped.popitem(last=False)
 
     def count(self, peer: bytes) -> int:
@@ -239,7 +242,7 @@ class Strangers:
         stranger = self._known.get(peer)
         if stranger is None:
             stranger = self._known[peer] = _Stranger()
-            while len(self._known) > _MAX_REMEMBERED:
+            while len(self._known) > MAX_REMEMBERED:
                 self._known.popitem(last=False)
         else:
             self._known.move_to_end(peer)

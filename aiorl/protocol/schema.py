@@ -2,13 +2,19 @@
 
 A message is split in two: *scalars* go into the header and are checked here one by one; *arrays* go into
 frames, and a *tree* says at which paths they may hang. ``{"*": ARRAY}`` is a map of arrays by name.
+
+Each string is one of three: a *name* (visible ASCII, at most 64 characters) and a *label* (printable, at most 256) are
+refused where they are not, a *text* is for people: it is made printable and cut to its length (`aiorl.text`). A sender
+cuts texts by the same declaration, so that what it says always fits.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -16,8 +22,9 @@ import numpy as np
 from aiorl.errors import BadFrame
 from aiorl.protocol import messages as m
 from aiorl.protocol.limits import Limits
+from aiorl.text import MAX_LABEL, MAX_NAME, is_label, is_name, many_lines, one_line
 
-__all__ = ["ARRAY", "MESSAGE_TYPES", "MESSAGE_TYPES_BY_CLASS", "ArrayTree", "MessageType"]
+__all__ = ["ARRAY", "MAX_TEXT", "MESSAGE_TYPES", "MESSAGE_TYPES_BY_CLASS", "ArrayTree", "MessageType"]
 
 ArrayTree: TypeAlias = "Mapping[str, ArrayTree] | None"
 ARRAY: Final = None
@@ -26,7 +33,11 @@ ARRAY: Final = None
 # Decoded values are checked before they are typed; until then they are Any, as msgpack hands them over.
 Check: TypeAlias = Callable[[str, Any, Limits], None]
 
+MAX_TEXT: Final = 16_000
+"""Characters of the longest text, a traceback; in UTF-8 at most 64,000 bytes, less than ``Limits.max_string``."""
 _MAX_INT = 1 << 53
+_MAX_INT32 = (1 << 31) - 1
+_MAX_PERF = 64
 
 
 def _check_int(field: str, value: Any, limits: Limits) -> None:
@@ -39,9 +50,52 @@ def _check_count(field: str, value: Any, limits: Limits) -> None:
         raise BadFrame(f"expected a whole number from 0 to 2**53, got {_show(value)}", field=field)
 
 
-def _check_str(field: str, value: Any, limits: Limits) -> None:
-    if type(value) is not str:
-        raise BadFrame(f"expected a string, got {_show(value)}", field=field)
+def _check_int32(field: str, value: Any, limits: Limits) -> None:
+    if type(value) is not int or not 0 <= value <= _MAX_INT32:
+        raise BadFrame(f"expected a whole number from 0 to {_MAX_INT32}, got {_show(value)}", field=field)
+
+
+def _check_name(field: str, value: Any, limits: Limits) -> None:
+    if type(value) is not str or not is_name(value):
+        raise BadFrame(
+            f"expected a name of at most {MAX_NAME} visible ASCII characters, got {_show(value)}", field=field
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The check of a field that holds text for people; `fit` is what becomes of it."""
+
+    fit: Callable[[Any], Any]
+
+    def __call__(self, field: str, value: Any, limits: Limits) -> None:
+        if type(value) is not str:
+            raise BadFrame(f"expected a string, got {_show(value)}", field=field)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainText(_Text):
+    """The same for plain data: every text in it is for people."""
+
+    def __call__(self, field: str, value: Any, limits: Limits) -> None:
+        _check_plain(field, value, limits)
+
+
+def _line(max_chars: int) -> _Text:
+    return _Text(lambda text: one_line(text, max_chars))
+
+
+def _fit_plain(value: Any) -> Any:
+    """Plain data with every text in it made printable, its lines kept."""
+    if isinstance(value, str):
+        return many_lines(value, MAX_TEXT)
+    if isinstance(value, Mapping):
+        return {_fit_key(key): _fit_plain(item) for key, item in value.items()}
+    return [_fit_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _fit_key(key: Any) -> Any:
+    return one_line(key, MAX_LABEL) if isinstance(key, str) else key
 
 
 def _check_bool(field: str, value: Any, limits: Limits) -> None:
@@ -54,20 +108,25 @@ def _check_float(field: str, value: Any, limits: Limits) -> None:
         raise BadFrame(f"expected a number, got {_show(value)}", field=field)
 
 
-def _check_floats(field: str, value: Any, limits: Limits) -> None:
-    if type(value) is not dict:
-        raise BadFrame(f"expected a map of numbers, got {_show(value)}", field=field)
+def _check_seconds(field: str, value: Any, limits: Limits) -> None:
+    _check_float(field, value, limits)
+    if not 0 <= value < math.inf:
+        raise BadFrame(f"expected seconds, got {_show(value)}", field=field)
+
+
+def _check_perf(field: str, value: Any, limits: Limits) -> None:
+    if type(value) is not dict or len(value) > _MAX_PERF:
+        raise BadFrame(f"expected a map of at most {_MAX_PERF} numbers, got {_show(value)}", field=field)
     for key, number in value.items():
-        if type(key) is not str or (type(number) is not float and type(number) is not int):
+        if type(key) is not str or (type(number) is not float and type(number) is not int) or not is_label(key):
             raise BadFrame(f"expected a map of numbers by name, got {_show({key: number})}", field=field)
 
 
-def _check_ints(field: str, value: Any, limits: Limits) -> None:
+def _check_acks(field: str, value: Any, limits: Limits) -> None:
     if type(value) is not dict:
         raise BadFrame(f"expected a map of whole numbers, got {_show(value)}", field=field)
     for key, number in value.items():
-        if type(key) is not str:
-            raise BadFrame(f"expected names as keys, got {_show(key)}", field=field)
+        _check_name(field, key, limits)
         _check_int(field, number, limits)
 
 
@@ -137,15 +196,22 @@ class MessageType:
         cls: the dataclass of ``messages``.
         scalars: header field -> the check that decides whether a decoded value may stand there.
         arrays: tree of the paths at which arrays may hang; its top level are fields.
+        texts: of the scalars, those that are for people -> what makes them fit to be shown.
     """
 
     name: str
     cls: type[m.Message]
     scalars: Mapping[str, Check]
     arrays: Mapping[str, ArrayTree]
+    texts: Mapping[str, Callable[[Any], Any]] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        """Pick the texts."""
+        texts = {name: check.fit for name, check in self.scalars.items() if isinstance(check, _Text)}
+        object.__setattr__(self, "texts", texts)
 
     def check_scalars(self, values: dict[str, Any], limits: Limits, prefix: str = "") -> None:
-        """Raise BadFrame, naming the field, unless exactly the right fields are there and well typed."""
+        """Make texts fit to be shown; raise BadFrame, naming the field, unless all are there and well typed."""
         checks = self.scalars
         try:
             for field, check in checks.items():
@@ -158,18 +224,26 @@ class MessageType:
             raise
         if len(values) != len(checks):
             extra = next(key for key in values if key not in checks)
-            raise BadFrame(f"no such field in {self.name}", field=prefix + str(extra)[:60])
+            raise BadFrame(f"no such field in {self.name}", field=prefix + one_line(str(extra), 60))
+        for field, fit in self.texts.items():
+            values[field] = fit(values[field])
+
+    def fit_texts(self, values: dict[str, Any]) -> None:
+        """Cut texts that we are about to send to what the other side takes, as it would do it."""
+        for field, fit in self.texts.items():
+            values[field] = fit(values[field])
 
 
 def _types() -> dict[str, MessageType]:
-    integer, count, string, boolean, number = _check_int, _check_count, _check_str, _check_bool, _check_float
+    integer, count, small, name, boolean = _check_int, _check_count, _check_int32, _check_name, _check_bool
+    kind, state, sentence = _line(64), _line(200), _line(1000)
     table: list[tuple[str, type[m.Message], dict[str, Check], dict[str, ArrayTree]]] = [
         (
             "hello",
             m.Hello,
             {
-                "protocol": count, "run_id": string, "worker_id": string, "incarnation": string,
-                "slot_hint": count, "host": string, "pid": count, "learner_incarnation": string,
+                "protocol": count, "run_id": name, "worker_id": name, "incarnation": name,
+                "slot_hint": small, "host": _line(255), "pid": small, "learner_incarnation": name,
             },
             {},
         ),
@@ -179,31 +253,39 @@ def _types() -> dict[str, MessageType]:
             {
                 "seq": count, "lease_id": count, "env_steps": count, "agent_steps": count,
                 "first_version": integer, "last_version": integer, "num_envs": count, "length": count,
-                "perf": _check_floats, "sampled_total": count, "abandoned_total": count,
+                "perf": _check_perf, "sampled_total": count, "abandoned_total": count,
             },
             {"batches": _POLICY_ARRAYS, "episodes": _ARRAYS, "filter_deltas": _POLICY_ARRAYS},
         ),
         (
             "beat",
             m.Beat,
-            {"sampled_total": count, "state": string, "in_env_s": number, "abandoned_total": count},
+            {"sampled_total": count, "state": state, "in_env_s": _check_seconds, "abandoned_total": count},
             {},
         ),
         ("snapshot_request", m.SnapshotRequest, {"have_version": integer}, {}),
         (
             "failure",
             m.Failure,
-            {"kind": string, "message": string, "traceback": string, "fatal": boolean},
+            {
+                "kind": kind, "message": _line(4000), "fatal": boolean,
+                "traceback": _Text(lambda text: many_lines(text, MAX_TEXT, keep_end=True)),
+            },
             {},
         ),
-        ("reply", m.Reply, {"call_id": count, "ok": boolean, "result": _check_plain}, {"result": _ARRAYS}),
-        ("leaving", m.Leaving, {"reason": string, "sampled_total": count, "abandoned_total": count}, {}),
+        (
+            "reply",
+            m.Reply,
+            {"call_id": count, "ok": boolean, "result": _PlainText(_fit_plain)},
+            {"result": _ARRAYS},
+        ),
+        ("leaving", m.Leaving, {"reason": sentence, "sampled_total": count, "abandoned_total": count}, {}),
         (
             "snapshot",
             m.Snapshot,
             {
-                "version": integer, "filter_acks": _check_ints, "global_vars": _check_plain_map,
-                "learner_incarnation": string,
+                "version": integer, "filter_acks": _check_acks, "global_vars": _check_plain_map,
+                "learner_incarnation": name,
             },
             dict(_SNAPSHOT_ARRAYS),
         ),
@@ -211,23 +293,23 @@ def _types() -> dict[str, MessageType]:
             "welcome",
             m.Welcome,
             {
-                "slot": count, "num_workers": count, "run_id": string, "learner_incarnation": string,
+                "slot": count, "num_workers": count, "run_id": name, "learner_incarnation": name,
                 "config": _check_plain_map, "graphs": _check_specs, "snapshot": _check_snapshot,
-                "incarnation": string, "acked_seq": count,
+                "incarnation": name, "acked_seq": count,
             },
             {"graphs": {"*": {"graph": ARRAY}}, "snapshot": _SNAPSHOT_ARRAYS},
         ),
-        ("refused", m.Refused, {"reason": string, "retry": boolean, "code": string, "incarnation": string}, {}),
+        ("refused", m.Refused, {"reason": sentence, "retry": boolean, "code": kind, "incarnation": name}, {}),
         ("lease", m.Lease, {"lease_id": count, "fragments": count, "min_version": integer}, {}),
         ("ack", m.Ack, {"seq": count, "resend": boolean}, {}),
-        ("learner_beat", m.LearnerBeat, {"learner_incarnation": string, "version": integer}, {}),
-        ("call", m.Call, {"call_id": count, "method": string, "args": _check_plain_map}, {"args": _ARRAYS}),
-        ("bye", m.Bye, {"reason": string, "final": boolean}, {}),
+        ("learner_beat", m.LearnerBeat, {"learner_incarnation": name, "version": integer}, {}),
+        ("call", m.Call, {"call_id": count, "method": kind, "args": _check_plain_map}, {"args": _ARRAYS}),
+        ("bye", m.Bye, {"reason": sentence, "final": boolean}, {}),
     ]  # fmt: skip
-    for name, cls, scalars, arrays in table:
-        if {field.name for field in fields(cls)} != scalars.keys() | arrays.keys():
-            raise TypeError(f"the wire schema of {name} does not have the fields of {cls.__name__}")
-    return {name: MessageType(name, cls, scalars, arrays) for name, cls, scalars, arrays in table}
+    for type_name, cls, scalars, arrays in table:
+        if {field.name for field in dataclasses.fields(cls)} != scalars.keys() | arrays.keys():
+            raise TypeError(f"the wire schema of {type_name} does not have the fields of {cls.__name__}")
+    return {type_name: MessageType(type_name, cls, scalars, arrays) for type_name, cls, scalars, arrays in table}
 
 
 MESSAGE_TYPES: Final = _types()

@@ -26,7 +26,6 @@ from aiorl.protocol.worker_versions import VersionWatch
 
 __all__ = ["WorkerSession", "WorkerSettings", "WorkerState"]
 
-_MAX_TEXT = 1 << 15
 _KEPT_REPLIES = 64
 _KEPT_FAILURES = 16
 
@@ -68,8 +67,8 @@ class WorkerSession:
         self._last_tick: float | None = None
         self._last_beat = float("-inf")
         self._former_slot = 0
-        self._replies: OrderedDict[int, m.Reply | None] = OrderedDict()
-        self._unreported: list[m.Failure] = []  # until there is a learner to hear of them
+        self._replies: OrderedDict[int, m.Reply | None] = OrderedDict()  # the last _KEPT_REPLIES
+        self._unreported: list[m.Failure] = []  # until there is a learner to hear of them; _KEPT_FAILURES at most
         self._in_env_s = 0.0
         self._doing = ""
 
@@ -235,15 +234,13 @@ class WorkerSession:
     def reply(self, call_id: int, ok: bool, result: m.Plain, now: float) -> None:
         """Answer a CallRequested."""
         answer = m.Reply(call_id, ok, result)
-        self._replies[call_id] = answer
-        while len(self._replies) > _KEPT_REPLIES:
-            self._replies.popitem(last=False)
+        self._keep_reply(call_id, answer)
         if self._may_speak():
             self._say(answer, now)
 
     def failure(self, kind: str, message: str, traceback: str, fatal: bool, now: float) -> None:
         """Report a failure. After a ``fatal`` one the learner ends this incarnation and so does the session."""
-        report = m.Failure(kind[:200], message[:_MAX_TEXT], traceback[-_MAX_TEXT:], fatal)
+        report = m.Failure(kind, message, traceback, fatal)
         if self._may_speak():
             self._say(self.beat(), now)
             self._say(report, now)
@@ -255,13 +252,13 @@ class WorkerSession:
     def leaving(self, reason: str, now: float) -> None:
         """End on purpose: the learner frees the slot at once. Unfinished fragments are counted lost."""
         if self._may_speak():
-            self._say(m.Leaving(reason[:_MAX_TEXT], self.sampled_total, self._fragments.abandoned_total), now)
+            self._say(m.Leaving(reason, self.sampled_total, self._fragments.abandoned_total), now)
         self.state = WorkerState.ENDED
 
     def beat(self) -> m.Beat:
         """The heartbeat as it would be sent now."""
         state = self._doing or ("sampling" if self._leases.begun else "waiting")
-        return m.Beat(self.sampled_total, state[:200], self._in_env_s, self._fragments.abandoned_total)
+        return m.Beat(self.sampled_total, state, self._in_env_s, self._fragments.abandoned_total)
 
     def messages_to_send(self) -> list[m.UpMessage]:
         """What to send, in order; drained by the call.
@@ -317,6 +314,7 @@ class WorkerSession:
         """From now on only Hello is sent, until the learner answers."""
         self._greeting.begin(now, self.settings)
         self._unreported += [message for message in self._out if isinstance(message, m.Failure)]
+        del self._unreported[_KEPT_FAILURES:]
         self._out.clear()
 
     def _say_hello(self, now: float) -> None:
@@ -447,9 +445,14 @@ class WorkerSession:
         self._say(m.SnapshotRequest(self.version), now)
         self._versions.asked(now)
 
+    def _keep_reply(self, call_id: int, reply: m.Reply | None) -> None:
+        self._replies[call_id] = reply
+        while len(self._replies) > _KEPT_REPLIES:
+            self._replies.popitem(last=False)
+
     def _called(self, call: m.Call, now: float) -> None:
         if call.call_id not in self._replies:
-            self._replies[call.call_id] = None
+            self._keep_reply(call.call_id, None)
             self._events.append(ev.CallRequested(call.call_id, call.method, dict(call.args)))
             return
         answer = self._replies[call.call_id]

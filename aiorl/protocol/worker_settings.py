@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from aiorl.errors import ConfigError
+from aiorl.text import MAX_NAME, is_name
+
 __all__ = ["WorkerSettings", "WorkerState"]
 
 
@@ -25,6 +28,8 @@ class WorkerSettings:
         snapshot_wait_s: how long a newer snapshot may be on its way before we ask for it.
         max_unacked: fragments sent and not acknowledged; no other is begun beyond.
         max_unacked_bytes: the same in bytes.
+
+    Raises: ConfigError for a worker_id or run_id that is too long or not printable.
     """
 
     worker_id: str
@@ -39,6 +44,16 @@ class WorkerSettings:
     snapshot_wait_s: float = 1.0
     max_unacked: int = 1024
     max_unacked_bytes: int = 1 << 28
+
+    def __post_init__(self) -> None:
+        """Refuse names that no learner would take."""
+        for key, value in (("worker_id", self.worker_id), ("run_id", self.run_id)):
+            if not is_name(value):
+                raise ConfigError(
+                    f"{key} is {value[:80]!r}, but may have at most {MAX_NAME} visible ASCII characters",
+                    key=key,
+                    value=value,
+                )
 
 
 class WorkerState(StrEnum):

@@ -156,6 +156,8 @@ class PlainDisplay:
         except BrokenPipeError:
             # Whoever read the lines has left (`| head`): that ends the lines, not the training.
             self._gone = True
+        except OSError:
+            pass  # a full disk has no room for this line, perhaps for later ones
 
 
 class DisplayHandler(logging.Handler):
@@ -167,7 +169,10 @@ class DisplayHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keeps a record's message; tracebacks stay in the log file."""
-        self._pending.append((record.getMessage(), record.levelno))
+        try:
+            self._pending.append((record.getMessage(), record.levelno))
+        except Exception:  # a wrong format string
+            self.handleError(record)
 
     def drain(self, display: Display, now: float) -> None:
         """Shows what came in since the last call."""

@@ -40,6 +40,10 @@ _log = logging.getLogger(__name__)
 CSV_FILE = "progress.csv"
 JSONL_FILE = "result.jsonl"
 
+_MAX_COLUMNS = 2000
+_USUAL_RECORD = 1 << 15
+_SMALL_FILE = 1 << 20  # bytes that are rewritten without a thought
+
 
 class Logger(Protocol):
     """Takes the results of a run, one for each iteration."""
@@ -95,8 +99,9 @@ class JsonlLogger:
 class CsvLogger:
     """progress.csv: the numbers and words of each result, nested names joined by /, lists left out.
 
-    Columns stay where they are once written. A result that brings a new one makes the file be rewritten with that
-    column at the end, empty in earlier rows; the old file is replaced at once or not at all.
+    Columns stay where they are once written, 2,000 at most. A result that brings a new one makes the file be rewritten
+    with that column at the end, empty in earlier rows; the old file is replaced at once or not at all. A large file is
+    rewritten only after it has grown by an eighth, so names that never end cost no more than the rows do.
 
     Args:
         path: file to append to.
@@ -106,41 +111,56 @@ class CsvLogger:
 
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
         self._path = path
-        lines = _whole_lines(path)
-        self._columns: list[str] = next(csv.reader(lines[:1]), [])
-        rows = [row for row in csv.DictReader(lines) if _is_kept(_csv_iteration(row), resume_after)]
-        if lines:
-            _replace_if_changed(path, list(self._lines(rows)))
-        self._file = AppendedFile(path)
+        header, rows = _table(path)
+        self._columns = dict.fromkeys(header[:_MAX_COLUMNS])
+        if header:
+            kept = (row[:_MAX_COLUMNS] for row in rows if _is_kept(_csv_iteration(header, row), resume_after))
+            _replace_if_changed(path, list(self._lines(self._columns, kept)))
+        self._file: AppendedFile | None = AppendedFile(path)
+        self._grown = path.stat().st_size
+        self._has_said_full = False
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Records one result."""
         row = dict(flatten(result))
         new = [name for name in row if name not in self._columns]
         if new:
-            earlier = list(csv.DictReader(_whole_lines(self._path)))
-            columns = self._columns
-            self._columns = columns + new
-            try:
-                _replace(self._path, self._lines(earlier))
-            except OSError:
-                self._columns = columns
-                raise
-            self._file.close()
+            self._widen(new)
+        if self._file is None:
             self._file = AppendedFile(self._path)
-        self._file.append(self._line(row.get(name) for name in self._columns).encode())
+        line = self._line(row.get(name) for name in self._columns).encode("utf-8", "backslashreplace")
+        self._file.append(line)
+        self._grown += len(line)
 
     def flush(self) -> None:
         """Does nothing: each line is written through."""
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
-    def _lines(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-        yield self._line(self._columns)
-        for row in rows:
-            yield self._line(row.get(name) for name in self._columns)
+    def _widen(self, new: list[str]) -> None:
+        room = _MAX_COLUMNS - len(self._columns)
+        if len(new) > room and not self._has_said_full:
+            self._has_said_full = True
+            text = "%s has as many columns as it may have, %d; %r and all further ones are in %s only"
+            _log.warning(text, self._path, _MAX_COLUMNS, new[room], JSONL_FILE)
+        new = new[:room]
+        size = self._path.stat().st_size
+        if not new or (size > _SMALL_FILE and self._grown < size / 8):
+            return
+        wider = {**self._columns, **dict.fromkeys(new)}
+        _, rows = _table(self._path)
+        _replace(self._path, self._lines(wider, ([*row, *[""] * len(new)] for row in rows)))
+        self._columns, self._grown = wider, 0
+        if self._file is not None:
+            self._file.close()
+            self._file = None  # the one before is gone; opened anew by what writes next, which may fail
+
+    def _lines(self, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
+        yield self._line(columns)
+        yield from map(self._line, rows)
 
     @staticmethod
     def _line(cells: Iterable[object]) -> str:
@@ -152,6 +172,9 @@ class CsvLogger:
 class TensorBoardLogger:
     """Event files for TensorBoard: each number of a result over the env steps sampled.
 
+    A record's checksum takes 0.2 ms for each kB, so results of very many numbers are recorded less often: those of
+    32 kB (some 500 numbers) every time, those of six times that every sixth time.
+
     Args:
         directory: where the event file is made.
         resume_after: tells TensorBoard to forget points past this many env steps; None for a new run.
@@ -160,12 +183,17 @@ class TensorBoardLogger:
 
     def __init__(self, directory: Path, *, resume_after_step: int | None = None) -> None:
         self._file = EventFile(directory, resume_after_step=resume_after_step)
+        self._num_to_skip = 0
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Records one result."""
+        """Records one result, if it is one that is recorded."""
+        if self._num_to_skip:
+            self._num_to_skip -= 1
+            return
         values = {name: float(value) for name, value in flatten(result) if _is_number(value) and name != "timestamp"}
         wall_time = float(result.get("timestamp") or time.time())
-        self._file.append(values, step=int(result.get("timesteps_total", 0)), wall_time=wall_time)
+        num_bytes = self._file.append(values, step=int(result.get("timesteps_total", 0)), wall_time=wall_time)
+        self._num_to_skip = num_bytes // _USUAL_RECORD
 
     def flush(self) -> None:
         """Does nothing: each record is written through."""
@@ -302,7 +330,24 @@ def _whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
-    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [line + "\n" for line in text.split("\n")[:-1]]  # str.splitlines parts at more characters than that
+
+
+def _table(path: Path) -> tuple[list[str], Iterator[list[str]]]:
+    """The names of the columns of a CSV file, and its rows, each with a cell for every name."""
+    lines = csv.reader(_whole_lines(path))
+
+    def rows() -> Iterator[list[str]]:
+        try:
+            for row in lines:
+                yield [*row, *[""] * (len(header) - len(row))]
+        except csv.Error as error:
+            text = "%s is damaged in line %d (%s); its rows from there on are dropped, %s has them"
+            _log.warning(text, path, lines.line_num, error, JSONL_FILE)
+
+    header: list[str] = []
+    header = next(rows(), [])
+    return header, rows()
 
 
 def _replace_if_changed(path: Path, lines: list[str]) -> None:
@@ -313,7 +358,8 @@ def _replace_if_changed(path: Path, lines: list[str]) -> None:
 def _replace(path: Path, lines: Iterable[str]) -> None:
     temporary = path.with_name(path.name + ".new")
     try:
-        temporary.write_text("".join(lines), encoding="utf-8")
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(lines)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -331,10 +377,10 @@ def _json_iteration(line: str) -> int | None:
         return None
 
 
-def _csv_iteration(row: Mapping[str, str]) -> int | None:
+def _csv_iteration(header: list[str], row: list[str]) -> int | None:
     try:
-        return int(row["training_iteration"])
-    except (ValueError, KeyError, TypeError):
+        return int(row[header.index("training_iteration")])
+    except ValueError:
         return None
 
 

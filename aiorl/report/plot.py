@@ -55,8 +55,12 @@ def plot_learning_curve(run_dir: Path, *, title: str = "", stop_return: float | 
     _finish_axes(axes, curve, title or run_dir.resolve().name)
     temporary = run_dir / f".{PLOT_FILE}.new"
     path = run_dir / PLOT_FILE
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
+    try:
+        figure.savefig(temporary, format="png")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     return path
 
 

@@ -5,28 +5,44 @@ than `metrics_smoothing_episodes`, the newest earlier ones too; NaN when none ha
 value for each agent and episode) and custom metrics follow it too, each name for itself. Apart from them stands
 `episode_reward_mean_last_100`, the mean return of the last 100 finished episodes in order of arrival: the one that
 a run is stopped by, since it means the same however many episodes an iteration brings.
+
+Names and numbers come from workers, so all of it is bounded: names of a run, values held of each, values in one
+result. A name that is silent for long is forgotten. What an iteration costs does not depend on how many values came.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
-from collections.abc import Mapping
+from array import array
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.data.metrics import MAX_NAMES, EpisodeColumns
+from aiorl.data.metrics import MAX_HIST, MAX_NAME, EpisodeColumns
 
 __all__ = ["STOP_WINDOW", "Progress", "Results"]
+
+logger = logging.getLogger(__name__)
 
 STOP_WINDOW = 100
 """Finished episodes that the stop criterion looks at."""
 
 _KINDS = ("mean", "min", "max")
-_MAX_HIST = 1000
 _PERF_KEYS = ("env_wait_time", "processing_time", "inference_time")
+
+_MAX_POLICIES = 256  # in a run, over all workers, likewise below
+_MAX_CUSTOM = 300
+_MAX_HISTORIES = 50
+_MAX_HIST_VALUES = 3000  # of all histories in one result
+_MAX_SAID = 10  # names that are left out, of a kind, that the log names
+_SLACK = 256  # values of a window that are held beyond those kept, so that summing up is worth the call
+# A name is forgotten once it is silent for the longer time; for the shorter one, where episodes without it have ended
+_FORGET_S, _FORGET_EARLY_S, _FORGET_EPISODES = 1800.0, 60.0, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +89,17 @@ class Results:
     def __init__(self, smoothing_episodes: int, now: float) -> None:
         self._smoothing = smoothing_episodes
         self._keep = max(smoothing_episodes, STOP_WINDOW)
-        self._lengths: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._rewards: NDArray[np.float64] = np.zeros(0, np.float64)
-        self._new_lengths: list[NDArray[Any]] = []
-        self._new_rewards: list[NDArray[Any]] = []
-        self._policy_rewards = _Windows(smoothing_episodes)
-        self._custom = _Windows(smoothing_episodes)
-        self._hist = _Windows(_MAX_HIST)
-        self._perf: dict[str, float] = {}
+        self._lengths = _Window(smoothing_episodes, self._keep)
+        self._rewards = _Window(smoothing_episodes, self._keep)
+
+        def smoothed() -> _Window:
+            return _Window(smoothing_episodes, smoothing_episodes)
+
+        silent = max(_FORGET_EPISODES, 10 * smoothing_episodes)
+        self._policy_rewards = _Named("the reward of policy", smoothed, _MAX_POLICIES, silent)
+        self._custom = _Named("custom metric", smoothed, _MAX_CUSTOM, silent)
+        self._hist = _Named("history", lambda: _Window(1, MAX_HIST), _MAX_HISTORIES, silent)
+        self._perf = dict.fromkeys(("iters", *_PERF_KEYS), 0.0)
         self._lag_min, self._lag_max, self._lag_sum, self._lag_steps = math.inf, -math.inf, 0.0, 0
         self._iteration = 0
         self._episodes_total = 0
@@ -106,17 +125,17 @@ class Results:
     def add_episodes(self, episodes: EpisodeColumns) -> None:
         """Takes finished episodes, in order of arrival."""
         if len(episodes.lengths):
-            self._new_lengths.append(episodes.lengths)
-            self._new_rewards.append(episodes.rewards)
+            self._lengths.add(episodes.lengths)
+            self._rewards.add(episodes.rewards)
             self._episodes_total += len(episodes.lengths)
         self._policy_rewards.add(episodes.policy_rewards)
         self._custom.add(episodes.custom)
         self._hist.add(episodes.hist)
 
     def add_perf(self, perf: Mapping[str, float]) -> None:
-        """Takes a sampler's perf stats of one fragment: iters and seconds, see `PerfStats`."""
-        for name, value in perf.items():
-            self._perf[name] = self._perf.get(name, 0.0) + value
+        """Takes a sampler's perf stats of one fragment, those of `PerfStats`: iters and seconds."""
+        for name in self._perf:
+            self._perf[name] += perf.get(name, 0.0)
 
     def add_lag(self, lag: int, env_steps: int) -> None:
         """Takes the policy lag that `env_steps` trained on have: versions between acting and training."""
@@ -130,15 +149,15 @@ class Results:
         Args:
             count: at most the larger of 100 and `metrics_smoothing_episodes`.
         """
-        newest = self._newest(count)
-        return float(newest.mean()) if newest.size else math.nan
+        newest = self._rewards.newest(count)
+        return _mean(newest)
 
     def has_reached(self, stop_return: float) -> bool:
         """Whether 100 episodes have finished and the last 100 reach `stop_return` on average, but for rounding."""
-        newest = self._newest(STOP_WINDOW)
+        newest = self._rewards.newest(STOP_WINDOW)
         # what float32 sums of rewards lose may not keep a run from its end
         slack = 1e-6 * max(1.0, abs(stop_return))
-        return newest.size >= STOP_WINDOW and float(newest.mean()) >= stop_return - slack
+        return newest.size >= STOP_WINDOW and _mean(newest) >= stop_return - slack
 
     def finish_iteration(self, now: float, progress: Progress, *, timestamp: float = 0.0) -> dict[str, Any]:
         """The result of the iteration that ends now; the next one starts.
@@ -163,7 +182,7 @@ class Results:
             "time_total_s": self._time_total_s,
             "time_this_iter_s": now - self._last_now,
             "timestamp": timestamp,
-            **self._take_episodes(),
+            **self._take_episodes(now),
             "episode_reward_mean_last_100": last_100,
             "sampled_steps_per_s": (progress.env_steps_sampled - last.env_steps_sampled) / seconds,
             "trained_steps_per_s": (progress.env_steps_trained - last.env_steps_trained) / seconds,
@@ -174,6 +193,7 @@ class Results:
             "policy_lag": self._take_lag(),
             "ledger": dict(progress.ledger),
             "sampler_perf": self._take_perf(),
+            "metrics_left_out": sum(named.num_left_out for named in self._named()),
             "transport": {
                 "bytes_in_per_s": (progress.bytes_in - last.bytes_in) / seconds,
                 "bytes_out_per_s": (progress.bytes_out - last.bytes_out) / seconds,
@@ -188,16 +208,15 @@ class Results:
 
     def to_state(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain data fit for JSON."""
-        lengths, rewards = self._with_new()
         return {
             "training_iteration": self._iteration,
             "episodes_total": self._episodes_total,
             "time_total_s": self._time_total_s,
-            "lengths": lengths[-self._keep :].tolist(),
-            "rewards": rewards[-self._keep :].tolist(),
+            "lengths": self._lengths.kept().astype(np.int64).tolist(),
+            "rewards": self._rewards.kept().tolist(),
             "policy_rewards": self._policy_rewards.to_state(),
             "custom": self._custom.to_state(),
-            "hist": self._hist.to_state(),
+            "hist": self._hist.to_state(self._hist_share()),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float, progress: Progress) -> None:
@@ -211,55 +230,46 @@ class Results:
         self._iteration = int(state["training_iteration"])
         self._episodes_total = int(state["episodes_total"])
         self._time_total_s = float(state["time_total_s"])
-        self._lengths = np.asarray(state["lengths"], np.int64)
-        self._rewards = np.asarray(state["rewards"], np.float64)
-        self._new_lengths, self._new_rewards = [], []
-        for name, windows in (
-            ("policy_rewards", self._policy_rewards), ("custom", self._custom), ("hist", self._hist),
-        ):  # fmt: skip
-            windows.from_state(state.get(name, {}))
+        self._lengths.restore(np.asarray(state["lengths"], np.float64))
+        self._rewards.restore(np.asarray(state["rewards"], np.float64))
+        for name, named in zip(("policy_rewards", "custom", "hist"), self._named(), strict=True):
+            named.from_state(state.get(name, {}), now, self._episodes_total)
         self._last, self._last_now = progress, now
 
-    def _with_new(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        return (
-            np.concatenate([self._lengths, *self._new_lengths], dtype=np.int64, casting="unsafe"),
-            np.concatenate([self._rewards, *self._new_rewards], dtype=np.float64, casting="unsafe"),
-        )
+    def _named(self) -> tuple[_Named, _Named, _Named]:
+        return self._policy_rewards, self._custom, self._hist
 
-    def _newest(self, count: int) -> NDArray[np.float64]:
-        if self._new_rewards and len(self._new_rewards[-1]) >= count:
-            return np.asarray(self._new_rewards[-1][-count:], np.float64)
-        return self._with_new()[1][-count:]
+    def _hist_share(self) -> int:
+        """Values of each history in a result and in a checkpoint."""
+        return min(MAX_HIST, _MAX_HIST_VALUES // max(1, len(self._hist)))
 
-    def _take_episodes(self) -> dict[str, Any]:
+    def _take_episodes(self, now: float) -> dict[str, Any]:
         """The averages over episodes, and the new ones become earlier ones."""
-        lengths, rewards = self._with_new()
-        num_new = len(lengths) - len(self._lengths)
-        window = max(num_new, self._smoothing)
-        shown_lengths, shown_rewards = lengths[-window:], rewards[-window:]
-        self._lengths, self._rewards = lengths[-self._keep :].copy(), rewards[-self._keep :].copy()
-        self._new_lengths, self._new_rewards = [], []
-        policy_rewards, custom, hist = self._policy_rewards.take(), self._custom.take(), self._hist.take()
-        some = bool(shown_rewards.size)
+        num_new = self._rewards.take()
+        self._lengths.take()
+        for named in self._named():
+            named.take(now, self._episodes_total)
+        share = self._hist_share()
+        mean, least, most = self._rewards.summary
+        policy_rewards = [(name, window.summary) for name, window in self._policy_rewards.items()]
+        custom = [(name, window.summary) for name, window in self._custom.items()]
         return {
             "episodes_this_iter": num_new,
-            "episode_reward_mean": float(shown_rewards.mean()) if some else math.nan,
-            "episode_reward_min": float(shown_rewards.min()) if some else math.nan,
-            "episode_reward_max": float(shown_rewards.max()) if some else math.nan,
-            "episode_len_mean": float(shown_lengths.mean()) if some else math.nan,
+            "episode_reward_mean": mean,
+            "episode_reward_min": least,
+            "episode_reward_max": most,
+            "episode_len_mean": self._lengths.summary[0],
             **{
-                f"policy_reward_{kind}": {
-                    name: float(getattr(values, kind)()) for name, values in policy_rewards.items()
-                }
-                for kind in _KINDS
+                f"policy_reward_{kind}": {name: summary[place] for name, summary in policy_rewards}
+                for place, kind in enumerate(_KINDS)
             },
             "custom_metrics": {
-                f"{name}_{kind}": float(getattr(values, kind)()) for name, values in custom.items() for kind in _KINDS
+                f"{name}_{kind}": value for name, summary in custom for kind, value in zip(_KINDS, summary, strict=True)
             },
             "hist_stats": {
-                **{name: values[-_MAX_HIST:].tolist() for name, values in hist.items()},
-                "episode_reward": shown_rewards[-self._smoothing :].tolist(),
-                "episode_lengths": shown_lengths[-self._smoothing :].tolist(),
+                **{name: window.newest(share).tolist() for name, window in self._hist.items()},
+                "episode_reward": self._rewards.newest(self._smoothing).tolist(),
+                "episode_lengths": self._lengths.newest(self._smoothing).astype(np.int64).tolist(),
             },
         }
 
@@ -271,44 +281,163 @@ class Results:
         return lag
 
     def _take_perf(self) -> dict[str, float]:
-        perf, self._perf = self._perf, {}
-        iters = perf.get("iters", 0.0)
-        factor = 1000.0 / iters if iters else 0.0
-        return {f"mean_{name.removesuffix('_time')}_ms": perf.get(name, 0.0) * factor for name in _PERF_KEYS}
+        perf, self._perf = self._perf, dict.fromkeys(self._perf, 0.0)
+        factor = 1000.0 / perf["iters"] if perf["iters"] else 0.0
+        return {f"mean_{name.removesuffix('_time')}_ms": perf[name] * factor for name in _PERF_KEYS}
 
 
-class _Windows:
-    """Values by name: those of the running iteration, and the newest earlier ones up to a number."""
+def _sum(values: NDArray[np.float64]) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):  # of numbers as large as a peer likes
+        return float(values.sum())
 
-    def __init__(self, least: int) -> None:
-        self._least = least
-        self._earlier: dict[str, NDArray[np.float64]] = {}
-        self._new: dict[str, list[NDArray[Any]]] = {}
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return _sum(values) / values.size if values.size else math.nan
+
+
+class _Window:
+    """The newest values of one series, and mean, least and greatest of those that a result is to show.
+
+    Values of a running iteration are summed up as they come, so that however many there are, no more than ``keep``
+    and a few are held.
+    """
+
+    def __init__(self, least: int, keep: int) -> None:
+        """Start empty.
+
+        Args:
+            least: values that a summary takes, if the iteration has fewer and there are earlier ones.
+            keep: newest values that are held, at least ``least``.
+        """
+        self._least, self._keep = least, keep
+        self._values = array("d")
+        self._unsummed = 0  # at the end of the values
+        self._num_new, self._sum, self._min, self._max = 0, 0.0, math.inf, -math.inf
+        self._summary: tuple[float, float, float] = (math.nan, math.nan, math.nan)
+        self._is_wide = False  # it took more than the least values
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Take new values, in order; they are copied."""
+        self._values.frombytes(np.ascontiguousarray(values, np.float64).tobytes())
+        self._unsummed += values.size
+        if len(self._values) > 2 * self._keep + _SLACK:
+            self._sum_up()
+
+    def restore(self, values: NDArray[np.float64]) -> None:
+        """Begin with these values, as earlier ones; finite numbers only."""
+        finite = values[np.isfinite(values)]
+        self._values = array("d", finite[-self._keep :].tobytes())
+        self._unsummed = 0
+        self._summarise(self.newest(self._least))
+
+    def newest(self, count: int) -> NDArray[np.float64]:
+        """The newest values, at most ``count``, the oldest first; a copy."""
+        return np.array(self._values[-count:], np.float64)
+
+    def kept(self) -> NDArray[np.float64]:
+        """All that the next iterations may need."""
+        return self.newest(self._keep)
+
+    def take(self) -> int:
+        """End the iteration; the number of its values."""
+        self._sum_up()
+        count = self._num_new
+        if count > self._least:
+            self._summary = (self._sum / count, self._min, self._max)
+        elif count or self._is_wide:  # else the last summary still holds
+            self._summarise(self.newest(self._least))
+        self._is_wide = count > self._least
+        self._num_new, self._sum, self._min, self._max = 0, 0.0, math.inf, -math.inf
+        return count
+
+    @property
+    def summary(self) -> tuple[float, float, float]:
+        """Mean, least and greatest at the end of the last iteration; NaN without any value."""
+        return self._summary
+
+    def _sum_up(self) -> None:
+        if self._unsummed:
+            new = self.newest(self._unsummed)
+            self._sum += _sum(new)
+            self._min, self._max = min(self._min, float(new.min())), max(self._max, float(new.max()))
+            self._num_new += self._unsummed
+            self._unsummed = 0
+        del self._values[: -self._keep]
+
+    def _summarise(self, values: NDArray[np.float64]) -> None:
+        if values.size:
+            self._summary = _mean(values), float(values.min()), float(values.max())
+
+
+class _Named:
+    """Windows by name, no more than a number; a name that is not heard of for long is forgotten."""
+
+    def __init__(self, what: str, window: Callable[[], _Window], max_names: int, min_silent_episodes: int) -> None:
+        """Start without a name.
+
+        Args:
+            what: what a message calls one of them.
+            window: makes one.
+            max_names: more are left out.
+            min_silent_episodes: a name that none of so many episodes had may be forgotten.
+        """
+        self._what, self._make, self._max_names = what, window, max_names
+        self._min_silent_episodes = min_silent_episodes
+        self._windows: dict[str, _Window] = {}
+        self._heard: dict[str, tuple[float, int]] = {}
+        self._said: set[str] = set()
+        self.num_left_out = 0
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def items(self) -> list[tuple[str, _Window]]:
+        """Each name and its window, by name."""
+        return sorted(self._windows.items())
 
     def add(self, values: Mapping[str, NDArray[Any]]) -> None:
-        for name, array in values.items():
-            is_known = name in self._new or name in self._earlier
-            if array.size and (is_known or len({**self._new, **self._earlier}) < MAX_NAMES):
-                self._new.setdefault(name, []).append(array)
+        """Take values by name."""
+        for name, own in values.items():
+            window = self._windows.get(name)
+            if not own.size:
+                continue
+            if window is None:
+                if len(self._windows) >= self._max_names:
+                    self._leave_out(name, own.size)
+                    continue
+                window = self._windows[name] = self._make()
+            window.add(own)
 
-    def take(self) -> dict[str, NDArray[np.float64]]:
-        """All new values and as many earlier ones as are needed for the number wanted; none of the names is empty."""
-        num_new = {name: sum(map(len, arrays)) for name, arrays in self._new.items()}
-        joined = self._joined()
-        self._new = {}
-        self._earlier = {name: values[-self._least :].copy() for name, values in joined.items()}
-        return {name: values[-max(num_new.get(name, 0), self._least) :] for name, values in sorted(joined.items())}
+    def take(self, now: float, episodes_total: int) -> None:
+        """End the iteration: summaries are up to date, and names that were silent for long are gone."""
+        for name, window in list(self._windows.items()):
+            if window.take():
+                self._heard[name] = now, episodes_total
+                continue
+            heard_at, heard_episodes = self._heard.setdefault(name, (now, episodes_total))
+            silent_s, silent_episodes = now - heard_at, episodes_total - heard_episodes
+            if silent_s >= _FORGET_S or (silent_s >= _FORGET_EARLY_S and silent_episodes >= self._min_silent_episodes):
+                del self._windows[name], self._heard[name]
 
-    def to_state(self) -> dict[str, list[float]]:
-        return {name: values[-self._least :].tolist() for name, values in self._joined().items()}
-
-    def from_state(self, state: Mapping[str, Any]) -> None:
-        self._earlier = {name: np.asarray(values, np.float64) for name, values in state.items()}
-        self._new = {}
-
-    def _joined(self) -> dict[str, NDArray[np.float64]]:
-        empty = np.zeros(0, np.float64)
+    def to_state(self, share: int | None = None) -> dict[str, list[float]]:
+        """Values by name, of each the newest ``share``."""
         return {
-            name: np.concatenate([self._earlier.get(name, empty), *self._new.get(name, [])], dtype=np.float64)
-            for name in {**self._earlier, **self._new}
+            name: (window.kept() if share is None else window.newest(share)).tolist() for name, window in self.items()
         }
+
+    def from_state(self, state: Mapping[str, Any], now: float, episodes_total: int) -> None:
+        """Go on from ``to_state``, also from one that was written when there were no bounds."""
+        self._windows, self._heard = {}, {}
+        for name, values in itertools.islice(state.items(), self._max_names):
+            window = self._windows[name[:MAX_NAME]] = self._make()
+            window.restore(np.asarray(values, np.float64).reshape(-1))
+            self._heard[name[:MAX_NAME]] = now, episodes_total
+
+    def _leave_out(self, name: str, num_values: int) -> None:
+        self.num_left_out += num_values
+        if name not in self._said and len(self._said) < _MAX_SAID:
+            self._said.add(name)
+            and_so_on = "; further ones are only counted, as metrics_left_out" if len(self._said) == _MAX_SAID else ""
+            logger.warning(
+                "%s %r is left out: the run has %d of them already%s", self._what, name, self._max_names, and_so_on
+            )

@@ -38,25 +38,27 @@ class EventFile:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._write(self._event(wall_time=time.time(), step=resume_after_step + 1, session_log=start))
 
-    def append(self, values: Mapping[str, float], *, step: int, wall_time: float) -> None:
+    def append(self, values: Mapping[str, float], *, step: int, wall_time: float) -> int:
         """Records one point of each curve.
 
         Args:
             values: tag -> value.
             step: env steps, the horizontal axis.
             wall_time: seconds since the epoch.
+        Returns: bytes that it took.
         Raises: OSError when it can't be stored; the file ends as before.
         """
         summary = self._summary()
         for tag, value in values.items():
             summary.value.add(tag=tag, simple_value=value)
-        self._write(self._event(wall_time=wall_time, step=step, summary=summary))
+        return self._write(self._event(wall_time=wall_time, step=step, summary=summary))
 
     def close(self) -> None:
         """Closes the file; more calls do nothing."""
         self._file.close()
 
-    def _write(self, event: object) -> None:
+    def _write(self, event: object) -> int:
         record = io.BytesIO()
         self._record_writer(record).write(event.SerializeToString())  # type: ignore[attr-defined]
         self._file.append(record.getvalue())
+        return len(record.getvalue())

@@ -3,17 +3,25 @@
 libzmq has no call to disconnect one peer of a ROUTER, but it tells the descriptor of each connection. Cutting
 means to shut the TCP connection down; libzmq then sees it end like any other. The descriptor is duplicated and
 its remote address compared first, so that never another connection is hit that got the same number since.
+
+The kernel says how much a connection has brought, whatever libzmq has made of it: that is what bounds a peer that
+sends no whole messages, or more of them than are read, and tells that one is silent.
 """
 
 from __future__ import annotations
 
+import array
+import contextlib
+import errno
+import fcntl
 import os
 import socket
 import struct
+import termios
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Connection", "ConnectionTable", "remote_address"]
+__all__ = ["Connection", "ConnectionTable", "bytes_received", "remote_address"]
 
 # struct tcp_info: 8 bytes, 24 u32, then u64 pacing_rate, max_pacing_rate, bytes_acked, bytes_received
 _BYTES_RECEIVED = struct.Struct("=Q")
@@ -28,11 +36,16 @@ class Connection:
         fd: libzmq's descriptor; only to be used through `ConnectionTable`.
         address: "host:port" of the remote side, "" if it was gone before we could ask.
         peer: routing id, b"" until its first message.
-        user_id: name of the key it proved.
+        user_id: public key it proved (Z85); "" until its first message, and without keys.
         reason: why it is to be reported as refused or dropped, "" if it is not.
         delivered: messages taken from it.
-        seen_delivered: ``delivered`` at the last flood check that found progress.
-        seen_bytes: bytes received by the kernel at that check.
+        seen_delivered: ``delivered`` at the last survey that found progress.
+        seen_bytes: bytes received by the kernel at that survey.
+        received: bytes received by the kernel at the last survey.
+        silent_s: for how long surveys have found nothing new.
+        answered: whether its sign of life was answered since the last survey.
+        suspected_at: number of messages that had been taken, of all connections, when it was suspected of one that
+            never ends; 0 if it isn't.
     """
 
     fd: int
@@ -43,22 +56,71 @@ class Connection:
     delivered: int = 0
     seen_delivered: int = 0
     seen_bytes: int = 0
+    received: int = 0
+    silent_s: float = 0.0
+    answered: bool = False
+    suspected_at: int = 0
+
+    @property
+    def unended_bytes(self) -> int:
+        """Bytes it has sent since its last whole message, if the socket was empty at the last survey."""
+        return self.received - self.seen_bytes
 
 
 def remote_address(fd: int) -> str:
     """Host and port of the other end of a TCP descriptor, "" if there is none any more."""
-    connection = _duplicate(fd)
-    if connection is None:
-        return ""
-    with connection:
-        return _name(connection)
+    with _borrow(fd) as connection:
+        return "" if connection is None else _name(connection)
 
 
-def _duplicate(fd: int) -> socket.socket | None:
+def bytes_received(fd: int) -> int | None:
+    """What the kernel has received over a TCP descriptor so far; None where it can't be told."""
+    if not hasattr(socket, "TCP_INFO") or fd < 0:
+        return None
+    # asked of all connections again and again: no duplicate, since nothing is done to it; any family will do
     try:
-        return socket.socket(fileno=os.dup(fd))
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
     except OSError:
         return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    except OSError:
+        return None
+    finally:
+        connection.detach()
+    if len(info) < _BYTES_RECEIVED_OFFSET + _BYTES_RECEIVED.size:
+        return None
+    received: int = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0]
+    return received
+
+
+@contextlib.contextmanager
+def _borrow(fd: int) -> Iterator[socket.socket | None]:
+    """The socket of a descriptor that is libzmq's, for as long as the block lasts; None if there is none."""
+    try:
+        duplicate = os.dup(fd)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            yield None
+            return
+        # Out of descriptors a connection must still be cut, or there would never be one again. Without a duplicate,
+        # libzmq could give the number to another connection between our look at its address and our call; that one
+        # would be cut, and connect again.
+        duplicate = fd
+    try:
+        connection = socket.socket(fileno=duplicate)
+    except OSError:
+        if duplicate != fd:
+            os.close(duplicate)
+        yield None
+        return
+    try:
+        yield connection
+    finally:
+        if duplicate == fd:
+            connection.detach()
+        else:
+            connection.close()
 
 
 def _name(connection: socket.socket) -> str:
@@ -70,7 +132,11 @@ def _name(connection: socket.socket) -> str:
 
 
 class ConnectionTable:
-    """Accepted connections by descriptor and by peer."""
+    """Accepted connections by descriptor and by peer.
+
+    There is one for each descriptor at most, so the process's limit of open files bounds the first table; the second
+    also holds those that have ended since, until their user has told of that and calls `forget`.
+    """
 
     def __init__(self) -> None:
         self._by_fd: dict[int, Connection] = {}
@@ -96,10 +162,12 @@ class ConnectionTable:
         self._by_fd[fd] = connection
         return connection
 
-    def attach(self, fd: int, peer: bytes, user_id: str) -> Connection:
-        """The connection on this descriptor has said who it is."""
+    def attach(self, fd: int, peer: bytes, user_id: str) -> Connection | None:
+        """The connection on this descriptor has said who it is; None if its end has been told already."""
         connection = self._by_fd.get(fd)
-        if connection is None or connection.peer not in (b"", peer):
+        if connection is None:
+            return None
+        if connection.peer not in (b"", peer):
             connection = self.accept(fd)
         connection.peer = peer
         connection.user_id = user_id
@@ -126,51 +194,56 @@ class ConnectionTable:
         if self._by_peer.get(connection.peer) is connection:
             del self._by_peer[connection.peer]
 
-    def cut(self, connection: Connection) -> bool:
-        """Shut the TCP connection down; returns False if it was gone already."""
+    def cut(self, connection: Connection, *, reset: bool = False) -> bool:
+        """Shut the TCP connection down; returns False if it was gone already.
+
+        With ``reset`` what is still on its way to the other side is thrown away, and nothing of the connection stays
+        in the kernel.
+        """
         if self._by_fd.get(connection.fd) is not connection:
             return False
-        duplicate = _duplicate(connection.fd)
-        if duplicate is None:
-            return False
-        with duplicate:
-            if _name(duplicate) != connection.address:
+        with _borrow(connection.fd) as borrowed:
+            if borrowed is None or _name(borrowed) != connection.address:
                 return False
             try:
-                duplicate.shutdown(socket.SHUT_RDWR)
+                if reset:
+                    borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                borrowed.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return False
         return True
 
-    def find_floods(self, max_bytes: int) -> list[Connection]:
-        """Connections that sent more than ``max_bytes`` since their last whole message.
-
-        libzmq bounds the size of a frame and the number of whole messages that wait, but not the frames of a
-        message that never ends. Call it only when the socket has just been emptied.
-        """
-        return [connection for connection in self if self._is_flooding(connection, max_bytes)]
-
-    def _is_flooding(self, connection: Connection, max_bytes: int) -> bool:
-        received = self._bytes_received(connection)
-        if received is None:
-            return False
-        if connection.delivered != connection.seen_delivered:
-            connection.seen_delivered = connection.delivered
-            connection.seen_bytes = received
-        return received - connection.seen_bytes > max_bytes
-
-    def _bytes_received(self, connection: Connection) -> int | None:
-        if not hasattr(socket, "TCP_INFO"):
-            return None
-        duplicate = _duplicate(connection.fd)
-        if duplicate is None:
-            return None
-        with duplicate:
+    def has_unsent(self, connection: Connection) -> bool:
+        """Whether the kernel holds bytes for it that the other side has not confirmed."""
+        with _borrow(connection.fd) as borrowed:
+            if borrowed is None or _name(borrowed) != connection.address:
+                return False
+            unsent = array.array("i", [0])
             try:
-                info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                fcntl.ioctl(borrowed.fileno(), termios.TIOCOUTQ, unsent)
             except OSError:
-                return None
-            if len(info) < _BYTES_RECEIVED_OFFSET + _BYTES_RECEIVED.size or _name(duplicate) != connection.address:
-                return None
-        received: int = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0]
-        return received
+                return False
+            return unsent[0] > 0
+
+    def survey(self, elapsed_s: float) -> None:
+        """Note what each connection has sent since the survey before, ``elapsed_s`` ago."""
+        for connection in self:
+            connection.answered = False
+            received = self.look(connection)
+            progress = connection.delivered != connection.seen_delivered
+            if progress or received != connection.received:
+                connection.silent_s = 0.0
+            else:
+                connection.silent_s += elapsed_s
+            connection.received = received
+            if progress:
+                connection.seen_delivered = connection.delivered
+                connection.seen_bytes = received
+
+    def look(self, connection: Connection) -> int:
+        """Bytes that the kernel has received for this connection so far; as before where it can't be told.
+
+        Should the descriptor have become another connection's just now, this one has ended, and is told of next.
+        """
+        received = bytes_received(connection.fd)
+        return connection.received if received is None else received

@@ -11,6 +11,8 @@ running asyncio loop; neither knows what the frames mean. Rules that hold for ev
   ``wait_writable``) or reports the peer's end as an event (learner).
 - A worker's ``CONNECTED`` comes when both channels are up and the subscription is in force: every broadcast
   made after the learner has read what the worker sends from then on reaches it, or is reported as a ``GAP``.
+- A connection over which nothing is heard for ``dead_after_s`` has ended, on both sides; a worker then connects
+  again. Endpoints show each other that they live where their users say nothing for longer than ``heartbeat_s``.
 - After ``DISCONNECTED`` nothing of the old connection is delivered; whatever was not acknowledged must be
   sent again after the next ``CONNECTED``.
 """
@@ -85,10 +87,10 @@ class EndpointLimits:
         queue_messages: messages that wait in a worker's own send queue before ``send`` takes no more.
         peer_queue_messages: messages that wait for one peer in the learner's before that peer is cut off.
         queue_bytes: bytes that wait in either queue; one message is taken whatever its size.
-        max_peers: connections accepted at a time, per port.
+        max_peers: connections accepted at a time, per port; fewer where the limit of open files allows no more.
         messages_per_turn: messages handled before other tasks of the loop get their turn.
-        heartbeat_s: time between ZMTP pings, seconds.
-        dead_after_s: silence after which a connection counts as broken, seconds.
+        heartbeat_s: an endpoint that has nothing else to say shows this often that it lives, seconds.
+        dead_after_s: silence after which a connection counts as broken, seconds; see `silence_s`.
         handshake_s: longest handshake, seconds.
         retry_s: first pause before a refused connection is tried again, seconds; it doubles each time.
         max_retry_s: longest such pause, seconds.
@@ -112,6 +114,11 @@ class EndpointLimits:
     retry_s: float = 0.5
     max_retry_s: float = 10.0
     tick_s: float = 0.5
+
+    @property
+    def silence_s(self) -> float:
+        """Silence after which a connection is given up: ``dead_after_s``, but never fewer than 5 signs of life."""
+        return max(self.dead_after_s, 5 * self.heartbeat_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +162,8 @@ class LearnerEndpoint(Protocol):
     Set the callbacks before ``start``.
 
     Attributes:
-        on_message: called with (peer, frames, user_id); ``user_id`` is the name of the key the peer proved,
-            "" where no keys are in use.
+        on_message: called with (peer, frames, user_id); ``user_id`` is the public key that the peer proved
+            (Z85), "" where no keys are in use.
         on_event: called with each `Event`.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import struct
 from collections.abc import Callable
@@ -9,10 +10,23 @@ from collections.abc import Callable
 import zmq
 
 from aiorl.transport.pump import SocketPump
+from aiorl.transport.security import LearnerKeys, WorkerKeys
 
 __all__ = ["SocketMonitor", "reason_seen_by_learner", "reason_seen_by_worker"]
 
+# What is acted on. A listener that is out of descriptors fails to accept as fast as it can try, so that is not told.
+_EVENTS = int(
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 _EVENT = struct.Struct("=HI")
+_MAX_DRAINED = 100_000
 _names = itertools.count()
 
 _MECHANISM_MISMATCH = 0x11000002
@@ -24,13 +38,16 @@ class SocketMonitor:
 
     ``value`` is the descriptor for ACCEPTED, CONNECTED, DISCONNECTED and CLOSED, the error or protocol code for
     failed handshakes. Close it before its socket.
+
+    Events wait in a bounded queue. While it is full, ZeroMQ's own thread waits with the next one, and with it all
+    that its sockets do: whoever makes connections faster than they are looked at is held back.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], handler: Callable[[int, int], None]) -> None:
         address = f"inproc://aiorl.monitor.{next(_names)}"
         self._socket = socket
         self._handler = handler
-        socket.monitor(address, int(zmq.EVENT_ALL))
+        socket.monitor(address, _EVENTS)
         self._pair: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
         self._pair.connect(address)
         self._pump = SocketPump(self._pair, self._receive)
@@ -47,6 +64,11 @@ class SocketMonitor:
         """Stop monitoring."""
         self._pump.close()
         if not self._socket.closed:
+            # ZeroMQ's thread holds a lock while it waits for room in a full queue, and what stops the monitor waits for
+            # that lock. Once the queue has been emptied there is room for more than can happen in between.
+            with contextlib.suppress(zmq.Again):
+                for _ in range(_MAX_DRAINED):
+                    self._pair.recv_multipart(zmq.DONTWAIT)
             self._socket.disable_monitor()
         self._pair.close(0)
 
@@ -56,8 +78,17 @@ class SocketMonitor:
         self._handler(event, value)
 
 
-def reason_seen_by_learner(event: int, code: int, *, with_keys: bool) -> str:
+_OTHER_USERS = (
+    "only workers of the same user on the same host find the key of this run by themselves; for others, start "
+    "learner and workers with --keys DIR"
+)
+
+
+def reason_seen_by_learner(event: int, code: int, keys: LearnerKeys | None) -> str:
     """Why a handshake failed, in words for the learner's user."""
+    if keys is not None and keys.admitted is None:
+        return _reason_with_keys_of_the_run(event, code)
+    with_keys = keys is not None
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
         if code == _CRYPTOGRAPHIC:
             return (
@@ -82,12 +113,25 @@ def reason_seen_by_learner(event: int, code: int, *, with_keys: bool) -> str:
     return "its handshake was refused"
 
 
-def reason_seen_by_worker(event: int, code: int, *, with_keys: bool, public_key_file: str) -> str:
+def _reason_with_keys_of_the_run(event: int, code: int) -> str:
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+        return f"it left or fell silent in the middle of the handshake: a stranger, or no worker ({_OTHER_USERS})"
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and code == _CRYPTOGRAPHIC:
+        return f"its message could not be decrypted: it has the keys of another learner or run ({_OTHER_USERS})"
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and code == _MECHANISM_MISMATCH:
+        return f"it came without keys: {_OTHER_USERS}"
+    return f"it broke the ZeroMQ handshake (protocol error {code:#x}): is it something other than a worker?"
+
+
+def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None, *, on_loopback: bool) -> str:
     """Why a handshake failed, in words for the worker's user."""
+    if on_loopback and (keys is None or not keys.public_key_file):
+        return _reason_seen_on_loopback(event, code, keys)
+    with_keys = keys is not None
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-        if with_keys:
+        if keys is not None:
             return (
-                f"the learner refused our key: add {public_key_file} to its 'admitted' directory (it takes effect "
+                f"the learner refused our key: add {keys.public_key_file} to its 'admitted' directory (it takes effect "
                 "without a restart)"
             )
         return "the learner refused us: it may want keys (--keys DIR)"
@@ -105,3 +149,18 @@ def reason_seen_by_worker(event: int, code: int, *, with_keys: bool, public_key_
             "(or it uses no keys, or is no learner)"
         )
     return "the other side ended the handshake: it may want keys (--keys DIR), or be no learner at all"
+
+
+def _reason_seen_on_loopback(event: int, code: int, keys: WorkerKeys | None) -> str:
+    """With the key that the learner was to have made for its run, or without, since there was none to be found."""
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and code not in (_MECHANISM_MISMATCH, _CRYPTOGRAPHIC):
+        return f"the other side broke the ZeroMQ handshake (protocol error {code:#x}): is it a learner?"
+    if keys is None:
+        return (
+            "the learner may want a key, and this user's processes on this host have none for that port: start the "
+            "worker as the learner's user on its host, or both with --keys DIR"
+        )
+    return (
+        "the key of the run that listened on that port is not that of who listens there now: is it another user's "
+        "learner, or one with --keys DIR?"
+    )

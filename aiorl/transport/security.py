@@ -15,6 +15,8 @@ import logging
 import os
 import socket
 import stat
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,17 +34,19 @@ __all__ = [
     "check_bind",
     "load_learner_keys",
     "load_worker_keys",
-    "local_worker_keys",
+    "parse_worker_keys",
     "reachable_from_elsewhere",
     "reachable_from_here",
     "read_public_key",
     "read_secret_key",
+    "read_worker_file",
 ]
 
 logger = logging.getLogger(__name__)
 
 ADMITTED = "admitted"
 _MAX_KEY_FILE_BYTES = 16 << 10
+_LOOK_EVERY_S = 0.2
 _Z85_CHARS = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
 
 
@@ -53,12 +57,13 @@ class LearnerKeys:
     Attributes:
         public_key: Z85, 40 bytes.
         secret_key: Z85, 40 bytes.
-        admitted: directory of admitted public keys, read again whenever it changes.
+        admitted: directory of admitted public keys, read again whenever it changes; None where nobody is admitted
+            but workers of the learner's own user, by a key made for the run (see `aiorl.transport.run_keys`).
     """
 
     public_key: bytes
     secret_key: bytes
-    admitted: Path
+    admitted: Path | None
 
     def __repr__(self) -> str:
         return f"LearnerKeys(public_key={self.public_key!r}, admitted={str(self.admitted)!r})"
@@ -72,7 +77,8 @@ class WorkerKeys:
         public_key: Z85, 40 bytes.
         secret_key: Z85, 40 bytes.
         learner_key: the learner's public key, Z85, 40 bytes.
-        public_key_file: the file an administrator has to copy to the learner's admitted directory.
+        public_key_file: the file an administrator has to copy to the learner's admitted directory, "" for keys that
+            the learner made for its run.
     """
 
     public_key: bytes
@@ -120,7 +126,8 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
 
     Args:
         path: a directory with ``learner.key`` and one worker's ``.key_secret`` (``worker.key_secret`` is preferred
-            if there are several), or such a ``.key_secret`` file with ``learner.key`` beside it.
+            if there are several), or such a ``.key_secret`` file with ``learner.key`` beside it, or the file that
+            a learner made for its run.
 
     Raises:
         SecurityError: a file is missing, unreadable, malformed or readable by others, or the choice is unclear.
@@ -132,29 +139,37 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
         directory = path
         _check_directory(directory)
         secret_file = _own_secret_file(directory)
-    public_key, secret_key = read_secret_key(secret_file)
-    learner_key = read_public_key(directory / "learner.key")
-    return WorkerKeys(public_key, secret_key, learner_key, str(secret_file.with_suffix(".key")))
+    return read_worker_file(secret_file)
 
 
-def local_worker_keys(directory: Path | str) -> Path:
-    """The private key that the learner's own workers use: ``worker``'s, else the first admitted one that is here.
+def read_worker_file(path: Path, *, directory: int | None = None) -> WorkerKeys:
+    """A worker's keys in one private file, and the learner's public key there or in ``learner.key`` beside it.
+
+    Args:
+        path: the file.
+        directory: descriptor of the directory it is to be opened in, None to go by the path.
 
     Raises:
-        SecurityError: there is none.
+        SecurityError: a file is missing, unreadable, malformed or readable by others than its owner.
+        FileNotFoundError: it is not in ``directory``.
     """
-    directory = Path(directory)
-    secrets = sorted(path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret")
-    secrets.sort(key=lambda path: path.stem != "worker")
-    for path in secrets:
-        if (directory / ADMITTED / f"{path.stem}.key").exists():
-            return path
-    raise SecurityError(
-        f"{directory} holds no private key of an admitted worker, which the learner's own workers need:",
-        key="keys",
-        value=str(directory),
-        hint="make one with `python -m aiorl.keys`, or start the learner with --num-workers 0.",
-    )
+    return parse_worker_keys(_read(path, private=True, directory=directory), path)
+
+
+def parse_worker_keys(text: str, path: Path) -> WorkerKeys:
+    """See `read_worker_file`; ``path`` is where the text came from.
+
+    Raises:
+        SecurityError: the text is malformed, or ``learner.key`` is needed and missing or malformed.
+    """
+    found = _parse(text, path)
+    if "secret-key" not in found:
+        raise _malformed(path, "secret")
+    public_key = bytes(zmq.curve_public(found["secret-key"]))
+    if "learner-key" in found:
+        return WorkerKeys(public_key, found["secret-key"], found["learner-key"], "")
+    learner_key = read_public_key(path.parent / "learner.key")
+    return WorkerKeys(public_key, found["secret-key"], learner_key, str(path.with_suffix(".key")))
 
 
 def reachable_from_here(address: str) -> str:
@@ -197,53 +212,86 @@ def read_secret_key(path: Path) -> tuple[bytes, bytes]:
 
 
 class AdmittedKeys:
-    """The public keys in a directory, read again whenever a file there has changed.
+    """The public keys in a directory, each file read again when it has changed, and those made for the run.
 
-    A file that is no key is left out and named in the log.
+    A file that is no key is left out and named in the log. A directory that is gone admits nobody; one that cannot
+    be read for another reason (no descriptors left, a file server away) leaves everything as it was.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        own: Mapping[bytes, str] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look at the directory.
+
+        Args:
+            directory: where a file NAME.key is the public key of a worker; None for none.
+            own: names of the keys (Z85) made for the run, which are admitted as long as it lasts.
+            clock: seconds.
+        """
         self._directory = directory
-        self._signature: tuple[object, ...] = ()
-        self._names: dict[bytes, str] = {}
+        self._own = own or {}
+        self._clock = clock
+        self._looked = -_LOOK_EVERY_S
+        self._readable = True
+        self._files: dict[str, tuple[object, bytes | None]] = {}  # file name -> what tells a change, key
+        self._names: Mapping[bytes, str] = self._own
         self.refresh()
 
-    def refresh(self) -> bool:
-        """Take up what has changed on disk; returns whether anything has."""
-        signature = self._look()
-        if signature == self._signature:
-            return False
-        names: dict[bytes, str] = {}
-        for path in sorted(self._directory.glob("*.key")):
-            try:
-                names.setdefault(read_public_key(path), path.stem)
-            except SecurityError as error:
-                logger.warning("left out of the admitted keys: %s", error)
-        self._signature = signature
-        self._names = names
-        logger.info("%d keys are admitted by %s: %s", len(names), self._directory, ", ".join(names.values()))
-        return True
+    def refresh(self) -> Mapping[bytes, str]:
+        """Look at the directory; returns the name of each key (Z85) that is admitted now, never changed later."""
+        self._looked = self._clock()
+        files = self._files if self._directory is None else self._look(self._directory)
+        if files != self._files:
+            self._files = files
+            names: dict[bytes, str] = dict(self._own)
+            for file_name, (_, public_key) in sorted(files.items()):
+                if public_key is not None:
+                    names.setdefault(public_key, file_name.removesuffix(".key"))
+            self._names = names
+            admitted = [name for key, name in names.items() if key not in self._own]
+            logger.info("%d keys are admitted by %s: %s", len(admitted), self._directory, ", ".join(admitted))
+        return self._names
 
     def name_of(self, public_key: bytes) -> str | None:
-        """Name of an admitted key (Z85), None if it is not admitted; sees the directory as it is now."""
-        self.refresh()
+        """Name of a key (Z85), None if it is not admitted; sees the directory as it was at most 0.2 s ago."""
+        if self._clock() - self._looked >= _LOOK_EVERY_S:  # whoever knocks must not keep us reading directories
+            self.refresh()
         return self._names.get(public_key)
 
-    def names(self) -> frozenset[str]:
-        """Names of all admitted keys, as of the last refresh."""
-        return frozenset(self._names.values())
-
-    def _look(self) -> tuple[object, ...]:
+    def _look(self, directory: Path) -> dict[str, tuple[object, bytes | None]]:
         try:
-            with os.scandir(self._directory) as entries:
-                files = []
-                for entry in entries:
-                    if entry.name.endswith(".key"):
-                        found = entry.stat()
-                        files.append((entry.name, found.st_mtime_ns, found.st_size, found.st_ino))
+            with os.scandir(directory) as entries:
+                files = {entry.name: self._look_at(entry) for entry in entries if entry.name.endswith(".key")}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
         except OSError as error:
-            return ("unreadable", error.errno)
-        return tuple(sorted(files))
+            if self._readable:
+                logger.warning("%s cannot be read (%s): admitted keys stay as they are", directory, error)
+            self._readable = False
+            return self._files
+        self._readable = True
+        return files
+
+    def _look_at(self, entry: os.DirEntry[str]) -> tuple[object, bytes | None]:
+        known = self._files.get(entry.name, (None, None))
+        try:
+            found = entry.stat()
+        except FileNotFoundError:  # deleted meanwhile, or a link to nothing
+            return None, None
+        except OSError:
+            return known
+        stamp = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+        if stamp == known[0]:
+            return known
+        try:
+            return stamp, read_public_key(Path(entry.path))
+        except SecurityError as error:
+            logger.warning("left out of the admitted keys: %s", error)
+            return stamp, None
 
 
 def _check_directory(directory: Path) -> None:
@@ -278,10 +326,14 @@ def _own_secret_file(directory: Path) -> Path:
     return found[0]
 
 
-def _read(path: Path, *, private: bool = False) -> str:
+def _read(path: Path, *, private: bool = False, directory: int | None = None) -> str:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # to open a pipe would wait for a writer otherwise
     try:
-        with path.open("rb") as file:
+        name = path if directory is None else path.name
+        with open(os.open(name, flags, dir_fd=directory), "rb") as file:
             found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_KEY_FILE_BYTES:
+                raise _malformed(path, "ZeroMQ")
             if private and stat.S_IMODE(found.st_mode) & 0o077:
                 raise SecurityError(
                     f"{path} can be read or written by others (mode {stat.S_IMODE(found.st_mode):04o}):",
@@ -291,6 +343,8 @@ def _read(path: Path, *, private: bool = False) -> str:
                 )
             data = file.read(_MAX_KEY_FILE_BYTES)
     except FileNotFoundError:
+        if directory is not None:
+            raise
         raise SecurityError(
             f"{path} is missing:",
             key="keys",
@@ -310,7 +364,7 @@ def _parse(text: str, path: Path) -> dict[str, bytes]:
         line = line.strip()
         name, equals, value = line.partition("=")
         name, value = name.strip(), value.strip()
-        if equals and name in ("public-key", "secret-key") and value[:1] == value[-1:] == '"':
+        if equals and name in ("public-key", "secret-key", "learner-key") and value[:1] == value[-1:] == '"':
             found[name] = _check_key(value[1:-1], path)
     bare = text.strip()
     if not found and len(bare) == 40:

@@ -1,8 +1,8 @@
 """ZeroMQ's authentication protocol (ZAP, RFC 27) on the running asyncio loop.
 
 Each handshake with one of our listening sockets asks here first. With keys, only clients whose public key lies
-in the admitted directory pass, and they get the key's name as user id. Without keys (loopback, or --insecure)
-everyone who speaks ZeroMQ 4 passes; asking all the same makes libzmq refuse what is no ZeroMQ 4 peer at all.
+in the admitted directory, or was made for the run, pass, and they get that key, in Z85, as user id. Without keys
+(--insecure) everyone who speaks ZeroMQ 4 passes; asking all the same makes libzmq refuse what is no ZeroMQ 4 peer.
 """
 
 from __future__ import annotations
@@ -71,8 +71,6 @@ class Authenticator:
         if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
             return "", "it came without a key"
         public_key = zmq.utils.z85.encode(credentials[0])
-        name = self._admitted.name_of(public_key)
-        if name is None:
-            reason = f"its public key {public_key.decode()} is not admitted: copy its .key file to 'admitted'"
-            return "", reason
-        return name, ""
+        if self._admitted.name_of(public_key) is None:
+            return "", f"its public key {public_key.decode()} is not admitted: copy its .key file to 'admitted'"
+        return public_key.decode(), ""

@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from aiorl.config.address import split_address
-from aiorl.errors import EndpointClosed
+from aiorl.config.address import is_loopback, split_address
+from aiorl.errors import EndpointClosed, SecurityError
 from aiorl.transport.buffers import keep_message_buffers
+from aiorl.transport.connections import bytes_received
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_worker
 from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
+from aiorl.transport.run_keys import find_run_keys
 from aiorl.transport.security import WorkerKeys
 from aiorl.transport.zmq_learner import BROADCAST_HEAD
 from aiorl.transport.zmq_sockets import make_socket, present, term, url
@@ -49,8 +51,13 @@ class _Channel:
     name: str
     port: int
     socket: zmq.Socket[bytes]
+    fd: int = -1
     tcp_since: float | None = None
+    shook_hands: bool = False
     ready: bool = False
+    heard: bool = True
+    received: int = 0
+    silent_s: float = 0.0
     pump: SocketPump = field(init=False)
     monitor: SocketMonitor = field(init=False)
 
@@ -58,13 +65,20 @@ class _Channel:
         self.pump.close()
         self.monitor.close()
 
+    def listen(self, elapsed_s: float) -> None:
+        """Note whether anything was heard since the look before, also if it was a part of a message."""
+        received = self.received if self.heard else bytes_received(self.fd) or 0
+        self.silent_s = 0.0 if self.heard or received != self.received else self.silent_s + elapsed_s
+        self.heard, self.received = False, received
+
 
 class ZmqWorkerEndpoint:
     """`WorkerEndpoint` over ZeroMQ.
 
     Args:
         connect: "tcp://HOST:PORT" of the learner; broadcasts are taken from PORT + 1.
-        keys: the worker's keys, None for none.
+        keys: the worker's keys; None takes those that a learner of the same user on this host made for its run, if
+            there are any, anew for each connection.
         limits: every bound.
     """
 
@@ -74,11 +88,16 @@ class ZmqWorkerEndpoint:
         self.on_event: Callable[[Event], None] = lambda event: None
         self._host, self._port = split_address(connect, key="connect")
         self._keys = keys
+        self._presented = keys
+        self._on_loopback = is_loopback(self._host)
         self._limits = limits or EndpointLimits()
         self._channels: tuple[_Channel, ...] = ()
         self._connected = False
         self._ending = False
         self._since = 0.0
+        self._listened = 0.0
+        self._unshown_s = 0.0
+        self._shown = 0
         self._pause_s = self._limits.retry_s
         self._last_reason = ""
         self._said: dict[str, float] = {}
@@ -229,8 +248,9 @@ class ZmqWorkerEndpoint:
 
     # --- receiving
 
-    def _receive(self, socket: zmq.Socket[bytes]) -> list[memoryview]:
+    def _receive(self, channel: _Channel) -> list[memoryview]:
         """One whole message; [] if it was beyond the limits."""
+        socket = channel.socket
         frames: list[memoryview] = []
         num_bytes = 0
         more = True
@@ -240,20 +260,21 @@ class ZmqWorkerEndpoint:
             num_bytes += len(frame)
             if len(frames) <= self._limits.max_frames and num_bytes <= self._limits.max_message_bytes:
                 frames.append(keep(frame))
+        channel.heard = True
         if len(frames) > self._limits.max_frames or num_bytes > self._limits.max_message_bytes:
             self._rejected += 1
             return []
         return frames
 
     def _receive_message(self) -> None:
-        frames = self._receive(self._channels[0].socket)
-        if frames and self._connected:
+        frames = self._receive(self._channels[0])
+        if frames and self._connected and (len(frames) > 1 or frames[0].nbytes):  # else the learner's endpoint lives
             self._messages_in += 1
             self._bytes_in += total_bytes(frames)
             self.on_message(frames)
 
     def _receive_broadcast(self) -> None:
-        frames = self._receive(self._channels[1].socket)
+        frames = self._receive(self._channels[1])
         if not frames:
             return
         if frames[0].nbytes != BROADCAST_HEAD.size:
@@ -290,9 +311,10 @@ class ZmqWorkerEndpoint:
         sub = make_socket(self._context, zmq.SUB, self._limits, ipv6=ipv6)
         sub.rcvhwm = self._limits.broadcast_messages
         sub.subscribe(b"")
+        self._presented = self._keys or self._find_keys()
         self._channels = (_Channel("samples", self._port, dealer), _Channel("broadcast", self._port + 1, sub))
         for channel, receive in zip(self._channels, (self._receive_message, self._receive_broadcast), strict=True):
-            present(channel.socket, self._keys)
+            present(channel.socket, self._presented)
             channel.monitor = SocketMonitor(channel.socket, self._monitor_handler(channel))
             channel.pump = SocketPump(
                 channel.socket, receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
@@ -307,8 +329,10 @@ class ZmqWorkerEndpoint:
             return
         if event == zmq.EVENT_CONNECTED:
             channel.tcp_since = self._loop.time()
+            channel.fd = value
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             channel.tcp_since = None
+            channel.shook_hands = True
             if channel is self._channels[0]:
                 channel.ready = True
                 self._introduce(channel)
@@ -318,16 +342,23 @@ class ZmqWorkerEndpoint:
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
         ):
-            key_file = self._keys.public_key_file if self._keys else ""
             self._on_refused(
-                channel,
-                reason_seen_by_worker(event, value, with_keys=self._keys is not None, public_key_file=key_file),
+                channel, reason_seen_by_worker(event, value, self._presented, on_loopback=self._on_loopback)
             )
         elif event == zmq.EVENT_DISCONNECTED:
             self._on_ended(channel)
         elif event == zmq.EVENT_CLOSED and not self._connected:
             where = url(self._host, channel.port)
             self._wait_for(f"nothing answers at {where}: is the learner running there?", kind="nothing answers")
+
+    def _find_keys(self) -> WorkerKeys | None:
+        if not self._on_loopback:
+            return None
+        try:
+            return find_run_keys(self._port)
+        except SecurityError as error:
+            self._log_once(str(error))
+            return None
 
     def _introduce(self, channel: _Channel) -> None:
         """Send the empty message by which the learner's endpoint learns of our routing id and tells of our end."""
@@ -364,7 +395,11 @@ class ZmqWorkerEndpoint:
         for socket in self._give_up_channels():
             socket.close(0)
         if was_connected:
-            reason = f"the connection to {url(self._host, channel.port)} ended"
+            address = url(self._host, channel.port)
+            if channel.silent_s > self._limits.silence_s:
+                reason = f"nothing was heard from {address} for {channel.silent_s:.1f} s"
+            else:
+                reason = f"the connection to {address} ended"
             logger.info("%s; connecting again", reason)
             self.on_event(Event(EventKind.DISCONNECTED, reason, address=self.address))
             self._again(_RETRY_S)
@@ -414,9 +449,13 @@ class ZmqWorkerEndpoint:
         for channel in self._channels:
             self._stalls += channel.pump.look() + channel.monitor.look()
         self._flush()
-        if self._connected or self._ending or not self._channels:
+        if self._ending or not self._channels:
             return
         now = self._loop.time()
+        # time in which we did not run ourselves does not count as silence
+        elapsed_s, self._listened = min(now - self._listened, 2 * self._limits.tick_s), now
+        if self._is_silent(elapsed_s) or self._connected:
+            return
         for channel in self._channels:
             if channel.tcp_since is not None and now - channel.tcp_since > self._limits.handshake_s:
                 self._on_refused(
@@ -425,6 +464,26 @@ class ZmqWorkerEndpoint:
                 return
         if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
             self._lookup = self._loop.create_task(self._find_host())
+
+    def _is_silent(self, elapsed_s: float) -> bool:
+        """Give the pair up if either of its connections is silent; and show the learner's endpoint that we live.
+
+        It answers a sign of life, and announces its broadcasts when there are none, so that both connections bring
+        something even where its user says nothing.
+        """
+        for channel in self._channels:
+            if channel.shook_hands:
+                channel.listen(elapsed_s)
+            if channel.silent_s > self._limits.silence_s:
+                self._on_ended(channel)
+                return True
+        dealer, beat_s = self._channels[0], self._limits.heartbeat_s
+        self._unshown_s += elapsed_s
+        if self._unshown_s >= beat_s:
+            if dealer.shook_hands and (dealer.silent_s >= beat_s or self._messages_out == self._shown):
+                self._introduce(dealer)
+            self._unshown_s, self._shown = 0.0, self._messages_out
+        return False
 
     async def _find_host(self) -> None:
         """Say why nothing happens; cancelling it only means that it isn't said."""

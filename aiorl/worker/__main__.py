@@ -1,4 +1,4 @@
-"""`python -m aiorl.worker`: one worker, or a supervisor of several."""
+"""`python -m aiorl.worker`: workers, and the small process that starts them again whatever ends them."""
 
 from __future__ import annotations
 
@@ -10,66 +10,136 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-import asyncio
 import logging
-import secrets
-import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
-from aiorl.config.command_line import WorkerArgs, parse_worker_args
-from aiorl.errors import AiorlError
-from aiorl.process.signals import on_stop_signals
+from aiorl.process.restarts import DEFAULT_MAX_RESTARTS, FAILED, HOPELESS
+
+if TYPE_CHECKING:
+    from aiorl.config.command_line import WorkerArgs
 
 __all__ = ["main"]
 
 logger = logging.getLogger("aiorl.worker")
 
+_PARENTED = "--exit-with-parent"
+_END_WITHIN_S = 5.0
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run workers until the run is over; the exit status: 0 over or stopped, 1 failed, 2 wrong usage."""
-    args = parse_worker_args(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
-    )
-    logging.getLogger("aiorl").setLevel((args.log_level or "INFO").replace("WARN", "WARNING"))
+    """Run workers until the run is over; the exit status: 0 over or stopped, 1 failed, 2 wrong usage.
+
+    A worker whose parent looks after it (the option that tells it so is not in the help) ends with one of the statuses
+    of `aiorl.process.restarts`.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    return _run_worker(words) if _PARENTED in words else _keep_workers(words)
+
+
+# The parent -----------------------------------------------------------------------------------------------------
+
+
+def _keep_workers(words: list[str]) -> int:
+    from aiorl.process.keeper import Keeper
+
+    num_workers, max_restarts, level = 1, DEFAULT_MAX_RESTARTS, None
+    if not _is_plain(words):
+        from aiorl.config.command_line import parse_worker_args
+
+        args = parse_worker_args(words)
+        num_workers, max_restarts, level = args.num_workers, args.max_worker_restarts, args.log_level
+    _log_to_stderr(level)
     try:
-        if args.num_workers > 1:
-            return _run(_supervise(args))
+        return Keeper([sys.executable, "-m", "aiorl.worker", *words, _PARENTED], num_workers, max_restarts).run()
+    except OSError as error:
+        logger.error("a worker process could not be started: %s", error)
+        return FAILED
+
+
+def _is_plain(words: list[str]) -> bool:
+    """Whether this is one worker, with nothing for its parent to know.
+
+    Then its parent need not load the parser, which takes as long as a worker's start itself. What is wrong with the
+    words the worker finds out.
+    """
+    return all(word.partition("=")[0] in ("--connect", "--keys") for word in words if word.startswith("-"))
+
+
+# The worker -----------------------------------------------------------------------------------------------------
+
+
+def _run_worker(words: list[str]) -> int:
+    from aiorl.config.command_line import parse_worker_args
+    from aiorl.errors import AiorlError, ConfigError
+
+    args = parse_worker_args(words)
+    _log_to_stderr(args.log_level)
+    try:
         return _run(_work(args))
     except AiorlError as error:
         logger.error("%s", error)
-        return 1
+        return HOPELESS if isinstance(error, ConfigError) else FAILED
 
 
-def _run(coroutine: object) -> int:
+def _log_to_stderr(level: str | None) -> None:
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
+    logging.getLogger("aiorl").setLevel((level or "INFO").replace("WARN", "WARNING"))
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    import asyncio
+
     try:
         import uvloop
+
+        factory = uvloop.new_event_loop
     except ImportError:  # no wheel for this platform
-        with asyncio.Runner() as runner:
-            return int(runner.run(coroutine))  # type: ignore[arg-type]  # both callers pass coroutines of int
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return int(runner.run(coroutine))  # type: ignore[arg-type]
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)
 
 
 async def _work(args: WorkerArgs) -> int:
+    import asyncio
+    import secrets
+    import socket
+    import threading
+
     from aiorl.process.parent_watch import watch_parent
+    from aiorl.process.signals import on_stop_signals
     from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
     from aiorl.transport.buffers import share_one_heap
+    from aiorl.transport.run_keys import KEYS_VARIABLE, WORKER_ID_VARIABLE, from_variable
     from aiorl.transport.security import load_worker_keys
     from aiorl.transport.zmq_endpoint import ZmqWorkerEndpoint
     from aiorl.worker.service import WorkerService
 
     share_one_heap()
-    keys = None if args.keys is None else load_worker_keys(args.keys)
+    # taken out, so that nothing that the environment starts inherits them
+    worker_id, run_keys = (os.environ.pop(name, "") for name in (WORKER_ID_VARIABLE, KEYS_VARIABLE))
+    keys = from_variable(run_keys) if run_keys else None
+    if args.keys is not None:
+        keys = load_worker_keys(args.keys)
     settings = WorkerSettings(
-        worker_id=args.worker_id or secrets.token_hex(8),
+        worker_id=worker_id or secrets.token_hex(8),
         host=socket.gethostname(),
         pid=os.getpid(),
         slot_hint=args.slot or 0,
     )
     service = WorkerService(ZmqWorkerEndpoint(args.connect, keys=keys), WorkerSession(settings))
     loop = asyncio.get_running_loop()
+
+    def on_stray_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if error is not None and "handle" in context:  # of a callback, which has nobody else to tell
+            service.fail(error)
+
+    loop.set_exception_handler(on_stray_error)
     if args.exit_with_parent:
 
         def on_lost() -> None:
@@ -80,47 +150,16 @@ async def _work(args: WorkerArgs) -> int:
     logger.info("worker %d looks for the learner at %s", os.getpid(), args.connect)
     outcome = await service.run()
     logger.log(logging.INFO if outcome.ok else logging.ERROR, "%s", outcome.reason)
-    return 0 if outcome.ok else 1
-
-
-async def _supervise(args: WorkerArgs) -> int:
-    from aiorl.process import supervisor as sv
-
-    def command(slot: int) -> list[str]:
-        options = ["--connect", args.connect, "--exit-with-parent"]
-        if args.keys is not None:
-            options += ["--keys", str(args.keys)]
-        if args.log_level:
-            options += ["--log-level", args.log_level]
-        return [sys.executable, "-m", "aiorl.worker", *options]
-
-    failed: list[int] = []
-
-    def tell(event: sv.ChildEvent) -> None:
-        match event:
-            case sv.ChildStarted(slot, pid, _):
-                logger.info("worker process %d of %d runs (pid %d)", slot, args.num_workers, pid)
-            case sv.ChildRestarting(slot, status, restarts, wait_s):
-                logger.warning("worker process %d ended (%d); restart %d in %g s", slot, status, restarts, wait_s)
-            case sv.ChildGaveUp(slot, status, restarts):
-                failed.append(slot)
-                logger.error("worker process %d ended (%d) after %d restarts: given up", slot, status, restarts)
-
-    slots = range(1, args.num_workers + 1)
-    supervisor = sv.Supervisor(command, slots, max_restarts=args.max_worker_restarts, on_event=tell)
-    stopping = asyncio.Event()
-    on_stop_signals(lambda name: stopping.set())
-    await supervisor.start()
-    ended = asyncio.create_task(supervisor.wait(), name="children")
-    stopped = asyncio.create_task(stopping.wait(), name="signal")
-    await asyncio.wait([ended, stopped], return_when=asyncio.FIRST_COMPLETED)
-    await supervisor.stop(grace_s=0.0)
-    for task in (ended, stopped):
-        task.cancel()
-    return 1 if len(failed) == args.num_workers else 0
+    at_last = threading.Timer(_END_WITHIN_S, os._exit, (outcome.status,))  # the loop waits for threads when it closes
+    at_last.daemon = True
+    at_last.start()
+    return outcome.status
 
 
 if __name__ == "__main__":
+    from aiorl.process.standard_output import keep_output_from_failing
+
+    keep_output_from_failing()
     status = main()
     logging.shutdown()
     os._exit(status)  # a sampler stuck in its environment must not hold the process

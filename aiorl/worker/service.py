@@ -13,11 +13,13 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import psutil
@@ -32,6 +34,8 @@ from aiorl.errors import (
     RemoteProtocolError,
     UnknownPolicyError,
 )
+from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
+from aiorl.process.tasks import Tasks
 from aiorl.protocol import events as ev
 from aiorl.protocol.codec import decode, encode
 from aiorl.protocol.limits import DEFAULT_LIMITS, Limits, limits_of
@@ -60,10 +64,19 @@ class WorkerOutcome:
     Attributes:
         ok: the run is over or the worker was asked to stop; False after a failure.
         reason: one plain sentence.
+        final: to start the worker again would be of no use: the run is over, or the learner never takes it.
     """
 
     ok: bool
     reason: str
+    final: bool = False
+
+    @property
+    def status(self) -> int:
+        """What the process tells its parent with its exit status."""
+        if self.final:
+            return RUN_IS_OVER if self.ok else HOPELESS
+        return STOPPED if self.ok else FAILED
 
 
 class _Running:
@@ -75,6 +88,31 @@ class _Running:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"sampler-{index}")
         self.unit: SamplerUnit | None = None
         self.task: asyncio.Task[None] | None = None
+        self._is_ended = self._is_closed = False
+        self._lock = threading.Lock()
+
+    def make(self, part: WorkerPart, welcome: Welcome) -> None:
+        """Build the unit, in its thread; one that is ready too late is closed at once."""
+        place = UnitPlace(welcome.slot, self.incarnation, self.index, welcome.num_workers)
+        unit = make_unit(part, welcome.graphs, welcome.snapshot, place)
+        with self._lock:
+            if not self._is_ended:
+                self.unit = unit
+                return
+        unit.close()
+
+    def end(self) -> None:
+        """Let the unit stop at its next step; one that is still being built is never begun."""
+        with self._lock:
+            self._is_ended = True
+        if self.unit is not None:
+            self.unit.stop()
+
+    def close(self) -> None:
+        """Close the unit, in its thread; may be repeated."""
+        if self.unit is not None and not self._is_closed:
+            self._is_closed = True
+            self.unit.close()
 
 
 class WorkerService:
@@ -87,6 +125,7 @@ class WorkerService:
         self._limits = limits
         self._compress = True
         self._outbox: deque[Sequence[Buffer]] = deque()
+        self._tasks = Tasks(self.fail)
         self._sender: asyncio.Task[None] | None = None
         self._running: list[_Running] = []
         self._building: asyncio.Task[None] | None = None
@@ -99,36 +138,36 @@ class WorkerService:
         self._status_logged = ("", 0.0)
 
     async def run(self) -> WorkerOutcome:
-        """Sample until the run ends, the learner refuses us for good, a sampler fails, or ``stop``.
+        """Sample until the run ends, the learner refuses us for good, a sampler or a task fails, or ``stop``.
 
         Cancelling it stops the samplers and closes the endpoint.
         """
-        loop = asyncio.get_running_loop()
-        self._done = loop.create_future()
+        self._done = asyncio.get_running_loop().create_future()
         self._endpoint.on_message = self._on_message
         self._endpoint.on_broadcast = self._on_broadcast
         self._endpoint.on_event = self._on_event
-        self._endpoint.start()
-        tasks = [
-            asyncio.create_task(self._tick(), name="tick"),
-            asyncio.create_task(give_back_regularly(), name="memory"),
-        ]
-        try:
-            outcome = await self._done
-        finally:
-            for task in tasks:
-                task.cancel()
-            await self._stop_units()
-            if self._sender is not None:
-                self._sender.cancel()
-            await self._endpoint.close()
-        return outcome
+        async with AsyncExitStack() as stack:  # each step of the end is taken, whatever becomes of the others
+            self._endpoint.start()
+            stack.push_async_callback(self._endpoint.close)
+            stack.push_async_callback(self._stop_units)
+            stack.push_async_callback(self._tasks.close)
+            self._tasks.start(self._tick(), "tick")
+            self._tasks.start(give_back_regularly(), "memory")
+            return await self._done
 
     def stop(self, reason: str) -> None:
         """Leave the learner and end; to be called on the event loop."""
         self._session.leaving(reason, time.monotonic())
         self._pump()
         self._finish(WorkerOutcome(True, reason))
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error of our own: a task or a callback has died, and half a worker is none."""
+        message = f"unexpected {type(error).__name__}: {error}"
+        try:
+            self._fail("worker", message, "".join(traceback.format_exception(error)))
+        finally:  # what fails may be what would tell the learner
+            self._finish(WorkerOutcome(False, message))
 
     # What arrives ---------------------------------------------------------------------------------------------
 
@@ -179,7 +218,9 @@ class WorkerService:
     # What is sent ---------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Act on what the session decided: events first, then what it wants said."""
+        """Act on what the session decided: events first, then what it wants said; nothing once the end has come."""
+        if self._done is None or self._done.done():
+            return
         for event in self._session.events():
             self._handle(event)
         for message in self._session.messages_to_send():
@@ -197,7 +238,7 @@ class WorkerService:
                 return  # the session says it all again after the next connection
             self._outbox.append(frames)
             if self._sender is None or self._sender.done():
-                self._sender = asyncio.create_task(self._send_waiting(), name="send")
+                self._sender = self._tasks.start(self._send_waiting(), "send")
 
     async def _send_waiting(self) -> None:
         while self._outbox:
@@ -229,11 +270,11 @@ class WorkerService:
             case ev.WasRefused(reason, retry, _):
                 logger.warning("the learner refused this worker: %s", reason)
                 if not retry:
-                    self._finish(WorkerOutcome(False, f"the learner refused this worker: {reason}"))
+                    self._finish(WorkerOutcome(False, f"the learner refused this worker: {reason}", final=True))
             case ev.Shutdown(reason, final):
                 logger.info("the learner said goodbye: %s", reason)
                 if final:
-                    self._finish(WorkerOutcome(True, reason))
+                    self._finish(WorkerOutcome(True, reason, final=True))
             case ev.CallRequested(call_id, method, _):
                 self._answer(call_id, method)
             case _:
@@ -285,7 +326,7 @@ class WorkerService:
             if running.unit is not None:
                 running.unit.stop()
         previous = self._building
-        self._building = asyncio.create_task(self._rebuild(previous, welcome), name="build-samplers")
+        self._building = self._tasks.start(self._rebuild(previous, welcome), "build-samplers")
 
     async def _rebuild(self, previous: asyncio.Task[None] | None, welcome: Welcome | None) -> None:
         if previous is not None:
@@ -310,7 +351,7 @@ class WorkerService:
             self._fail_of(incarnation, "env", str(error), error.traceback_text)
         except AiorlError as error:
             self._fail_of(incarnation, "setup", str(error), "")
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whatever a user's code raises
             if self._is_current(incarnation):
                 logger.exception("the samplers could not be built")
             self._fail_of(incarnation, "setup", f"{type(error).__name__}: {error}", traceback.format_exc())
@@ -334,19 +375,13 @@ class WorkerService:
         self._limits = limits_of(transport)
 
     async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
-        place = UnitPlace(welcome.slot, running.incarnation, running.index, welcome.num_workers)
-        unit = await asyncio.get_running_loop().run_in_executor(
-            running.executor, make_unit, part, welcome.graphs, welcome.snapshot, place
-        )
-        if running not in self._running:  # the worker has ended meanwhile
-            await asyncio.to_thread(unit.close)
-            return
-        running.unit = unit
-        if not self._is_current(running.incarnation):
+        await asyncio.get_running_loop().run_in_executor(running.executor, running.make, part, welcome)
+        unit = running.unit
+        if unit is None or not self._is_current(running.incarnation):  # the worker or its registration has ended
             return
         if self._newest is not None:
             unit.offer(self._newest)
-        running.task = asyncio.create_task(self._sample(running, unit), name=f"sample-{running.index}")
+        running.task = self._tasks.start(self._sample(running, unit), f"sample-{running.index}")
 
     async def _sample(self, running: _Running, unit: SamplerUnit) -> None:
         """Produce fragments under the leases held, one after the other, until cancelled, failed or registered anew."""
@@ -366,7 +401,7 @@ class WorkerService:
             self._fail_of(running.incarnation, "env", str(error), error.traceback_text)
         except (ConfigError, UnknownPolicyError) as error:  # would come again in every worker
             self._fail_of(running.incarnation, "setup", str(error), "")
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whatever a user's code raises
             if self._is_current(running.incarnation):
                 logger.exception("the sampler failed")
             self._fail_of(running.incarnation, "sampler", f"{type(error).__name__}: {error}", traceback.format_exc())
@@ -403,24 +438,30 @@ class WorkerService:
             logger.info("the first fragment is sent, %.2f s after this process was started", age_s)
 
     async def _stop_units(self) -> None:
-        """End every sampler at its next step; one stuck in its environment is left behind with its thread."""
-        units, self._running = self._running, []
+        """End every sampler at its next step; one stuck in its environment is left behind with its thread.
+
+        When cancelled, the samplers may still be ending; another call goes on with it.
+        """
+        units = list(self._running)
         for running in units:
-            if running.unit is not None:
-                running.unit.stop()
+            running.end()
         tasks = [running.task for running in units if running.task is not None]
         self._wake.set()
         for task in tasks:
-            if not task.done() and task is not asyncio.current_task():
-                task.cancel()
+            task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_WAIT_S)
         loop = asyncio.get_running_loop()
+        closing = [
+            loop.run_in_executor(running.executor, running.close) for running in units if running.unit is not None
+        ]
+        if closing:
+            closed, _ = await asyncio.wait(closing, timeout=_STOP_WAIT_S)
+            for error in filter(None, (future.exception() for future in closed)):
+                logger.warning("a sampler could not be closed: %r", error)
         for running in units:
-            if running.unit is not None:
-                close = loop.run_in_executor(running.executor, running.unit.close)
-                await asyncio.wait([close], timeout=_STOP_WAIT_S)
             running.executor.shutdown(wait=False, cancel_futures=True)
+            self._running.remove(running)
 
 
 def _stacks() -> str:

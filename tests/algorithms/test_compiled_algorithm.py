@@ -366,3 +366,26 @@ def test_previous_actions_and_rewards_are_asked_for_where_the_cell_sees_them(
     assert not {c.PREV_ACTIONS, c.PREV_REWARDS} & set(cls.sample_plan(plain).columns)
     it = varying(setup, name, model=model)
     assert not it.train().skipped
+
+
+@pytest.mark.parametrize("xla", ["on", "off"])
+def test_a_state_that_is_held_stays_as_it_was_whatever_is_learned_after_it(
+    setup: Callable[..., Setup], xla: str
+) -> None:
+    it = setup("ppo", xla=xla)
+    it.train(1)
+    held, copied = it.algorithm.hold_state(), it.algorithm.get_state()
+    it.train(2)
+    assert equal(held().tensors, copied.tensors)
+    assert held().values == copied.values
+    assert not equal(it.algorithm.get_state().tensors, copied.tensors)
+    assert all(isinstance(array, np.ndarray) for array in held().tensors.values())
+
+
+def test_a_state_of_another_dtype_is_refused(setup: Callable[..., Setup]) -> None:
+    it = setup("ppo")
+    state = it.algorithm.get_state()
+    name = next(name for name in state.tensors if name.startswith("weights/"))
+    state.tensors[name] = state.tensors[name].astype(np.float64)
+    with pytest.raises(CheckpointError, match=r"is float64 .* there and float32"):
+        it.algorithm.set_state(state)

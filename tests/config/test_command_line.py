@@ -146,11 +146,11 @@ def test_a_worker_needs_an_address_only() -> None:
 def test_a_worker_started_by_the_learner_gets_more() -> None:
     line = (
         "--connect tcp://h:1 --num-workers 3 --keys K --log-level debug --max-worker-restarts 0 "
-        "--slot 0 --worker-id w-1 --exit-with-parent"
+        "--slot 0 --exit-with-parent"
     )
     assert parse_worker_args(line.split()) == WorkerArgs(
         connect="tcp://h:1", num_workers=3, keys=Path("K"), log_level="DEBUG", max_worker_restarts=0,
-        slot=0, worker_id="w-1", exit_with_parent=True,
+        slot=0, exit_with_parent=True,
     )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,37 @@ def test_a_bad_file_is_told_by_name_and_line(tmp_path: Path, text: str, sentence
     assert str(file) in str(caught.value)
 
 
+HOSTILE = {
+    "deep list": ("a: " + "[" * 5000 + "]" * 5000, "line 1: this is no valid YAML: it is nested too deeply"),
+    "deep mapping": ("a: " + "{a: " * 50 + "}" * 50, "line 1: this is no valid YAML: it is nested too deeply"),
+    "deep block": ("- " * 2000 + "1", "line 1: this is no valid YAML: it is nested too deeply"),
+    "endless": ("a: &a [*a]\n", "line 1: this is no valid YAML: an alias stands for what it is in"),
+    "aliases of aliases": (
+        "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
+        "this is no valid YAML: it holds more than 100,000 values",
+    ),
+    "merges of merges": (
+        "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)),
+        "this is no valid YAML: it holds more than 100,000 values",
+    ),
+    "a truth value that is none": ("lr: !!bool maybe\n", "line 1: this is no valid YAML: a value is none of its type"),
+    "a time that is none": ("lr: !!timestamp maybe\n", "line 1: this is no valid YAML: a value is none of its type"),
+    "a number that is none": ("lr: !!int ''\n", "line 1: this is no valid YAML: a value is none of its type"),
+    "a long number": (f"lr: {'9' * 5000}\n", "line 1: this is no valid YAML: a value is none of its type"),
+    "a large file": ("#" * (1 << 20) + "\nlr: 1\n", "it has more than 1,048,576 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_file_that_would_exhaust_its_reader_is_refused_in_one_sentence(tmp_path: Path, kind: str) -> None:
+    text, sentence = HOSTILE[kind]
+    file = write(tmp_path / "bad.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_class_of, file=file)
+    assert sentence in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
 def test_a_line_is_not_named_when_the_command_line_set_the_key(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", "env: E\nlr: 1\n")
     with pytest.raises(ConfigError) as caught:
@@ -146,6 +179,40 @@ def test_resume_of_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
         load_config(config_class_of, overrides={"resume": str(tmp_path)})
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (os.mkfifo, "no regular file"),
+        (os.mkdir, "no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "symbolic link"),
+        (lambda path: (path.touch(), os.truncate(path, 20 << 30)), "more than the"),
+    ],
+)
+def test_what_stands_for_the_config_of_a_run_to_resume_is_never_waited_for(
+    tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
+    make(tmp_path / CONFIG_FILE)
+    with pytest.raises(ConfigError, match=rf"config\.yaml can't be read: .*{said}"):
+        load_config(config_class_of, overrides={"resume": str(tmp_path)})
+
+
+def test_a_file_that_the_user_names_may_be_a_link_or_a_pipe(tmp_path: Path) -> None:
+    link = tmp_path / "link.yaml"
+    link.symlink_to(write(tmp_path / "a.yaml", "env: E\n"))
+    assert load_config(config_class_of, file=link).env == "E"
+    reader, writer = os.pipe()
+    os.write(writer, b"env: F\n")
+    os.close(writer)
+    assert load_config(config_class_of, file=Path(f"/dev/fd/{reader}")).env == "F"
+    os.close(reader)
+
+
+def test_aliases_and_merges_of_moderate_size_are_read(tmp_path: Path) -> None:
+    text = "env: E\nenv_config: {a: &a {x: 1}, b: {<<: *a, y: 2}, c: *a}\n"
+    read, _ = read_yaml(write(tmp_path / "a.yaml", text))
+    assert read["env_config"] == {"a": {"x": 1}, "b": {"x": 1, "y": 2}, "c": {"x": 1}}
+
+
 def test_a_config_that_cannot_be_saved_says_where(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="can't be written: Not a directory"):
@@ -159,7 +226,7 @@ def test_a_config_that_cannot_be_saved_says_where(tmp_path: Path) -> None:
         ("007", "007"), ("1:30", "1:30"), ("off", "off"), ("yes", "yes"), ("true", True), ("False", False),
         ("null", None), ("~", None), ("", ""), ("[64, 64]", [64, 64]), ("{a: 1}", {"a": 1}), ("a b", "a b"),
         ("2026-01-01", "2026-01-01"), ("*x", "*x"), ("[1", "[1"), ("gym:CartPole-v1", "gym:CartPole-v1"),
-        (".inf", math.inf),
+        (".inf", math.inf), ("!!bool x", "!!bool x"),
     ],
 )  # fmt: skip
 def test_values_are_read_by_the_rules_of_yaml_1_2(text: str, value: object) -> None:

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from aiorl.data.metrics import MAX_NAME, MAX_NAMES, EpisodeColumns, PerfStats, RolloutMetrics
+from aiorl.data.metrics import MAX_HIST, MAX_NAME, MAX_NAMES, EpisodeColumns, PerfStats, RolloutMetrics
 from aiorl.log_once import log_once
 
 
@@ -92,3 +92,14 @@ def test_what_is_no_series_or_too_large_a_number_is_left_out_and_the_rest_stays(
     assert columns.hist["one"].tolist() == [5.0, 6.0]
     assert columns.hist["some"].tolist() == [1.0, 2.0]
     assert "none" not in columns.hist
+
+
+def test_of_a_history_the_newest_values_travel() -> None:
+    numbers = [float(number) for number in range(MAX_HIST + 7)]
+    episodes = [
+        RolloutMetrics(1, 1.0, hist_data={"h": numbers, "short": [1]}),
+        RolloutMetrics(1, 1.0, hist_data={"h": [-1.0], "short": [2]}),
+    ]
+    columns = EpisodeColumns.of(episodes)
+    assert columns.hist["h"].tolist() == [*numbers[8:], -1.0]
+    assert columns.hist["short"].tolist() == [1.0, 2.0]

@@ -108,12 +108,12 @@ def _flows(worker: Process, timeout_s: float = 20.0) -> None:
     worker.wait_for(lambda lines: _last("acknowledged", lines) > up + 5 and _last("heard", lines) > down + 5, timeout_s)
 
 
-def test_a_worker_with_keys_on_another_host_talks_under_the_name_of_its_key(network, keys):
+def test_a_worker_with_keys_on_another_host_talks_under_its_key(network, keys):
     net = network()
     learner, worker = _start_learner(net, keys), _start_worker(net, keys)
     _flows(worker)
     got = json.loads(learner.wait_for_text('"got": 1,'))
-    assert got["user"] == "worker"
+    assert got["user"] == read_public_key(keys / "worker.key").decode()
     connected = json.loads(learner.wait_for_text('"event": "connected"'))
     assert connected["address"].startswith(WORKER_HOST + ":")
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from hypothesis.extra import numpy as hnp
 from aiorl.errors import CheckpointError
 from aiorl.learner import checkpoint as module
 from aiorl.learner.checkpoint import (
+    Checkpoint,
     check_compatible,
+    clear_partial,
     list_checkpoints,
     load_checkpoint,
     load_newest_valid,
@@ -98,7 +101,52 @@ def edit_meta(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({name: value for name, value in {**header, **changes}.items() if value is not None}))
 
 
+def replace(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+def link_to_itself_elsewhere(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+def rewrite(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
 DAMAGE = {
+    "meta nested deeply": (lambda d: (d / "meta.json").write_text(DEEP), "nested too deeply"),
+    "meta nested a little too deeply": (
+        lambda d: (d / "meta.json").write_text("[" * 200 + "]" * 200),
+        "nested too deeply",
+    ),
+    "NaN in meta": (lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": NaN, "x": 1267'), "NaN is no number"),
+    "an infinite number in meta": (
+        lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": 1e999, "x": 1267'),
+        "no finite",
+    ),
+    "a name twice in meta": (
+        lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": 1, "rng": 1267'),
+        "occurs twice",
+    ),
+    "meta in another encoding": (
+        lambda d: (d / "meta.json").write_bytes((d / "meta.json").read_text().encode("utf-16")),
+        "meta.json is damaged",
+    ),
+    "a huge meta": (lambda d: os.truncate(d / "meta.json", 1 << 40), "more than the"),
+    "a pipe for meta": (lambda d: replace(d / "meta.json", os.mkfifo), "no regular file"),
+    "a pipe for tensors": (lambda d: replace(d / "tensors.safetensors", os.mkfifo), "no regular file"),
+    "a directory for tensors": (lambda d: replace(d / "tensors.safetensors", os.mkdir), "no regular file"),
+    "a device for meta": (lambda d: replace(d / "meta.json", lambda p: p.symlink_to("/dev/zero")), "symbolic link"),
+    "a link for tensors": (lambda d: link_to_itself_elsewhere(d / "tensors.safetensors"), "symbolic link"),
+    "sparse tensors of 20 GB": (lambda d: os.truncate(d / "tensors.safetensors", 20 << 30), "more than the"),
+    "another number than its own": (lambda d: edit_meta(d / "meta.json", number=3), "it says that it is number 3"),
+    "a number that is none": (lambda d: edit_meta(d / "meta.json", number=True), "meta.json is damaged"),
+    "a size that is none": (lambda d: edit_meta(d / "meta.json", tensors_bytes="200"), "meta.json is damaged"),
     "a byte of the tensors": (lambda d: flip_a_byte(d / "tensors.safetensors"), "digest"),
     "tensors cut short": (lambda d: os.truncate(d / "tensors.safetensors", 20), "digest"),
     "no tensors": (lambda d: (d / "tensors.safetensors").unlink(), "can't be read"),
@@ -124,6 +172,38 @@ def test_a_damaged_newest_is_named_and_the_one_before_it_taken(tmp_path: Path, k
     assert said in caplog.text
     with pytest.raises(CheckpointError, match=said):
         load_checkpoint(newest)
+
+
+def test_a_checkpoint_that_makes_no_sense_is_passed_over_like_a_damaged_one(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    newest = save_checkpoint(tmp_path, 2, TENSORS, META)
+
+    def check(found: Checkpoint) -> None:
+        if found.number == 2:
+            raise CheckpointError(found.path, "it makes no sense")
+
+    found = load_newest_valid(tmp_path, check)
+    assert (found.number, found.damaged) == (1, (newest,))
+
+
+def test_one_of_before_the_size_was_kept_is_read(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META)
+    edit_meta(path / "meta.json", tensors_bytes=None)
+    assert load_checkpoint(path).number == 1
+
+
+def test_a_damaged_one_of_a_higher_number_takes_no_place_of_those_that_can_be_used(tmp_path: Path) -> None:
+    flip_a_byte(save_checkpoint(tmp_path, 500, TENSORS, META) / "tensors.safetensors")
+    for number in (401, 402):
+        save_checkpoint(tmp_path, number, TENSORS, META, keep=1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-000402", "checkpoint-000500"]
+    assert load_newest_valid(tmp_path).number == 402
+
+
+def test_a_directory_that_cannot_be_read_is_one_plain_sentence(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match="can't be read"):
+        list_checkpoints(tmp_path / "checkpoints")
 
 
 def test_tensors_that_are_none_are_damage_even_with_a_right_digest(tmp_path: Path, monkeypatch: Any) -> None:
@@ -198,3 +278,37 @@ def test_what_a_crash_left_behind_is_no_checkpoint_and_is_overwritten(tmp_path: 
     assert list_checkpoints(tmp_path) == []
     save_checkpoint(tmp_path, 1, TENSORS, META)
     assert [item.name for item in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+def test_what_a_killed_writer_left_is_cleared_away_and_a_replaced_one_is_put_back(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    (tmp_path / ".partial-checkpoint-000002").mkdir()
+    (tmp_path / ".partial-checkpoint-000002" / "meta.json").write_text("{")
+    (tmp_path / ".partial-old-checkpoint-000001").mkdir()  # its successor is in place
+    shutil.move(save_checkpoint(tmp_path, 3, TENSORS, META), tmp_path / ".partial-old-checkpoint-000003")
+    clear_partial(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "checkpoint-000003"]
+    assert load_newest_valid(tmp_path).number == 3
+
+
+def test_one_that_could_not_be_replaced_stays(tmp_path: Path, monkeypatch: Any) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name == ".partial-checkpoint-000001":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(CheckpointError, match="Older ones are intact"):
+        save_checkpoint(tmp_path, 1, {"x": np.ones(1)}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+    assert load_newest_valid(tmp_path).meta == META
+
+
+def test_more_meta_than_would_be_read_back_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "_MAX_META_BYTES", 1000)
+    with pytest.raises(CheckpointError, match="more than would be read back"):
+        save_checkpoint(tmp_path, 1, TENSORS, {"x": "y" * 1000})
+    assert list(tmp_path.iterdir()) == []

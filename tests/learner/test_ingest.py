@@ -194,9 +194,21 @@ def test_episodes_are_given_by_kind() -> None:
         {"policy_reward/a": np.zeros(2, np.int32)},
         {f"custom/{number}": np.zeros(1) for number in range(1001)},
         {"lengths": np.array([-3], np.int32)},
+        {"lengths": np.array([2**62])},
         {"custom/" + "x" * 300: np.zeros(1)},
     ],
 )
 def test_episodes_that_are_no_finite_numbers_or_too_many_are_refused(episodes: dict) -> None:
     with pytest.raises(BatchError, match="episodes"):
         check_samples(samples(a=TIMES, episodes=episodes))
+
+
+def test_a_refusal_does_not_repeat_all_that_a_peer_sent() -> None:
+    many = {f"{number}" + "x" * 200: np.nan for number in range(4000)}
+    flooding = samples(a=TIMES)
+    object.__setattr__(flooding, "perf", many)
+    with pytest.raises(BatchError, match="perf 0xxx") as one:
+        check_samples(flooding)
+    with pytest.raises(BatchError, match="lengths and rewards") as other:
+        check_samples(samples(a=TIMES, episodes={"rewards": np.zeros(2), **{name: np.zeros(1) for name in many}}))
+    assert max(len(str(one.value)), len(str(other.value))) < 300

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,7 +14,13 @@ from in_process import LENGTH, NUM_ENVS, InProcess, with_settings
 
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.errors import ConfigError, EndpointClosed
 from aiorl.observation.filters import MeanStdFilter
+from aiorl.protocol import decoding
+from aiorl.protocol import messages as m
+from aiorl.protocol.codec import decode, encode
+from aiorl.protocol.rates import EventRates
+from aiorl.transport.endpoint import Event, EventKind
 from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
 
 PER_BATCH = 4 * LENGTH * NUM_ENVS
@@ -288,6 +296,68 @@ def test_a_failing_update_is_told_and_its_env_steps_are_accounted_for() -> None:
     assert both.service.session.ledger.as_dict()["discarded"] == {"the update failed": PER_BATCH}
 
 
+def test_a_task_that_dies_is_told_since_the_service_is_of_no_use_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> InProcess:
+        both = InProcess()
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+
+        def break_down(now: float) -> None:
+            raise ZeroDivisionError("the clock is broken")
+
+        monkeypatch.setattr(both.service, "_look_for_hung_workers", break_down)
+        monkeypatch.setattr(both.service.session, "tick", break_down)
+        await both.updates_done(99)
+        await both.close()
+        return both
+
+    both = asyncio.run(main())
+    assert isinstance(both.failure, ZeroDivisionError)
+
+
+def test_an_update_that_comes_after_the_goodbyes_does_no_harm() -> None:
+    async def main() -> list[Any]:
+        errors: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        both = InProcess(with_settings(update_s=0.3))
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        both.service.grant_leases()
+        async with asyncio.timeout(10):
+            while not both.service._num_in_thread:
+                await asyncio.sleep(0.01)
+        both.thread.stop()
+        await both.service.close("the end", final=True)
+        assert not both.updates
+        await both.updates_done(1)
+        both.service._on_endpoint_event(Event(EventKind.DISCONNECTED, peer=b"late"))
+        await asyncio.gather(*both.outcomes)
+        return errors
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_goodbye_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        both = InProcess()
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+
+        def break_down(*arguments: Any) -> None:
+            raise ZeroDivisionError("no goodbye")
+
+        monkeypatch.setattr(both.service.session, "shutdown", break_down)
+        with pytest.raises(ZeroDivisionError):
+            await both.service.close("the end", final=True)
+        with pytest.raises(EndpointClosed):
+            both.service._endpoint.broadcast([b""])
+        both.thread.stop()
+        both.workers[0].stop("enough")
+        await both.outcomes[0]
+
+    asyncio.run(main())
+
+
 def test_waiting_for_says_who_is_waited_for() -> None:
     async def main() -> tuple[str, str]:
         both = InProcess()
@@ -303,3 +373,240 @@ def test_waiting_for_says_who_is_waited_for() -> None:
     assert "no worker is connected" in nobody
     assert "--connect" in nobody
     assert somebody.startswith("worker 1: ")
+
+
+# Peers that are up to no good -----------------------------------------------------------------------------
+
+CLEAR_SCREEN = "\x1b[2J\x1b]0;owned\x07\u202e\x9b31m"
+FORGED = "\n2026-01-01 00:00:00,000 ERROR aiorl.learner: forged"
+
+
+class Peer:
+    """Says what it is told to, over a connection of its own; hears and keeps what is said to it."""
+
+    def __init__(self, both: InProcess, name: str, incarnation: str = "") -> None:
+        self.hello = m.Hello(
+            m.PROTOCOL_VERSION, "", name, incarnation or f"i-{name}", 0, f"host {CLEAR_SCREEN}{FORGED}"
+        )
+        self.heard: list[m.Message] = []
+        self.num_connections = 0
+        self._told = asyncio.Event()
+        self.endpoint = both.network.worker(queue_messages=10_000)
+        self.endpoint.on_message = self._on_message
+        self.endpoint.on_event = self._on_event
+        self.endpoint.start()
+
+    def say(self, *messages: m.Message) -> None:
+        for message in messages:
+            self.endpoint.send(encode(message))
+
+    async def hears(self, kind: type[m.Message]) -> Any:
+        """The next message of a kind."""
+        async with asyncio.timeout(10):
+            while True:
+                while self.heard:
+                    message = self.heard.pop(0)
+                    if isinstance(message, kind):
+                        return message
+                self._told.clear()
+                await self._told.wait()
+
+    async def is_cut(self) -> None:
+        """Wait until the learner has ended our connection, and the next one is there."""
+        async with asyncio.timeout(10):
+            while self.num_connections < 2:
+                self._told.clear()
+                await self._told.wait()
+
+    def _on_message(self, frames: list[memoryview]) -> None:
+        self.heard.append(decode(frames))
+        self._told.set()
+
+    def _on_event(self, event: Event) -> None:
+        self.num_connections += event.kind is EventKind.CONNECTED
+        self._told.set()
+
+
+def among(*peers: str, change: Any = None, **options: Any) -> Any:
+    """Run ``change(both, peers)`` in a run with two honest workers, which must go on training afterwards."""
+
+    async def main() -> InProcess:
+        both = InProcess(with_settings(mode="streaming"), **options)
+        both.start(2)
+        assert await both.service.wait_for_workers(2, 10)
+        both.service.grant_leases()
+        await both.updates_done(1)
+        villains = [Peer(both, name) for name in peers]
+        await change(both, villains)
+        await both.updates_done(len(both.updates) + 3)
+        for villain in villains:
+            await villain.endpoint.close()
+        await both.close()
+        assert both.failure is None
+        return both
+
+    return asyncio.run(main())
+
+
+def fragment_under(lease: m.Lease, version: int) -> m.Samples:
+    shape = (LENGTH, NUM_ENVS)
+    batch = {
+        c.OBS: np.zeros((*shape, 4), np.float32), c.ACTIONS: np.zeros(shape, np.int64),
+        c.REWARDS: np.zeros(shape, np.float32), c.LAST_OBS: np.zeros((NUM_ENVS, 4), np.float32),
+    }  # fmt: skip
+    steps = LENGTH * NUM_ENVS
+    episodes = {"lengths": np.zeros(0, np.int32), "rewards": np.zeros(0)}
+    return m.Samples(
+        1, lease.lease_id, steps, steps, version, version, NUM_ENVS, LENGTH,
+        {DEFAULT_POLICY_ID: batch}, episodes, {DEFAULT_POLICY_ID: {}}, {}, steps,
+    )  # fmt: skip
+
+
+def test_twenty_peers_with_names_of_60_kb_cannot_make_a_snapshot_too_large_to_be_sent() -> None:
+    """Each samples under its lease, so that snapshots acknowledge it by its name, if it gets as far as that."""
+
+    async def change(both: InProcess, villains: list[Peer]) -> None:
+        async def take_part(peer: Peer, number: int) -> None:
+            peer.say(dataclasses.replace(peer.hello, incarnation=f"{number:x>60000}"))
+            answer = await peer.hears(m.Welcome | m.Refused)
+            if isinstance(answer, m.Welcome):
+                lease = await peer.hears(m.Lease)
+                peer.say(fragment_under(lease, max(lease.min_version, answer.snapshot.version)))
+                await peer.hears(m.Ack)
+            else:
+                assert len(answer.reason) < 400
+
+        await asyncio.gather(*(take_part(peer, number) for number, peer in enumerate(villains)))
+
+    both = among(*(f"v{number}" for number in range(20)), change=change)
+    assert both.service.session.violations["spoke before saying hello"] >= 20, "no hello is so long"
+
+
+def test_what_unregistered_peers_send_is_not_decoded_and_the_sender_is_cut_off() -> None:
+    """200 messages that hold 64 MB each once they are decompressed."""
+    bomb = encode(fragment_under(m.Lease(1, 1, 0), 0))
+    huge = dataclasses.replace(
+        fragment_under(m.Lease(1, 1, 0), 0), batches={"p": {"obs": np.zeros((64, 1 << 20), np.uint8)}}
+    )
+    bomb = encode(huge)
+    assert 1 << 17 < sum(len(frame) for frame in bomb) < 1 << 20
+    inflated = []
+    inflate = decoding.decompress
+
+    async def change(both: InProcess, villains: list[Peer]) -> None:
+        def noted(data: memoryview, raw_bytes: int) -> memoryview:
+            inflated.append(raw_bytes)
+            return inflate(data, raw_bytes)
+
+        with patch.object(decoding, "decompress", noted):
+            for villain in villains:
+                for _ in range(50):
+                    villain.endpoint.send(bomb)
+            for villain in villains:
+                await villain.is_cut()
+
+    both = among("a", "b", "c", "d", change=change)
+    assert not [size for size in inflated if size > 1 << 20]
+    assert both.service.session.violations["spoke before saying hello"] == 4
+    assert any("bytes before saying hello" in text for text in both.events)
+
+
+def test_a_flood_of_failures_costs_its_sender_its_place_and_is_told_in_a_few_lines() -> None:
+    async def change(both: InProcess, villains: list[Peer]) -> None:
+        both.service._rates = EventRates(window_s=0.3)
+        (villain,) = villains
+        villain.say(villain.hello)
+        await villain.hears(m.Welcome)
+        villain.say(*[m.Failure("env", "boom", "Traceback" + "x" * 50_000)] * 5880)
+        await villain.is_cut()
+        async with asyncio.timeout(10):
+            while not any("beside those told" in text for text in both.events):
+                await both.updates_done(len(both.updates) + 1)
+
+    both = among("villain", change=change)
+    assert sum(map(len, both.events)) < 300_000
+    assert sum("failed: boom" in text for text in both.events) == 10
+    (rest,) = [text for text in both.events if "beside those told" in text]
+    assert "failures of workers: 50" in rest
+    assert any("lost: broke the protocol: you reported more failures" in text for text in both.events)
+
+
+def test_one_that_comes_and_goes_without_end_fills_neither_log_nor_memory() -> None:
+    async def change(both: InProcess, villains: list[Peer]) -> None:
+        (villain,) = villains
+        for number in range(40):
+            villain.say(dataclasses.replace(villain.hello, incarnation=f"i{number}"), m.Beat(0, "stuck", 1e9))
+            await villain.hears(m.Welcome)
+            if number < 5:
+                await villain.hears(m.Call)
+            villain.say(m.Leaving("for a moment"))
+
+    both = among("villain", change=change)
+    assert sum("joined" in text for text in both.events) <= 2 + 10
+    assert sum("lost" in text for text in both.events) <= 2 + 10
+    assert sum("has not returned" in text for text in both.events) <= 10
+    assert len(both.service._hung) <= 1, "one that is there, at the most"
+
+
+def test_no_text_of_a_peer_reaches_the_user_as_more_than_text() -> None:
+    hostile = f"text {CLEAR_SCREEN}{FORGED}"
+
+    async def change(both: InProcess, villains: list[Peer]) -> None:
+        one, other = villains
+        for villain in villains:
+            villain.say(villain.hello)
+            await villain.hears(m.Welcome)
+        one.say(m.Beat(0, hostile, 1e9))
+        call = await one.hears(m.Call)
+        assert CLEAR_SCREEN not in both.service.waiting_for(time.monotonic())
+        assert "\n" not in both.service.waiting_for(time.monotonic())
+        one.say(m.Reply(call.call_id, True, hostile), m.Failure(hostile, hostile, hostile), m.Leaving(hostile))
+        other.say(m.Failure("env", hostile, hostile, fatal=True))
+        async with asyncio.timeout(10):
+            while len(both.service.session.slots) > 2:
+                await both.updates_done(len(both.updates) + 1)
+
+    both = among("one", "other", change=change)
+    assert any("is doing" in text for text in both.events)
+    for text in both.events:
+        lines = text.split("\n")
+        assert all(line.isprintable() for line in lines)
+        assert len(lines) == 1 or "failed: " in lines[0] or "is doing:" in lines[0]
+
+
+def test_what_is_too_large_to_be_sent_ends_the_run_in_the_beginning_with_its_reason() -> None:
+    async def main() -> None:
+        both = InProcess()
+        weights = {f"weight{number:0250}": np.zeros(1, np.float32) for number in range(4000)}
+        both.algorithm.get_weights = lambda: weights  # type: ignore[method-assign]
+        with pytest.raises(ConfigError, match="max_header_bytes"):
+            both.start(0)
+        both.thread.stop()
+        await both.service.close("it failed", final=True)
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_encoded_is_told_and_the_run_goes_on() -> None:
+    async def change(both: InProcess, villains: list[Peer]) -> None:
+        both.service.session.call(1, "stacks", {"no set travels": {1}}, time.monotonic())  # type: ignore[dict-item]
+
+    both = among(change=change)
+    assert any("cannot be sent" in text for text in both.events)
+
+
+def test_of_many_workers_that_are_waited_for_a_few_are_named() -> None:
+    async def main() -> str:
+        both = InProcess()
+        both.start(0)
+        for number in range(12):
+            peer = Peer(both, f"p{number}")
+            peer.say(peer.hello)
+            await peer.hears(m.Welcome)
+        said = both.service.waiting_for(0.0)
+        await both.close()
+        return said
+
+    said = asyncio.run(main())
+    assert said.count("worker ") == 8
+    assert said.endswith("; and 4 more")

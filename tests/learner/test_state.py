@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import CheckpointError
 from aiorl.learner.checkpoint import Checkpoint
+from aiorl.learner.service import Counters
 from aiorl.learner.state import RunState
 from aiorl.observation.filters import MeanStdFilter, make_filter
+from aiorl.report.results import Results
 
 
 class Group:
@@ -72,3 +75,73 @@ def test_another_filter_is_refused_before_anything_is_changed(name: str, state: 
         RunState.apply(checkpoint(**state), run)
     assert not run.group.states
     assert getattr(run.filters[DEFAULT_POLICY_ID], "count", 0) == 0
+
+
+COUNTERS = {
+    "env_steps_sampled": 60, "agent_steps_sampled": 60, "env_steps_trained": 40, "updates": 2, "updates_skipped": 0,
+}  # fmt: skip
+LEDGER = {"sampled": 70, "trained": 40, "queued": 20, "in_flight": 5, "discarded": {"stale": 5}, "lost": {}}
+
+
+def whole(**changed: Any) -> Checkpoint:
+    results = Results(100, 0.0).to_state()
+    meta = {"counters": COUNTERS, "ledger": LEDGER, "results": results, "algorithm": {}}
+    for dotted, value in changed.items():
+        part, _, name = dotted.partition("__")
+        meta[part] = {**meta[part], name: value} if name else value
+    tensors = {"algorithm/default_policy/weights/w": np.ones(2, np.float32)}
+    return Checkpoint(Path("there"), 1, tensors, meta, ())
+
+
+def test_counters_results_and_ledger_come_back() -> None:
+    state = RunState.from_meta(whole())
+    assert state.counters == Counters(**COUNTERS)
+    assert state.ledger == LEDGER
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"counters": 5}, "makes no sense"),
+        ({"counters__updates": "2"}, "'counters.updates' is '2'"),
+        ({"counters__updates": -1}, "'counters.updates' is -1"),
+        ({"counters__updates": True}, "'counters.updates' is True"),
+        ({"counters__updates": 2**70}, "'counters.updates' is"),
+        ({"counters__surprise": 1}, "makes no sense"),
+        ({"counters__env_steps_trained": 41}, "41 env steps were trained on by its counters, 40 by its ledger"),
+        ({"ledger": []}, "lacks what every run has"),
+        ({"ledger__sampled": 71}, "the ledger does not balance"),
+        ({"ledger__queued": "20"}, "'ledger.queued' is '20'"),
+        ({"ledger__lost": {"x": -1}}, "'ledger.lost.x' is -1"),
+        ({"ledger__discarded": [5]}, "'ledger.discarded' is"),
+        ({"results": {}}, "lacks what every run has"),
+        ({"results__training_iteration": "1"}, "'results.training_iteration' is '1'"),
+        ({"results__time_total_s": []}, "makes no sense"),
+        ({"results__rewards": [[1.0]]}, "'results.rewards' holds what is no number"),
+        ({"results__custom": {"x": ["1"]}}, "'results.custom.x' holds what is no number"),
+        ({"results__lengths": [2**70]}, "makes no sense"),
+        ({"results__hist": [1]}, "makes no sense"),
+        ({"algorithm": 7}, "makes no sense"),
+    ],
+)
+def test_meta_that_makes_no_sense_is_refused_before_anything_is_built(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        RunState.from_meta(whole(**changed))
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    found = whole()
+    found.tensors["algorithm/default_policy/weights/w"][1] = np.nan
+    with pytest.raises(CheckpointError, match="not finite"):
+        RunState.from_meta(found)
+
+
+def test_a_state_that_the_algorithm_stumbles_over_is_refused_in_one_sentence() -> None:
+    run = learning("NoFilter")
+
+    def stumble(state: Any) -> None:
+        raise OverflowError("too large")
+
+    run.group.set_state = stumble
+    with pytest.raises(CheckpointError, match="makes no sense: OverflowError"):
+        RunState.apply(whole(), run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,11 @@ class FakeGroup:
         self._note("get_state")
         return AlgorithmState({}, {"n": len(self.tape)})
 
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        self._note("hold_state")
+        state = AlgorithmState({}, {"n": len(self.tape)})
+        return lambda: state
+
 
 def batch(env_steps: int = 10) -> AssembledBatch:
     fragment = QueuedFragment(0, 0, 0, {}, env_steps)
@@ -102,7 +107,8 @@ def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
         assert done.weights["learns"]["w"].tolist() == [1.0, 1.0]
         assert min(done.wait_s, done.make_batch_s, done.update_s, done.weights_s) >= 0
     assert group.tape == [
-        "warm_up", "make_batch 1", "update 100", "get_weights", "make_batch 1", "update 110", "get_weights",
+        "warm_up", "make_batch 1", "update 100", "get_weights", "hold_state",
+        "make_batch 1", "update 110", "get_weights", "hold_state",
     ]  # fmt: skip
     assert group.threads == {"aiorl-update"}
 
@@ -129,7 +135,38 @@ def test_state_is_taken_between_two_updates(thread: UpdateThread, events: queue.
     found = [events.get(timeout=TIMEOUT_S) for _ in range(3)]
     assert isinstance(found[2], StateTaken)
     assert found[2].env_steps_total == 110
-    assert found[2].state.values == {"n": 5}
+    assert found[2].state.values == {"n": 6}
+
+
+def test_each_update_holds_the_state_that_it_led_to(
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
+) -> None:
+    thread.start()
+    thread.submit_nowait(batch())
+    thread.submit_nowait(batch())
+    _, first, second = (events.get(timeout=TIMEOUT_S) for _ in range(3))
+    assert isinstance(first, UpdateDone)
+    assert isinstance(second, UpdateDone)
+    assert (first.state().values, second.state().values) == ({"n": 5}, {"n": 9})
+
+
+def test_the_last_state_is_that_after_the_running_update_and_batches_that_wait_are_left(
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
+) -> None:
+    group.go.clear()
+    thread.start()
+    thread.submit_nowait(batch())
+    thread.submit_nowait(batch())
+    assert group.begun.acquire(timeout=TIMEOUT_S)
+    thread.request_state()
+    thread.request_last_state()
+    group.go.set()
+    found = [events.get(timeout=TIMEOUT_S) for _ in range(3)]
+    assert [type(event) for event in found] == [WarmUpDone, UpdateDone, StateTaken]
+    assert found[2].env_steps_total == 110
+    assert thread.join(TIMEOUT_S)
+    assert events.empty()
+    assert not thread.has_room
 
 
 @pytest.mark.parametrize("where", ["warm_up", "make_batch", "update", "get_weights"])

@@ -7,7 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildRestarting, ChildStarted, Supervisor
+from aiorl.process.restarts import HOPELESS, RUN_IS_OVER
+from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildKilled, ChildRestarting, ChildStarted, Supervisor
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -19,12 +20,13 @@ def exits_with(status: int) -> list[str]:
 def supervise(command: list[str], slots: list[int], **options: object) -> tuple[Supervisor, list[ChildEvent]]:
     events: list[ChildEvent] = []
     options.setdefault("max_restarts", 2)
+    options.setdefault("on_failure", pytest.fail)
     return Supervisor(lambda slot: command, slots, on_event=events.append, **options), events  # type: ignore[arg-type]
 
 
-def test_a_child_that_ends_with_0_is_done_and_not_started_again() -> None:
+def test_a_child_that_says_that_the_run_is_over_is_not_started_again() -> None:
     async def main() -> list[ChildEvent]:
-        supervisor, events = supervise(exits_with(0), [1, 2])
+        supervisor, events = supervise(exits_with(RUN_IS_OVER), [1, 2])
         await supervisor.start()
         await supervisor.wait()
         assert supervisor.all_down
@@ -49,6 +51,89 @@ def test_a_failing_child_is_restarted_as_often_as_allowed_with_growing_pauses() 
     assert len(waits) == 2
     assert events[-1] == ChildGaveUp(3, 7, 2)
     assert len({event.pid for event in events if isinstance(event, ChildStarted)}) == 3
+
+
+def test_a_child_that_ends_with_0_for_no_reason_that_we_know_is_started_again() -> None:
+    async def main() -> list[ChildEvent]:
+        supervisor, events = supervise(exits_with(0), [1], max_restarts=1)
+        await supervisor.start()
+        await supervisor.wait()
+        return events
+
+    assert [type(event) for event in asyncio.run(main())] == [ChildStarted, ChildRestarting, ChildStarted, ChildGaveUp]
+
+
+def test_a_child_for_which_there_is_no_hope_is_not_started_again() -> None:
+    async def main() -> list[ChildEvent]:
+        supervisor, events = supervise(exits_with(HOPELESS), [1])
+        await supervisor.start()
+        await supervisor.wait()
+        return events
+
+    assert asyncio.run(main())[1:] == [ChildGaveUp(1, HOPELESS, 0)]
+
+
+def test_a_child_that_is_of_no_use_can_be_killed_and_is_started_again() -> None:
+    async def main() -> list[ChildEvent]:
+        supervisor, events = supervise(SLEEP, [1], max_restarts=1)
+        await supervisor.start()
+        supervisor.kill(1)
+        async with asyncio.timeout(10):
+            while not any(isinstance(event, ChildRestarting) for event in events):
+                await asyncio.sleep(0.01)
+        supervisor.kill(1)  # there is none between two
+        while len([event for event in events if isinstance(event, ChildStarted)]) < 2:
+            await asyncio.sleep(0.01)
+        await supervisor.stop(grace_s=0.0)
+        return events
+
+    started, killed, restarting, again = asyncio.run(main())
+    assert (killed, restarting) == (ChildKilled(1), ChildRestarting(1, -9, 1, 0.2))
+    assert isinstance(started, ChildStarted)
+    assert isinstance(again, ChildStarted)
+    assert started.pid != again.pid
+
+
+def test_a_child_that_cannot_be_started_for_now_is_tried_again() -> None:
+    """As when the process is out of descriptors."""
+    commands = iter([exits_with(1), ["/nowhere/program"], exits_with(RUN_IS_OVER)])
+
+    async def main() -> list[ChildEvent]:
+        events: list[ChildEvent] = []
+        supervisor = Supervisor(
+            lambda slot: next(commands), [1], max_restarts=2, on_event=events.append, on_failure=pytest.fail
+        )
+        await supervisor.start()
+        await supervisor.wait()
+        return events
+
+    kinds = [type(event) for event in asyncio.run(main())]
+    assert kinds == [ChildStarted, ChildRestarting, ChildRestarting, ChildStarted]
+
+
+def test_an_error_of_the_supervisor_itself_is_told() -> None:
+    commands = iter([exits_with(1)])
+
+    async def main() -> BaseException:
+        failed = asyncio.get_running_loop().create_future()
+        supervisor = Supervisor(lambda slot: next(commands), [1], max_restarts=2, on_failure=failed.set_result)
+        await supervisor.start()
+        return await asyncio.wait_for(failed, 10)
+
+    assert isinstance(asyncio.run(main()), RuntimeError)  # out of commands, in a coroutine
+
+
+def test_once_it_is_told_to_stop_nothing_is_started_again() -> None:
+    async def main() -> list[ChildEvent]:
+        supervisor, events = supervise(SLEEP, [1, 2])
+        await supervisor.start()
+        stopping = asyncio.create_task(supervisor.stop(grace_s=0.5))
+        await asyncio.sleep(0)
+        supervisor.kill(1)
+        await stopping
+        return events
+
+    assert [type(event) for event in asyncio.run(main())] == [ChildStarted, ChildStarted, ChildKilled]
 
 
 def test_a_healthy_time_gives_the_restarts_back() -> None:
@@ -85,7 +170,11 @@ def test_output_goes_to_the_slots_log_and_the_environment_is_extended(tmp_path: 
 
     async def main() -> None:
         supervisor, _ = supervise(
-            command, [4], environment={"GREETING": "hello"}, log_path=lambda slot: tmp_path / f"{slot}.txt"
+            command,
+            [4],
+            environment={"GREETING": "hello"},
+            log_path=lambda slot: tmp_path / f"{slot}.txt",
+            max_restarts=0,
         )
         await supervisor.start()
         await supervisor.wait()
@@ -113,7 +202,7 @@ def test_a_child_without_its_supervisor_sees_the_end_of_its_input(tmp_path: Path
         "from aiorl.process.supervisor import Supervisor\n"
         f"command = [sys.executable, '-c', {child!r}]\n"
         "async def main():\n"
-        "    supervisor = Supervisor(lambda slot: command, [1], max_restarts=0)\n"
+        "    supervisor = Supervisor(lambda slot: command, [1], max_restarts=0, on_failure=print)\n"
         "    await supervisor.start()\n"
         "    print(supervisor.pids[1], flush=True)\n"
         "    await asyncio.sleep(60)\n"

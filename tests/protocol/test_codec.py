@@ -17,15 +17,18 @@ from hypothesis.extra import numpy as hnp
 
 from aiorl.data.arena import allocate_together
 from aiorl.errors import BadFrame, LocalProtocolError, MessageTooBig, RemoteProtocolError, VersionMismatch
-from aiorl.protocol import encoding
+from aiorl.protocol import decoding, encoding
 from aiorl.protocol import messages as m
-from aiorl.protocol.codec import decode, encode, peek_counts
-from aiorl.protocol.limits import Limits
-from aiorl.protocol.schema import MESSAGE_TYPES
+from aiorl.protocol.codec import decode, decode_hello, encode, peek_counts
+from aiorl.protocol.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits, max_workers_of
+from aiorl.protocol.schema import MAX_TEXT, MESSAGE_TYPES
 from aiorl.protocol.wire_format import CONTINUED, LZ4, PACK_MAX_BYTES, PACKED, RAW, STACKED
 
-names = st.text(min_size=1, max_size=12)
-texts = st.text(max_size=30)
+names = st.text(min_size=1, max_size=12).filter(str.isprintable)
+texts = st.text(max_size=30).filter(str.isprintable)
+ids = st.text([chr(code) for code in range(33, 127)], max_size=30)
+small = st.integers(0, 2**31 - 1)
+seconds = st.floats(0, allow_infinity=False)
 counts = st.integers(0, 2**53)
 versions = st.integers(-1, 2**53)
 floats = st.floats(allow_nan=False)
@@ -51,9 +54,9 @@ snapshots = st.builds(
     version=versions,
     weights=policy_arrays,
     filters=policy_arrays,
-    filter_acks=st.dictionaries(names, counts, max_size=3),
+    filter_acks=st.dictionaries(ids, counts, max_size=3),
     global_vars=plain_maps,
-    learner_incarnation=texts,
+    learner_incarnation=ids,
 )
 graphs = st.dictionaries(
     names,
@@ -61,24 +64,24 @@ graphs = st.dictionaries(
     max_size=2,
 )
 message_strategies: dict[str, st.SearchStrategy[Any]] = {
-    "hello": st.builds(m.Hello, counts, texts, texts, texts, counts, texts, counts, texts),
+    "hello": st.builds(m.Hello, counts, ids, ids, ids, small, texts, small, ids),
     "samples": st.builds(
         m.Samples, *[counts] * 4, versions, versions, counts, counts, policy_arrays, array_maps, policy_arrays,
         st.dictionaries(names, floats, max_size=3), counts, counts,
     ),
-    "beat": st.builds(m.Beat, counts, texts, floats, counts),
+    "beat": st.builds(m.Beat, counts, texts, seconds, counts),
     "snapshot_request": st.builds(m.SnapshotRequest, versions),
     "failure": st.builds(m.Failure, texts, texts, texts, st.booleans()),
     "reply": st.builds(m.Reply, counts, st.booleans(), plain_with_arrays),
     "leaving": st.builds(m.Leaving, texts, counts, counts),
     "snapshot": snapshots,
     "welcome": st.builds(
-        m.Welcome, counts, counts, texts, texts, plain_maps, graphs, snapshots, texts, counts
+        m.Welcome, counts, counts, ids, ids, plain_maps, graphs, snapshots, ids, counts
     ),
-    "refused": st.builds(m.Refused, texts, st.booleans(), texts, texts),
+    "refused": st.builds(m.Refused, texts, st.booleans(), texts, ids),
     "lease": st.builds(m.Lease, counts, counts, versions),
     "ack": st.builds(m.Ack, counts, st.booleans()),
-    "learner_beat": st.builds(m.LearnerBeat, texts, versions),
+    "learner_beat": st.builds(m.LearnerBeat, ids, versions),
     "call": st.builds(m.Call, counts, texts, st.dictionaries(names, plain_with_arrays, max_size=3)),
     "bye": st.builds(m.Bye, texts, st.booleans()),
 }  # fmt: skip
@@ -332,7 +335,8 @@ def test_numpy_scalars_in_fields_become_plain_numbers() -> None:
         samples(perf={"x": object()}),
         samples(env_steps=2**80),
         m.Call(1, "m", {"x": {1, 2}}),
-        m.Failure("k" * (1 << 21), "", ""),
+        samples({"obs\n": np.zeros(2)}),
+        samples({"o" * 257: np.zeros(2)}),
     ],
 )
 def test_what_does_not_travel_is_refused_before_it_is_sent(bad: m.Message) -> None:
@@ -539,6 +543,152 @@ def test_huge_claims_take_no_memory(number: int) -> None:
         tracemalloc.stop()
 
 
+HOSTILE = (
+    "\x1b]0;owned\x07\x1b[2J \n2026-01-01 00:00:00,000 ERROR aiorl: forged\r\x85\u2028\u2029\u202e\u2066\x9b31m\x00\x7f"
+)
+
+
+def texts_in(value: Any) -> list[str]:
+    """Every string in a message, keys included."""
+    if isinstance(value, str):
+        return [value]
+    if dataclasses.is_dataclass(value):
+        return [text for field in dataclasses.fields(value) for text in texts_in(getattr(value, field.name))]
+    if isinstance(value, dict):
+        return [text for pair in value.items() for item in pair for text in texts_in(item)]
+    return [text for item in value for text in texts_in(item)] if isinstance(value, list) else []
+
+
+def decoded_or_error(frames: list[bytes]) -> m.Message | str:
+    try:
+        return decode(frames)
+    except RemoteProtocolError as error:
+        return str(error)
+
+
+def hostile_messages() -> list[list[bytes]]:
+    """Each message with a hostile text in each place that takes a string, the names of arrays included."""
+    found = []
+    for frames in seeds():
+        parts = msgpack.unpackb(frames[0])
+        for field, value in parts[2].items():
+            put = HOSTILE if isinstance(value, str) else {HOSTILE: 1} if isinstance(value, dict) else None
+            if put is not None and field not in ("config", "args", "global_vars", "graphs", "snapshot"):
+                found.append([msgpack.packb([*parts[:2], {**parts[2], field: put}, *parts[3:]]), *frames[1:]])
+        for number, part in enumerate(msgpack.unpackb(parts[3]) if parts[3] else []):
+            for index in range(len(part)):
+                tree = msgpack.unpackb(parts[3])
+                tree[number][index][1] = HOSTILE
+                found.append([msgpack.packb([*parts[:3], msgpack.packb(tree), *parts[4:]]), *frames[1:]])
+    result = {"call_id": 1, "ok": True, "result": [HOSTILE, {HOSTILE: HOSTILE}]}
+    found.append([msgpack.packb([1, "reply", result, layout([[0, "result"]], []), b"", []])])
+    return found
+
+
+def test_no_text_of_a_message_can_do_anything_to_a_terminal_or_begin_a_line_of_a_log() -> None:
+    """Names are refused, texts made printable; an error that names what was wrong is printable too."""
+    taken = 0
+    hostile = hostile_messages()
+    assert len(hostile) > 40
+    for frames in hostile:
+        message = decoded_or_error(frames)
+        if isinstance(message, str):
+            assert message.isprintable()
+            continue
+        taken += 1
+        lines = [line for text in texts_in(message) for line in text.split("\n")]
+        assert all(line.isprintable() for line in lines)
+        may_have_lines = isinstance(message, m.Reply | m.Failure)
+        assert may_have_lines or not any("\n" in text for text in texts_in(message))
+    assert taken == 11, "host, state, kind, message, traceback, three reasons, code, method and the reply"
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (m.Hello(1, "", "w" * 65, "i"), "worker_id"),
+        (m.Hello(1, "", "w", "i" * 60_000), "incarnation"),
+        (m.Hello(1, "", "w", "i", learner_incarnation="l" * 65), "learner_incarnation"),
+        (m.Hello(1, "r" * 65, "w", "i"), "run_id"),
+        (m.Hello(1, "", "w", "i i"), "incarnation"),
+        (m.Hello(1, "", "w", "\u00e9"), "incarnation"),
+        (m.Hello(1, "", "w", "i", pid=2**31), "pid"),
+        (m.Hello(1, "", "w", "i", slot_hint=2**31), "slot_hint"),
+        (m.Beat(1, "", float("nan")), "in_env_s"),
+        (m.Beat(1, "", float("inf")), "in_env_s"),
+        (samples(perf={f"p{number}": 1.0 for number in range(65)}), "perf"),
+        (samples(perf={"p" * 257: 1.0}), "perf"),
+        (m.Snapshot(1, {}, {}, {"i" * 65: 1}, {}), "filter_acks"),
+    ],
+)
+def test_names_are_short_and_numbers_within_their_range(message: m.Message, field: str) -> None:
+    with pytest.raises(BadFrame) as caught:
+        decode(wire(message))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("name", message_strategies)
+def test_whatever_text_a_message_is_given_it_can_be_sent_and_is_taken(name: str) -> None:
+    """A failure whose traceback is long, a name that a file system made up: said all the same, cut and printable."""
+    kind = MESSAGE_TYPES[name]
+    if not kind.texts:
+        return
+    long = (HOSTILE + "\udcff\U0001f600") * 20_000
+    values = {field: long if field in kind.texts else 1 for field in kind.scalars}
+    values |= {"retry": True, "fatal": True, "ok": True, "final": True}
+    names = {"run_id", "worker_id", "incarnation", "learner_incarnation"} & values.keys()
+    message = kind.cls(
+        **{field: values[field] for field in kind.scalars}
+        | dict.fromkeys(names, "x" * 64)
+        | ({"args": {}} if name == "call" else {})
+    )
+    frames = wire(message, limits=Limits(max_header_bytes=1 << 17))
+    out = decode(frames, Limits(max_header_bytes=1 << 17))
+    assert same(out, decode(wire(out)))
+    assert all(3 < len(text) <= MAX_TEXT for text in texts_in(out) if text[:1] != "x")
+
+
+def test_the_end_of_a_traceback_is_kept() -> None:
+    out = decode(wire(m.Failure("env", "boom", "x\n" * 100_000 + "the end")))
+    assert len(out.traceback) == MAX_TEXT
+    assert out.traceback.endswith("x\nthe end")
+
+
+@pytest.mark.parametrize("limits", [DEFAULT_LIMITS, Limits(max_header_bytes=1 << 17)])
+def test_a_snapshot_with_the_longest_names_of_all_workers_a_run_may_have_leaves_half_of_its_header_free(
+    limits: Limits,
+) -> None:
+    count = max_workers_of(limits)
+    assert count >= 850
+    acks = {f"{number:x>64}": 2**53 for number in range(count)}
+    frames = wire(m.Snapshot(2**53, {}, {}, acks, {}), limits=limits)
+    assert len(frames[0]) < limits.max_header_bytes / 2 + 200
+    assert decode(frames, limits).filter_acks == acks
+
+
+def test_of_somebody_who_is_not_registered_only_a_hello_is_decoded() -> None:
+    hello = m.Hello(1, "r" * 64, "w" * 64, "i" * 64, 2**31 - 1, "h" * 255, 2**31 - 1, "l" * 64)
+    assert same(decode_hello(encode(hello)), hello)
+    assert len(wire(hello)[0]) < MAX_HELLO_BYTES / 2
+    compressible = samples({"obs": np.zeros((1024, 1024), np.uint8)})
+    with (
+        patch.object(decoding, "decompress", side_effect=AssertionError("it was decompressed")),
+        patch.object(decoding, "_parse_layout", side_effect=AssertionError("its layout was read")),
+        patch.object(decoding, "_cached_layout", side_effect=AssertionError("its layout was read")),
+    ):
+        for frames in (*seeds()[1:], wire(compressible), [b"x" * 1_000_000], [b""] * 9, []):
+            assert decode_hello(frames) is None
+    with patch.object(msgpack, "unpackb", side_effect=AssertionError("it was unpacked")):
+        for frames in (wire(compressible), [b"x" * 5000], [b"x"] * 2):
+            assert decode_hello(frames) is None
+
+
+@pytest.mark.parametrize("frames", [[b""], [b"\xc1"], [msgpack.packb([2, "hello", {}])], with_header(m.Ack(1), 2, 3)])
+def test_what_is_short_and_no_message_is_refused_also_before_registration(frames: list[bytes]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_hello(frames)
+
+
 def mutate(rng: random.Random, frames: list[bytes]) -> list[bytes]:
     out = [bytearray(frame) for frame in frames]
     for _ in range(rng.randint(1, 4)):
@@ -575,6 +725,10 @@ def seeds() -> list[list[bytes]]:
         wire(m.Welcome(1, 2, "r", "l", {"a": [1, {"b": 2.0}]}, {"p": {"graph": b"g" * 9, "spec": {"x": 1}}}, snapshot)),
         wire(m.Call(1, "method", {"x": np.zeros(4), "y": [1, None, "z"]})),
         wire(m.Beat(1, "sampling", 0.5)),
+        wire(m.Failure("env", "boom", "Traceback", fatal=False)),
+        wire(m.Leaving("done")),
+        wire(m.Refused("no", retry=True, code="full", incarnation="i")),
+        wire(m.Bye("over", final=True)),
     ]
 
 
@@ -585,10 +739,9 @@ def test_mutated_frames_raise_remote_protocol_errors_and_nothing_else() -> None:
     for frames in seeds():
         decode(frames)
         for _ in range(2500):
-            broken = mutate(rng, frames)
-            try:
-                message = decode(broken)
-            except RemoteProtocolError:
+            message = decoded_or_error(mutate(rng, frames))
+            if isinstance(message, str):
+                assert message.isprintable()
                 continue
             survived += 1
             assert type(message) in {kind.cls for kind in MESSAGE_TYPES.values()}

@@ -561,6 +561,74 @@ def test_samples_before_hello_are_refused_counted_and_told_once() -> None:
     assert session.violations.total() == 103
 
 
+def test_what_is_far_too_large_for_a_hello_costs_a_stranger_its_connection_at_once() -> None:
+    session = make()
+    session.unread(A, 1 << 16)
+    assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.HELLO_FIRST]
+    session.unread(A, (1 << 16) + 1)
+    assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.VIOLATION]
+    assert [event.dropped for event in told(session)] == [False, True]
+    session.unread(A, 1 << 20)
+    assert sent(session) == told(session) == []
+    assert session.violations["spoke after it was dropped"] == 1
+
+
+def test_a_worker_counted_lost_may_have_much_under_way_but_not_go_on_for_ever() -> None:
+    session = make()
+    join(session)
+    assert session.is_registered(A)
+    session.lose(1, "killed", 1.0)
+    assert not session.is_registered(A)
+    session.messages_to_send()
+    for _ in range(4096):
+        session.unread(A, 1 << 20)
+    assert {refusal.code for refusal in sent(session)} == {m.RefusalCode.ENDED}
+    session.unread(A, 1 << 20)
+    assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.VIOLATION]
+
+
+def test_a_worker_that_reports_failures_without_end_is_dropped() -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    for number in range(200):
+        session.receive(B, m.Failure("env", "now and then", ""), 2.0 * number)
+        session.receive(A, m.Beat(0, ""), 2.0 * number)
+    assert session.slots == [1, 2], "one now and then is no violation"
+    told(session)
+    for _ in range(5880):
+        session.receive(A, m.Failure("env", "boom", "x" * 10_000), 400.0)
+    assert len(told(session, ev.WorkerFailed)) <= 60
+    assert session.slots == [2]
+
+
+def test_a_connection_that_says_hello_without_end_is_dropped_before_it_has_cost_many_snapshots() -> None:
+    session = make()
+    for number in range(10_000):
+        session.receive(A, hello(str(number)), 1.0)
+    assert 10 < len(sent(session, m.Welcome)) < 100
+    assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
+    assert session.slots == []
+    for number in range(10_000):
+        session.receive(B, hello("b"), 1.0 + number / 1000)
+    assert len(sent(session, m.Welcome)) <= 4
+    assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
+
+
+def test_what_a_learner_says_of_broken_frames_is_one_short_line() -> None:
+    session = make()
+    session.bad_frames(A, BadFrame("x\n\x1b[2J" * 9999, field="y\u202e"), 1.0)
+    (refusal,) = sent(session)
+    assert len(refusal.reason) < 400
+    assert refusal.reason.isprintable()
+
+
+def test_a_learner_has_names_that_it_may_say() -> None:
+    for run_id, incarnation in (("r" * 65, "l"), ("r", "l\n")):
+        with pytest.raises(LocalProtocolError, match="visible"):
+            LearnerSession(run_id, incarnation)
+
+
 def test_undecodable_frames_cost_the_peer_its_place_and_nobody_else() -> None:
     """Bad input: garbage, truncated, oversized frames: counted, told once, peer dropped."""
     session = make()
@@ -599,10 +667,16 @@ def test_a_violation_found_without_a_connection_ends_the_incarnation_too() -> No
 
 def test_thousands_of_bad_peers_take_bounded_memory() -> None:
     session = make()
-    for number in range(20_000):
+    for number in range(6_000):
         session.receive(b"%d" % number, m.Beat(0, ""), 1.0)
         session.bad_frames(b"x%d" % number, BadFrame("x"), 1.0)
+        session.receive(b"h%d" % number, hello(str(number), learner_incarnation="another"), 1.0)
+        session.receive(b"w%d" % number, hello(str(number)), 1.0)
+        session.receive(b"w%d" % number, m.Leaving("done"), 1.0)
         session.messages_to_send()
         session.events()
+    assert len(session.violations) < 20
+    assert len(session._admission._hellos) <= 4096
+    assert len(session._roster._buried) <= 4096
     assert len(session._strangers._known) <= 4096
     assert len(session._strangers._dropped) <= 4096

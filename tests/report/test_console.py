@@ -58,6 +58,24 @@ def test_plain_events_are_marked_by_how_bad_they_are() -> None:
     ]  # fmt: skip
 
 
+def test_a_full_disk_takes_lines_and_not_the_training() -> None:
+    class Full(io.StringIO):
+        is_full = True
+
+        def write(self, text: str) -> int:
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    stream = Full()
+    display = PlainDisplay(HEADLINE, stream)
+    display.start(0.0)
+    display.event("lost", 1.0)
+    stream.is_full = False
+    display.event("there", 2.0)
+    assert stream.getvalue() == "00:02  there\n"
+
+
 def test_a_reader_that_left_ends_the_lines_and_not_the_training() -> None:
     class Broken(io.StringIO):
         def write(self, text: str) -> int:

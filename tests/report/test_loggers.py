@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from full_disk import disk_full_after
 
 from aiorl.errors import ConfigError
+from aiorl.report import loggers as loggers_module
 from aiorl.report.loggers import (
     CSV_FILE,
     JSONL_FILE,
     CsvLogger,
     JsonlLogger,
     Loggers,
+    TensorBoardLogger,
     flatten,
     open_loggers,
     read_results,
@@ -103,6 +106,141 @@ def test_results_past_the_checkpoint_that_is_resumed_are_taken_off(tmp_path: Pat
 def test_damaged_lines_are_passed_over_when_results_are_read(tmp_path: Path) -> None:
     (tmp_path / JSONL_FILE).write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n{"b"\n{"a": 2}\n{"a')
     assert read_results(tmp_path) == [{"a": 1}, {"a": 2}]
+
+
+def test_columns_have_a_bound_and_the_rest_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / CSV_FILE
+    logger = CsvLogger(path)
+    with caplog.at_level(logging.WARNING, "aiorl"):
+        for iteration in range(1, 6):
+            logger.write(result(iteration, **{f"m{iteration}_{number}": number for number in range(900)}))
+    logger.close()
+    rows = rows_of(path)
+    assert len(rows[0]) == 2000
+    assert [row["training_iteration"] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert (rows[0]["m1_899"], rows[1]["m2_0"]) == ("899", "0")
+    assert len(caplog.records) == 1
+    assert "result.jsonl" in caplog.text
+
+
+def test_names_that_never_end_cost_no_more_than_a_few_times_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def counting(path: Path, lines: Any) -> None:
+        replace(path, lines)
+        written.append(path.stat().st_size)
+
+    replace = loggers_module._replace
+    monkeypatch.setattr(loggers_module, "_replace", counting)
+    monkeypatch.setattr(loggers_module, "_SMALL_FILE", 10_000)
+    path = tmp_path / CSV_FILE
+    logger = CsvLogger(path)
+    for iteration in range(1, 1000):
+        late = {"late": iteration} if iteration > 500 else {}
+        logger.write(result(iteration, **{f"m{iteration}": 1, "text": "x" * 200}, **late))
+    logger.close()
+    assert sum(written) < 10 * path.stat().st_size
+    rows = rows_of(path)
+    assert len(rows) == 999
+    assert rows[-1]["late"] == "999", "one that comes again comes in, if not at once"
+    logger = CsvLogger(path)
+    logger.write(result(1000, later=5))
+    logger.close()
+    assert rows_of(path)[-1]["later"] == "5", "a resumed run may widen its file at once"
+
+
+def test_a_file_with_more_columns_than_may_be_is_cut_when_a_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / CSV_FILE
+    names = ["training_iteration", *(f"m{number}" for number in range(5000))]
+    path.write_text(",".join(names) + "\n" + ",".join(["1"] * 5001) + "\n" + ",".join(["2"] * 5001) + "\n")
+    logger = CsvLogger(path, resume_after=1)
+    logger.write(result(2))
+    logger.close()
+    rows = rows_of(path)
+    assert [len(row) for row in rows] == [2000, 2000]
+    assert [row["training_iteration"] for row in rows] == ["1", "2"]
+
+
+def test_names_with_any_characters_stay_what_they_are_in_a_resumed_run(tmp_path: Path) -> None:
+    path = tmp_path / CSV_FILE
+    names = ["line\u2028sep", "feed\x0cff", 'quo"te', "com,ma", "new\nline"]
+    for iteration in (1, 2):
+        logger = CsvLogger(path)
+        logger.write(result(iteration, **dict.fromkeys(names, iteration)))
+        logger.write(result(iteration + 10, **{f"later{iteration}\ud800": 1}))
+        logger.close()
+    rows = rows_of(path)
+    assert [row["training_iteration"] for row in rows] == ["1", "11", "2", "12"]
+    for name in names:
+        assert [row[name] for row in rows] == ["1", "", "2", ""]
+
+
+def test_results_of_very_many_numbers_go_to_tensorboard_less_often(tmp_path: Path) -> None:
+    """Their checksums would take more time than all else."""
+
+    def size_after(num_results: int, num_values: int) -> int:
+        folder = tmp_path / f"{num_results}-{num_values}"
+        folder.mkdir()
+        logger = TensorBoardLogger(folder)
+        for iteration in range(num_results):
+            logger.write(result(iteration, **{f"m{number:03}".ljust(200, "x"): 1.0 for number in range(num_values)}))
+        logger.close()
+        return sum(file.stat().st_size for file in folder.iterdir())
+
+    one = size_after(1, 900)
+    assert one > 5 * 2**15, "more than five usual ones"
+    assert size_after(6, 900) == one
+    assert size_after(8, 900) > 1.9 * one
+    assert size_after(12, 900) < 1.1 * 12 * 2**15 + one
+    assert size_after(10, 20) > 9.5 * size_after(1, 20) - 1000, "usual ones each time"
+
+
+def test_of_a_damaged_csv_file_the_rows_before_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / CSV_FILE
+    path.write_text('training_iteration,a\n1,5\n2,"' + "x" * 200_000 + "\n3,5\n")
+    logger = CsvLogger(path)
+    logger.write(result(4, a=6))
+    logger.close()
+    assert [(row["training_iteration"], row["a"]) for row in rows_of(path)] == [("1", "5"), ("4", "6")]
+    assert "is damaged in line 3" in caplog.text
+
+
+def test_a_disk_that_was_full_leaves_no_half_lines_in_any_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_loggers(tmp_path, tensorboard=False) as loggers, caplog.at_level(logging.WARNING, "aiorl"):
+        loggers.write(result(1, a=1.0))
+        with disk_full_after(60):
+            for iteration in range(2, 6):
+                loggers.write(result(iteration, a=1.0, **{f"new{iteration}": 1.0}))
+        loggers.write(result(6, a=1.0, last=2.0))
+    assert [row["training_iteration"] for row in rows_of(tmp_path / CSV_FILE)] == ["1", "6"]
+    assert rows_of(tmp_path / CSV_FILE)[1]["last"] == "2.0"
+    assert [row["training_iteration"] for row in read_results(tmp_path)] == [1, 6]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "WARNING", "WARNING"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [CSV_FILE, JSONL_FILE]
+
+
+def test_a_file_that_cannot_be_opened_again_is_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Out of descriptors just when a new column comes."""
+
+    def out_of_descriptors(path: Path) -> None:
+        raise OSError(24, "Too many open files")
+
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        loggers.write(result(1))
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "aiorl"):
+            patch.setattr(loggers_module, "AppendedFile", out_of_descriptors)
+            loggers.write(result(2, new=1))
+            loggers.write(result(3, new=1))
+        loggers.write(result(4, new=1))
+    assert [(row["training_iteration"], row["new"]) for row in rows_of(tmp_path / CSV_FILE)] == [("1", ""), ("4", "1")]
+    assert len(read_results(tmp_path)) == 4
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
 class FailingLogger:

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import sys
+import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorl.data.metrics import EpisodeColumns
+from aiorl.report.loggers import to_json
 from aiorl.report.results import Progress, Results
 
 episodes = st.lists(st.tuples(st.integers(1, 500), st.floats(-1e3, 1e3)), max_size=12)
@@ -46,8 +51,8 @@ def test_averages_take_all_new_episodes_and_the_newest_earlier_ones_up_to_the_wi
         assert result["episodes_total"] == len(history)
         wanted = [reward for _, reward in shown]
         np.testing.assert_allclose(result["episode_reward_mean"], mean(wanted), rtol=1e-9, atol=1e-9)
-        np.testing.assert_equal(result["episode_reward_min"], min(wanted, default=math.nan))
-        np.testing.assert_equal(result["episode_reward_max"], max(wanted, default=math.nan))
+        np.testing.assert_array_equal(result["episode_reward_min"], min(wanted, default=math.nan))
+        np.testing.assert_array_equal(result["episode_reward_max"], max(wanted, default=math.nan))
         np.testing.assert_allclose(result["episode_len_mean"], mean([float(length) for length, _ in shown]))
         last_100 = [reward for _, reward in history[-100:]]
         np.testing.assert_allclose(result["episode_reward_mean_last_100"], mean(last_100), rtol=1e-9, atol=1e-9)
@@ -189,14 +194,161 @@ def test_series_by_name_survive_a_resume() -> None:
     assert result["hist_stats"]["h"] == [3.0]
 
 
-def test_names_that_never_repeat_do_not_fill_the_memory() -> None:
+def line(result: dict) -> int:
+    """Bytes of a result in result.jsonl."""
+    return len(json.dumps(to_json(result)))
+
+
+def calls_in(function: Callable[[], object]) -> int:
+    """Calls of functions, Python's and C's, that one makes."""
+    count = 0
+
+    def on_event(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(on_event)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def finish(results: Results, now: float) -> dict:
+    return results.finish_iteration(now, Progress(0, 0))
+
+
+@pytest.mark.parametrize("series", ["custom", "hist", "policy_rewards"])
+def test_what_metrics_of_peers_cost_is_bounded_and_passes_when_they_are_gone(series: str) -> None:
+    """D13: 990 names with 1,000 values each once took 96 % of the training rate for good."""
     results = Results(100, now=0.0)
-    for number in range(1500):
-        results.add_episodes(episode(custom={f"m{number}": [1.0]}))
-    results.add_episodes(episode(custom={"m0": [3.0]}))
-    custom = results.finish_iteration(1.0, Progress(0, 0))["custom_metrics"]
-    assert len(custom) == 3 * 1000
-    assert custom["m0_mean"] == 2.0
+    for _ in range(300):
+        results.add_episodes(episode(custom={"own": [1.0]}))
+    usual = finish(results, 1.0)
+    usual_calls = calls_in(lambda: finish(results, 2.0))
+    names = {f"junk{number}".ljust(190, "x"): np.linspace(0.1, 0.9, 1000) for number in range(990)}
+    for _ in range(3):
+        results.add_episodes(EpisodeColumns(np.array([1], np.int32), np.array([1.0]), **{series: names}))
+    during = finish(results, 3.0)
+    assert during["custom_metrics"]["own_mean"] == 1.0
+    after = finish(results, 4.0)
+    assert line(during) < 250_000
+    assert line(after) < 250_000
+    assert calls_in(lambda: finish(results, 5.0)) < 6000
+    assert len(json.dumps(results.to_state())) < 1_500_000
+    for number in range(10):
+        for _ in range(200):
+            results.add_episodes(episode(custom={"own": [1.0]}))
+        after = finish(results, 6.0 + 10 * number)
+    assert line(after) < 1.1 * line(usual)
+    assert calls_in(lambda: finish(results, 200.0)) <= usual_calls
+    assert after["custom_metrics"] == usual["custom_metrics"]
+
+
+def test_values_of_one_iteration_are_summed_up_and_not_kept() -> None:
+    results = Results(100, now=0.0)
+    everything = np.random.default_rng(0).normal(size=(200, 5000))
+    tracemalloc.start()
+    try:
+        for values in everything:
+            columns = EpisodeColumns(
+                np.ones(5000, np.int32), values.copy(), {}, {"x": values.copy()}, {"h": values.copy()}
+            )
+            results.add_episodes(columns)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 400_000
+    assert len(json.dumps(results.to_state())) < 100_000
+    result = finish(results, 1.0)
+    assert result["episodes_this_iter"] == everything.size
+    for mean, least, most in (
+        (result["episode_reward_mean"], result["episode_reward_min"], result["episode_reward_max"]),
+        tuple(result["custom_metrics"][f"x_{kind}"] for kind in ("mean", "min", "max")),
+    ):
+        assert mean == pytest.approx(everything.mean())
+        assert (least, most) == (everything.min(), everything.max())
+    assert result["hist_stats"]["h"] == everything[-1, -1000:].tolist()
+
+
+def test_a_window_that_was_wide_is_its_usual_one_again_when_nothing_new_came() -> None:
+    results = Results(2, now=0.0)
+    results.add_episodes(episode(custom={"x": [9.0, 1.0, 2.0]}))
+    assert finish(results, 1.0)["custom_metrics"]["x_mean"] == 4.0
+    for now in (2.0, 3.0):
+        assert finish(results, now)["custom_metrics"] == {"x_mean": 1.5, "x_min": 1.0, "x_max": 2.0}
+
+
+def test_names_that_never_repeat_do_not_fill_the_memory_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    results = Results(100, now=0.0)
+    with caplog.at_level(logging.WARNING, "aiorl"):
+        for _ in range(2):
+            for number in range(1500):
+                results.add_episodes(episode(custom={f"m{number}": [1.0]}))
+        results.add_episodes(episode(custom={"m0": [3.0]}))
+        result = finish(results, 1.0)
+    assert len(result["custom_metrics"]) == 3 * 300
+    assert result["custom_metrics"]["m0_mean"] == pytest.approx(5 / 3)
+    assert result["metrics_left_out"] == 2 * 1200
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 10, "each name once, and no more names than these"
+    assert told[0] == "custom metric 'm300' is left out: the run has 300 of them already"
+    assert "metrics_left_out" in told[-1]
+
+
+def test_a_name_lives_as_long_as_it_may_be_heard_of_again() -> None:
+    """Episodes may be rare or long: R193 holds for a metric of one in a thousand, or of one in half an hour."""
+    results = Results(4, now=0.0)
+    results.add_episodes(episode(custom={"rare": [1.0]}))
+    finish(results, 1.0)
+    add(results, [(1, 1.0)] * 5000)
+    assert "rare_mean" in finish(results, 50.0)["custom_metrics"], "a minute, however many episodes it has"
+    assert "rare_mean" not in finish(results, 62.0)["custom_metrics"]
+    results.add_episodes(episode(custom={"slow": [1.0]}))
+    finish(results, 100.0)
+    add(results, [(1, 1.0)] * 900)
+    assert "slow_mean" in finish(results, 1800.0)["custom_metrics"]
+    assert "slow_mean" not in finish(results, 1901.0)["custom_metrics"]
+    results.add_episodes(episode(custom={"rare": [2.0]}))
+    assert finish(results, 1902.0)["custom_metrics"]["rare_mean"] == 2.0
+
+
+def test_what_a_checkpoint_of_before_the_bounds_holds_is_cut_to_them() -> None:
+    first = Results(100, now=0.0)
+    state = first.to_state()
+    many = {f"n{number}".ljust(400, "x"): [float(number)] * 5000 for number in range(990)}
+    state.update(policy_rewards=many, custom=many, hist=many, rewards=[1.0] * 10_000, lengths=[1] * 10_000)
+    second = Results(100, now=0.0)
+    second.from_state(state, 0.0, Progress(0, 0))
+    assert line(finish(second, 1.0)) < 600_000
+    again = second.to_state()
+    assert len(again["rewards"]) == len(again["lengths"]) == 100
+    assert (len(again["policy_rewards"]), len(again["custom"]), len(again["hist"])) == (256, 300, 50)
+    assert sum(map(len, again["hist"].values())) <= 3000
+    assert max(map(len, again["custom"])) <= 200
+    add(second, [(1, 1.0)] * 2000)
+    result = finish(second, 100.0)
+    assert (result["custom_metrics"], result["policy_reward_mean"], len(result["hist_stats"])) == ({}, {}, 2)
+
+
+def test_perf_stats_of_other_names_take_no_room() -> None:
+    results = Results(100, now=0.0)
+    for number in range(1000):
+        results.add_perf({f"x{number}": 1.0, "iters": 1.0, "env_wait_time": 1.0})
+    assert len(results.__dict__["_perf"]) == 4
+    assert finish(results, 1.0)["sampler_perf"]["mean_env_wait_ms"] == 1000.0
+
+
+def test_numbers_as_large_as_they_come_are_no_error() -> None:
+    results = Results(2, now=0.0)
+    results.add_episodes(episode(custom={"x": [1.7e308] * 300}))
+    add(results, [(2**31 - 1, 1.7e308)] * 300)
+    result = finish(results, 1.0)
+    assert result["custom_metrics"]["x_max"] == 1.7e308
+    assert to_json(result)["episode_reward_mean"] is None
+    assert result["hist_stats"]["episode_lengths"] == [2**31 - 1] * 2
+    finish(results, 2.0)
 
 
 def test_what_the_learner_says_is_in_the_result_and_perf_only_if_wanted() -> None:

@@ -35,7 +35,7 @@ from aiorl.transport.memory_endpoint import MemoryNetwork
 from aiorl.worker.service import WorkerOutcome, WorkerService
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
-__all__ = ["LENGTH", "NUM_ENVS", "BlockingEnv", "FakeAlgorithm", "InProcess", "with_settings"]
+__all__ = ["LENGTH", "NUM_ENVS", "BlockingEnv", "ExitingEnv", "FakeAlgorithm", "InProcess", "with_settings"]
 
 LENGTH, NUM_ENVS = 8, 2
 
@@ -116,6 +116,7 @@ class InProcess:
             session,
             Results(100, time.monotonic()),
             on_event=lambda text, level: self.events.append(text),
+            on_failure=self._fail,
         )
         self.service.start()
         for _ in range(num_workers):
@@ -169,6 +170,10 @@ class InProcess:
         self.service.session.ledger.check()
         return outcomes
 
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self._updated.set()
+
     def _on_thread(self, event: UpdateEvent) -> None:
         self._loop.call_soon_threadsafe(self._handle, event)
 
@@ -204,3 +209,10 @@ class BlockingEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         time.sleep(self._step_s)
         return np.zeros(4, np.float32), 1.0, False, False, {}
+
+
+class ExitingEnv(BlockingEnv):
+    """Its first step ends the process, or would."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        raise SystemExit(0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import itertools
 import os
 import shutil
 import socket
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -22,7 +24,6 @@ from aiorl.transport.security import (
     check_bind,
     load_learner_keys,
     load_worker_keys,
-    local_worker_keys,
     reachable_from_elsewhere,
     reachable_from_here,
     read_public_key,
@@ -136,17 +137,67 @@ def test_a_bare_key_and_pyzmqs_own_certificates_are_read_too(tmp_path):
 def test_admitted_keys_follow_the_directory_and_leave_out_what_is_no_key(keys, caplog):
     admitted = AdmittedKeys(keys / "admitted")
     key = read_public_key(keys / "worker.key")
-    assert admitted.name_of(key) == "worker"
+    assert admitted.refresh()[key] == "worker"
     (keys / "admitted" / "worker.key").rename(keys / "admitted" / "renamed.key")
-    assert admitted.name_of(key) == "renamed"
+    assert admitted.refresh()[key] == "renamed"
     (keys / "admitted" / "renamed.key").unlink()
-    assert admitted.name_of(key) is None
+    assert key not in admitted.refresh()
     (keys / "admitted" / "broken.key").write_text("not a key")
+    (keys / "admitted" / "nowhere.key").symlink_to("nothing")
     shutil.copy(keys / "worker.key", keys / "admitted")
-    assert admitted.name_of(key) == "worker"
+    assert admitted.refresh()[key] == "worker"
     assert "broken.key" in caplog.text
+    shutil.copy(keys / "other.key", keys / "admitted" / "worker.key")
+    assert key not in admitted.refresh()
     shutil.rmtree(keys / "admitted")
-    assert admitted.name_of(key) is None
+    assert not admitted.refresh()
+
+
+def test_a_directory_that_cannot_be_read_for_a_while_leaves_the_admitted_keys_as_they_are(keys, monkeypatch, caplog):
+    admitted = AdmittedKeys(keys / "admitted")
+    before = admitted.refresh()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", _out_of_descriptors)
+        assert admitted.refresh() == before
+        assert admitted.refresh() == before
+    assert len([record for record in caplog.records if "cannot be read" in record.getMessage()]) == 1
+    (keys / "admitted" / "other.key").unlink()
+    assert set(admitted.refresh().values()) == {"worker"}
+
+
+def _out_of_descriptors(path):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_whoever_knocks_does_not_keep_the_learner_reading_its_directory(keys, monkeypatch):
+    looks = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scandir(path))
+    clock = itertools.count(0.0, 0.01)
+    admitted = AdmittedKeys(keys / "admitted", clock=lambda: next(clock))
+    for _ in range(200):
+        assert admitted.name_of(b"stranger") is None
+    assert len(looks) <= 11
+
+
+@pytest.mark.parametrize("name", ["learner.key_secret", "worker.key_secret", "learner.key"])
+def test_a_pipe_or_a_huge_file_in_place_of_a_key_is_named_and_never_waited_for(keys, name):
+    (keys / name).unlink()
+    os.mkfifo(keys / name, 0o600)
+    with pytest.raises(SecurityError, match=rf"{name} holds no"):
+        load_learner_keys(keys) if name == "learner.key_secret" else load_worker_keys(keys)
+    (keys / name).unlink()
+    with (keys / name).open("wb") as file:
+        file.truncate(20 << 30)
+    (keys / name).chmod(0o600)
+    with pytest.raises(SecurityError, match=rf"{name} holds no"):
+        load_learner_keys(keys) if name == "learner.key_secret" else load_worker_keys(keys)
+
+
+def test_a_pipe_among_the_admitted_keys_is_left_out(keys, caplog):
+    os.mkfifo(keys / "admitted" / "pipe.key")
+    assert set(AdmittedKeys(keys / "admitted").refresh().values()) == {"worker", "other"}
+    assert "pipe.key holds no" in caplog.text
 
 
 # --- handshakes over loopback
@@ -164,13 +215,13 @@ async def _exchange(learner, worker):
     return user_id
 
 
-def test_an_admitted_worker_talks_on_both_channels_under_the_name_of_its_key(run, keys):
+def test_an_admitted_worker_talks_on_both_channels_under_its_key(run, keys):
     async def test(stage):
         learner = stage.learner(keys=load_learner_keys(keys))
         for name in ("worker", "other"):
             worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / f"{name}.key_secret"))
             await worker.until_event(EventKind.CONNECTED)
-            assert await _exchange(learner, worker) == name
+            assert await _exchange(learner, worker) == read_public_key(keys / f"{name}.key").decode()
 
     run(test)
 
@@ -188,7 +239,7 @@ def test_a_key_that_is_not_admitted_is_refused_with_the_reason_on_both_sides_and
         assert not learner.messages
         shutil.copy(keys / "other.key", keys / "admitted")
         await worker.until_event(EventKind.CONNECTED)
-        assert await _exchange(learner, worker) == "other"
+        assert await _exchange(learner, worker) == read_public_key(keys / "other.key").decode()
 
     run(test)
 
@@ -210,6 +261,94 @@ def test_a_withdrawn_key_is_cut_off_without_a_restart_and_others_stay(run, keys)
         await workers["other"].until_event(EventKind.REFUSED)
         await _exchange(learner, workers["worker"])
         assert EventKind.DISCONNECTED not in workers["worker"].kinds()
+
+    run(test)
+
+
+def test_withdrawn_keys_are_cut_off_while_another_client_keeps_knocking(run, keys, tmp_path):
+    async def test(stage):
+        make_keys(tmp_path / "stranger")
+        shutil.copy(keys / "learner.key", tmp_path / "stranger" / "learner.key")
+        learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=0.5))
+        address, mine = learner.endpoint.address, load_worker_keys(keys / "other.key_secret")
+        workers = [stage.worker(address, keys=mine, limits=FAST) for _ in range(3)]
+        for worker in workers:
+            await worker.until_event(EventKind.CONNECTED)
+        stage.worker(address, keys=load_worker_keys(tmp_path / "stranger"), limits=FAST)
+        await learner.until_event(EventKind.REFUSED)
+        (keys / "admitted" / "other.key").unlink()
+        await learner.until_event(EventKind.REFUSED, learner.kinds().count(EventKind.REFUSED) + 2)
+        await learner.until_event(EventKind.DROPPED, 6)  # three workers on two ports
+        for worker in workers:
+            await worker.until_event(EventKind.DISCONNECTED)
+
+    run(test)
+
+
+def test_a_key_replaced_under_its_name_is_another_key(run, keys, tmp_path):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        old = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST)
+        await old.until_event(EventKind.CONNECTED)
+        former = await _exchange(learner, old)
+        make_keys(tmp_path / "new", ("other",))
+        shutil.copy(keys / "learner.key", tmp_path / "new" / "learner.key")
+        shutil.copy(tmp_path / "new" / "other.key", keys / "admitted" / "other.key")
+        await old.until_event(EventKind.REFUSED)
+        new = stage.worker(learner.endpoint.address, keys=load_worker_keys(tmp_path / "new"), limits=FAST)
+        await new.until_event(EventKind.CONNECTED)
+        assert await _exchange(learner, new) != former, "or it could take over the old key's registration"
+
+    run(test)
+
+
+@contextlib.asynccontextmanager
+async def _silent(stage, learner, keys, kind):
+    """A client that makes the handshake with the key 'other', on the port for its kind of socket, and says nothing."""
+    mine = load_worker_keys(keys / "other.key_secret")
+    with zmq.Context() as context, context.socket(kind) as client:
+        client.linger = 0
+        client.curve_publickey, client.curve_secretkey = mine.public_key, mine.secret_key
+        client.curve_serverkey = mine.learner_key
+        port = int(learner.endpoint.address.rpartition(":")[2])
+        with client.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as events:
+            client.connect(f"tcp://127.0.0.1:{port + (kind == zmq.SUB)}")
+            await stage.eventually(lambda: events.poll(0))
+            client.disable_monitor()
+        yield client
+
+
+@pytest.mark.parametrize("kind", [zmq.DEALER, zmq.SUB], ids=["samples", "broadcast"])
+def test_a_connection_that_was_silent_when_its_key_was_withdrawn_is_cut_off_too(run, keys, kind):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
+        await worker.until_event(EventKind.CONNECTED)
+        async with _silent(stage, learner, keys, kind) as client:
+            (keys / "admitted" / "other.key").unlink()
+            await learner.until_event(EventKind.DROPPED)
+            client.subscribe(b"") if kind == zmq.SUB else client.send(b"hello")
+            await learner.until_event(EventKind.REFUSED)  # when it comes again
+            await _exchange(learner, worker)
+            assert not client.poll(0)
+        assert [frames for _, frames, _ in learner.messages] == [[b"hello"]], "only the worker's own"
+        assert EventKind.DISCONNECTED not in worker.kinds()
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", [zmq.DEALER, zmq.SUB], ids=["samples", "broadcast"])
+def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(run, keys, kind):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=30.0))
+        async with _silent(stage, learner, keys, kind) as client:
+            (keys / "admitted" / "other.key").unlink()
+            learner.endpoint._admitted.refresh()  # as by another client's handshake
+            client.subscribe(b"") if kind == zmq.SUB else client.send(b"hello")
+            dropped = await learner.until_event(EventKind.DROPPED)
+            assert "not admitted any more" in dropped.reason
+            await learner.until_event(EventKind.REFUSED)
+        assert not learner.messages
 
     run(test)
 
@@ -275,7 +414,7 @@ def test_whatever_has_no_key_is_refused_on_both_ports_and_costs_others_nothing(r
                 if kind in ("null", "plain") and socket_kind == zmq.SUB:
                     assert not intruder.poll(50)
         assert not learner.messages
-        assert await _exchange(learner, worker) == "worker"
+        await _exchange(learner, worker)
         assert EventKind.DISCONNECTED not in worker.kinds()
 
     run(test)
@@ -293,15 +432,3 @@ def test_whatever_has_no_key_is_refused_on_both_ports_and_costs_others_nothing(r
 def test_local_workers_meet_a_learner_on_all_interfaces_on_loopback(bound: str, here: str) -> None:
     assert reachable_from_here(bound) == here
     assert ("*" in bound or "0.0.0.0" in bound) == (socket.gethostname() in reachable_from_elsewhere(bound))
-
-
-def test_local_workers_take_the_key_called_worker_else_any_admitted_one(tmp_path: Path) -> None:
-    make_keys(tmp_path / "named", ("host1", "host2"))
-    assert local_worker_keys(tmp_path / "named").name == "host1.key_secret"
-    (tmp_path / "named" / "admitted" / "host1.key").unlink()
-    assert local_worker_keys(tmp_path / "named").name == "host2.key_secret"
-    make_keys(tmp_path / "plain", ("a", "worker"))
-    assert local_worker_keys(tmp_path / "plain").name == "worker.key_secret"
-    (tmp_path / "named" / "admitted" / "host2.key").unlink()
-    with pytest.raises(SecurityError, match="--num-workers 0"):
-        local_worker_keys(tmp_path / "named")

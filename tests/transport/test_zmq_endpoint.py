@@ -674,9 +674,9 @@ def test_anything_but_a_subscription_to_all_is_refused_on_the_broadcast_port(run
 def test_more_connections_than_allowed_are_cut_off_and_the_first_ones_stay(run):
     async def test(stage):
         learner, worker = await stage.pair(limits=EndpointLimits(max_peers=3))
-        async with contextlib.AsyncExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             for _ in range(5):
-                await stack.enter_async_context(raw_connection(_ports(learner)[0]))
+                stack.enter_context(socket.create_connection(("127.0.0.1", _ports(learner)[0])))
             await learner.until_event(EventKind.DROPPED, count=3)
             await _still_served(learner, worker)
 

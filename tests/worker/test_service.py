@@ -12,8 +12,10 @@ from in_process import FakeAlgorithm, InProcess, with_settings
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import EnvError
-from aiorl.protocol.messages import RefusalCode, Refused
+from aiorl.process.restarts import RUN_IS_OVER, STOPPED
+from aiorl.protocol.messages import Ack, RefusalCode, Refused
 from aiorl.report.results import Progress
+from aiorl.transport.endpoint import Event, EventKind
 from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
 
 
@@ -27,7 +29,7 @@ def test_workers_end_when_the_run_is_over() -> None:
         return await both.close()
 
     outcomes = asyncio.run(main())
-    assert [outcome.ok for outcome in outcomes] == [True, True]
+    assert [(outcome.ok, outcome.status) for outcome in outcomes] == [(True, RUN_IS_OVER)] * 2
     assert outcomes[0].reason == "the test is over"
 
 
@@ -39,6 +41,7 @@ def test_a_stopped_worker_leaves_at_once_and_its_share_goes_to_the_others() -> N
         both.service.grant_leases()
         await both.updates_done(2)
         both.workers[0].stop("leaving on purpose")
+        assert (await both.outcomes[0]).status == STOPPED
         await both.updates_done(len(both.updates) + 4)
         await both.close()
         return both
@@ -111,6 +114,78 @@ def test_after_a_cut_that_outlasts_the_timeout_the_worker_comes_back_as_a_new_in
     incarnations = {f.incarnation for done in both.updates for f in done.batch.fragments}
     assert len(incarnations) == 2
     assert any("worker 1 lost" in text for text in both.events)
+
+
+def test_a_task_that_dies_ends_its_worker_and_the_learner_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> tuple[InProcess, Any]:
+        both = InProcess()
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+
+        def break_down(now: float) -> None:
+            raise ZeroDivisionError("the clock is broken")
+
+        monkeypatch.setattr(both.workers[0], "_tell_status", break_down)
+        outcome = await asyncio.wait_for(both.outcomes[0], 10)
+        await until(lambda: any("failed" in text for text in both.events))
+        await both.close()
+        return both, outcome
+
+    both, outcome = asyncio.run(main())
+    assert (outcome.ok, outcome.status) == (False, 1)
+    assert outcome.reason == "unexpected ZeroDivisionError: the clock is broken"
+    failed = next(text for text in both.events if "failed" in text)
+    assert "the clock is broken" in failed
+    assert "in break_down" in failed
+
+
+def test_a_worker_whose_voice_has_failed_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> Any:
+        both = InProcess()
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+
+        def break_down(*arguments: Any) -> None:
+            raise ZeroDivisionError("nothing can be said")
+
+        monkeypatch.setattr(both.workers[0]._session, "messages_to_send", break_down)
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        outcome = await asyncio.wait_for(both.outcomes[0], 10)
+        monkeypatch.undo()
+        await both.close()
+        return outcome
+
+    assert asyncio.run(main()).status == 1
+
+
+def test_what_comes_after_a_workers_end_does_nothing() -> None:
+    async def main() -> None:
+        both = InProcess()
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        worker = both.workers[0]
+        await both.close()
+        worker._on_event(Event(EventKind.CONNECTED))
+        worker._session.receive(Ack(0), time.monotonic())
+        worker._pump()
+        worker.stop("once more")
+
+    asyncio.run(main())
+
+
+def test_an_environment_that_calls_exit_is_a_failure_like_any_other() -> None:
+    async def main() -> tuple[InProcess, Any]:
+        both = InProcess(env="in_process:ExitingEnv", seed=None)
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        both.service.grant_leases()
+        outcome = await asyncio.wait_for(both.outcomes[0], 10)
+        await both.close()
+        return both, outcome
+
+    both, outcome = asyncio.run(main())
+    assert outcome.status == 1
+    assert any("SystemExit: 0" in text for text in both.events)
 
 
 def lose(both: InProcess) -> None:

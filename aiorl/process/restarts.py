@@ -1,0 +1,77 @@
+"""When a worker process that has ended is started again.
+
+Whatever ends a worker, its parent starts it again, unless the worker says with its exit status that this would be of
+no use. A status of 0 says nothing: an environment may have called ``exit``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+__all__ = [
+    "DEFAULT_MAX_RESTARTS",
+    "FAILED",
+    "HOPELESS",
+    "RUN_IS_OVER",
+    "STOPPED",
+    "WRONG_USAGE",
+    "Restarts",
+    "status_text",
+]
+
+FAILED = 1
+"""The worker failed; another one may do better."""
+WRONG_USAGE = 2
+"""The command line cannot be understood."""
+RUN_IS_OVER = 32
+"""The learner said goodbye for good."""
+HOPELESS = 33
+"""The worker failed, and would fail the same way again: the learner refused it for good, or its keys are unusable."""
+STOPPED = 128 + signal.SIGTERM
+"""The worker left in an orderly way because somebody asked it to, by a signal."""
+
+DEFAULT_MAX_RESTARTS = 3
+
+_BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_HEALTHY_BEFORE_A_SIGNAL_S = 10.0
+
+
+def status_text(status: int) -> str:
+    """An exit status for people: a signal by its name."""
+    with contextlib.suppress(ValueError):
+        return f"status {status} ({signal.Signals(-status).name})"
+    return f"status {status}"
+
+
+class Restarts:
+    """Counts the restarts of one child.
+
+    At most ``max_restarts`` in a row, after pauses that grow. A child that has run healthily for ``healthy_after_s``
+    gets its allowance back. If a signal ended it (a kill, a lack of memory, an abort in a C library), ten seconds are
+    enough: that says little about the child.
+
+    Attributes:
+        in_a_row: restarts since the child last ran healthily.
+    """
+
+    def __init__(self, max_restarts: int, *, healthy_after_s: float = 60.0) -> None:
+        self._max_restarts = max_restarts
+        self._healthy_after_s = healthy_after_s
+        self.in_a_row = 0
+
+    def pause_after(self, status: int, lived_s: float) -> float | None:
+        """Seconds to wait before the next start, which counts as made; None if there shall be none.
+
+        Args:
+            status: exit status of the child that has ended, negative for a signal.
+            lived_s: how long it ran, seconds.
+        """
+        by_signal = status < 0 or status > 128
+        if lived_s > (min(_HEALTHY_BEFORE_A_SIGNAL_S, self._healthy_after_s) if by_signal else self._healthy_after_s):
+            self.in_a_row = 0
+        if status in (RUN_IS_OVER, HOPELESS, WRONG_USAGE) or self.in_a_row >= self._max_restarts:
+            return None
+        pause_s = _BACKOFF_S[min(self.in_a_row, len(_BACKOFF_S) - 1)]
+        self.in_a_row += 1
+        return pause_s

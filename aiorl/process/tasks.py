@@ -1,0 +1,74 @@
+"""Tasks of the event loop that cannot die unnoticed: every task of aiorl is started here.
+
+A task nobody awaits keeps its exception to itself, and what it was there for just stops. So whoever starts one owns a
+`Tasks`, and is told when one dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["Tasks", "first_of"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Tasks:
+    """The tasks of one owner, who is told of the first error of each. They end with ``close``."""
+
+    def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
+        """Take whom to tell.
+
+        Args:
+            on_failure: called on the event loop with what a task raised, after it was logged with its traceback.
+        """
+        self._on_failure = on_failure
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, step: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run a coroutine as a task; to be called on the event loop."""
+        task = asyncio.get_running_loop().create_task(step, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def close(self, timeout_s: float = 2.0) -> None:
+        """Cancel every task, except the one that calls, and wait for their ends; the slow ones are left behind."""
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, slow = await asyncio.wait(tasks, timeout=timeout_s)
+            for task in slow:
+                logger.warning("the task %s did not end within %g s", task.get_name(), timeout_s)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("the task %s failed", task.get_name(), exc_info=error)
+            self._on_failure(error)
+
+
+async def first_of(step: Coroutine[Any, Any, T], other: asyncio.Future[Any]) -> asyncio.Task[T] | None:
+    """Run a step until it is done or ``other`` is.
+
+    Returns: the task, done; or None after it was cancelled because ``other`` was done first.
+    """
+    task = asyncio.get_running_loop().create_task(step)
+    try:
+        await asyncio.wait([task, other], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=2.0)
+    if not other.done():
+        return task
+    if task.done() and not task.cancelled():
+        task.exception()  # its owner has another reason to end
+    return None

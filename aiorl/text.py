@@ -1,0 +1,53 @@
+"""Text of others made fit to be shown: printable, bounded, and on as many lines as it may have.
+
+Whatever a peer says passes through here where messages are decoded (`aiorl.protocol.schema` declares which field is
+what), so that nothing it sends can move a cursor, colour a terminal, turn the direction of writing or begin a line of
+its own in a log. Printable is what `str.isprintable` says: no control characters, no escape, no line or paragraph
+separators, no marks that reorder text, nothing unassigned.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["MAX_LABEL", "MAX_NAME", "indented", "is_label", "is_name", "many_lines", "one_line"]
+
+MAX_NAME = 64
+"""Characters of a name that only programs read: of a worker, an incarnation, a run."""
+MAX_LABEL = 256
+"""Characters of a name that people choose: of a column, a policy, a metric."""
+
+_NAME = re.compile(rf"[!-~]{{0,{MAX_NAME}}}")
+_CUT = "..."
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is at most 64 visible ASCII characters."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_label(text: str) -> bool:
+    """Whether a text is at most 256 printable characters."""
+    return len(text) <= MAX_LABEL and text.isprintable()
+
+
+def one_line(text: str, max_chars: int) -> str:
+    """A text as one printable line of bounded length: white space becomes spaces, what else cannot be printed "?"."""
+    if len(text) > max_chars:
+        text = text[: max_chars - len(_CUT)] + _CUT
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
+
+
+def many_lines(text: str, max_chars: int, *, keep_end: bool = False) -> str:
+    r"""As `one_line`, but lines stay lines, all of them ending in "\n"; of a long text the end is kept if so wished."""
+    if len(text) > max_chars:
+        kept = max_chars - len(_CUT)
+        text = _CUT + text[-kept:] if keep_end else text[:kept] + _CUT
+    return "\n".join(one_line(line, max_chars) for line in text.splitlines())
+
+
+def indented(text: str) -> str:
+    """Lines after the first moved in, so that none of them passes for a line of its own."""
+    return text.replace("\n", "\n    ")

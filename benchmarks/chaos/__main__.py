@@ -1,0 +1,95 @@
+"""Random faults in whole runs, and what becomes of these: `python -m benchmarks.chaos`.
+
+A learner with workers of its own and from outside, with keys, is trained while processes are killed and frozen,
+connections reset, corrupted and delayed, disks filled, keys withdrawn. Only processes that it has started and
+loopback addresses are touched. The exit status is 0 if every bar holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import secrets
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.chaos.faults import KINDS
+from benchmarks.chaos.report import Bars, Report
+from benchmarks.chaos.scenario import Options, run_chaos
+
+__all__ = ["main"]
+
+_ALGOS = ("ppo", "impala")
+_LEAST_S = 600.0
+"""Memory is judged in runs that are at least so long: shorter ones are still warming up."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Strike, and report; the exit status is 0 if every bar holds, 1 if not, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=840.0, help="how long faults begin; 840 take 20 min in all")
+    parser.add_argument("--seed", type=int, help="of which fault comes when; default: a fresh one")
+    parser.add_argument("--kinds", type=_kinds, default=list(KINDS), metavar="A,B", help="kinds of faults; --list")
+    parser.add_argument("--algos", type=_algos, default=list(_ALGOS), metavar="A,B", help="ppo,impala: one run each")
+    parser.add_argument("--slack", type=float, default=1.0, help="factor of all times, for a busy machine")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything there")
+    parser.add_argument("--folder", type=Path, help="where logs are kept; default: they are not")
+    parser.add_argument("--list", action="store_true", help="say what kinds there are")
+    args = parser.parse_args(argv)
+    if args.list:
+        for kind in KINDS.values():
+            print(f"{kind.name:28} {kind.act.__doc__}")
+        return 0
+    seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
+    print(f"seed {seed}: {args.seconds:g} s of faults, kinds: {', '.join(args.kinds)}", flush=True)
+    bars = Bars()
+    bars = Bars(
+        median_s=bars.median_s * args.slack,
+        worst_s=bars.worst_s * args.slack,
+        death_median_s=bars.death_median_s * args.slack,
+        memory=bars.memory if args.seconds >= _LEAST_S else None,
+    )
+    with tempfile.TemporaryDirectory(prefix="aiorl-chaos-") as scratch:
+        folder = args.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        options = Options(args.seconds, seed, args.kinds, args.algos, folder.resolve(), bars, args.slack)
+        try:
+            report = asyncio.run(_run(options))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            print("ended early; every process of it is gone", flush=True)
+            return 130
+    print(f"\n{report.text()}", flush=True)
+    if args.json is not None:
+        args.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
+    return 0 if report.ok else 1
+
+
+async def _run(options: Options) -> Report:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run_chaos(options, lambda line: print(line, flush=True))
+
+
+def _kinds(text: str) -> list[str]:
+    return _chosen(text, list(KINDS))
+
+
+def _algos(text: str) -> list[str]:
+    return _chosen(text, _ALGOS)
+
+
+def _chosen(text: str, known: Sequence[str]) -> list[str]:
+    chosen = [name for name in text.split(",") if name]
+    for name in chosen:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"there is no {name!r}; known: {', '.join(known)}")
+    return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,382 @@
+"""One run under faults: a learner with workers of its own, and workers that join it from outside, each over a link.
+
+The cluster does what an operator or a service manager does: a learner that has ended is resumed at once, and the
+command of an outside worker that has ended is started again. What ends without having been told to is remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from aiorl.keys import make_keys
+from benchmarks.chaos.link import Link, free_pair
+from benchmarks.chaos.processes import Ended, Started, end_all, marked, send, worker_leaves
+from benchmarks.chaos.progress import Progress, Span
+
+__all__ = ["LEARNER", "Cluster", "ClusterFailed", "Missed", "Outsider"]
+
+LEARNER = "the learner"
+
+_NUM_LOCAL = 2
+_OUTSIDE = {"outside-lasting": 1, "outside-single": 1, "outside-pair": 2}
+_LOCAL_KEY, _INTRUDER = "worker", "intruder"  # the latter is admitted, and no worker's
+_LOOK_S = 0.1
+_RESTART_S = 0.5
+_TRAINS_S = 60.0
+_STARTS = 5
+_END_S = 20.0
+_MAX_FILES = 1024
+_NEVER_GIVEN_UP = 1_000_000
+# an abort shows in what the process wrote, also where nobody sees its exit status
+_ENVIRONMENT = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+_ALGO_SETTINGS = {"ppo": {"sgd_minibatch_size": 256, "num_sgd_iter": 2}, "impala": {}}
+
+
+class Missed(Exception):
+    """Something that must hold after a fault does not."""
+
+
+class ClusterFailed(Exception):
+    """The run cannot be brought to train any more."""
+
+
+@dataclass(eq=False, slots=True)
+class Outsider:
+    """A host of workers: one command, one key, one link.
+
+    Attributes:
+        name: of its key.
+        num_workers: worker processes that its command runs.
+        spared: no fault ends its processes, so that one life sees all the others.
+        link: between it and the learner.
+        process: its command.
+        is_ending: it was told to end.
+    """
+
+    name: str
+    num_workers: int
+    spared: bool
+    link: Link
+    process: Started
+    is_ending: bool = False
+
+    def samplers(self) -> list[psutil.Process]:
+        """Its processes that sample."""
+        return worker_leaves(self.process.pid)
+
+
+class Cluster:
+    """A run of one algorithm.
+
+    Attributes:
+        folder: gets logs and keys.
+        run_dir: the learner's run directory.
+        outsiders: workers from outside.
+        progress: results so far.
+        deaths: from each end of the learner to the first rise of trained steps after it.
+        unexpected: processes started here that ended without having been told to.
+        num_local: local workers to be expected; whoever finds that one stays down takes it off.
+        port: the learner's first port.
+    """
+
+    def __init__(self, algo: str, folder: Path, run_dir: Path, mark: str, patience: float) -> None:
+        """Nothing is started yet.
+
+        Args:
+            algo: its name.
+            folder: for logs and keys; exists.
+            run_dir: made by the learner.
+            mark: by which all processes can be found.
+            patience: factor of all times that something is waited for, 1 for a quiet machine.
+        """
+        self.folder = folder
+        self.run_dir = run_dir
+        self.outsiders: list[Outsider] = []
+        self.progress = Progress(run_dir / "result.jsonl")
+        self.deaths: list[Span] = []
+        self.unexpected: list[Ended] = []
+        self.num_local = _NUM_LOCAL
+        self.port = 0
+        self._algo = algo
+        self._mark = mark
+        self._patience = patience
+        self._learner: Started | None = None
+        self._resuming = asyncio.Lock()
+        self._died_at: float | None = None
+        self._num_starts = 0
+        self._num_intruders = 0
+        self._task: asyncio.Task[None] | None = None
+
+    # Facts --------------------------------------------------------------------------------------------------------
+
+    @property
+    def learner(self) -> Started:
+        """The learner's process."""
+        assert self._learner is not None
+        return self._learner
+
+    @property
+    def life(self) -> int:
+        """Number of the learner's process, from 0 on."""
+        return len(self.progress.births) - 1
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the learner that runs now has trained."""
+        return self._died_at is None and bool(self.progress.rises)
+
+    @property
+    def down(self) -> Span | None:
+        """Since when the run has been without a learner that trains; None if it has one."""
+        return None if self._died_at is None else Span(self._died_at, time.time())
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that there are when all is well."""
+        return self.num_local + sum(outsider.num_workers for outsider in self.outsiders)
+
+    @property
+    def workers_there(self) -> int:
+        """Workers that the newest result counts."""
+        return self.progress.rows[-1].workers if self.progress.rows else 0
+
+    def locals(self) -> list[psutil.Process]:
+        """The learner's own workers."""
+        return worker_leaves(self.learner.pid)
+
+    def secret_key(self, name: str) -> Path:
+        """Where a private key is."""
+        return self.folder / "keys" / f"{name}.key_secret"
+
+    def admitted_key(self, name: str) -> Path:
+        """The file that admits a key."""
+        return self.folder / "keys" / "admitted" / f"{name}.key"
+
+    # Life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start everything, and wait until all workers are there and it trains.
+
+        Raises:
+            ClusterFailed: it does not.
+        """
+        make_keys(self.folder / "keys", (_LOCAL_KEY, _INTRUDER, *_OUTSIDE))
+        pair = free_pair()
+        self.port = int(pair[0].getsockname()[1])
+        for each in pair:
+            each.close()
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(self._settings()), encoding="utf-8")
+        self._start_learner()
+        for index, (name, num_workers) in enumerate(_OUTSIDE.items()):
+            link = Link(self.port)
+            link.start()
+            process = self._start_outsider(name, num_workers, link)
+            self.outsiders.append(Outsider(name, num_workers, not index, link, process))
+        self._task = asyncio.create_task(self._watch(), name="watch")
+        try:
+            await self.until(
+                lambda: self.is_training and self.workers_there >= self.num_workers, _TRAINS_S, "it did not begin"
+            )
+        except Missed as missed:
+            raise ClusterFailed(f"{missed}: {self.learner.last_words()}") from None
+
+    async def until(self, condition: Callable[[], object], timeout_s: float, complaint: str) -> None:
+        """Wait until the condition holds.
+
+        Raises:
+            Missed: it does not within the time, patience included; the complaint is its text.
+            ClusterFailed: nor will it.
+        """
+        timeout_s *= self._patience
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self._task is not None and self._task.done():
+                self._task.result()
+            if time.monotonic() > deadline:
+                raise Missed(f"{complaint} within {timeout_s:g} s")
+            await asyncio.sleep(_LOOK_S)
+
+    async def kill_learner(self, before_resume: Callable[[], None] = lambda: None) -> list[psutil.Process]:
+        """Kill the learner and resume the run at once; returns the workers that the dead one had."""
+        async with self._resuming:
+            workers = self.locals()
+            self.learner.send(signal.SIGKILL)
+            await self._resume(before_resume)
+        return workers
+
+    async def restart_outsider(self, outsider: Outsider, *, whole: bool) -> list[psutil.Process]:
+        """Kill an outsider's command and start it again; returns the processes that it had started.
+
+        Args:
+            outsider: whose.
+            whole: kill these too, as when a host goes down.
+        """
+        await self.until(lambda: not outsider.is_ending, _TRAINS_S, f"{outsider.name} was not started again")
+        outsider.is_ending = True
+        children: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(outsider.process.pid).children(recursive=True)
+        outsider.process.send(signal.SIGKILL)
+        if whole:
+            for child in children:
+                send(child, signal.SIGKILL)
+        await self._start_again(outsider)
+        return children
+
+    async def finish(self) -> list[str]:
+        """End the run as a user does, by Ctrl-C; returns what was not as it should be."""
+        await self._stop_watching()
+        complaints = []
+        self.learner.send(signal.SIGINT)
+        ends = [(LEARNER, self.learner), *((each.name, each.process) for each in self.outsiders)]
+        for who, process in ends:
+            try:
+                status = await asyncio.to_thread(process.wait, _END_S * self._patience)
+            except TimeoutError:
+                complaints.append(f"{who} did not end within {_END_S * self._patience:g} s of the learner's Ctrl-C")
+                for _, each in ends:  # they wait for each other
+                    each.send(signal.SIGKILL)
+                break
+            if status:
+                complaints.append(f"{who} ended with status {status} at the end: {process.last_words()}")
+        self.progress.read()
+        return complaints
+
+    async def orphans(self) -> list[str]:
+        """Processes that are still there some time after the run has ended."""
+        with contextlib.suppress(Missed):
+            await self.until(lambda: not marked(self._mark), _END_S, "")
+        named = []
+        for process in marked(self._mark):
+            with contextlib.suppress(psutil.Error):
+                named.append(f"pid {process.pid}: {' '.join(process.cmdline())[:200]}")
+        return named
+
+    async def close(self) -> None:
+        """End whatever is left of the run."""
+        await self._stop_watching()
+        await asyncio.to_thread(end_all, marked(self._mark))
+        for outsider in self.outsiders:
+            await outsider.link.close()
+
+    def intrude(self, what: str, seconds: float) -> Started:
+        """Start a peer that does what no worker does; see ``intruder``."""
+        self._num_intruders += 1
+        command = [sys.executable, "-m", "benchmarks.chaos.intruder", what, "--port", str(self.port)]
+        command += ["--key", str(self.secret_key(_INTRUDER)), "--seconds", f"{seconds:.1f}"]
+        output = self.folder / f"intruder-{self._num_intruders}.out"
+        return Started(command, mark=self._mark, output=output, environment=_ENVIRONMENT)
+
+    # Its parts ----------------------------------------------------------------------------------------------------
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "algo": self._algo,
+            "env": "benchmarks.chaos.env:PacedCartPole",
+            "env_config": {"step_s": 0.0005},
+            "num_workers": _NUM_LOCAL,
+            "num_envs_per_worker": 4,
+            "rollout_fragment_length": 32,
+            "train_batch_size": 1024,
+            "observation_filter": "MeanStdFilter",
+            "model": {"fcnet_hiddens": [128, 128]},  # a broadcast has 140 kB: queues fill soon
+            "bind": f"tcp://127.0.0.1:{self.port}",
+            "keys": str(self.folder / "keys"),
+            "run_dir": str(self.run_dir),
+            "min_iter_time_s": 0.2,
+            "checkpoint_interval_s": 2.0,
+            "max_worker_restarts": _NEVER_GIVEN_UP,
+            **_ALGO_SETTINGS[self._algo],
+        }
+
+    def _start_learner(self) -> None:
+        has_begun = (self.run_dir / "run.json").exists()
+        what = ["--resume", str(self.run_dir)] if has_begun else ["--config", str(self.folder / "config.yaml")]
+        learner = [sys.executable, "-m", "aiorl.learner", *what]
+        self.progress.births.append(time.time())
+        self.num_local = _NUM_LOCAL
+        self._num_starts += 1
+        self._learner = Started(
+            ["sh", "-c", f'ulimit -n {_MAX_FILES} && exec "$@"', "sh", *learner],
+            mark=self._mark,
+            output=self.folder / "learner.txt",
+            environment=_ENVIRONMENT,
+        )
+
+    def _start_outsider(self, name: str, num_workers: int, link: Link) -> Started:
+        command = [sys.executable, "-m", "aiorl.worker", "--connect", f"tcp://127.0.0.1:{link.port}"]
+        command += ["--keys", str(self.secret_key(name)), "--max-worker-restarts", str(_NEVER_GIVEN_UP)]
+        command += ["--num-workers", str(num_workers)]
+        return Started(command, mark=self._mark, output=self.folder / f"{name}.txt", environment=_ENVIRONMENT)
+
+    async def _start_again(self, outsider: Outsider) -> None:
+        outsider.is_ending = True
+        await asyncio.to_thread(outsider.process.wait)
+        await asyncio.sleep(_RESTART_S)
+        outsider.process = self._start_outsider(outsider.name, outsider.num_workers, outsider.link)
+        outsider.is_ending = False
+
+    async def _resume(self, before_resume: Callable[[], None] = lambda: None) -> None:
+        """Start the learner again, as soon as the one before has ended."""
+        if self._died_at is None:
+            self._died_at = time.time()
+        await asyncio.to_thread(self.learner.wait)
+        self.progress.read()
+        before_resume()
+        self._start_learner()
+
+    async def _watch(self) -> None:
+        while True:
+            self.progress.read()
+            births, rises = self.progress.births, self.progress.rises
+            if rises and rises[-1] > births[-1] > (self._died_at or 0.0):
+                self._num_starts = 0
+                if self._died_at is not None:
+                    self.deaths.append(Span(self._died_at, next(at for at in rises if at > births[-1])))
+                    self._died_at = None
+            if not self._resuming.locked():
+                async with self._resuming:
+                    await self._look_at_learner()
+            for outsider in self.outsiders:
+                if not outsider.is_ending and outsider.process.status is not None:
+                    self._note(outsider.name, outsider.process)
+                    await self._start_again(outsider)
+            await asyncio.sleep(_LOOK_S)
+
+    async def _look_at_learner(self) -> None:
+        """Resume the run if the learner has ended by itself, or has not trained for so long that it never will."""
+        trained_at = max([self.progress.births[-1], *self.progress.rises[-1:]])
+        is_stuck = time.time() - trained_at > _TRAINS_S * self._patience
+        if self.learner.status is None and not is_stuck:
+            return
+        if self.learner.status is not None:
+            self._note(LEARNER, self.learner)
+        else:
+            said = f"killed, for it had not trained for {time.time() - trained_at:.0f} s; {self.learner.last_words()}"
+            self.unexpected.append(Ended(LEARNER, 0, said, time.time()))
+            self.learner.send(signal.SIGKILL)
+        if self._num_starts >= _STARTS:
+            raise ClusterFailed(f"the learner did not train after {_STARTS} starts: {self.learner.last_words()}")
+        await asyncio.sleep(_RESTART_S)
+        await self._resume()
+
+    def _note(self, who: str, process: Started) -> None:
+        self.unexpected.append(Ended(who, process.status or 0, process.last_words(), time.time()))
+
+    async def _stop_watching(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ClusterFailed):
+                await task

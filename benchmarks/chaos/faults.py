@@ -1,0 +1,470 @@
+"""The kinds of faults: what each does, and what must hold after it.
+
+A kind is a coroutine of a `Strike`. It does its harm, calls ``over`` once nothing of that is left, and may then
+wait for what has to follow; `Missed` says that it did not. Every kind undoes what it did, also when it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from benchmarks.chaos.cluster import Cluster, Missed, Outsider
+from benchmarks.chaos.disk import Disk
+from benchmarks.chaos.link import Slow
+from benchmarks.chaos.plan import Effect
+from benchmarks.chaos.processes import send
+
+__all__ = ["KINDS", "Kind", "NoTarget", "Strike"]
+
+_BACK_S = 30.0
+"""A worker that was ended is there again within so long: a supervisor's pauses grow to 10 s."""
+_GONE_S = 25.0
+"""What has lost its parent is gone within so long, frozen or not."""
+_CUT_S = 5.0
+_BEGINS_S = 20.0
+_SHORT_S, _LONG_S = (1.0, 4.0), (1.0, 14.0)
+_MANY = 1100
+_JUNK = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" + bytes(7) + b"\x01\x7f", bytes(64), b"\xff")
+
+T = TypeVar("T")
+
+
+class NoTarget(Exception):
+    """There is nothing that this kind of fault could hit now."""
+
+
+@dataclass(slots=True)
+class Strike:
+    """One fault: where it hits, and what became of it.
+
+    Attributes:
+        cluster: the run.
+        disk: where the run directory is.
+        random: of this fault alone.
+        target: what was hit, in words.
+        began: when, by the wall clock.
+        ended: when the harm was undone, None before that.
+    """
+
+    cluster: Cluster
+    disk: Disk
+    random: random.Random
+    target: str = ""
+    began: float = field(default_factory=time.time)
+    ended: float | None = None
+
+    def begin(self) -> None:
+        """Only now does the harm begin."""
+        self.began = time.time()
+
+    def over(self) -> None:
+        """All harm is undone."""
+        self.ended = time.time()
+
+    async def hold(self, seconds: tuple[float, float]) -> None:
+        """Let it last for a time between the two."""
+        await asyncio.sleep(self.random.uniform(*seconds))
+
+    def pick(self, targets: Sequence[T]) -> T:
+        """One of them.
+
+        Raises:
+            NoTarget: there is none.
+        """
+        draw = self.random.random()
+        if not targets:
+            raise NoTarget
+        return targets[int(draw * len(targets))]
+
+    def outsider(self, *, may_end: bool = False) -> Outsider:
+        """One of the hosts outside.
+
+        Args:
+            may_end: its processes are to be ended, so it must not be the one that is spared.
+        """
+        found = self.pick([each for each in self.cluster.outsiders if not (may_end and each.spared)])
+        self.target = found.name
+        return found
+
+
+Act = Callable[[Strike], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault.
+
+    Attributes:
+        name: as it is written.
+        effect: what it does to training.
+        act: does it.
+    """
+
+    name: str
+    effect: Effect
+    act: Act
+
+
+KINDS: dict[str, Kind] = {}
+"""All kinds by name."""
+
+
+def _kind(effect: Effect = Effect.PASSING) -> Callable[[Act], Act]:
+    def enter(act: Act) -> Act:
+        name = act.__name__.replace("_", "-")
+        KINDS[name] = Kind(name, effect, act)
+        return act
+
+    return enter
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+
+@_kind()
+async def local_killed(strike: Strike) -> None:
+    """SIGKILL to a worker of the learner's own."""
+    await _end_local(strike, signal.SIGKILL)
+
+
+@_kind()
+async def local_terminated(strike: Strike) -> None:
+    """SIGTERM to a worker of the learner's own, from outside."""
+    await _end_local(strike, signal.SIGTERM)
+
+
+@_kind(Effect.SILENCES)
+async def local_frozen(strike: Strike) -> None:
+    """SIGSTOP to a worker of the learner's own, SIGCONT later."""
+    worker = strike.pick(strike.cluster.locals())
+    strike.target = f"pid {worker.pid}"
+    await _freeze(strike, worker, _LONG_S)
+
+
+@_kind(Effect.SILENCES)
+async def outside_killed(strike: Strike) -> None:
+    """SIGKILL to a process that samples outside."""
+    outsider = strike.outsider(may_end=True)
+    victim = strike.pick(outsider.samplers())
+    strike.target += f", pid {victim.pid}"
+    if victim.pid == outsider.process.pid:
+        await strike.cluster.restart_outsider(outsider, whole=True)
+        strike.over()
+        raise Missed("the worker had no supervisor: nobody but an operator would start it again")
+    send(victim, signal.SIGKILL)
+    strike.over()
+    await strike.cluster.until(
+        lambda: _are_back(outsider.samplers(), victim, outsider.num_workers),
+        _BACK_S,
+        f"{outsider.name} did not start its worker again",
+    )
+
+
+@_kind(Effect.SILENCES)
+async def outside_frozen(strike: Strike) -> None:
+    """SIGSTOP to a process that samples outside, SIGCONT later."""
+    worker = strike.pick(strike.outsider().samplers())
+    await _freeze(strike, worker, _LONG_S)
+
+
+@_kind(Effect.SILENCES)
+async def outside_supervisor_killed(strike: Strike) -> None:
+    """SIGKILL to the command outside alone: what it has started ends by itself."""
+    outsider = strike.outsider(may_end=True)
+    children = await strike.cluster.restart_outsider(outsider, whole=False)
+    strike.over()
+    await _gone(strike, children, f"workers of {outsider.name} outlived its supervisor")
+
+
+@_kind(Effect.SILENCES)
+async def outside_host_lost(strike: Strike) -> None:
+    """SIGKILL to the command outside and all that it has started."""
+    outsider = strike.outsider(may_end=True)
+    await strike.cluster.restart_outsider(outsider, whole=True)
+    strike.over()
+
+
+@_kind()
+async def learner_frozen(strike: Strike) -> None:
+    """SIGSTOP to the learner, SIGCONT later."""
+    strike.target = f"pid {strike.cluster.learner.pid}"
+    await _freeze(strike, psutil.Process(strike.cluster.learner.pid), _SHORT_S)
+
+
+@_kind(Effect.ENDS_LEARNER)
+async def learner_killed(strike: Strike) -> None:
+    """SIGKILL to the learner, which is resumed at once."""
+    workers = await strike.cluster.kill_learner()
+    strike.over()
+    await _gone(strike, workers, "local workers outlived the learner")
+
+
+@_kind(Effect.ENDS_LEARNER)
+async def checkpoint_damaged(strike: Strike) -> None:
+    """SIGKILL to the learner, which is resumed at once from a directory whose newest checkpoint is damaged."""
+    damage = strike.pick(list(_DAMAGES))
+    strike.target = damage
+
+    def spoil() -> None:
+        checkpoints = sorted((strike.cluster.run_dir / "checkpoints").glob("checkpoint-*"))
+        if checkpoints:
+            _DAMAGES[damage](checkpoints[-1], strike.random)
+
+    workers = await strike.cluster.kill_learner(before_resume=spoil)
+    strike.over()
+    await _gone(strike, workers, "local workers outlived the learner")
+
+
+async def _end_local(strike: Strike, number: signal.Signals) -> None:
+    cluster = strike.cluster
+    life = cluster.life
+    victim = strike.pick(cluster.locals())
+    strike.target = f"pid {victim.pid}"
+    send(victim, number)
+    strike.over()
+    try:
+        await cluster.until(
+            lambda: cluster.life != life or _are_back(cluster.locals(), victim, cluster.num_local),
+            _BACK_S,
+            f"no local worker was started in place of the one that got {number.name}",
+        )
+    except Missed:
+        cluster.num_local -= 1
+        raise
+
+
+async def _freeze(strike: Strike, process: psutil.Process, seconds: tuple[float, float]) -> None:
+    send(process, signal.SIGSTOP)
+    try:
+        await strike.hold(seconds)
+    finally:
+        send(process, signal.SIGCONT)
+    strike.over()
+
+
+async def _gone(strike: Strike, processes: Sequence[psutil.Process], complaint: str) -> None:
+    await strike.cluster.until(
+        lambda: not any(process.is_running() and not _is_zombie(process) for process in processes),
+        _GONE_S,
+        f"{complaint}: not all ended",
+    )
+
+
+def _are_back(there: Sequence[psutil.Process], victim: psutil.Process, count: int) -> bool:
+    return victim not in there and len(there) >= count
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    return True
+
+
+# Connections ----------------------------------------------------------------------------------------------------------
+
+
+@_kind()
+async def connections_reset(strike: Strike) -> None:
+    """RST to both sides of all connections of a host."""
+    strike.outsider().link.reset()
+    strike.over()
+
+
+@_kind(Effect.SILENCES)
+async def full_queues_reset(strike: Strike) -> None:
+    """Nothing is read until queues are full on both sides, then RST."""
+    link = strike.outsider().link
+    link.hold()
+    try:
+        await strike.hold((2.0, 8.0))
+        link.reset()
+    finally:
+        link.release()
+    strike.over()
+
+
+@_kind(Effect.SILENCES)
+async def blackholed(strike: Strike) -> None:
+    """Nothing is carried either way for a time, and no connection is told."""
+    link = strike.outsider().link
+    link.hold()
+    try:
+        await strike.hold(_LONG_S)
+    finally:
+        link.release()
+    strike.over()
+
+
+@_kind(Effect.SILENCES)
+async def corrupted(strike: Strike) -> None:
+    """Some chunks have a bit flipped."""
+    link = strike.outsider().link
+    link.corrupt_share = strike.random.uniform(0.02, 0.3)
+    try:
+        await strike.hold(_SHORT_S)
+    finally:
+        link.corrupt_share = 0.0
+    strike.over()
+
+
+@_kind()
+async def delayed(strike: Strike) -> None:
+    """Everything comes 100 to 500 ms later, over a narrow line."""
+    link = strike.outsider().link
+    link.slow = Slow(strike.random.uniform(0.1, 0.5), strike.random.uniform(2e5, 1e6))
+    try:
+        await strike.hold((4.0, 10.0))
+    finally:
+        link.slow = None
+    strike.over()
+
+
+@_kind(Effect.SILENCES)
+async def key_withdrawn(strike: Strike) -> None:
+    """A host's key is withdrawn while strangers knock, and admitted again later: it is cut off, then rejoins."""
+    cluster, outsider = strike.cluster, strike.outsider()
+    link, key = outsider.link, cluster.admitted_key(outsider.name)
+    if not key.exists():  # another one has withdrawn it
+        raise NoTarget
+    text = key.read_bytes()
+    knocker = cluster.intrude("knock", 5.0)
+    await cluster.until(knocker.last_words, _BEGINS_S, "nobody knocked")
+    strike.begin()
+    before, life = link.connections, cluster.life
+    key.unlink()
+    try:
+        await cluster.until(
+            lambda: not before & link.connections or cluster.life != life,
+            _CUT_S,
+            f"connections of {outsider.name} were not cut after its key was withdrawn",
+        )
+        await strike.hold(_SHORT_S)
+    finally:
+        key.write_bytes(text)
+        strike.over()
+    carried = link.bytes_up
+    await cluster.until(
+        lambda: link.connections and link.bytes_up > carried + (64 << 10),
+        _BACK_S,
+        f"{outsider.name} did not rejoin after its key was admitted again",
+    )
+
+
+# The learner's resources ----------------------------------------------------------------------------------------------
+
+
+@_kind()
+async def disk_full(strike: Strike) -> None:
+    """No byte is free on the disk of the run directory."""
+    if strike.disk.why_not or not strike.cluster.is_training:
+        raise NoTarget
+    try:
+        await asyncio.to_thread(strike.disk.fill)
+        await strike.hold(_SHORT_S)
+    finally:
+        strike.disk.free()
+    strike.over()
+
+
+@_kind()
+async def descriptors_exhausted(strike: Strike) -> None:
+    """More connections than the learner may have open files."""
+    with _connections(strike.cluster.port, _MANY):
+        await strike.hold(_SHORT_S)
+    strike.over()
+
+
+@_kind()
+async def garbage(strike: Strike) -> None:
+    """Connections that speak something else, or break off in the middle of a greeting."""
+    with _connections(strike.cluster.port, 24) as connections:
+        for each in connections:
+            with contextlib.suppress(OSError):
+                each.send(strike.random.choice([*_JUNK, strike.random.randbytes(4096)]))
+        await strike.hold((0.5, 2.0))
+    strike.over()
+
+
+@_kind()
+async def subscriptions_flooded(strike: Strike) -> None:
+    """An admitted key subscribes to broadcasts again and again."""
+    intruder = strike.cluster.intrude("subscribe", strike.random.uniform(1.0, 4.0))
+    await strike.cluster.until(intruder.last_words, _BEGINS_S, "nobody subscribed")
+    strike.begin()
+    await strike.cluster.until(lambda: intruder.status is not None, _BEGINS_S, "the intruder did not end")
+    strike.over()
+
+
+@contextlib.contextmanager
+def _connections(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """So many connections, half of them to each of the learner's ports; they may not all come about."""
+    made: list[socket.socket] = []
+    try:
+        for index in range(count):
+            each = socket.socket()
+            made.append(each)
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", port + index % 2))
+        yield made
+    finally:
+        for each in made:
+            each.close()
+
+
+# Damage to a checkpoint -----------------------------------------------------------------------------------------------
+
+
+def _truncate(checkpoint: Path, _: random.Random) -> None:
+    path = checkpoint / "tensors.safetensors"
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(checkpoint: Path, draw: random.Random) -> None:
+    path = checkpoint / "tensors.safetensors"
+    data = bytearray(path.read_bytes())
+    data[draw.randrange(len(data))] ^= 0x10
+    path.write_bytes(data)
+
+
+def _empty_meta(checkpoint: Path, _: random.Random) -> None:
+    (checkpoint / "meta.json").write_bytes(b"")
+
+
+def _nested_meta(checkpoint: Path, _: random.Random) -> None:
+    (checkpoint / "meta.json").write_text("[" * 200_000, encoding="ascii")
+
+
+def _pipe_for_meta(checkpoint: Path, _: random.Random) -> None:
+    (checkpoint / "meta.json").unlink()
+    os.mkfifo(checkpoint / "meta.json")
+
+
+def _sparse_tensors(checkpoint: Path, _: random.Random) -> None:
+    os.truncate(checkpoint / "tensors.safetensors", 2 << 30)
+
+
+def _no_tensors(checkpoint: Path, _: random.Random) -> None:
+    (checkpoint / "tensors.safetensors").unlink()
+
+
+_DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
+    "half of its tensors": _truncate,
+    "a flipped bit": _flip,
+    "an empty meta.json": _empty_meta,
+    "a deeply nested meta.json": _nested_meta,
+    "a pipe in place of meta.json": _pipe_for_meta,
+    "a sparse file of 2 GiB": _sparse_tensors,
+    "no tensors": _no_tensors,
+}

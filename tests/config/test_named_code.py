@@ -1,0 +1,99 @@
+"""What a config of somebody else would import is told, all of it, before it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aiorl.algorithms.registry import config_class
+from aiorl.config.load import save_config
+from aiorl.config.named_code import code_named_in, warning_of_foreign_code
+from aiorl.config.schema import CommonConfig
+
+NAMED = {
+    "env": "their_module:Env",
+    "callbacks": {"on_train_result": "their_hooks:f"},
+    "model": {"custom_model": "their_net:make", "custom_preprocessor": "their_views:View"},
+    "multiagent": {
+        "policies": {"a": ["their_policy:Mine", None, None, {"model": {"custom_model": "deep:down"}}]},
+        "policy_mapping_fn": "their_map:f",
+    },
+    "env_config": {"inner": [{"reward": "their_reward:f"}]},
+}
+
+
+def config(**values: object) -> CommonConfig:
+    return config_class("ppo").from_mapping({"env": "CartPole-v1", **values})
+
+
+@pytest.fixture
+def somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+
+
+def test_every_import_path_is_found_however_deep_it_stands() -> None:
+    assert code_named_in(config(**NAMED)) == {
+        "env": "their_module:Env",
+        "callbacks.on_train_result": "their_hooks:f",
+        "model.custom_model": "their_net:make",
+        "model.custom_preprocessor": "their_views:View",
+        "multiagent.policies.a[0]": "their_policy:Mine",
+        "multiagent.policies.a[3].model.custom_model": "deep:down",
+        "multiagent.policy_mapping_fn": "their_map:f",
+        "env_config.inner[0].reward": "their_reward:f",
+    }
+
+
+def test_defaults_name_no_code() -> None:
+    assert code_named_in(config()) == {}
+
+
+def test_somebody_elses_is_told_with_its_owner_and_nothing_reaches_the_terminal_raw(
+    tmp_path: Path, somebody_else: None
+) -> None:
+    values = {"resume": str(tmp_path), "env": "m:E", "callbacks": "x:\x1b[31m", "env_config": {"\x1b]0;": "a:b"}}
+    text = warning_of_foreign_code(config(**values, extra_python_environs_for_worker={"LD_PRELOAD": "their.so"}))
+    assert "not to you" in text.splitlines()[0]
+    assert "  env: 'm:E'" in text.splitlines()
+    assert "  extra_python_environs_for_worker: LD_PRELOAD" in text.splitlines()
+    assert text.replace("\n", "").isprintable()
+
+
+def test_ones_own_is_not(tmp_path: Path) -> None:
+    assert warning_of_foreign_code(config(resume=str(tmp_path), env="m:E")) == ""
+    assert warning_of_foreign_code(config(env="m:E")) == ""
+
+
+def test_a_config_of_somebody_else_in_ones_own_directory_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to give a file away")
+    save_config(config(env="m:E"), tmp_path)
+    os.chown(tmp_path / "config.yaml", 12_345, -1)
+    assert "the user with id 12345" in warning_of_foreign_code(config(resume=str(tmp_path), env="m:E"))
+
+
+MAIN = """
+import os, sys
+os.getuid = lambda: 123456
+from aiorl.learner.__main__ import main
+sys.exit(main(["--resume", sys.argv[1]]))
+"""
+
+
+def test_it_is_told_before_the_first_import(tmp_path: Path) -> None:
+    (tmp_path / "their_module.py").write_text("import sys; sys.stderr.write('imported\\n'); raise ValueError('stop')")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": "their_module:Env"}))
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, str(tmp_path)], capture_output=True, text=True, env=environment, check=False
+    )
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2, done.stderr
+    assert lines.index("  env: 'their_module:Env'") < lines.index("imported")

@@ -1,0 +1,84 @@
+"""Runs whose updates take 20 s: each that has trained leaves a checkpoint, and a resume goes on from it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiorl.learner.checkpoint import Checkpoint, list_checkpoints, load_newest_valid
+
+SLOW_UPDATES = Path(__file__).parent.parent / "support" / "slow_updates.py"
+SMALL = (
+    "--env=CartPole-v1", "--num-workers=1", "--train-batch-size=200", "--rollout-fragment-length=50",
+    "--num-envs-per-worker=1", "--xla=off", "--checkpoint-interval-s=0",
+)  # fmt: skip
+
+
+@pytest.fixture
+def slowly(processes, tmp_path, monkeypatch):
+    """Starts a learner whose updates are slow from the given one on."""
+
+    def start(slow_from: int, *options: str):
+        monkeypatch.setenv("SLOW_FROM", str(slow_from))
+        monkeypatch.setenv("SLOW_S", "20")
+        return processes.command([sys.executable, str(SLOW_UPDATES), f"--run-dir={tmp_path / 'run'}", *SMALL, *options])
+
+    return start
+
+
+def resumed_from(checkpoint: Checkpoint, processes) -> None:
+    updates, trained = (checkpoint.meta["counters"][name] for name in ("updates", "env_steps_trained"))
+    assert checkpoint.number == updates
+    assert checkpoint.meta["ledger"]["trained"] == trained
+    resumed = processes.learner(f"--stop-timesteps={trained + 1}", resume=True)
+    assert resumed.wait(60) == 0, resumed.text
+    assert f"going on from {checkpoint.path}" in resumed.log
+    assert resumed.results()[-1]["updates_total"] > updates
+
+
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, id="SIGINT"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow)],
+)
+def test_a_signal_does_not_wait_for_a_slow_update_and_saves_what_is_before_it(
+    slowly, processes, until, tmp_path, number
+) -> None:
+    learner = slowly(3, "--algo=ppo", "--sgd-minibatch-size=50", "--num-sgd-iter=1")
+    learner.wait_for("update 3 begins", 120.0)
+    folder = tmp_path / "run" / "checkpoints"
+    assert list_checkpoints(folder) == []
+    learner.send(number)
+    until(lambda: list_checkpoints(folder), 5.0, "a checkpoint")
+    assert learner.wait(15) == 0, learner.text
+    assert "update 3 ends" not in learner.text
+    newest = load_newest_valid(folder)
+    assert newest.number == 2
+    assert str(newest.path) in learner.text
+    if number == signal.SIGTERM:
+        resumed_from(newest, processes)
+
+
+@pytest.mark.slow
+def test_a_stop_criterion_waits_for_a_slow_update_and_says_so(slowly, processes, tmp_path) -> None:
+    learner = slowly(2, "--algo=impala", "--stop-timesteps=400")
+    learner.wait_for("update 2 ends", 120.0)
+    learner.wait_for("update 3 begins")
+    learner.wait_for("waiting for the last update to end", 15.0)
+    assert learner.wait() == 0, learner.text
+    assert "update 3 ends" in learner.text
+    newest = load_newest_valid(tmp_path / "run" / "checkpoints")
+    assert newest.number == 3
+    resumed_from(newest, processes)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_wait_for_the_last_update_with_the_state_before_it(slowly, tmp_path) -> None:
+    learner = slowly(2, "--algo=impala", "--stop-timesteps=400")
+    learner.wait_for("waiting for the last update to end", 120.0)
+    learner.send(signal.SIGINT)
+    assert learner.wait(10) == 0, learner.text
+    assert "update 3 ends" not in learner.text
+    assert load_newest_valid(tmp_path / "run" / "checkpoints").number == 2

@@ -1,0 +1,172 @@
+"""The parent of workers started by hand: restarts, signals, statuses; with plain Python children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, WRONG_USAGE
+
+PARENT = """
+import logging, os, sys
+from aiorl.process.keeper import Keeper
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+logging.getLogger().handlers[0].flush = sys.stdout.flush
+child, number, restarts, leave_s = sys.argv[1:]
+status = Keeper([sys.executable, "-S", "-c", child], int(number), int(restarts), leave_s=float(leave_s)).run()
+os._exit(status)
+"""
+SAY = "import os, sys; say = lambda text: os.write(1, f'{text}\\n'.encode())"  # in one piece: a pipe has many writers
+WAITS = f"{SAY}; say(f'child {{os.getpid()}}'); sys.stdin.read(); say('orphan')"
+
+
+class Kept:
+    def __init__(self, child: str, number: int, max_restarts: int, leave_s: float) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PARENT, child, str(number), str(max_restarts), str(leave_s)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    @property
+    def output(self) -> IO[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def child(self) -> int:
+        """Process id of the next child that has come up."""
+        for line in self.output:
+            if line.startswith("child"):
+                return int(line.split()[-1])
+        raise AssertionError("no child has come up")
+
+    def end(self) -> tuple[int, list[str]]:
+        lines = self.output.read().splitlines()
+        return self.process.wait(10), lines
+
+
+@pytest.fixture
+def keep() -> Iterator[Callable[..., Kept]]:
+    started: list[Kept] = []
+
+    def start(child: str = WAITS, number: int = 1, max_restarts: int = 3, leave_s: float = 5.0) -> Kept:
+        started.append(Kept(child, number, max_restarts, leave_s))
+        return started[-1]
+
+    yield start
+    for kept in started:
+        kept.process.kill()
+        kept.process.wait(10)
+        kept.output.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGTERM])
+def test_one_child_that_a_signal_ends_is_started_again(keep: Callable[..., Kept], number: signal.Signals) -> None:
+    kept = keep()
+    first = kept.child()
+    os.kill(first, number)
+    second = kept.child()
+    assert second != first
+    assert psutil.pid_exists(second)
+    kept.process.send_signal(signal.SIGTERM)
+    assert kept.end()[0] == 0
+    assert not psutil.pid_exists(second)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_children_in_an_orderly_way(keep: Callable[..., Kept], number: signal.Signals) -> None:
+    leaves = f"""
+{SAY}
+import signal
+def leave(number, frame):
+    say(f"goodbye {{number}}")
+    os._exit(143)
+signal.signal(signal.SIGTERM, leave)
+say("child")
+while True:
+    signal.pause()
+"""
+    kept = keep(leaves, 2)
+    for _ in range(4):  # what both say, and the parent of both
+        kept.output.readline()
+    kept.process.send_signal(number)
+    status, lines = kept.end()
+    assert status == 0
+    assert lines == ["goodbye 15", "goodbye 15"]
+
+
+def test_children_that_do_not_leave_are_killed(keep: Callable[..., Kept]) -> None:
+    ignores = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAITS}"
+    kept = keep(ignores, leave_s=0.2)
+    child = kept.child()
+    kept.process.send_signal(signal.SIGTERM)
+    assert kept.end() == (0, [])
+    assert not psutil.pid_exists(child)
+
+
+def test_children_see_the_end_of_their_input_when_the_parent_is_killed(keep: Callable[..., Kept]) -> None:
+    kept = keep()
+    kept.child()
+    kept.process.kill()
+    assert kept.end() == (-signal.SIGKILL, ["orphan"])
+
+
+@pytest.mark.parametrize(
+    ("status", "ends_with", "starts"),
+    [(RUN_IS_OVER, 0, 1), (HOPELESS, 1, 1), (WRONG_USAGE, 2, 1), (FAILED, 1, 2), (0, 1, 2)],
+)
+def test_a_child_is_started_as_often_as_its_status_calls_for(
+    keep: Callable[..., Kept], status: int, ends_with: int, starts: int
+) -> None:
+    kept = keep(f"{SAY}; say('child'); os._exit({status})", max_restarts=1)
+    ended_with, lines = kept.end()
+    assert ended_with == ends_with
+    assert lines.count("child") == starts
+    assert sum("restart 1 in 0.2 s" in line for line in lines) == starts - 1
+
+
+def test_one_child_that_is_given_up_does_not_end_the_others(keep: Callable[..., Kept], tmp_path: Path) -> None:
+    flag = tmp_path / "first"
+    one_fails = f"""
+import os
+try:
+    os.close(os.open({str(flag)!r}, os.O_CREAT | os.O_EXCL))
+except FileExistsError:
+    {WAITS}
+os._exit(1)
+"""
+    kept = keep(one_fails, 2, max_restarts=0)
+    waited_for = {"child", "worker"}
+    while waited_for:  # in any order
+        line = kept.output.readline()
+        assert line
+        if line.startswith("child") or line.endswith("given up\n"):
+            waited_for.remove(line.split()[0])
+    assert kept.process.poll() is None
+    kept.process.send_signal(signal.SIGINT)
+    assert kept.end()[0] == 0
+
+
+def test_a_program_that_is_not_there_is_an_error() -> None:
+    code = "from aiorl.process.keeper import Keeper; Keeper(['/nowhere/program'], 2, 3).run()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "/nowhere/program" in done.stderr
+
+
+def test_it_loads_next_to_nothing() -> None:
+    code = """
+import sys
+import aiorl.process.keeper
+heavy = {"asyncio", "numpy", "zmq", "onnxruntime", "pydantic", "tyro", "inspect", "ssl"}
+print(sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED, WRONG_USAGE, Restarts, status_text
+
+
+def test_failures_in_a_row_are_followed_by_growing_pauses_and_then_by_none() -> None:
+    restarts = Restarts(8)
+    pauses = [restarts.pause_after(FAILED, 1.0) for _ in range(9)]
+    assert pauses == [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, None]
+
+
+def test_a_minute_of_health_gives_the_allowance_back() -> None:
+    restarts = Restarts(2)
+    assert [restarts.pause_after(FAILED, 50.0) for _ in range(2)] == [0.2, 0.5]
+    assert restarts.pause_after(FAILED, 61.0) == 0.2
+    assert restarts.in_a_row == 1
+
+
+@pytest.mark.parametrize("status", [-signal.SIGABRT, -signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, STOPPED])
+def test_who_is_ended_by_a_signal_now_and_then_is_always_started_again(status: int) -> None:
+    restarts = Restarts(3)
+    assert [restarts.pause_after(status, 12.0) for _ in range(100)] == [0.2] * 100
+
+
+def test_who_is_ended_by_a_signal_at_once_every_time_is_given_up() -> None:
+    restarts = Restarts(3)
+    assert [restarts.pause_after(-signal.SIGSEGV, 2.0) for _ in range(4)] == [0.2, 0.5, 1.0, None]
+
+
+@pytest.mark.parametrize("status", [RUN_IS_OVER, HOPELESS, WRONG_USAGE])
+def test_a_worker_that_says_so_is_not_started_again(status: int) -> None:
+    assert Restarts(3).pause_after(status, 100.0) is None
+
+
+def test_where_no_restart_is_allowed_there_is_none_whatever_ended_the_child() -> None:
+    assert Restarts(0).pause_after(-signal.SIGKILL, 100.0) is None
+
+
+def test_a_status_is_told_with_the_name_of_its_signal() -> None:
+    assert [status_text(number) for number in (1, -9, -6)] == ["status 1", "status -9 (SIGKILL)", "status -6 (SIGABRT)"]

@@ -1,0 +1,29 @@
+"""A learner in this process, without TensorFlow, whose workers are real processes that connect over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from in_process import InProcess
+
+from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
+
+__all__ = ["learner_over_tcp", "until"]
+
+
+def learner_over_tcp(**settings: Any) -> InProcess:
+    """A learner that listens on loopback and has no worker yet; use within a running loop."""
+    network: Any = SimpleNamespace(learner=lambda: ZmqLearnerEndpoint("tcp://127.0.0.1:0"))
+    both = InProcess(network=network, **settings)
+    both.start(0)
+    both.service.grant_leases()
+    return both
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,32 @@
+"""A learner whose updates take as long as SLOW_S says, from the one on that SLOW_FROM says."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from aiorl.learner.__main__ import main
+from aiorl.learner.policy_group import PolicyGroup
+
+update = PolicyGroup.update
+number = 0
+
+
+def slow_update(self: PolicyGroup, *args: Any) -> Any:
+    global number
+    number += 1
+    if number >= int(os.environ["SLOW_FROM"]):
+        sys.stderr.write(f"update {number} begins\n")
+        time.sleep(float(os.environ["SLOW_S"]))
+        sys.stderr.write(f"update {number} ends\n")
+    return update(self, *args)
+
+
+PolicyGroup.update = slow_update  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)
