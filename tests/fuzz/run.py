@@ -52,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="TARGET")
     parser.add_argument("--update-corpus", action="store_true", help="keep what reaches something new")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="aiorl-fuzz-") as scratch:
+    memory = "/dev/shm"
+    in_memory = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="aiorl-fuzz-", dir=in_memory) as scratch:
         results = _run_all(options, Path(scratch))
     _report(results)
     return any(result.findings or result.failure for result in results)
@@ -118,7 +120,10 @@ def _run_one(target: Target, seconds: float, scratch: Path, update: bool) -> Res
 
 def _start(target: Target, seeds: Path, flags: Sequence[str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(Path(__file__).with_name("fuzz_one.py")), target.name, str(seeds), *flags]
-    return subprocess.run(command, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    environ = os.environ | {"TMPDIR": str(seeds.parent)}
+    return subprocess.run(
+        command, env=environ, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 _LINE = "{:16} {:>12} {:>8} {:>8} {:>8} {:>8} {:>9}"
