@@ -12,6 +12,7 @@ from aiorl.protocol import codec
 from aiorl.protocol import events as ev
 from aiorl.protocol import messages as m
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.protocol.pacing import Pacing
 from fuzz_targets.examples import example_messages, make_samples, make_snapshot
 from fuzz_targets.source import Source
 
@@ -60,6 +61,7 @@ class HostileWorld:
         max_lag = 2 if source.below(2) else None
         settings = LearnerSettings(num_workers=NUM_WORKERS, max_workers=NUM_WORKERS, max_lag=max_lag, hello_grace=8)
         self.session = LearnerSession("run", "L", settings)
+        self.session.leases.set_pacing(Pacing(3, max_lag, 2))
         if source.below(8):
             self.session.set_registration({"env": "x"}, {}, self.now)
             self.session.publish(make_snapshot(0, ""), self.now)
@@ -92,7 +94,11 @@ class HostileWorld:
                 except LocalProtocolError:
                     self.version = session.version
             case 11:
-                session.top_up(source.below(8), self.version)
+                pacing = session.leases.pacing
+                assert pacing is not None
+                pacing.updated(source.choice([0.0, 0.5]), source.below(8), self.now)
+                pacing.outdated(1 + source.below(NUM_WORKERS))
+                session.stream(source.below(8), self.version)
             case 12 | 21:
                 session.deal(self.version, source.below(8))
             case 13:
