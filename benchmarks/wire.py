@@ -181,7 +181,7 @@ class _ColumnReceiver(_Receiver):
     role = "columns"
 
     async def open(self) -> str:
-        self._endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True)
+        self._endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True)  # no keys, as the bare pair
         self._endpoint.on_message = self._on_message
         self._endpoint.start()
         return self._endpoint.address

@@ -99,24 +99,22 @@ class PolicyGroup:
 
     def get_state(self) -> AlgorithmState:
         """Copies of everything that `set_state` needs: tensors by ``policy id/name``, values by policy id."""
-        return self.hold_state()()
+        return self._merged({policy_id: algorithm.get_state() for policy_id, algorithm in self.algorithms.items()})
 
     def hold_state(self) -> Callable[[], AlgorithmState]:
         """See `Algorithm.hold_state`."""
         held = {policy_id: algorithm.hold_state() for policy_id, algorithm in self.algorithms.items()}
+        return lambda: self._merged({policy_id: state() for policy_id, state in held.items()})
 
-        def state() -> AlgorithmState:
-            tensors: dict[str, Array] = {}
-            values: dict[str, Any] = {}
-            for policy_id, own in held.items():
-                given = own()
-                tensors |= {f"{policy_id}/{name}": tensor for name, tensor in given.tensors.items()}
-                values[policy_id] = given.values
-            for policy_id, weights in self.fixed.items():
-                tensors |= {f"{policy_id}/weights/{name}": np.array(weight) for name, weight in weights.items()}
-            return AlgorithmState(tensors, values)
-
-        return state
+    def _merged(self, states: Mapping[str, AlgorithmState]) -> AlgorithmState:
+        tensors: dict[str, Array] = {}
+        values: dict[str, Any] = {}
+        for policy_id, state in states.items():
+            tensors |= {f"{policy_id}/{name}": tensor for name, tensor in state.tensors.items()}
+            values[policy_id] = state.values
+        for policy_id, weights in self.fixed.items():
+            tensors |= {f"{policy_id}/weights/{name}": np.array(weight) for name, weight in weights.items()}
+        return AlgorithmState(tensors, values)
 
     def set_state(self, state: AlgorithmState) -> None:
         """Go on from `state`.

@@ -47,7 +47,7 @@ def test_a_signal_does_not_wait_for_a_slow_update_and_saves_what_is_before_it(
     slowly, processes, until, tmp_path, number
 ) -> None:
     learner = slowly(3, "--algo=ppo", "--sgd-minibatch-size=50", "--num-sgd-iter=1")
-    learner.wait_for("update 3 begins")
+    learner.wait_for("update 3 begins", 120.0)
     folder = tmp_path / "run" / "checkpoints"
     assert list_checkpoints(folder) == []
     learner.send(number)
@@ -64,7 +64,7 @@ def test_a_signal_does_not_wait_for_a_slow_update_and_saves_what_is_before_it(
 @pytest.mark.slow
 def test_a_stop_criterion_waits_for_a_slow_update_and_says_so(slowly, processes, tmp_path) -> None:
     learner = slowly(2, "--algo=impala", "--stop-timesteps=400")
-    learner.wait_for("update 2 ends")
+    learner.wait_for("update 2 ends", 120.0)
     learner.wait_for("update 3 begins")
     learner.wait_for("waiting for the last update to end", 15.0)
     assert learner.wait() == 0, learner.text
@@ -77,7 +77,7 @@ def test_a_stop_criterion_waits_for_a_slow_update_and_says_so(slowly, processes,
 @pytest.mark.slow
 def test_ctrl_c_ends_the_wait_for_the_last_update_with_the_state_before_it(slowly, tmp_path) -> None:
     learner = slowly(2, "--algo=impala", "--stop-timesteps=400")
-    learner.wait_for("waiting for the last update to end")
+    learner.wait_for("waiting for the last update to end", 120.0)
     learner.send(signal.SIGINT)
     assert learner.wait(10) == 0, learner.text
     assert "update 3 ends" not in learner.text

@@ -33,7 +33,7 @@ def tell(**what):
         print(json.dumps(what), flush=True)
 
 async def main():
-    endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", limits=EndpointLimits(**limits))
+    endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True, limits=EndpointLimits(**limits))
     done = asyncio.Event()
 
     def on_message(peer, frames, user_id):

@@ -338,6 +338,8 @@ def test_no_worker_knows_its_secrets_from_its_arguments(tmp_path, place):
             reserve=lambda slot, worker_id: reserved.append((slot, worker_id)),
             on_ended=lambda worker_id, reason: None,
             on_event=lambda event: None,
+            on_failure=pytest.fail,
+            registered=lambda: [1],
         )
         try:
             await workers.start()
