@@ -593,7 +593,7 @@ def test_a_message_that_never_ends_is_found_and_its_sender_cut_off(run):
                     writer.write(b"\x03" + struct.pack(">Q", 1_000_000) + bytes(1_000_000))
                     await writer.drain()
             dropped = await learner.until_event(EventKind.DROPPED)
-            assert dropped.reason == "its message does not end"
+            assert "a message without end" in dropped.reason
             assert dropped.peer == learner.messages[0][0]
             await learner.until_event(EventKind.DISCONNECTED)
         await _still_served(learner, worker)
