@@ -152,7 +152,7 @@ def _is_served(peer: RawPeer) -> bool:
 
 def test_peers_that_reset_with_full_queues_do_not_abort_the_process(start):
     """libzmq 4.3.5 aborts when a heartbeat of its own is due on such a connection."""
-    learner = start(slow_s=0.05, heartbeat_s=0.02, receive_messages=2, send_messages=2, broadcast_messages=1)
+    learner = start(slow_s=0.005, heartbeat_s=0.02, receive_messages=2, send_messages=2, broadcast_messages=1)
     for _ in range(8):
         peer, subscriber = learner.peer(), learner.subscriber()  # they never read
         peer.socket.sendall(frame(bytes(1000)) * 100)
@@ -166,7 +166,7 @@ def test_peers_that_reset_with_full_queues_do_not_abort_the_process(start):
 
 def test_peers_that_send_heartbeats_and_reset_with_full_queues_do_not_abort_the_process(start):
     """libzmq 4.3.5 aborts when it goes on reading such a connection and has a heartbeat to answer."""
-    learner = start(slow_s=0.05, receive_messages=2)
+    learner = start(slow_s=0.005, receive_messages=2)
     ping = b"\x04\x07\x04PING\x00\x00"
     for _ in range(8):
         with contextlib.suppress(OSError), learner.peer() as peer:
