@@ -45,6 +45,7 @@ from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.protocol.ledger import Ledger
 from aiorl.protocol.limits import limits_of, max_workers_of
 from aiorl.report.console import Display, DisplayHandler, Headline, Summary, make_display
+from aiorl.report.log_files import LogFile
 from aiorl.report.loggers import Loggers, open_loggers
 from aiorl.report.results import Results
 from aiorl.report.system import SystemUsage
@@ -132,6 +133,7 @@ class Run:
         self._checkpointed = time.monotonic()
         self._last_result: dict[str, Any] = {}
         self._last_heard = time.monotonic()
+        self._loggers: Loggers | None = None
         self._saver: Saver | None = None
         self._hurry = asyncio.Event()
         self._directory_fault = ""
@@ -153,7 +155,6 @@ class Run:
         self._loop.set_exception_handler(self._on_stray_error)
         self._stopped: asyncio.Future[tuple[bool, str]] = self._loop.create_future()
         self._stopped.add_done_callback(_retrieve)
-        loggers: Loggers | None = None
         updates: UpdateThread | None = None
         workers: LocalWorkers | None = None
         final = False
@@ -173,7 +174,7 @@ class Run:
             )
             workers = self._workers = self._make_workers()
             await workers.start()
-            loggers = self._loggers = self._open_loggers(checkpoint)
+            self._loggers = self._open_loggers(checkpoint)
             learning = self._learning = await self._until_stopped(self._build(checkpoint))
             updates = self._updates = UpdateThread(
                 learning.group,
@@ -207,7 +208,7 @@ class Run:
             final, reason = True, stopped.reason
             return Outcome(stopped.ok, f"{stopped.reason} Nothing was trained yet, so there is nothing to save.", {})
         finally:
-            await self._release(updates, workers, loggers, reason, final=final)
+            await self._release(updates, workers, reason, final=final)
 
     def request_stop(self, reason: str) -> None:
         """End the run in an orderly way, within seconds: checkpoint, goodbye, exit status 0."""
@@ -271,6 +272,7 @@ class Run:
                 heartbeat_interval_s=transport.heartbeat_interval_s,
                 heartbeat_timeout_s=transport.heartbeat_timeout_s,
                 max_workers=max_workers_of(limits_of(transport)),
+                lease_timeout_s=transport.lease_timeout_s,
                 num_workers=config.num_workers,
             ),
             None if state is None else Ledger.from_state(state.ledger),
@@ -461,7 +463,8 @@ class Run:
         self._tell_callbacks(result)
         self._last_result = result
         self._keep_directory()
-        self._loggers.write(result)
+        if self._loggers is not None:
+            self._loggers.write(result)
         self._display.update(result, now)
 
     def _tell_callbacks(self, result: dict[str, Any]) -> None:
@@ -580,14 +583,12 @@ class Run:
         try:
             if not self._directory.make_again(self._config):
                 return
-            self._loggers.close()
+            self._loggers, former = open_loggers(self._directory.path), self._loggers
+            if former is not None:
+                former.close()
             for handler in logging.getLogger().handlers:
-                if (
-                    isinstance(handler, logging.FileHandler)
-                    and Path(handler.baseFilename).name == self._directory.log.name
-                ):
-                    handler.close()  # the next record opens the file again
-            self._loggers = open_loggers(self._directory.path)
+                if isinstance(handler, LogFile):
+                    handler.open_again()
         except ConfigError as error:
             if str(error) != self._directory_fault:
                 self._directory_fault = str(error)
@@ -604,7 +605,6 @@ class Run:
         self,
         updates: UpdateThread | None,
         workers: LocalWorkers | None,
-        loggers: Loggers | None,
         reason: str,
         *,
         final: bool,
@@ -624,8 +624,8 @@ class Run:
             goodbyes.append(_end("the workers", lambda: workers.stop(grace_s=_GOODBYE_S)))
         await asyncio.gather(*goodbyes)
         await _end("the run's tasks", self._tasks.close)
-        if loggers is not None:
-            await _end("the files", loggers.close)
+        if self._loggers is not None:
+            await _end("the files", self._loggers.close)
         await _end("the display", self._close_display)
 
     def _close_display(self) -> None:

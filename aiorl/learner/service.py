@@ -261,6 +261,7 @@ class LearnerService:
         while True:
             self.session.tick(time.monotonic())
             self._pump()
+            self.session.ledger.check()
             self._look_for_hung_workers()
             self._look_for_slow_workers()
             self._tell_of_the_rest()
@@ -283,7 +284,6 @@ class LearnerService:
             self._say(target, message)
         for event in rejected:  # after it was told why
             self._endpoint.drop(event.peer, event.reason)
-        self.session.ledger.check()
 
     def _say(self, target: bytes | None, message: DownMessage) -> None:
         try:

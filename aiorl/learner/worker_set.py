@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-import time
 from collections.abc import Callable, Container
 from pathlib import Path
 
@@ -135,11 +134,13 @@ class LocalWorkers:
         self._on_event(event)
 
     async def _look_for_lost(self) -> None:
+        looked_s = 0.0  # only time in which we looked counts: nobody can register while this process stands still
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
+            looked_s += _LOOK_EVERY_S
             registered = self._registered()
             if registered is not None:
-                self._kill_lost(registered, time.monotonic())
+                self._kill_lost(registered, looked_s)
 
     def _kill_lost(self, registered: Container[int], now: float) -> None:
         """Kill who was here and does not come back, or has not come for long after its start."""

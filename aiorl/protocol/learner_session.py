@@ -199,7 +199,7 @@ class LearnerSession:
 
     def receive(self, peer: bytes, message: m.Message, now: float, key: str | None = None) -> None:
         """A message has come from a peer; ``key`` is what its connection was authenticated with."""
-        self._members.now = now
+        self._note_time(now)
         worker = self._roster.by_peer.get(peer)
         if worker is None and self._members.is_dropped(peer):
             return
@@ -227,7 +227,7 @@ class LearnerSession:
 
     def bad_frames(self, peer: bytes, error: RemoteProtocolError, now: float) -> None:
         """What a peer sent does not decode: it is dropped, and the worker that spoke over it is lost."""
-        self._members.now = now
+        self._note_time(now)
         if self._members.is_dropped(peer):
             return
         what = one_line(str(error), _MAX_REASON)
@@ -235,7 +235,7 @@ class LearnerSession:
 
     def peer_gone(self, peer: bytes, now: float) -> None:
         """A connection has ended; its worker may come back over another one until it counts as silent."""
-        self._members.now = now
+        self._note_time(now)
         worker = self._roster.by_peer.get(peer)
         self._admission.peer_gone(peer)
         if worker is not None:
@@ -244,17 +244,12 @@ class LearnerSession:
 
     def tick(self, now: float) -> None:
         """Time has passed: silent workers are lost, calls fail, heartbeats go out, as due."""
-        self._members.now = now
         settings = self.settings
-        stood_still = 0.0 if self._last_tick is None else now - self._last_tick
+        self._note_time(now)
         self._last_tick = now
-        if stood_still > settings.heartbeat_timeout_s / 2:
-            self.leases.forgive(stood_still)
         for worker in self._roster.workers():
             if self._roster.by_slot.get(worker.slot) is not worker:
                 continue  # buried by what was done for another
-            if stood_still > settings.heartbeat_timeout_s / 2:
-                worker.last_heard += stood_still  # it was us; hear what has come in the meantime first
             self._watch(worker, now)
         self._admission.forget_silent(now)
         self._members.calls.expire(now)
@@ -269,6 +264,19 @@ class LearnerSession:
                 self._outbox.to_worker(worker, beat)
                 self._members.say_open_again(worker)
             self._admission.beat(beat)
+
+    def _note_time(self, now: float) -> None:
+        """Time in which we stood still ourselves, as the first input after it shows, makes nobody late."""
+        self._members.now = now
+        stood_still = 0.0 if self._last_tick is None else now - self._last_tick
+        if stood_still <= self.settings.heartbeat_timeout_s / 2:
+            return
+        self._last_tick = now
+        self.leases.forgive(stood_still)
+        for worker in self._roster.workers():  # hear what has come in the meantime first
+            worker.last_heard += stood_still
+            if worker.gap_since is not None:
+                worker.gap_since += stood_still
 
     # Registered workers -----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ owes is leased to the others, and it gets no other lease until a fragment of its
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -213,19 +214,19 @@ class LeaseBook:
         A worker is overdue when it has brought nothing for ``timeout_s`` seconds and for several times as long as the
         slowest of the others took for its newest fragment. Where there are no others that bring theirs, nobody is.
         """
-        taken = []
+        taken: list[Overdue] = []
+        slowest: list[tuple[float, int]] | None = None
         for slot, holder in self._holders.items():
             waited_s = now - holder.since
             if waited_s <= timeout_s or holder.is_overdue or not self._owes(slot):
                 continue
-            others = [
-                other.fragment_s
-                for number, other in self._holders.items()
-                if number != slot and other.fragment_s >= 0 and not other.is_overdue
-            ]
-            if others and waited_s > _PATIENCE * max(others):
+            if slowest is None:
+                slowest = self._slowest_two()
+            others_s = [fragment_s for fragment_s, number in slowest if number != slot]
+            if others_s and waited_s > _PATIENCE * others_s[0]:
                 taken.append(Overdue(slot, self.outstanding(slot), waited_s))
                 self._write_off(slot)
+                slowest = None
         return taken
 
     def forgive(self, seconds: float) -> None:
@@ -261,6 +262,17 @@ class LeaseBook:
                 raise InternalError(f"a lease of {lease.total} fragments has {lease.left} left")
         if self.pacing is not None:
             self.pacing.check_valid()
+
+    def _slowest_two(self) -> list[tuple[float, int]]:
+        """Time for the newest fragment and slot of the two slowest workers that bring theirs, the slowest first."""
+        return heapq.nlargest(
+            2,
+            (
+                (holder.fragment_s, slot)
+                for slot, holder in self._holders.items()
+                if holder.fragment_s >= 0 and not holder.is_overdue
+            ),
+        )
 
     def _owes(self, slot: int) -> bool:
         return any(lease.left for lease in self._by_slot.get(slot, {}).values())

@@ -6,6 +6,7 @@ who writes, through which library, or how many processes; all they have to do is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -123,6 +124,16 @@ class LogFile(logging.Handler):
             if self._num_lost:
                 num_lost, self._num_lost = self._num_lost, 0
                 logger.warning("%s is written again; %d records in between are missing", self._path, num_lost)
+
+    def open_again(self) -> None:
+        """Go on in the file that has the name now, if there is one or one can be made: ours may have been removed."""
+        self.acquire()
+        try:
+            with contextlib.suppress(OSError):
+                self._file, former = AppendedFile(self._path), self._file
+                former.close()
+        finally:
+            self.release()
 
     def close(self) -> None:
         """Close the file."""

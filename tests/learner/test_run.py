@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,6 +20,8 @@ from aiorl.learner.run import Run
 from aiorl.learner.run_dir import RunDirectory
 from aiorl.learner.update_thread import UpdateFailed, WarmUpDone
 from aiorl.report.console import PlainDisplay
+from aiorl.report.log_files import LogFile
+from aiorl.report.loggers import Loggers, open_loggers, read_results
 
 
 class SilentDisplay:
@@ -41,7 +45,7 @@ class SilentDisplay:
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[Run, Any]]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any]]:
     """Makes runs without workers whose model is never ready."""
     monkeypatch.setattr(module, "prepare_environment", lambda config: None)
 
@@ -50,9 +54,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple
 
     monkeypatch.setattr(Run, "_build", never)
 
-    def make() -> tuple[Run, Any]:
+    def make(**options: Any) -> tuple[Run, Any]:
         config = CommonConfig.from_mapping(
-            {"env": "CartPole-v1", "seed": 1, "num_workers": 0, "run_dir": str(tmp_path / "run")}
+            {"env": "CartPole-v1", "seed": 1, "num_workers": 0, "run_dir": str(tmp_path / "run"), **options}
         )
         display: Any = SilentDisplay()
         return Run(config, RunDirectory.open(config), display), display
@@ -60,7 +64,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple
     return make
 
 
-def test_a_task_of_the_run_that_dies_ends_it_with_its_error(start: Callable[[], tuple[Run, Any]]) -> None:
+def test_a_task_of_the_run_that_dies_ends_it_with_its_error(start: Callable[..., tuple[Run, Any]]) -> None:
     run, display = start()
     display.error = ZeroDivisionError("the display is broken")
     with pytest.raises(ZeroDivisionError, match="the display is broken"):
@@ -69,7 +73,7 @@ def test_a_task_of_the_run_that_dies_ends_it_with_its_error(start: Callable[[], 
 
 
 def test_an_error_in_a_callback_of_the_loop_ends_the_run_and_all_is_released(
-    start: Callable[[], tuple[Run, Any]], caplog: pytest.LogCaptureFixture
+    start: Callable[..., tuple[Run, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     run, display = start()
 
@@ -89,7 +93,7 @@ def test_an_error_in_a_callback_of_the_loop_ends_the_run_and_all_is_released(
 
 
 def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
-    start: Callable[[], tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, display = start()
     monkeypatch.setattr(module, "_END_STEP_S", 0.05)
@@ -108,8 +112,8 @@ def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
 
     async def main() -> None:
         run.on_release = lambda: released.append("begun")
-        run._service = part
-        await asyncio.wait_for(run._release(None, part, part, "the end", final=True), 10)
+        run._service = run._loggers = part
+        await asyncio.wait_for(run._release(None, part, "the end", final=True), 10)
 
     asyncio.run(main())
     assert released == ["begun"]
@@ -122,7 +126,7 @@ def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
     ]
 
 
-def test_what_the_update_thread_says_after_the_end_is_left_out(start: Callable[[], tuple[Run, Any]]) -> None:
+def test_what_the_update_thread_says_after_the_end_is_left_out(start: Callable[..., tuple[Run, Any]]) -> None:
     run, _ = start()
     errors: list[Any] = []
 
@@ -141,6 +145,59 @@ def test_what_the_update_thread_says_after_the_end_is_left_out(start: Callable[[
     late = threading.Thread(target=run._on_update_thread, args=(WarmUpDone(1.0),))  # when the loop is closed
     late.start()
     late.join(5)
+
+
+def test_how_patient_the_learner_is_with_its_workers_is_what_the_config_says(
+    start: Callable[..., tuple[Run, Any]],
+) -> None:
+    run, _ = start(transport={"heartbeat_interval_s": 11, "heartbeat_timeout_s": 33, "lease_timeout_s": 44})
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(0.1, run.request_stop, "enough")
+        await asyncio.wait_for(run.run(), 20)
+
+    asyncio.run(main())
+    settings = run._service.session.settings
+    assert (settings.heartbeat_interval_s, settings.heartbeat_timeout_s, settings.lease_timeout_s) == (11, 33, 44)
+
+
+def test_files_of_a_directory_that_was_removed_are_opened_anew_and_closed_at_the_end(
+    start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = start()
+    directory = run._directory
+    directory.save_address("tcp://127.0.0.1:5557")
+    opened: list[Loggers] = []
+    closed: list[Loggers] = []
+
+    def open_them(path: Path) -> Loggers:
+        opened.append(open_loggers(path, tensorboard=False))
+        monkeypatch.setattr(opened[-1], "close", functools.partial(close, opened[-1], opened[-1].close))
+        return opened[-1]
+
+    def close(loggers: Loggers, close_files: Callable[[], None]) -> None:
+        closed.append(loggers)
+        close_files()
+
+    monkeypatch.setattr(module, "open_loggers", open_them)
+    run._loggers = open_them(directory.path)
+    log = LogFile(directory.log)
+    logging.getLogger().addHandler(log)
+    try:
+        logging.getLogger("aiorl").warning("before")
+        shutil.rmtree(directory.path)
+        run._keep_directory()
+        logging.getLogger("aiorl").warning("after")
+        run._keep_directory()
+        run._loggers.write({"training_iteration": 1})
+        asyncio.run(run._release(None, None, "the end", final=True))
+    finally:
+        logging.getLogger().removeHandler(log)
+        log.close()
+    assert len(opened) == 2
+    assert closed == opened
+    assert "after" in directory.log.read_text()
+    assert [result["training_iteration"] for result in read_results(directory.path)] == [1]
 
 
 class Recorder(PlainDisplay):

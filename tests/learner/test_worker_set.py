@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import time
@@ -110,6 +111,32 @@ def test_who_was_lost_because_its_process_is_stopped_is_killed_at_once(monkeypat
     assert watched.look(0.0, 1, 2) == []  # not silent for long enough yet
     assert watched.look(0.2, 2) == []
     assert watched.look(0.4, 2) == [1]
+
+
+def test_nobody_is_killed_for_time_in_which_the_learner_itself_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    import aiorl.learner.worker_set as module
+
+    watched = Watched(monkeypatch)
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 1e-3)
+    late = itertools.count(step=1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(late))
+    looks = 0
+
+    def registered() -> list[int]:
+        nonlocal looks
+        looks += 1
+        return [1, 2] if looks == 1 else [2]
+
+    monkeypatch.setattr(watched.workers, "_registered", registered)
+
+    async def main() -> None:
+        looking = asyncio.get_running_loop().create_task(watched.workers._look_for_lost())
+        while looks < 5:
+            await asyncio.sleep(1e-3)
+        looking.cancel()
+
+    asyncio.run(main())
+    assert watched.killed == []
 
 
 def test_who_never_registers_is_killed_after_a_long_time(monkeypatch: pytest.MonkeyPatch) -> None:

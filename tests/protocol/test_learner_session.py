@@ -496,6 +496,33 @@ def test_a_worker_that_beats_but_never_samples_is_named_and_its_share_dealt_agai
     assert dealt[A].lease_id not in (leases[A].lease_id, leases[B].lease_id)
 
 
+def test_a_standstill_of_the_learner_passes_for_no_slowness_of_whose_fragment_is_read_first_afterwards() -> None:
+    session = make(lease_timeout_s=5.0)
+    join(session)
+    join(session, B, "b")
+    session.deal(1, 4)
+    leases = {peer: message for peer, message in session.messages_to_send()}
+    session.tick(0.5)
+    session.receive(A, fragment(1, leases[A].lease_id), 100.5)
+    session.events()
+    for tenth in range(60):
+        now = 100.5 + tenth / 10
+        for peer in (A, B):
+            session.receive(peer, m.Beat(10 if peer == A else 0, "sampling"), now)
+        session.tick(now)
+    assert [event.slot for event in told(session) if isinstance(event, ev.LeaseOverdue)] == [2]
+
+
+def test_a_standstill_of_the_learner_leaves_a_worker_time_to_fill_a_gap() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    session.tick(0.5)
+    session.receive(A, fragment(2, lease_id), 0.5)
+    session.tick(100.0)
+    assert session.slots == [1]
+
+
 def test_a_worker_that_leaves_frees_its_slot_at_once() -> None:
     session = make()
     join(session)

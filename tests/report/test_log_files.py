@@ -45,7 +45,9 @@ def test_a_worker_that_prints_for_ever_goes_on_in_a_log_that_stays_small(tmp_pat
 
     async def main() -> None:
         command = [sys.executable, "-S", "-c", endless]
-        supervisor = Supervisor(lambda slot: command, [1], max_restarts=0, log_path=lambda slot: path)
+        supervisor = Supervisor(
+            lambda slot: command, [1], max_restarts=0, on_failure=pytest.fail, log_path=lambda slot: path
+        )
         await supervisor.start()
         try:
             rotated = 0
