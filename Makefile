@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 RESULTS := .pytest_cache/results.xml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check style types layers requirements bench chaos examples coverage lock build clean
+.PHONY: help setup train test test-all check style types layers requirements bench chaos examples coverage fuzz lock \
+	build clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -58,6 +59,10 @@ examples: $(STAMP)  ## run every example, a few minutes
 coverage: $(STAMP)  ## tests with branch coverage
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt coverage
 	@$(BIN)/coverage run -m pytest -m 'not slow' && $(BIN)/coverage combine && $(BIN)/coverage report
+
+fuzz: $(STAMP)  ## fuzz what reads others' bytes for 10 minutes; make fuzz SECONDS=60 TARGETS="decode graph"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt atheris
+	@$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),600) $(if $(TARGETS),--targets $(TARGETS))
 
 lock: $(STAMP)  ## rewrite constraints.txt from what is installed
 	@$(BIN)/python -m pip freeze --exclude-editable | grep -v '^aiorl' > constraints.txt

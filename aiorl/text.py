@@ -41,11 +41,14 @@ def one_line(text: str, max_chars: int) -> str:
 
 
 def many_lines(text: str, max_chars: int, *, keep_end: bool = False) -> str:
-    r"""As `one_line`, but lines stay lines, all of them ending in "\n"; of a long text the end is kept if so wished."""
+    r"""As `one_line`, but lines stay lines, with "\n" between them; of a long text the end is kept if so wished.
+
+    Empty lines at its end are left out: a text that passes through here at both ends of the wire stays as it is.
+    """
     if len(text) > max_chars:
         kept = max_chars - len(_CUT)
         text = _CUT + text[-kept:] if keep_end else text[:kept] + _CUT
-    return "\n".join(one_line(line, max_chars) for line in text.splitlines())
+    return "\n".join(one_line(line, max_chars) for line in text.splitlines()).rstrip("\n")
 
 
 def indented(text: str) -> str:

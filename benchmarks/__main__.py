@@ -16,7 +16,7 @@ from benchmarks.result import Figure
 
 __all__ = ["main"]
 
-MODULES = ("sampler", "general", "remote", "atari", "wire", "update", "train", "leases", "startup")
+MODULES = ("sampler", "general", "remote", "atari", "wire", "update", "train", "leases", "startup", "attacks")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -157,6 +157,17 @@ def test_the_hello_on_the_protocol_page_decodes() -> None:
     assert decode([bytes.fromhex(dump)]) == Hello(1, "", "w1", "i1", 0, "host1", 42, "")
 
 
+def test_every_attack_on_the_security_page_names_tests_that_exist() -> None:
+    _, _, section = text_of("docs/security.md").partition("## Attacks")
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if re.match(r"\| (?!Attack \|)", line)]
+    assert len(rows) > 30
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row.split(" | ")[-1])
+        assert named, f"no test: {row}"
+        for module, test in named:
+            assert f"def {test}(" in text_of(f"tests/{module}"), f"{module}::{test}"
+
+
 def test_the_changelog_has_the_current_version() -> None:
     from aiorl import __version__
 

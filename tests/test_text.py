@@ -59,3 +59,11 @@ def test_names_are_visible_ascii_and_labels_printable() -> None:
     assert is_label("a b é")
     assert is_label("é" * 256)
     assert not any(map(is_label, ("é" * 257, "a\n", "\u202e")))
+
+
+@pytest.mark.parametrize("text", ["a\n\n\n", "a\r\n\x85\u2028", "\n", "a\n\nb\n", "x" * 99 + "\n" * 9])
+def test_what_was_made_printable_once_stays_as_it_is(text):
+    once = many_lines(text, 100)
+    assert many_lines(once, 100) == once
+    assert many_lines(text, 100, keep_end=True) == many_lines(many_lines(text, 100, keep_end=True), 100, keep_end=True)
+    assert one_line(one_line(text, 100), 100) == one_line(text, 100)

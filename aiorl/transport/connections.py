@@ -21,14 +21,17 @@ import termios
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Connection", "ConnectionTable", "bytes_received", "remote_address"]
+__all__ = ["CAN_TELL_BYTES", "Connection", "ConnectionTable", "bytes_received", "remote_address"]
 
 # struct tcp_info: 8 bytes, 24 u32, then u64 pacing_rate, max_pacing_rate, bytes_acked, bytes_received
 _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET = 8 + 24 * 4 + 3 * 8
 
+CAN_TELL_BYTES = hasattr(socket, "TCP_INFO")
+"""Whether `bytes_received` knows anything."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Connection:
     """One accepted connection.
 
@@ -39,13 +42,11 @@ class Connection:
         user_id: public key it proved (Z85); "" until its first message, and without keys.
         reason: why it is to be reported as refused or dropped, "" if it is not.
         delivered: messages taken from it.
-        seen_delivered: ``delivered`` at the last survey that found progress.
-        seen_bytes: bytes received by the kernel at that survey.
+        taken_bytes: bytes on the wire of all messages taken from it.
+        seen_delivered: ``delivered`` at the last survey.
         received: bytes received by the kernel at the last survey.
         silent_s: for how long surveys have found nothing new.
         answered: whether its sign of life was answered since the last survey.
-        suspected_at: number of messages that had been taken, of all connections, when it was suspected of one that
-            never ends; 0 if it isn't.
     """
 
     fd: int
@@ -54,17 +55,11 @@ class Connection:
     user_id: str = ""
     reason: str = ""
     delivered: int = 0
+    taken_bytes: int = 0
     seen_delivered: int = 0
-    seen_bytes: int = 0
     received: int = 0
     silent_s: float = 0.0
     answered: bool = False
-    suspected_at: int = 0
-
-    @property
-    def unended_bytes(self) -> int:
-        """Bytes it has sent since its last whole message, if the socket was empty at the last survey."""
-        return self.received - self.seen_bytes
 
 
 def remote_address(fd: int) -> str:
@@ -75,7 +70,7 @@ def remote_address(fd: int) -> str:
 
 def bytes_received(fd: int) -> int | None:
     """What the kernel has received over a TCP descriptor so far; None where it can't be told."""
-    if not hasattr(socket, "TCP_INFO") or fd < 0:
+    if not CAN_TELL_BYTES or fd < 0:
         return None
     # asked of all connections again and again: no duplicate, since nothing is done to it; any family will do
     try:
@@ -230,15 +225,12 @@ class ConnectionTable:
         for connection in self:
             connection.answered = False
             received = self.look(connection)
-            progress = connection.delivered != connection.seen_delivered
-            if progress or received != connection.received:
+            if connection.delivered != connection.seen_delivered or received != connection.received:
                 connection.silent_s = 0.0
             else:
                 connection.silent_s += elapsed_s
             connection.received = received
-            if progress:
-                connection.seen_delivered = connection.delivered
-                connection.seen_bytes = received
+            connection.seen_delivered = connection.delivered
 
     def look(self, connection: Connection) -> int:
         """Bytes that the kernel has received for this connection so far; as before where it can't be told.

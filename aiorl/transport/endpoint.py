@@ -81,7 +81,10 @@ class EndpointLimits:
         max_frame_bytes: largest single frame taken in; a peer that exceeds it is disconnected.
         max_frames: most frames in one message.
         max_message_bytes: largest message, all frames together.
-        receive_messages: messages that wait per connection inside ZeroMQ before the sender is held back.
+        receive_messages: messages that wait inside a worker's ZeroMQ before the learner's is held back.
+        max_unread_bytes: what peers have sent and the learner has not read, of all connections together; those with the
+            most of it are cut off. Of one it is twice ``max_message_bytes``.
+        max_unread_messages: the same in messages of one connection, about; each takes memory beside its bytes.
         send_messages: messages that wait per connection inside ZeroMQ on the way out.
         broadcast_messages: broadcasts that wait per subscriber before it misses some (and is told so).
         queue_messages: messages that wait in a worker's own send queue before ``send`` takes no more.
@@ -101,6 +104,8 @@ class EndpointLimits:
     max_frames: int = 1024
     max_message_bytes: int = 512 << 20
     receive_messages: int = 16
+    max_unread_bytes: int = 1 << 30
+    max_unread_messages: int = 1 << 14
     send_messages: int = 16
     broadcast_messages: int = 16
     queue_messages: int = 64

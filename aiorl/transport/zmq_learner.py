@@ -14,8 +14,9 @@ import zmq
 
 from aiorl.config.address import split_address
 from aiorl.errors import EndpointClosed
+from aiorl.transport.backlog import BacklogGuard, wire_overhead
 from aiorl.transport.buffers import keep_message_buffers
-from aiorl.transport.connections import Connection, ConnectionTable
+from aiorl.transport.connections import CAN_TELL_BYTES, Connection, ConnectionTable
 from aiorl.transport.descriptors import open_file_limit, peers_per_port
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_learner
@@ -100,6 +101,8 @@ class ZmqLearnerEndpoint:
         self._logged_at: deque[float] = deque(maxlen=_MAX_LINES)
         self._discarding = False
         self._max_peers = self._limits.max_peers
+        self._max_short, self._overhead, self._long_overhead = wire_overhead(curve=self._keys is not None)
+        self._guard: BacklogGuard | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._started = False
         self._closed = False
@@ -160,6 +163,8 @@ class ZmqLearnerEndpoint:
             self._keep_key_file()
         else:
             forget_run_keys(self._port)
+        if CAN_TELL_BYTES:
+            self._guard = BacklogGuard(self._peers, self._limits, self._on_backlog)
         self._started = True
         self._surveyed = self._head_sent = self._loop.time()
         self._later("tick", self._limits.tick_s, self._tick)
@@ -261,6 +266,8 @@ class ZmqLearnerEndpoint:
             self._key_file.remove()
         for timer in self._timers.values():
             timer.cancel()
+        if self._guard is not None:
+            self._guard.close()
         self._pump.close()
         self._subscription_pump.close()
         self._release()
@@ -324,31 +331,39 @@ class ZmqLearnerEndpoint:
         if self._discarding:
             self._discard_some()
             return
-        id_frame = self._router.recv(zmq.DONTWAIT, copy=False)
+        try:
+            id_frame = self._router.recv(zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            if self._guard is not None:
+                self._guard.emptied = True
+            raise
         peer = id_frame.bytes
         connection = self._peers.by_peer(peer)
         if connection is None:
             connection = self._attach(id_frame, peer)
         frames: list[memoryview] = []
-        num_bytes = 0
+        num_bytes = wire_bytes = 0
         more = id_frame.more
         while more:
             frame = self._router.recv(zmq.DONTWAIT, copy=False)
-            num_bytes += len(frame)
+            size = len(frame)
+            num_bytes += size
+            wire_bytes += size + (self._overhead if size <= self._max_short else self._long_overhead)
             frames.append(keep(frame))
             more = frame.more
             if len(frames) > self._limits.max_frames or num_bytes > self._limits.max_message_bytes:
                 self._discarding = more
                 self._rejected += 1
                 if connection is not None:
-                    size = f"{len(frames)} frames, {num_bytes} bytes"
-                    self._cut(self._peers, connection, f"its message is beyond the limit: {size}")
+                    reason = f"its message is beyond the limit: {len(frames)} frames, {num_bytes} bytes"
+                    self._cut(self._peers, connection, reason)
                 return
         self._taken += 1
         if connection is None:
             self._rejected += 1  # its end has been told
             return
         connection.delivered += 1
+        connection.taken_bytes += wire_bytes
         if connection.reason:
             self._rejected += 1  # it was cut off; this was on its way before
             return
@@ -495,6 +510,11 @@ class ZmqLearnerEndpoint:
         table.cut(connection, reset=True)
         self.on_event(Event(EventKind.DROPPED, reason, connection.peer, connection.address))
 
+    def _on_backlog(self, connection: Connection, reason: str) -> None:
+        if not self._closed:
+            self._rejected += 1
+            self._cut(self._peers, connection, reason)
+
     def _condemn(self, connection: Connection, reason: str) -> None:
         """From now on nothing is taken from this connection."""
         connection.reason = reason
@@ -565,10 +585,9 @@ class ZmqLearnerEndpoint:
         self._survey(is_empty=self._pump.drain(at_most=self._limits.messages_per_turn))
 
     def _survey(self, *, is_empty: bool) -> None:
-        """Find connections that are silent, that never end a message, or that say what they have no need to say.
+        """Find connections that are silent, or that say what they have no need to say.
 
-        libzmq bounds the size of a frame and the number of whole messages that wait, but not the frames of a message
-        that never ends. Time in which we did not run ourselves does not count as silence.
+        Time in which we did not run ourselves does not count as silence.
         """
         limits, now = self._limits, self._loop.time()
         elapsed_s = min(now - self._surveyed, 2 * limits.tick_s)
@@ -580,13 +599,6 @@ class ZmqLearnerEndpoint:
         for connection in self._peers:
             if connection.silent_s > limits.silence_s + (0 if connection.delivered else limits.handshake_s):
                 self._end_silent("samples", self._peers, connection)
-            elif connection.unended_bytes <= limits.max_message_bytes:
-                connection.suspected_at = 0
-            elif is_empty or 0 < connection.suspected_at < self._taken - len(self._peers):
-                self._rejected += 1
-                self._cut(self._peers, connection, "its message does not end")
-            elif not connection.suspected_at:
-                connection.suspected_at = self._taken
         self._subscribers.survey(elapsed_s)
         for connection in self._subscribers:
             self._bound_subscriber(connection, connection.received)
@@ -627,6 +639,8 @@ class ZmqLearnerEndpoint:
 
     def _make(self, kind: int) -> zmq.Socket[bytes]:
         socket = make_socket(self._context, kind, self._limits, ipv6=":" in self._host)
+        if CAN_TELL_BYTES:
+            socket.rcvhwm = 0  # see `BacklogGuard`
         serve(socket, self._keys)
         return socket
 

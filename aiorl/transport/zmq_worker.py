@@ -303,23 +303,38 @@ class ZmqWorkerEndpoint:
         self._ending = False
         self._since = self._loop.time()
         self._seen = None
+        try:
+            self._presented = self._keys or self._find_keys()
+            with contextlib.ExitStack() as undo:
+                self._channels = self._open_channels(undo)
+                undo.pop_all()
+        except (zmq.ZMQError, OSError) as error:
+            self._wait_for(f"cannot open a connection to {self.address}: {error.strerror}.", kind="cannot open")
+            self._again(self._next_pause())
+
+    def _open_channels(self, undo: contextlib.ExitStack) -> tuple[_Channel, ...]:
+        """Two sockets that begin to connect; ``undo`` closes what there is of them when one cannot be had."""
         ipv6 = ":" in self._host
         dealer = make_socket(self._context, zmq.DEALER, self._limits, ipv6=ipv6)
+        undo.callback(dealer.close, 0)
         dealer.routing_id = b"w" + secrets.token_bytes(_ROUTING_ID_BYTES)
         # Not IMMEDIATE: with it libzmq throws away what was received but not read yet when a connection ends, such
         # as a goodbye. Nothing is queued towards nobody all the same: we send only while connected.
         sub = make_socket(self._context, zmq.SUB, self._limits, ipv6=ipv6)
+        undo.callback(sub.close, 0)
         sub.rcvhwm = self._limits.broadcast_messages
         sub.subscribe(b"")
-        self._presented = self._keys or self._find_keys()
-        self._channels = (_Channel("samples", self._port, dealer), _Channel("broadcast", self._port + 1, sub))
-        for channel, receive in zip(self._channels, (self._receive_message, self._receive_broadcast), strict=True):
+        channels = (_Channel("samples", self._port, dealer), _Channel("broadcast", self._port + 1, sub))
+        for channel, receive in zip(channels, (self._receive_message, self._receive_broadcast), strict=True):
             present(channel.socket, self._presented)
             channel.monitor = SocketMonitor(channel.socket, self._monitor_handler(channel))
+            undo.callback(channel.monitor.close)
             channel.pump = SocketPump(
                 channel.socket, receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
             )
+            undo.callback(channel.pump.close)
             channel.socket.connect(url(self._host, channel.port))
+        return channels
 
     def _monitor_handler(self, channel: _Channel) -> Callable[[int, int], None]:
         return lambda event, value: self._on_monitor(channel, event, value)
@@ -489,8 +504,9 @@ class ZmqWorkerEndpoint:
         """Say why nothing happens; cancelling it only means that it isn't said."""
         try:
             await self._loop.getaddrinfo(self._host, self._port)
-        except OSError as error:
-            self._wait_for(f"the host name {self._host!r} cannot be found ({error.strerror})")
+        except (OSError, UnicodeError) as error:  # the latter where it cannot even be asked for
+            why = error.strerror if isinstance(error, OSError) else error
+            self._wait_for(f"the host name {self._host!r} cannot be found ({why})")
         else:
             waiting = [channel for channel in self._channels if not channel.ready] or list(self._channels)
             names = " and ".join(url(self._host, channel.port) for channel in waiting)

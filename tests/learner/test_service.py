@@ -80,6 +80,15 @@ def test_r7_streaming_keeps_queues_bounded_with_a_slow_learner_and_loses_nothing
     assert ledger["sampled"] - ledger["trained"] <= (2 + 1 + 1 + 1) * PER_BATCH
 
 
+def test_many_workers_make_hardly_a_sample_to_be_thrown_away() -> None:
+    """With leases for each worker by itself more than half of them were: 16 workers outrun one learner."""
+    algorithm = with_settings(mode="streaming", fragments_per_batch=2, max_policy_lag=10, update_s=0.02)
+    both = train(150, num_workers=16, algorithm=algorithm)
+    ledger = both.service.session.ledger
+    assert sum(ledger.discarded.values()) <= 0.01 * ledger.sampled
+    assert {fragment.slot for done in both.updates for fragment in done.batch.fragments} == set(range(1, 17))
+
+
 def test_the_bound_on_policy_lag_holds_for_every_fragment_trained_on() -> None:
     algorithm = with_settings(mode="streaming", fragments_per_batch=1, max_policy_lag=2, update_s=0.01)
     both = train(30, algorithm=algorithm)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,11 @@ import onnx
 import onnx.defs
 import onnxruntime as ort
 import pytest
+from graph_oracle import SMALL_WEIGHTS, check_against_onnx, make_small_graph, weights_of
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from aiorl.errors import PolicyError
 from aiorl.policy import graph_check
@@ -181,15 +181,6 @@ def test_the_weights_of_a_continuous_policy_are_found_too(make_network):
     to_canonical_graph(network.graph(), expected(network))
 
 
-def weights_of(model):
-    """What the graph takes from outside."""
-    return {
-        tensor.name: (tuple(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type).name)
-        for tensor in model.graph.initializer
-        if tensor.data_location == TensorProto.EXTERNAL
-    }
-
-
 @pytest.mark.parametrize("path", EXPORTED, ids=lambda path: path.stem)
 def test_an_exported_graph_written_anew_computes_the_same_bits(path):
     exported = path.read_bytes()
@@ -354,26 +345,7 @@ def test_the_operators_are_the_standards_on_tensors_alone():
 
 @pytest.fixture(scope="module")
 def small():
-    """A graph with something of each kind, small enough that a random change often hits what counts."""
-    inner = helper.make_graph(
-        [helper.make_node("Neg", ["w"], ["n"])], "i", [], [helper.make_tensor_value_info("n", 1, None)]
-    )
-    branch = helper.make_node("If", ["c"], ["z"], then_branch=inner, else_branch=copy.deepcopy(inner))
-    weight = TensorProto(name="w", dims=[2, 3], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
-    weight.external_data.add(key="location", value="weights")
-    constant = helper.make_tensor("k", TensorProto.INT64, [2], [1, -1])
-    nodes = [
-        branch,
-        helper.make_node("Concat", ["w", "z"], ["y"], axis=-1),
-        helper.make_node("Elu", ["y"], ["e"], alpha=0.5),
-    ]
-    inputs = [helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
-    outputs = [helper.make_tensor_value_info("e", TensorProto.FLOAT, ["n", 6])]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, [weight, constant])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
-
-
-SMALL_WEIGHTS = {"w": ((2, 3), "float32")}
+    return make_small_graph()
 
 
 @settings(deadline=None, max_examples=300)
@@ -434,41 +406,3 @@ VALUES = {
     (FIELD.CPPTYPE_DOUBLE, False): st.floats(),
     (FIELD.CPPTYPE_ENUM, False): st.integers(0, 1),
 }
-
-
-def check_against_onnx(graph, weights):
-    """Refused; or what `onnx` reads in the bytes and in ours is one, and ours holds nothing but what may be."""
-    try:
-        canonical = to_canonical_graph(graph, weights)
-    except PolicyError:
-        return
-    theirs, ours = ModelProto.FromString(graph), ModelProto.FromString(canonical)
-    assert to_canonical_graph(theirs.SerializeToString(deterministic=True), weights) == canonical
-    assert ours.SerializeToString(deterministic=True) == canonical
-    allowed = {"ir_version", "graph", "opset_import"}
-    assert {field.name for field, _ in ours.ListFields()} <= allowed
-    assert weights_of(ours) == weights
-    check_graph_of(ours.graph, weights)
-
-
-def check_graph_of(graph, weights):
-    assert {field.name for field, _ in graph.ListFields()} <= {"node", "name", "initializer", "input", "output"}
-    for tensor in graph.initializer:
-        check_tensor_of(tensor, weights)
-    for node in graph.node:
-        assert node.domain == ""
-        assert node.op_type in graph_check._ALLOWED
-        for attribute in node.attribute:
-            check_tensor_of(attribute.t, {})
-            check_graph_of(attribute.g, {})
-            assert {field.name for field, _ in attribute.ListFields()} <= {
-                "name",
-                "type",
-                *graph_check._ATTRIBUTES.values(),
-            }
-
-
-def check_tensor_of(tensor, weights):
-    if tensor.external_data or tensor.data_location:
-        assert tensor.name in weights
-        assert tensor.external_data[0].value == "weights"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import random
@@ -16,6 +17,7 @@ import pytest
 import zmq
 
 from aiorl.errors import ConfigError, EndpointClosed
+from aiorl.transport import zmq_worker
 from aiorl.transport.endpoint import EndpointLimits, EventKind
 
 FAST = EndpointLimits(tick_s=0.1, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
@@ -307,12 +309,40 @@ def test_a_worker_that_starts_first_says_what_it_waits_for_and_joins_when_the_le
     run(test)
 
 
-def test_a_worker_says_that_a_host_name_cannot_be_found(run):
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "no..host", "x" * 64 + ".invalid"])
+def test_a_worker_says_that_a_host_name_cannot_be_found(run, host):
     async def test(stage):
-        worker = stage.worker("tcp://no-such-host.invalid:5557", limits=FAST)
+        worker = stage.worker(f"tcp://{host}:5557", limits=FAST)
         worker.endpoint._since -= 10
         waiting = await worker.until_event(EventKind.WAITING)
-        assert "'no-such-host.invalid' cannot be found" in waiting.reason
+        assert f"{host!r} cannot be found" in waiting.reason
+
+    run(test)
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_worker_out_of_descriptors_lets_go_of_what_it_has_and_tries_again(run, monkeypatch, step):
+    num_left = step
+
+    def failing(real):
+        def call(*arguments, **keywords):
+            nonlocal num_left
+            num_left -= 1
+            if num_left == -1:
+                raise zmq.ZMQError(errno.EMFILE)
+            return real(*arguments, **keywords)
+
+        return call
+
+    async def test(stage):
+        for name in ("make_socket", "SocketMonitor", "SocketPump"):
+            monkeypatch.setattr(zmq_worker, name, failing(getattr(zmq_worker, name)))
+        learner = stage.learner()
+        worker = stage.worker(learner.endpoint.address, limits=EndpointLimits(retry_s=0.01))
+        assert "Too many open files" in (await worker.until_event(EventKind.WAITING)).reason
+        await worker.until_event(EventKind.CONNECTED)
+        assert len(worker.endpoint._channels) == 2
+        await _still_served(learner, worker)
 
     run(test)
 
@@ -593,7 +623,7 @@ def test_a_message_that_never_ends_is_found_and_its_sender_cut_off(run):
                     writer.write(b"\x03" + struct.pack(">Q", 1_000_000) + bytes(1_000_000))
                     await writer.drain()
             dropped = await learner.until_event(EventKind.DROPPED)
-            assert dropped.reason == "its message does not end"
+            assert "a message without end" in dropped.reason
             assert dropped.peer == learner.messages[0][0]
             await learner.until_event(EventKind.DISCONNECTED)
         await _still_served(learner, worker)

@@ -1,0 +1,140 @@
+"""Bounds what peers have sent and the learner has not read, which libzmq itself is not let bound.
+
+A receive high-water mark makes libzmq stop reading a connection and start again later. libzmq 4.3.5 aborts the process
+when it does so on a connection that was reset meanwhile and finds a heartbeat of the peer to answer. So the learner's
+sockets have no such mark. What a connection brings is known to the kernel, what was taken of it to the endpoint; the
+difference lies in libzmq, and who exceeds a bound is cut off. That is looked at in a thread, since a flood on
+loopback brings gigabytes in a second, and the loop may be busy for some of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiorl.transport.connections import Connection, ConnectionTable
+from aiorl.transport.endpoint import EndpointLimits
+
+__all__ = ["BacklogGuard", "wire_overhead"]
+
+_LOOK_S = 0.05
+_LOOKS_WHILE_CALM = 5
+_SHARE = 0.05
+_SAMPLE_MESSAGES = 256
+_SAMPLE_WITHIN_S = 1.0
+
+
+def wire_overhead(*, curve: bool) -> tuple[int, int, int]:
+    """Largest frame with a short head, and how many bytes more than its payload a short and a long frame take."""
+    box = 33 if curve else 0  # name of the command, nonce, authentication and flags
+    return 255 - box, 2 + box, 9 + box
+
+
+@dataclass(slots=True)
+class _Account:
+    """What is known of one connection's messages: the mark of the sample under way, and what the last one showed."""
+
+    since: float
+    taken_bytes: int
+    taken_messages: int
+    num_excesses: int = 0
+
+
+class BacklogGuard:
+    """Cuts connections off that have sent more than may wait, in a thread of its own.
+
+    Args:
+        table: the connections; `Connection.taken_bytes` and ``delivered`` are kept by their user.
+        limits: the bounds.
+        on_cut: called on the loop with each connection that was cut, and why.
+    """
+
+    def __init__(
+        self, table: ConnectionTable, limits: EndpointLimits, on_cut: Callable[[Connection, str], None]
+    ) -> None:
+        self.emptied = False
+        self._table = table
+        self._max_bytes = 2 * limits.max_message_bytes
+        self._max_total_bytes = max(limits.max_unread_bytes, self._max_bytes)
+        self._max_messages = limits.max_unread_messages
+        self._on_cut = on_cut
+        self._loop = asyncio.get_running_loop()
+        self._accounts: dict[Connection, _Account] = {}
+        self._cut: set[Connection] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aiorl-backlog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause_s = _LOOK_S
+        num_calm = 0
+        while not self._stop.wait(pause_s):
+            # what waited was all taken since the last time: no hurry
+            num_calm = num_calm + 1 if self.emptied else _LOOKS_WHILE_CALM
+            self.emptied = False
+            if num_calm < _LOOKS_WHILE_CALM:
+                continue
+            num_calm = 0
+            before = time.monotonic()
+            self._look(before)
+            pause_s = max(_LOOK_S, (time.monotonic() - before) / _SHARE)
+
+    def _look(self, now: float) -> None:
+        connections = list(self._table)
+        self._cut.intersection_update(connections)
+        accounts: dict[Connection, _Account] = {}
+        unread: list[tuple[int, Connection]] = []
+        for connection in connections:
+            if connection in self._cut:
+                continue
+            taken = connection.taken_bytes  # before what was received, which only grows
+            num_bytes = self._table.look(connection) - taken
+            account = self._accounts.get(connection)
+            accounts[connection] = account = account or _Account(now, 0, 0)
+            if num_bytes > self._max_bytes:
+                self._end(connection, f"{num_bytes} bytes")
+            elif self._is_flood_of_small(connection, account, num_bytes, now):
+                self._end(connection, f"more than {self._max_messages} messages")
+            else:
+                unread.append((num_bytes, connection))
+        self._accounts = accounts
+        total = sum(num_bytes for num_bytes, _ in unread)
+        if total <= self._max_total_bytes:
+            return
+        for num_bytes, connection in sorted(unread, key=lambda each: each[0], reverse=True):
+            self._end(connection, f"{num_bytes} bytes, the most of {total} of all connections")
+            total -= num_bytes
+            if total <= self._max_total_bytes:
+                return
+
+    def _is_flood_of_small(self, connection: Connection, account: _Account, num_bytes: int, now: float) -> bool:
+        """Whether too many messages wait, judged by the size of those just taken, twice in a row.
+
+        Each costs far more memory than its bytes, however small it is. Once is not enough: a large message may wait
+        behind small ones.
+        """
+        num_messages = connection.delivered - account.taken_messages
+        if num_messages < _SAMPLE_MESSAGES and now - account.since < _SAMPLE_WITHIN_S:
+            return False
+        mean_bytes = (connection.taken_bytes - account.taken_bytes) / max(1, num_messages)
+        is_excess = num_messages >= _SAMPLE_MESSAGES and num_bytes > self._max_messages * mean_bytes
+        account.num_excesses = account.num_excesses + 1 if is_excess else 0
+        account.since = now
+        account.taken_bytes, account.taken_messages = connection.taken_bytes, connection.delivered
+        return account.num_excesses > 1
+
+    def _end(self, connection: Connection, what: str) -> None:
+        self._cut.add(connection)
+        if self._table.cut(connection, reset=True):
+            reason = f"too much of what it sent is unread, a flood or a message without end: {what}"
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._on_cut, connection, reason)

@@ -1,0 +1,71 @@
+"""What is fuzzed: each module of this folder has `run`, which takes any bytes and raises for a finding only.
+
+A target is a function of its bytes alone, quick, and imports neither TensorFlow nor the fuzzer, so that the tests run
+the corpus through it. `seeds` are inputs to begin from, `WORDS` what inputs are made of.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["TARGETS", "Target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One thing to be fuzzed.
+
+    Attributes:
+        name: of its module here and of its folder in the corpus.
+        share: of the fuzzing time.
+        traced: packages and modules whose branches are the coverage; as few as will do, since tracing takes time.
+        max_bytes: of an input.
+    """
+
+    name: str
+    share: float
+    traced: tuple[str, ...]
+    max_bytes: int
+
+    @property
+    def module(self) -> Any:
+        """Its module, imported at the first use, after the fuzzer has set up what it traces."""
+        return importlib.import_module(f"fuzz_targets.{self.name}")
+
+    @property
+    def run(self) -> Callable[[bytes], None]:
+        """Try one input."""
+        return self.module.run
+
+    def seeds(self) -> Iterable[bytes]:
+        """Inputs to begin from."""
+        return self.module.seeds()
+
+
+def _protocol(*modules: str) -> tuple[str, ...]:
+    return tuple(f"aiorl.protocol.{module}" for module in modules)
+
+
+_LEARNER = _protocol(
+    "learner_session", "learner_admission", "learner_members", "learner_intake", "learner_calls", "learner_outbox",
+    "leases", "ledger", "roster", "rates",
+)  # fmt: skip
+_WORKER = _protocol("worker_session", "worker_fragments", "worker_greeting", "worker_versions", "leases")
+_DECODING = _protocol("decoding", "schema", "compression", "frame_stacks")
+_CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.protocol.ledger", "json")
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("decode", 0.45, _DECODING, 1024),
+        Target("worker_session", 0.22, _WORKER, 256),
+        Target("learner_session", 0.12, _LEARNER, 256),
+        Target("crowd", 0.02, _LEARNER, 16),
+        Target("graph", 0.12, ("aiorl.policy",), 2048),
+        Target("checkpoint", 0.05, _CHECKPOINT, 2048),
+        Target("run_directory", 0.02, ("aiorl.config", "aiorl.learner.run_dir"), 512),
+    )
+}

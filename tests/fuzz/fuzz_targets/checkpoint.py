@@ -1,0 +1,109 @@
+"""A damaged checkpoint beside a whole one: one of them is taken, and a run's state is read or refused."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save as save_tensors
+
+from aiorl.errors import CheckpointError
+from aiorl.learner.checkpoint import FORMAT_VERSION, load_newest_valid, save_checkpoint
+from aiorl.learner.service import Counters
+from aiorl.learner.state import RunState
+from aiorl.protocol.ledger import Ledger
+from aiorl.report.results import Results
+from fuzz_targets.folder import make_folder
+from fuzz_targets.source import Source
+
+FOLDER = make_folder()
+DAMAGED = FOLDER / "checkpoint-000002"
+DAMAGED.mkdir()
+TENSORS = save_tensors({"algorithm/weights/w": np.zeros((2, 3), np.float32), "filter/p/n": np.ones(1)})
+META: dict[str, Any] = {
+    "run_id": "run",
+    "algo": "ppo",
+    "env": "CartPole-v1",
+    "algorithm": {"num_updates": 3},
+    **RunState(Counters(), Results(5, 0.0).to_state(), Ledger().to_state()).to_meta(),
+}
+save_checkpoint(FOLDER, 1, {"w": np.zeros(3, np.float32)}, META)
+
+
+def seeds() -> Iterable[bytes]:
+    header = json.dumps(_header(META, TENSORS)).encode()
+    yield b"\0" + len(header).to_bytes(2, "little") + header + TENSORS
+    meta = json.dumps(META).encode()
+    yield b"\1" + len(meta).to_bytes(2, "little") + meta + TENSORS
+    yield b"\1" + len(b"{}").to_bytes(2, "little") + b"{}" + TENSORS
+    for number in range(len(META)):
+        for value in range(10):
+            yield bytes([2, number, value, 1, value, 3, 4, 5, 6])
+
+
+def run(data: bytes) -> None:
+    source = Source(data)
+    match source.below(3):
+        case 0:
+            header = source.take(int.from_bytes(source.take(2), "little"))
+            tensors = source.rest()
+        case 1:  # the content is anything, the digests are right
+            content = source.take(int.from_bytes(source.take(2), "little"))
+            tensors = source.rest()
+            try:
+                header = json.dumps(_header(json.loads(content), tensors)).encode()
+            except (ValueError, RecursionError):
+                return
+        case _:  # the content is nearly right
+            meta, tensors = json.loads(json.dumps(META)), TENSORS
+            try:
+                while not source.is_empty:
+                    _edit(meta, source)
+                header = json.dumps(_header(meta, tensors)).encode()
+            except (ValueError, RecursionError):
+                return
+    (DAMAGED / "meta.json").write_bytes(header)
+    (DAMAGED / "tensors.safetensors").write_bytes(tensors)
+    found = load_newest_valid(FOLDER)
+    assert found.number in (1, 2)
+    with contextlib.suppress(CheckpointError):
+        RunState.from_meta(found)
+
+
+def _edit(place: Any, source: Source) -> None:
+    """Change one thing somewhere in nested dicts and lists."""
+    while isinstance(place, dict) and place:
+        name = source.choice(list(place))
+        if isinstance(place[name], dict) and place[name] and source.below(4):
+            place = place[name]
+            continue
+        if source.below(8) == 7:
+            del place[name]
+        else:
+            place[name] = _json(source.plain())
+        return
+    source.byte()
+
+
+def _json(value: Any) -> Any:
+    """As JSON may hold it."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list):
+        return [_json(item) for item in value]
+    return {name: _json(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _header(meta: Any, tensors: bytes) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "number": 2,
+        "tensors_bytes": len(tensors),
+        "tensors_sha256": hashlib.sha256(tensors).hexdigest(),
+        "meta": meta,
+        "meta_sha256": hashlib.sha256(json.dumps(meta, sort_keys=True, allow_nan=False).encode()).hexdigest(),
+    }

@@ -1,0 +1,172 @@
+"""Frames to messages: three declared errors, no more memory than allowed, and what is taken can be said again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from aiorl.errors import BadFrame, MessageTooBig, VersionMismatch
+from aiorl.protocol import codec
+from aiorl.protocol.compression import compress_blocks
+from aiorl.protocol.limits import Limits
+from fuzz_targets.examples import example_messages
+from fuzz_targets.source import Source
+
+LIMITS = Limits(max_header_bytes=1 << 16, max_array_bytes=1 << 20, max_message_bytes=1 << 20)
+DECLARED = (BadFrame, MessageTooBig, VersionMismatch)
+HEADER = ("version", "type", "scalars", "layout", "storage", "shapes")
+NAMES = ["samples", "hello", "snapshot", "welcome", "reply", "call", "batches", "weights", "*", "obs", "default_policy"]
+CODES = ["|u1", "<f4", "<f8", "<i8", "|b1", "<f2", ">f4", "|O", "|S9", "<M8[s]", ""]
+
+
+def _parts(message: Any) -> tuple[list[Any], list[bytes]]:
+    frames = [bytes(frame) for frame in codec.encode(message)]
+    header = msgpack.unpackb(frames[0], ext_hook=msgpack.ExtType)
+    return header, frames[1:]
+
+
+EXAMPLES = [_parts(message) for message in example_messages()]
+
+
+def seeds() -> Iterable[bytes]:
+    for number, (header, frames) in enumerate(EXAMPLES):
+        yield bytes([0, number])
+        yield bytes([2, number])
+        for edit in range(12):
+            yield bytes([0, number, edit, 1, 2, 3, 4, 5, 6, 7])
+        whole = [msgpack.packb(header), *frames]
+        if sum(map(len, whole)) < 1000:
+            yield b"\1" + b"".join(len(frame).to_bytes(2, "little") + frame for frame in whole)
+
+
+def run(data: bytes) -> None:
+    source = Source(data)
+    kind = source.byte()
+    frames = list(_raw(source)) if kind & 1 else _edited(source)
+    if kind & 2 and frames:
+        with contextlib.suppress(DECLARED):
+            codec.peek_counts(frames[0], LIMITS)
+        if hasattr(codec, "decode_hello"):
+            with contextlib.suppress(DECLARED):
+                codec.decode_hello(frames)
+    check(frames)
+
+
+def check(frames: list[bytes]) -> None:
+    try:
+        message = codec.decode(frames, LIMITS)
+    except DECLARED:
+        return
+    values = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+    if sum(array.nbytes for array in _arrays(values)) > LIMITS.max_message_bytes:
+        raise AssertionError(f"more arrays than are allowed in a {type(message).__name__}")
+    again = codec.decode([bytes(frame) for frame in codec.encode(message)])
+    if not _equal(message, again):
+        raise AssertionError(f"what was taken is not what is said again: {message!r:.300} and {again!r:.300}")
+
+
+def _raw(source: Source) -> Iterator[bytes]:
+    while not source.is_empty:
+        yield source.take(int.from_bytes(source.take(2), "little"))
+
+
+def _edited(source: Source) -> list[bytes]:
+    """The frames of an example after a few changes."""
+    header, frames = EXAMPLES[source.below(len(EXAMPLES))]
+    version, name, scalars, layout, storage, shapes = header
+    scalars, storage, frames = dict(scalars), bytearray(storage), list(frames)
+    shapes = [list(shape) for shape in shapes]
+    nodes, columns = msgpack.unpackb(layout) if layout else ([], [])
+    whole: dict[int, Any] = {}
+    while not source.is_empty:
+        match source.below(14):
+            case 0 | 1:
+                scalars[_key(source, scalars)] = _value(source)
+            case 2:
+                scalars.pop(_key(source, scalars), None)
+            case 3 if storage:
+                storage[source.below(len(storage))] = source.below(7)
+            case 4 if shapes:
+                shape = shapes[source.below(len(shapes))]
+                shape[source.below(len(shape) + 1) :][:1] = [source.number()]
+            case 5 if shapes and shapes[0]:
+                shapes[0][source.below(len(shapes[0]))] = source.plain(1)
+            case 6 if columns:
+                columns[source.below(len(columns))][source.below(3)] = source.choice([*NAMES, *CODES, 0, 1, -1, None])
+            case 7 if nodes:
+                nodes[source.below(len(nodes))][source.below(2)] = source.choice([*NAMES, 0, 1, 9, -1, None])
+            case 8 if frames:
+                changed = bytearray(frames[number := source.below(len(frames))])
+                if changed:
+                    changed[int.from_bytes(source.take(2), "little") % len(changed)] = source.byte()
+                frames[number] = bytes(changed)
+            case 9 if frames:
+                number = source.below(len(frames))
+                frames[number] = frames[number][: source.byte()] + source.take(source.byte())
+            case 10 if frames:
+                frames[source.below(len(frames))] = _compressed(source)
+            case 11:
+                frames.insert(source.below(len(frames) + 1), source.take(source.byte()))
+            case 12 if frames:
+                del frames[source.below(len(frames))]
+            case 13:
+                whole[source.below(6)] = source.plain()
+    header = [version, name, scalars, msgpack.packb([nodes, columns]) if layout else b"", bytes(storage), shapes]
+    for position, value in whole.items():
+        header[position] = value
+    try:
+        return [msgpack.packb(header), *frames]
+    except (OverflowError, ValueError):  # a number msgpack can't hold; nesting it can't write
+        return frames
+
+
+def _key(source: Source, scalars: dict[str, Any]) -> str:
+    names = [*scalars, source.text()]
+    return names[source.below(len(names))]
+
+
+def _value(source: Source) -> Any:
+    return msgpack.ExtType(source.below(3), source.take(4)) if source.below(8) == 0 else source.plain()
+
+
+def _compressed(source: Source) -> bytes:
+    """Blocks of LZ4 that are what they say, with a stack's bits before them or not."""
+    bits = source.take(source.below(4))
+    content = source.take(source.byte())
+    return bits + compress_blocks(memoryview(content.ljust(64 * source.byte(), b"\0")))
+
+
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _arrays(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _arrays(item)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _arrays(getattr(value, field.name))
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, np.ndarray):
+        same = isinstance(second, np.ndarray) and (first.dtype, first.shape) == (second.dtype, second.shape)
+        return same and first.tobytes() == second.tobytes()
+    if isinstance(first, dict):
+        return isinstance(second, dict) and list(first) == list(second) and all(
+            _equal(first[key], second[key]) for key in first
+        )  # fmt: skip
+    if isinstance(first, list):
+        return isinstance(second, list) and len(first) == len(second) and all(map(_equal, first, second))
+    if dataclasses.is_dataclass(first):
+        return type(first) is type(second) and all(
+            _equal(getattr(first, field.name), getattr(second, field.name)) for field in dataclasses.fields(first)
+        )
+    return type(first) is type(second) and (first == second or first != first)

@@ -1,0 +1,62 @@
+"""One good message of each kind, and several of samples: small, with arrays in every storage there is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aiorl.protocol import messages as m
+
+_SAMPLES = dict(
+    seq=1, lease_id=1, env_steps=4, agent_steps=4, first_version=0, last_version=0, num_envs=1, length=4,
+    batches={"default_policy": {"obs": np.arange(4, dtype=np.float32)}}, episodes={"rewards": np.zeros(0)},
+    filter_deltas={}, perf={"env_s": 0.5}, sampled_total=4,
+)  # fmt: skip
+_WEIGHTS = {"default_policy": {"w": np.zeros((2, 3), np.float32)}}
+_FILTERS = {"default_policy": {"n": np.zeros(1)}}
+
+
+def make_samples(**changes) -> m.Samples:
+    return m.Samples(**(_SAMPLES | changes))
+
+
+def make_snapshot(version: int = 0, incarnation: str = "L") -> m.Snapshot:
+    return m.Snapshot(version, _WEIGHTS, _FILTERS, {"i1": 3}, {"timestep": 7}, incarnation)
+
+
+def stacked_frames() -> np.ndarray:
+    """Pictures [T, N, H, W, K] that overlap as stacks of frames do."""
+    rng = np.random.default_rng(0)
+    frames = (rng.random((7, 2, 16, 16)) < 0.1).astype(np.uint8)
+    return np.stack([np.moveaxis(frames[step : step + 4], 0, -1) for step in range(4)])
+
+
+def example_messages() -> list[m.Message]:
+    large = np.arange(270_000, dtype=np.int64).astype(np.uint8) % 7  # more than a block of LZ4
+    columns = {
+        "stacks": stacked_frames(),
+        "shrinks": np.zeros((40, 40), np.int32),
+        "bools": np.ones((4, 1), np.bool_),
+        "halves": np.ones((4, 1, 3), np.float16),
+    }
+    return [
+        m.Hello(m.PROTOCOL_VERSION, "run", "w1", "i1", 1, "host", 7),
+        make_samples(),
+        make_samples(batches={"default_policy": columns, "other": {}}, episodes={"lengths": np.ones(2, np.int32)}),
+        make_samples(batches={"p": {"lz4": large, "raw": np.linspace(0, 1, 33_000)}}),
+        m.Beat(4, "sampling", 0.5, 1),
+        m.SnapshotRequest(-1),
+        m.Failure("EnvError", "it broke", "Traceback", True),
+        m.Reply(1, True, {"a": [1, np.arange(3)], "b": None}),
+        m.Leaving("told to", 4, 0),
+        make_snapshot(),
+        m.Welcome(
+            1, 2, "run", "L", {"env": "x"}, {"default_policy": {"graph": b"\x08\x08", "spec": {"format": 1}}},
+            make_snapshot(), "i1", 3,
+        ),
+        m.Refused("no", True, m.RefusalCode.FULL, "i1"),
+        m.Lease(1, 4, 0),
+        m.Ack(3, True),
+        m.LearnerBeat("L", 3),
+        m.Call(1, "stacks", {"depth": 3, "array": np.zeros(2)}),
+        m.Bye("done", True),
+    ]  # fmt: skip

@@ -1,0 +1,207 @@
+"""A learner among peers that say anything in any order, and commands in between.
+
+No input raises, every account balances, and whatever the learner says can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aiorl.errors import BadFrame, LocalProtocolError
+from aiorl.protocol import codec
+from aiorl.protocol import events as ev
+from aiorl.protocol import messages as m
+from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.protocol.pacing import Pacing
+from fuzz_targets.examples import example_messages, make_samples, make_snapshot
+from fuzz_targets.source import Source
+
+NUM_WORKERS = 3
+PEERS = [b"p0", b"p1", b"p2", b"p3", b"p4"]
+IDS = ["w1", "w2", "w3", "", "w4"]
+INCARNATIONS = ["i1", "i2", "i3", "i4", "i5", "i6", ""]
+KEYS = [None, "k1", "k2"]
+DOWN_MESSAGES = [message for message in example_messages() if isinstance(message, m.DownMessage)]
+
+
+def seeds() -> Iterable[bytes]:
+    hellos = b"".join(bytes([0, peer, peer, peer, 0, 0]) for peer in range(3))
+    samples = b"".join(bytes([1, 0, 0, seq, 4, 0, 0, 4 * seq]) for seq in (1, 2, 3))
+    yield b"\1\0\1" + hellos + bytes([12, 0, 9]) + samples
+    for begin in (b"\0\0\1", b"\0\1\1", b"\0\0\0"):
+        yield begin + hellos
+        yield begin + hellos + bytes([12, 0, 9]) + samples + samples
+        for step in range(24):
+            yield begin + hellos + bytes([step, 1, 2, 3, 4, 5, 6, 7, 8])
+            yield begin + hellos + bytes([12, 0, 9, step, 0, 0, 1, 1, 1, 0, 0, 1, 22, 0])
+
+
+def run(data: bytes) -> None:
+    world = HostileWorld(Source(data))
+    steps = 0
+    while not world.source.is_empty:
+        world.step()
+        world.drain()
+        steps += 1
+        if steps % 4 == 0:
+            world.check()
+    world.check()
+
+
+class HostileWorld:
+    """A session, and what the service around it must remember."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.now = 100.0
+        self.version = 0
+        self.queued: list[int] = []
+        self.calls: set[int] = set()
+        self.is_read = source.below(16) == 1  # what it says, which takes as long as all the rest
+        max_lag = 2 if source.below(2) else None
+        settings = LearnerSettings(num_workers=NUM_WORKERS, max_workers=NUM_WORKERS, max_lag=max_lag, hello_grace=8)
+        self.session = LearnerSession("run", "L", settings)
+        self.session.leases.set_pacing(Pacing(3, max_lag, 2))
+        if source.below(8):
+            self.session.set_registration({"env": "x"}, {}, self.now)
+            self.session.publish(make_snapshot(0, ""), self.now)
+
+    def step(self) -> None:
+        """One thing that happens."""
+        source, session = self.source, self.session
+        kind = source.below(24)
+        peer = source.choice(PEERS)
+        match kind:
+            case 0 | 16:
+                session.receive(peer, self.hello(), self.now, source.choice(KEYS))
+            case 1 | 2 | 3 | 4 | 17 | 18:
+                session.receive(peer, self.samples(), self.now)
+            case 5 | 19:
+                session.receive(peer, self.other(), self.now)
+            case 6:
+                session.receive(peer, source.choice(DOWN_MESSAGES), self.now)
+            case 7:
+                session.bad_frames(peer, BadFrame(source.text(), field=source.text()), self.now)
+            case 8:
+                session.peer_gone(peer, self.now)
+            case 9 | 20:
+                self.now += source.choice([0.0, 0.1, 0.5, 1.0, 3.0, 11.0, 100.0])
+                session.tick(self.now)
+            case 10:
+                self.version += source.below(3)
+                try:
+                    session.publish(make_snapshot(self.version, ""), self.now)
+                except LocalProtocolError:
+                    self.version = session.version
+            case 11:
+                pacing = session.leases.pacing
+                assert pacing is not None
+                pacing.updated(source.choice([0.0, 0.5]), source.below(8), self.now)
+                pacing.outdated(1 + source.below(NUM_WORKERS))
+                session.stream(source.below(8), self.version)
+            case 12 | 21:
+                session.deal(self.version, source.below(8))
+            case 13:
+                session.deal_again(source.below(3))
+            case 14:
+                self.command(source)
+            case 15:
+                session.reserve_slot(1 + source.below(NUM_WORKERS), source.choice(IDS))
+            case 22 if self.queued:
+                session.ledger.train(self.queued.pop())
+            case 22:
+                session.lose_worker_id(source.choice(IDS), "ended", self.now)
+            case _ if hasattr(session, "unread"):
+                if not session.is_registered(peer):
+                    session.unread(peer, source.number() & 0xFFFFFFFF)
+
+    def command(self, source: Source) -> None:
+        """What needs a worker in the slot."""
+        slot = source.below(NUM_WORKERS + 2)
+        try:
+            match source.below(4):
+                case 0:
+                    self.session.grant(slot, 1 + source.below(4), self.version)
+                case 1:
+                    self.calls.add(self.session.call(slot, "stacks", {}, self.now, source.choice([None, 1.0])))
+                case 2:
+                    self.session.lose(slot, "ended", self.now)
+                case _:
+                    self.session.shutdown("done", bool(source.below(2)), self.now)
+        except LocalProtocolError:
+            if slot in self.session.slots:
+                raise
+
+    def hello(self) -> m.Hello:
+        source = self.source
+        worker_id, incarnation = source.choice(IDS), source.choice(INCARNATIONS)
+        kind = source.byte()
+        if kind < 192:
+            return m.Hello(m.PROTOCOL_VERSION, "run", worker_id, incarnation, kind % 5)
+        return m.Hello(
+            source.choice([m.PROTOCOL_VERSION, 0, 9]), source.choice(["", "run", "other"]), worker_id, incarnation,
+            source.number() & 0x7FFFFFFF, source.text(), 0, source.choice(["", "L", "other"]),
+        )  # fmt: skip
+
+    def samples(self) -> m.Samples:
+        source = self.source
+        lease_id = source.byte()
+        if lease_id < 224:
+            leases = self.session.leases.outstanding_leases(1 + lease_id % NUM_WORKERS)
+            lease_id = leases[-1].lease_id if leases else lease_id
+        seq = source.byte()
+        steps, first, last, total = (count(source) for _ in range(4))
+        abandoned = count(source) if seq >= 128 else 0
+        return make_samples(
+            seq=seq % 128, lease_id=lease_id, env_steps=steps, first_version=first, last_version=last,
+            sampled_total=total, abandoned_total=abandoned,
+        )  # fmt: skip
+
+    def other(self) -> m.UpMessage:
+        source = self.source
+        match source.below(6):
+            case 0:
+                return m.Beat(count(source), "sampling", 0.5, count(source))
+            case 1:
+                return m.SnapshotRequest(source.below(8) - 1)
+            case 2:
+                return m.Failure(source.text(), source.text(), source.text(), bool(source.below(2)))
+            case 3:
+                return m.Reply(source.below(8), bool(source.below(2)), source.plain(1))
+            case 4:
+                return m.Leaving(source.text(), count(source), count(source))
+            case _:
+                return m.Beat(count(source), source.text(), 0.0, 0)
+
+    def drain(self) -> None:
+        """Take what the session has to say."""
+        session = self.session
+        for event in session.events():
+            match event:
+                case ev.SamplesAccepted():
+                    self.queued.append(event.message.env_steps)
+                case ev.CallReplied():
+                    self.calls.remove(event.call_id)
+                case ev.WorkerJoined():
+                    assert event.slot in range(1, NUM_WORKERS + 1)
+        for target, message in session.messages_to_send():
+            assert target is None or target in PEERS
+            if self.is_read:
+                codec.decode([bytes(frame) for frame in codec.encode(message)])
+
+    def check(self) -> None:
+        """What holds after every step; what breaks it stays broken."""
+        session = self.session
+        session.ledger.check()
+        session.leases.check_valid()
+        session._roster.check_valid()
+        assert session.ledger.queued == sum(self.queued)
+        assert len(session.slots) <= NUM_WORKERS
+        assert session.num_waiting <= NUM_WORKERS
+        assert len(session.violations) <= 20, session.violations
+
+
+def count(source: Source) -> int:
+    """A count as messages may hold it."""
+    number = source.number()
+    return number if 0 <= number <= 1 << 53 else 0
