@@ -51,6 +51,9 @@ class BacklogGuard:
         table: the connections; `Connection.taken_bytes` and ``delivered`` are kept by their user.
         limits: the bounds.
         on_cut: called on the loop with each connection that was cut, and why.
+
+    Attributes:
+        emptied: set by the user of the socket when all that had come was taken.
     """
 
     def __init__(
