@@ -59,7 +59,7 @@ class HostileWorld:
         self.calls: set[int] = set()
         self.is_read = source.below(16) == 1  # what it says, which takes as long as all the rest
         max_lag = 2 if source.below(2) else None
-        settings = LearnerSettings(num_workers=NUM_WORKERS, max_workers=NUM_WORKERS, max_lag=max_lag, hello_grace=8)
+        settings = LearnerSettings(num_workers=NUM_WORKERS, max_workers=NUM_WORKERS, hello_grace=8)
         self.session = LearnerSession("run", "L", settings)
         self.session.leases.set_pacing(Pacing(3, max_lag, 2))
         if source.below(8):
