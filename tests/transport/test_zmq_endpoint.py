@@ -173,10 +173,25 @@ def test_a_slow_subscriber_is_told_how_many_broadcasts_it_missed(run):
     run(test)
 
 
-def test_a_learner_that_does_not_read_holds_the_worker_back_instead_of_losing_anything(run):
+def test_a_learner_that_does_not_read_cuts_off_who_sends_more_than_may_wait(run):
+    async def test(stage):
+        learner, worker = await stage.pair(limits=EndpointLimits(max_message_bytes=4_000_000))
+        learner.endpoint._pump.close()  # it stops reading
+        while EventKind.DROPPED not in learner.kinds():
+            worker.endpoint.send([bytes(1_000_000)])
+            await asyncio.sleep(0.005)
+        dropped = await learner.until_event(EventKind.DROPPED)
+        assert "too much of what it sent is unread" in dropped.reason
+        await worker.until_event(EventKind.DISCONNECTED)
+
+    run(test)
+
+
+def test_a_worker_that_is_held_back_waits_and_loses_nothing(run):
     async def test(stage):
         limits = EndpointLimits(receive_messages=2, send_messages=2, queue_messages=3)
         learner = stage.learner(limits=limits)
+        learner.endpoint._router.rcvhwm = 2  # else only the kernel would hold it back, on a slow network
         worker = stage.worker(learner.endpoint.address, limits=limits)
         await worker.until_event(EventKind.CONNECTED)
         learner.endpoint._pump.close()  # it stops reading
