@@ -317,9 +317,6 @@ class LearnerService:
                 said = f"worker {slot} failed: {message}\n{text}".rstrip()
                 self._tell_of("failures of workers", slot, said, logging.ERROR)
                 self._on_worker_failed(event)
-            case ev.SamplesDropped(slot, _, reason, env_steps):
-                said = f"{env_steps:,} env steps of worker {slot} were not used: {reason}"
-                self._tell_of("fragments not used", slot, said, logging.WARNING)
             case ev.LeaseOverdue(slot, fragments, waited_s):
                 said = (
                     f"worker {slot} lives, but has brought nothing for {waited_s:.0f} s: "

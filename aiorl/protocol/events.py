@@ -19,7 +19,6 @@ __all__ = [
     "Registered",
     "Reincarnated",
     "SamplesAccepted",
-    "SamplesDropped",
     "Shutdown",
     "SnapshotReceived",
     "WasRefused",
@@ -65,16 +64,6 @@ class SamplesAccepted:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplesDropped:
-    """A fragment arrived in order but is not wanted; the ledger has it as discarded."""
-
-    slot: int
-    incarnation: str
-    reason: str
-    env_steps: int
-
-
-@dataclass(frozen=True, slots=True)
 class LeaseOverdue:
     """A worker lives and has brought nothing for so long that its ``fragments`` are leased to others."""
 
@@ -115,14 +104,7 @@ class CallReplied:
 
 
 LearnerEvent: TypeAlias = (
-    WorkerJoined
-    | WorkerLost
-    | SamplesAccepted
-    | SamplesDropped
-    | LeaseOverdue
-    | WorkerFailed
-    | PeerRejected
-    | CallReplied
+    WorkerJoined | WorkerLost | SamplesAccepted | LeaseOverdue | WorkerFailed | PeerRejected | CallReplied
 )
 
 # Worker ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from aiorl.protocol import events as ev
 from aiorl.protocol import messages as m
 from aiorl.protocol.learner_members import Members
 from aiorl.protocol.learner_settings import LearnerSettings
-from aiorl.protocol.leases import is_stale
 from aiorl.protocol.roster import Worker
 
 __all__ = ["Intake"]
@@ -36,12 +35,6 @@ class Intake:
         worker.gap_since = None
         worker.last_seq = due
         self._outbox.ack(worker)
-        max_lag = self._settings.max_lag
-        if max_lag is not None and is_stale(samples, version, max_lag):
-            reason = "stale on arrival"
-            self._members.ledger.discard(reason, samples.env_steps)
-            self._outbox.tell(ev.SamplesDropped(worker.slot, worker.incarnation, reason, samples.env_steps))
-            return
         self._outbox.tell(ev.SamplesAccepted(worker.slot, worker.incarnation, samples))
 
     def report(self, worker: Worker, sampled_total: int, abandoned_total: int) -> bool:

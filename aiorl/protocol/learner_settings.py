@@ -19,7 +19,6 @@ class LearnerSettings:
         max_workers: slots; more workers are asked to try again later. At most `max_workers_of` the limits of messages.
         lease_timeout_s: time for a fragment, after which others get its lease; more where the others are slow too.
         num_workers: told to workers: how many the run is configured for.
-        max_lag: fragments whose first row is more policy versions behind are dropped on arrival, None: never.
         hello_grace: messages without a Hello after which a peer is dropped.
         resend_ask_s: how often at most a worker is asked to send again what is missing.
         snapshot_interval_s: how often at most a worker gets the newest snapshot on request.
@@ -31,7 +30,6 @@ class LearnerSettings:
     max_workers: int = MAX_WORKERS
     lease_timeout_s: float = 30.0
     num_workers: int = 0
-    max_lag: int | None = None
     hello_grace: int = 64
     resend_ask_s: float = 0.25
     snapshot_interval_s: float = 0.5

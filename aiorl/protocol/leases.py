@@ -17,19 +17,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aiorl.errors import InternalError
-from aiorl.protocol.messages import Lease, Samples
+from aiorl.protocol.messages import Lease
 from aiorl.protocol.pacing import Pacing
 
-__all__ = ["Grant", "LeaseBook", "Overdue", "WorkerLeases", "is_stale"]
+__all__ = ["Grant", "LeaseBook", "Overdue", "WorkerLeases"]
 
 _KEPT_EXHAUSTED = 256
 _PATIENCE = 4.0
 """A worker may take so many times as long for a fragment as the slowest of the others did for its newest one."""
-
-
-def is_stale(samples: Samples, current_version: int, max_lag: int) -> bool:
-    """Whether the oldest row of a fragment is more than ``max_lag`` policy versions behind."""
-    return current_version - samples.first_version > max_lag
 
 
 class Grant(NamedTuple):

@@ -358,21 +358,6 @@ def test_a_lease_covers_so_many_fragments_and_no_more() -> None:
     assert [type(event) for event in told(session)] == [ev.SamplesAccepted, ev.WorkerLost, ev.PeerRejected]
 
 
-def test_fragments_too_far_behind_are_dropped_with_the_reason_counted() -> None:
-    """LESSONS 20: never discard without a counter and a reason."""
-    session = make(max_lag=1)
-    join(session)
-    lease_id = lease(session)
-    session.publish(snapshot(2), 0.0)
-    session.publish(snapshot(3), 0.0)
-    session.receive(A, fragment(1, lease_id), 1.0)
-    session.receive(A, fragment(2, lease_id, first_version=2, last_version=3), 1.0)
-    dropped, accepted = told(session)
-    assert (dropped.reason, dropped.env_steps) == ("stale on arrival", 10)
-    assert accepted.message.seq == 2
-    assert session.ledger.discarded == {"stale on arrival": 10}
-
-
 # Life and death -------------------------------------------------------------------------------------------
 
 

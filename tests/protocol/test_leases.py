@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorl.errors import InternalError
-from aiorl.protocol.leases import LeaseBook, Overdue, WorkerLeases, is_stale
-from aiorl.protocol.messages import Lease, Samples
+from aiorl.protocol.leases import LeaseBook, Overdue, WorkerLeases
+from aiorl.protocol.messages import Lease
 
 
 def make(*slots: int, first_id: int = 1) -> LeaseBook:
@@ -95,12 +95,6 @@ def test_fragments_outside_of_a_lease_are_told() -> None:
 def test_a_lease_of_nothing_is_a_bug() -> None:
     with pytest.raises(InternalError):
         make(1).grant(1, 0, 0, 0.0)
-
-
-def test_staleness_counts_from_the_oldest_row() -> None:
-    samples = Samples(1, 1, 1, 1, 5, 9, 1, 1, {}, {}, {}, {})
-    assert not is_stale(samples, 8, 3)
-    assert is_stale(samples, 9, 3)
 
 
 def test_a_worker_begins_the_oldest_lease_that_its_version_allows() -> None:
