@@ -21,6 +21,7 @@ from aiorl.config.load import ConfigClassOf, dump_yaml, load_config, parse_value
 from aiorl.config.reference import render_text
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, nearest
+from aiorl.process.restarts import DEFAULT_MAX_RESTARTS
 
 __all__ = [
     "LEARNER_PROG",
@@ -73,7 +74,7 @@ class WorkerArgs:
     num_workers: int = 1
     keys: Path | None = None
     log_level: str | None = None
-    max_worker_restarts: int = 3
+    max_worker_restarts: int = DEFAULT_MAX_RESTARTS
     slot: int | None = None
     exit_with_parent: bool = False
 
@@ -171,7 +172,7 @@ class _Worker:
     num_workers: Annotated[str, _option("N", "Worker processes on this host.", default="1")] = ""
     keys: Annotated[str, _option("DIR", "This host's CURVE keys, as python -m aiorl.keys makes them.")] = ""
     max_worker_restarts: Annotated[
-        str, _option("N", "Restarts of one worker process before it stays down.", default="3")
+        str, _option("N", "Restarts of one worker process before it stays down.", default=str(DEFAULT_MAX_RESTARTS))
     ] = ""
     log_level: Annotated[str, _option("DEBUG|INFO|WARN|ERROR", "Level of the log.", default="the learner's")] = ""
 
@@ -282,7 +283,9 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
         slot=_whole(hidden["slot"], "--slot", least=0) if "slot" in hidden else None,
         exit_with_parent="exit-with-parent" in hidden,
         max_worker_restarts=(
-            _whole(options.max_worker_restarts, "--max-worker-restarts", least=0) if options.max_worker_restarts else 3
+            _whole(options.max_worker_restarts, "--max-worker-restarts", least=0)
+            if options.max_worker_restarts
+            else DEFAULT_MAX_RESTARTS
         ),
     )
 

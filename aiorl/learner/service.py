@@ -519,7 +519,7 @@ class LearnerService:
     def _look_for_hung_workers(self) -> None:
         """Name a worker whose environment does not return, and have it say where it is stuck."""
         now = time.monotonic()
-        hung = [info for info in self.session.workers(now) if info.in_env_s >= _HUNG_S]
+        hung = self.session.workers(now, min_in_env_s=_HUNG_S)
         for info in hung:
             if info.incarnation not in self._hung:
                 said = (

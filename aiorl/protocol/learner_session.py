@@ -178,9 +178,13 @@ class LearnerSession:
         """Workers that have said Hello before we were ready for them."""
         return self._admission.num_waiting
 
-    def workers(self, now: float) -> list[WorkerInfo]:
-        """The live workers by slot."""
-        return [worker.info(now, self.leases.outstanding(worker.slot)) for worker in self._roster.workers()]
+    def workers(self, now: float, *, min_in_env_s: float = 0.0) -> list[WorkerInfo]:
+        """The live workers by slot; if so wished, only those whose environment call has lasted that long."""
+        return [
+            worker.info(now, self.leases.outstanding(worker.slot))
+            for worker in self._roster.workers()
+            if worker.in_env_s >= min_in_env_s
+        ]
 
     @property
     def violations(self) -> Counter[str]:

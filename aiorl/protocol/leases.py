@@ -6,7 +6,7 @@ lease that is raised as the budget of the whole run allows (`pacing`). The learn
 harmless.
 
 A lease has a time. Where a worker has brought nothing for so long, while others bring theirs, it is *overdue*: what it
-owes is leased to the others, and it gets no other lease until a fragment of its comes.
+owes is leased to the others, and it gets no other lease until it brings one.
 """
 
 from __future__ import annotations

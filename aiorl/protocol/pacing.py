@@ -28,8 +28,8 @@ _SMOOTHING = 0.2
 _STARVED = 0.02
 """The learner counts as waiting for fragments when it does so for this share of the time."""
 _SCARCE = (0.02, 0.1)
-"""The same, smoothed over many updates: below the first share by time is in force, above the second the faster come
-first."""
+"""The same, smoothed over many updates: above the second share the faster workers come first, until it is below the
+first one."""
 _SCARCE_SMOOTHING = 0.05
 _CLASSES_PER_OCTAVE = 4
 """Workers whose speeds differ by less than this share by time in any case."""
@@ -54,7 +54,7 @@ class SlowWorker:
 
     Attributes:
         slot: its slot.
-        fragment_s: seconds that a fragment of its takes.
+        fragment_s: seconds that it needs for a fragment.
         updates: updates in that time.
     """
 
@@ -70,7 +70,7 @@ class _Pace:
     Attributes:
         slot: its slot.
         owed: fragments leased to it and not come yet.
-        mean_s: seconds that a fragment of its takes, -1 while unknown.
+        mean_s: seconds that it needs for a fragment, -1 while unknown.
         deviation_s: mean deviation from that.
         share_s: seconds of work given to it so far.
         last_arrival: when its newest fragment came.
@@ -145,7 +145,7 @@ class Pacing:
             pace.turn = 0
 
     def write_off(self, slot: int) -> None:
-        """What a worker owes is not waited for any more; it gets no other lease until a fragment of its comes."""
+        """What a worker owes is not waited for any more; it gets no other lease until it brings one."""
         pace = self._paces[slot]
         self.outstanding -= pace.owed
         pace.owed = pace.turn = 0

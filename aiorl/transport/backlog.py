@@ -52,6 +52,9 @@ class BacklogGuard:
         limits: the bounds.
         on_cut: called on the loop with each connection that was cut, and why.
         max_bytes: bound of one connection, if it isn't twice the largest message.
+
+    Attributes:
+        emptied: set by the user of the socket when all that had come was taken.
     """
 
     def __init__(

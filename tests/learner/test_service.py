@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 import time
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from in_process import LENGTH, NUM_ENVS, InProcess, with_settings
 
+from aiorl.algorithms.algorithm import UpdateResult
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError, EndpointClosed
@@ -324,20 +326,30 @@ def test_a_task_that_dies_is_told_since_the_service_is_of_no_use_without_it(monk
     assert isinstance(both.failure, ZeroDivisionError)
 
 
-def test_an_update_that_comes_after_the_goodbyes_does_no_harm() -> None:
+def test_an_update_that_comes_after_the_goodbyes_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[Any]:
         errors: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
-        both = InProcess(with_settings(update_s=0.3))
+        both = InProcess()
+        update = both.algorithm.update
+        is_begun, may_end = threading.Event(), threading.Event()
+
+        def held(*arguments: Any) -> UpdateResult:
+            is_begun.set()
+            may_end.wait(20)
+            return update(*arguments)
+
+        monkeypatch.setattr(both.algorithm, "update", held)
         both.start(1)
         await both.service.wait_for_workers(1, 10)
         both.service.grant_leases()
         async with asyncio.timeout(10):
-            while not both.service._num_in_thread:
+            while not is_begun.is_set():
                 await asyncio.sleep(0.01)
         both.thread.stop()
         await both.service.close("the end", final=True)
         assert not both.updates
+        may_end.set()
         await both.updates_done(1)
         both.service._on_endpoint_event(Event(EventKind.DISCONNECTED, peer=b"late"))
         await asyncio.gather(*both.outcomes)

@@ -532,6 +532,8 @@ def test_heartbeats_say_what_a_worker_does() -> None:
     session.receive(A, m.Beat(50, "in env.step", 3.5), 1.0)
     (info,) = session.workers(3.0)
     assert (info.state, info.in_env_s, info.silent_s) == ("in env.step", 3.5, 2.0)
+    assert session.workers(3.0, min_in_env_s=3.5) == [info]
+    assert session.workers(3.0, min_in_env_s=3.6) == []
     assert session.ledger.in_flight == 50
     session.receive(A, m.Beat(60, "", 0.0, abandoned_total=99), 1.0)
     assert session.slots == []
