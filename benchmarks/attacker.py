@@ -144,13 +144,13 @@ def descriptors(attacker: Attacker) -> int:
 
 @_attack
 def silence(attacker: Attacker) -> int:
-    """200 connections that say nothing after the handshake, each made again when it is cut."""
-    found = [attacker.connect() for _ in range(200)]
-    for _ in attacker.at_rate(2):
-        pass
-    for each in found:
-        each.close()
-    return len(found)
+    """200 connections that say nothing, half of them after a handshake; these are made again when they are cut."""
+    with contextlib.ExitStack() as stack:
+        for number in range(100):
+            stack.enter_context(attacker.connect())
+            stack.enter_context(attacker.dial(number % 2))
+        time.sleep(attacker.until - time.monotonic())
+    return 200
 
 
 @_attack

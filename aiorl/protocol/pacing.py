@@ -9,6 +9,8 @@ so that samples are as fresh as can be.
 A worker whose fragment takes so long that the policy outruns it is left out until the policy slows down. The others
 share by time: who has been given the least work comes first, and a fast worker makes more fragments of its share. Only
 where the bound on age keeps the learner waiting do the faster workers come before the slower ones.
+
+Workers that have not brought anything yet may never do so. Beyond a share of the budget they get what the others leave.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from aiorl.errors import InternalError
 
@@ -37,6 +40,8 @@ _MAX_TRIED = 0.0075
 """Workers whose speed is not known, or is said to be too low, are tried while no larger share of all is too old."""
 _PROBE_EVERY = 1000
 """Of so many fragments one may come from a worker that is taken to be too slow, to see whether it still is."""
+_TRIAL_SHARE = 4
+"""One of so many fragments may be owed by workers that have brought none before others come first; one in any case."""
 _IN_HAND = 2
 """Batches that the learner has taken: one in use, one that waits for it."""
 _LOOK_AGAIN_S = 0.1
@@ -90,6 +95,10 @@ class _Pace:
     turn: int = 0
 
 
+_Turn: TypeAlias = tuple[int, float, float, int, _Pace]
+"""Owed, speed class, share_s, turn: who comes first has the least of them."""
+
+
 class Pacing:
     """The budget of one run; no clock: ``now`` is any monotonic time in seconds.
 
@@ -113,7 +122,9 @@ class Pacing:
         self.budget = min(_FIRST_BATCHES * fragments_per_batch, self.largest)
         self.outstanding = 0
         self._paces: dict[int, _Pace] = {}
-        self._ready: list[tuple[int, float, float, int, _Pace]] = []  # owed, speed class, share_s, turn
+        self._ready: list[_Turn] = []
+        self._new: list[_Turn] = []  # the same of workers that have brought nothing yet
+        self._on_trial = 0  # fragments that these owe
         self._slow: dict[int, _Pace] = {}
         self._turns = 0
         self._update_s = 0.0
@@ -142,18 +153,21 @@ class Pacing:
         if pace is not None:
             self._slow.pop(slot, None)
             self.outstanding -= pace.owed
+            self._end_trial(pace)
             pace.turn = 0
 
     def write_off(self, slot: int) -> None:
         """What a worker owes is not waited for any more; it gets no other lease until it brings one."""
         pace = self._paces[slot]
         self.outstanding -= pace.owed
+        self._end_trial(pace)
         pace.owed = pace.turn = 0
         self._slow.pop(slot, None)
 
     def arrived(self, slot: int, begun: float, now: float) -> None:
         """Note a fragment of a worker that could begin it at ``begun`` at the earliest."""
         pace = self._paces[slot]
+        self._end_trial(pace)
         if pace.owed:
             pace.owed -= 1
             self.outstanding -= 1
@@ -223,17 +237,13 @@ class Pacing:
         """
         if now - self._looked_at_slow >= _LOOK_AGAIN_S:
             self._looked_at_slow = now
-            for pace in [pace for pace in self._slow.values() if self._keeps_up(pace, waiting, now)]:
-                del self._slow[pace.slot]
-                self._line_up(pace)
+            for left_out in [pace for pace in self._slow.values() if self._keeps_up(pace, waiting, now)]:
+                del self._slow[left_out.slot]
+                self._line_up(left_out)
         chosen: list[int] = []
-        ready = self._ready
         while self.budget - waiting - self.outstanding > 0:
-            if not ready:
+            if (pace := self._whose_turn()) is None:
                 return chosen
-            _, _, _, turn, pace = heapq.heappop(ready)
-            if turn != pace.turn:
-                continue
             pace.turn = 0
             if not self._keeps_up(pace, waiting, now):
                 self._slow[pace.slot] = pace
@@ -241,6 +251,7 @@ class Pacing:
             chosen.append(pace.slot)
             pace.owed += 1
             self.outstanding += 1
+            self._on_trial += pace.mean_s < 0
             pace.share_s += max(0.0, pace.mean_s)
             if pace.mean_s >= 0 or self._max_lag is None:  # else the first one is to show its speed
                 self._line_up(pace)
@@ -252,19 +263,38 @@ class Pacing:
         owed = [pace.owed for pace in self._paces.values()]
         if sum(owed) != self.outstanding or min(owed, default=0) < 0:
             raise InternalError(f"{self.outstanding} fragments are said to be leased, workers owe {sum(owed)}")
+        on_trial = sum(pace.owed for pace in self._paces.values() if pace.mean_s < 0)
+        if on_trial != self._on_trial:
+            raise InternalError(f"{self._on_trial} fragments are said to be on trial, new workers owe {on_trial}")
+
+    def _whose_turn(self) -> _Pace | None:
+        """Who is next, None if nobody may owe another fragment."""
+        new_first = self._on_trial < max(1, self.budget // _TRIAL_SHARE)
+        for line in (self._new, self._ready) if new_first else (self._ready, self._new):
+            while line:
+                _, _, _, turn, pace = heapq.heappop(line)
+                if turn == pace.turn:
+                    return pace
+        return None
+
+    def _end_trial(self, pace: _Pace) -> None:
+        """What a worker owes is not on trial any more, if it was."""
+        if pace.mean_s < 0:
+            self._on_trial -= pace.owed
 
     def _line_up(self, pace: _Pace) -> None:
         """Let a worker have its turn, if it may owe another fragment."""
-        if len(self._ready) > _MAX_READY + 4 * len(self._paces):  # most have been overtaken by newer ones
-            self._ready[:] = [entry for entry in self._ready if entry[3] == entry[4].turn]
-            heapq.heapify(self._ready)
+        line = self._new if pace.mean_s < 0 else self._ready
+        if len(line) > _MAX_READY + 4 * len(self._paces):  # most have been overtaken by newer ones
+            line[:] = [entry for entry in line if entry[3] == entry[4].turn]
+            heapq.heapify(line)
         if pace.owed < self._per_worker and pace.slot not in self._slow:
             self._turns += 1
             pace.turn = self._turns
             speed = 0.0
             if self._is_scarce and pace.mean_s > 0:
                 speed = round(_CLASSES_PER_OCTAVE * math.log2(pace.mean_s))
-            heapq.heappush(self._ready, (pace.owed, speed, pace.share_s, pace.turn, pace))
+            heapq.heappush(line, (pace.owed, speed, pace.share_s, pace.turn, pace))
 
     def _change(self, budget: int) -> None:
         self.budget = min(max(budget, self._smallest), self.largest)
@@ -274,6 +304,7 @@ class Pacing:
         if is_scarce is not self._is_scarce:
             self._is_scarce = is_scarce
             self._ready.clear()
+            self._new.clear()
             for pace in self._paces.values():
                 if pace.turn:
                     self._line_up(pace)

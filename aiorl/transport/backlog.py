@@ -23,7 +23,7 @@ __all__ = ["BacklogGuard", "wire_overhead"]
 
 _LOOK_S = 0.05
 _LOOKS_WHILE_CALM = 5
-_SHARE = 0.05
+_SHARE = 0.02
 _SAMPLE_MESSAGES = 256
 _SAMPLE_WITHIN_S = 1.0
 
@@ -51,17 +51,23 @@ class BacklogGuard:
         table: the connections; `Connection.taken_bytes` and ``delivered`` are kept by their user.
         limits: the bounds.
         on_cut: called on the loop with each connection that was cut, and why.
+        max_bytes: bound of one connection, if it isn't twice the largest message.
 
     Attributes:
         emptied: set by the user of the socket when all that had come was taken.
     """
 
     def __init__(
-        self, table: ConnectionTable, limits: EndpointLimits, on_cut: Callable[[Connection, str], None]
+        self,
+        table: ConnectionTable,
+        limits: EndpointLimits,
+        on_cut: Callable[[Connection, str], None],
+        *,
+        max_bytes: int | None = None,
     ) -> None:
         self.emptied = False
         self._table = table
-        self._max_bytes = 2 * limits.max_message_bytes
+        self._max_bytes = 2 * limits.max_message_bytes if max_bytes is None else max_bytes
         self._max_total_bytes = max(limits.max_unread_bytes, self._max_bytes)
         self._max_messages = limits.max_unread_messages
         self._on_cut = on_cut

@@ -103,6 +103,7 @@ class ZmqLearnerEndpoint:
         self._max_peers = self._limits.max_peers
         self._max_short, self._overhead, self._long_overhead = wire_overhead(curve=self._keys is not None)
         self._guard: BacklogGuard | None = None
+        self._subscriber_guard: BacklogGuard | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._started = False
         self._closed = False
@@ -165,6 +166,9 @@ class ZmqLearnerEndpoint:
             forget_run_keys(self._port)
         if CAN_TELL_BYTES:
             self._guard = BacklogGuard(self._peers, self._limits, self._on_backlog)
+            self._subscriber_guard = BacklogGuard(
+                self._subscribers, self._limits, self._on_talkative, max_bytes=_MAX_SUBSCRIBER_BYTES
+            )
         self._started = True
         self._surveyed = self._head_sent = self._loop.time()
         self._later("tick", self._limits.tick_s, self._tick)
@@ -266,8 +270,9 @@ class ZmqLearnerEndpoint:
             self._key_file.remove()
         for timer in self._timers.values():
             timer.cancel()
-        if self._guard is not None:
-            self._guard.close()
+        for guard in (self._guard, self._subscriber_guard):
+            if guard is not None:
+                guard.close()
         self._pump.close()
         self._subscription_pump.close()
         self._release()
@@ -514,6 +519,11 @@ class ZmqLearnerEndpoint:
         if not self._closed:
             self._rejected += 1
             self._cut(self._peers, connection, reason)
+
+    def _on_talkative(self, connection: Connection, reason: str) -> None:
+        if not self._closed and not connection.reason:
+            self._rejected += 1
+            self._cut(self._subscribers, connection, _NOT_A_SUBSCRIPTION)
 
     def _condemn(self, connection: Connection, reason: str) -> None:
         """From now on nothing is taken from this connection."""

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from aiorl.errors import ConfigError, EndpointClosed
-from aiorl.transport import zmq_worker
+from aiorl.transport import zmq_learner, zmq_worker
 from aiorl.transport.endpoint import EndpointLimits, EventKind
 
 FAST = EndpointLimits(tick_s=0.1, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
@@ -173,7 +173,23 @@ def test_a_slow_subscriber_is_told_how_many_broadcasts_it_missed(run):
     run(test)
 
 
-def test_a_learner_that_does_not_read_holds_the_worker_back_instead_of_losing_anything(run):
+def test_a_learner_that_does_not_read_cuts_off_who_sends_more_than_may_wait(run):
+    async def test(stage):
+        learner, worker = await stage.pair(limits=EndpointLimits(max_message_bytes=4_000_000))
+        learner.endpoint._pump.close()  # it stops reading
+        while EventKind.DROPPED not in learner.kinds():
+            worker.endpoint.send([bytes(1_000_000)])
+            await asyncio.sleep(0.005)
+        dropped = await learner.until_event(EventKind.DROPPED)
+        assert "too much of what it sent is unread" in dropped.reason
+        await worker.until_event(EventKind.DISCONNECTED)
+
+    run(test)
+
+
+def test_where_bytes_cannot_be_counted_a_worker_is_held_back_and_loses_nothing(run, monkeypatch):
+    monkeypatch.setattr(zmq_learner, "CAN_TELL_BYTES", False)
+
     async def test(stage):
         limits = EndpointLimits(receive_messages=2, send_messages=2, queue_messages=3)
         learner = stage.learner(limits=limits)
