@@ -177,6 +177,8 @@ class Supervisor:
         command = list(self._command(child.slot))
         path = self._log_path(child.slot) if self._log_path else None
         with contextlib.ExitStack() as stack:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it while we run
             output = stack.enter_context(path.open("ab")) if path else None
             child.process = await asyncio.create_subprocess_exec(
                 *command,

@@ -39,7 +39,7 @@ from aiorl.process.tasks import Tasks
 from aiorl.protocol import events as ev
 from aiorl.protocol.codec import decode, encode
 from aiorl.protocol.limits import DEFAULT_LIMITS, Limits, limits_of
-from aiorl.protocol.messages import Message, Samples, Snapshot, Welcome
+from aiorl.protocol.messages import Message, RefusalCode, Samples, Snapshot, Welcome
 from aiorl.protocol.worker_session import WorkerSession, WorkerState
 from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
@@ -267,10 +267,11 @@ class WorkerService:
                 logger.warning("%s; no new fragment is begun until it answers", reason)
             case ev.LearnerBack():
                 logger.info("the learner answers again")
-            case ev.WasRefused(reason, retry, _):
+            case ev.WasRefused(reason, retry, code):
                 logger.warning("the learner refused this worker: %s", reason)
-                if not retry:
-                    self._finish(WorkerOutcome(False, f"the learner refused this worker: {reason}", final=True))
+                if not retry:  # what broke the protocol once, damaged bytes for instance, need not do so again
+                    is_final = code != RefusalCode.VIOLATION
+                    self._finish(WorkerOutcome(False, f"the learner refused this worker: {reason}", final=is_final))
             case ev.Shutdown(reason, final):
                 logger.info("the learner said goodbye: %s", reason)
                 if final:

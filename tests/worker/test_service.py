@@ -12,11 +12,12 @@ from in_process import FakeAlgorithm, InProcess, with_settings
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import EnvError
-from aiorl.process.restarts import RUN_IS_OVER, STOPPED
+from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.protocol.messages import Ack, RefusalCode, Refused
 from aiorl.report.results import Progress
 from aiorl.transport.endpoint import Event, EventKind
 from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
+from aiorl.worker.service import WorkerOutcome
 
 
 def test_workers_end_when_the_run_is_over() -> None:
@@ -510,3 +511,21 @@ def test_a_client_that_fails_is_reported_with_its_traceback() -> None:
     failed = next(text for text in both.events if "failed" in text)
     assert "this client fails on purpose" in failed
     assert "Traceback" in failed
+
+
+@pytest.mark.parametrize(("code", "status"), [(RefusalCode.VIOLATION, FAILED), (RefusalCode.VERSION, HOPELESS)])
+def test_who_broke_the_protocol_once_may_be_started_again_and_who_never_fits_may_not(code: str, status: int) -> None:
+    """A violation may come of bytes that were damaged on the way."""
+
+    async def main() -> WorkerOutcome:
+        both = InProcess()
+        both.start(1)
+        assert await both.service.wait_for_workers(1, 10)
+        (worker,) = both.workers
+        worker._session.receive(Refused("refused for a test", retry=False, code=code), time.monotonic())
+        worker._pump()
+        outcome = await asyncio.wait_for(both.outcomes[0], 10)
+        await both.close()
+        return outcome
+
+    assert asyncio.run(main()).status == status
