@@ -40,7 +40,7 @@ _MAX_TRIED = 0.0075
 """Workers whose speed is not known, or is said to be too low, are tried while no larger share of all is too old."""
 _PROBE_EVERY = 1000
 """Of so many fragments one may come from a worker that is taken to be too slow, to see whether it still is."""
-_TRIAL_SHARE = 4
+_TRIAL_SHARE = 2
 """One of so many fragments may be owed by workers that have brought none before others come first; one in any case."""
 _IN_HAND = 2
 """Batches that the learner has taken: one in use, one that waits for it."""

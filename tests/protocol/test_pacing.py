@@ -37,7 +37,8 @@ def test_newcomers_are_tried_while_others_could_use_all_of_the_budget() -> None:
     assert pacing.budget < 8
     pacing.join(2)
     pacing.join(3)
-    assert {2} <= set(pacing.next_leases(0, 0.2)) <= {1, 2}
+    pacing.join(4)
+    assert {2, 3} <= set(pacing.next_leases(0, 0.2)) <= {1, 2, 3}
     pacing.arrived(2, 0.2, 0.3)
-    assert 3 in pacing.next_leases(0, 0.3)
+    assert 4 in pacing.next_leases(0, 0.3)
     pacing.check_valid()
