@@ -9,7 +9,8 @@ It holds:
     progress.csv, result.jsonl, events.out.tfevents.*, learning_curve.png
     checkpoints/
 
-Nothing outside of it is written.
+Nothing outside of it is written but the key of the run, where other processes of the same user find it
+(`aiorl.transport.run_keys`).
 """
 
 from __future__ import annotations
