@@ -197,7 +197,8 @@ class Pacing:
     def slow_workers(self) -> list[SlowWorker]:
         """Workers left out because the policy outruns their fragments."""
         each_s = self._update_s or float("inf")
-        return [SlowWorker(pace.slot, pace.mean_s, pace.mean_s / each_s) for pace in self._slow.values()]
+        known = [pace for pace in self._slow.values() if pace.mean_s >= 0]  # the others only wait to be tried
+        return [SlowWorker(pace.slot, pace.mean_s, pace.mean_s / each_s) for pace in known]
 
     # The learner --------------------------------------------------------------------------------------------
 

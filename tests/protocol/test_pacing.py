@@ -42,3 +42,18 @@ def test_newcomers_are_tried_while_others_could_use_all_of_the_budget() -> None:
     pacing.arrived(2, 0.2, 0.3)
     assert 4 in pacing.next_leases(0, 0.3)
     pacing.check_valid()
+
+
+def test_who_waits_to_be_tried_is_not_called_too_slow() -> None:
+    """Where too many fragments were too old, a worker whose speed is not known is not tried yet."""
+    pacing = Pacing(fragments_per_batch=1, max_policy_lag=3, per_worker=2)
+    pacing.join(1)
+    for now in (0.0, 1.0, 2.0):
+        assert 1 in pacing.next_leases(0, now)
+        pacing.arrived(1, now, now + 0.5)
+        pacing.updated(0.0, 0, now + 0.5)
+        pacing.outdated(1)
+    pacing.join(2)
+    assert 2 not in pacing.next_leases(1, 2.6)
+    assert pacing.slow_workers() == []
+    pacing.check_valid()
