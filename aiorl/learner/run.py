@@ -218,6 +218,8 @@ class Run:
     def _stop(self, ok: bool, reason: str) -> None:
         if not self._stopped.done():
             self._stopped.set_result((ok, reason))
+            if hasattr(self, "_service"):
+                self._service.stop_training()
 
     def _fail(self, error: BaseException) -> None:
         if not self._stopped.done():

@@ -212,7 +212,7 @@ class LearnerService:
         self._pump()
 
     def stop_training(self) -> None:
-        """Take nothing more into updates; workers go on being answered."""
+        """Take nothing more into updates and results; workers go on being answered."""
         self._stopping = True
         self._granting = False
 
@@ -365,8 +365,9 @@ class LearnerService:
             return
         self.counters.env_steps_sampled += message.env_steps
         self.counters.agent_steps_sampled += message.agent_steps
-        self.results.add_episodes(episodes)
-        self.results.add_perf(message.perf)
+        if not self._stopping:  # the last result is of what the run ended for, not of what came while it ended
+            self.results.add_episodes(episodes)
+            self.results.add_perf(message.perf)
         fragment = QueuedFragment(
             slot=event.slot,
             seq=message.seq,

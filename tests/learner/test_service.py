@@ -91,6 +91,27 @@ def test_many_workers_make_hardly_a_sample_to_be_thrown_away() -> None:
     assert {fragment.slot for done in both.updates for fragment in done.batch.fragments} == set(range(1, 17))
 
 
+def test_what_comes_while_a_run_ends_is_not_in_its_last_result() -> None:
+    async def main() -> None:
+        both = InProcess(algorithm=with_settings(mode="streaming", update_s=0.02))
+        both.start(2)
+        assert await both.service.wait_for_workers(2, 10)
+        both.service.grant_leases()
+        await both.updates_done(5)
+        both.service.stop_training()
+        episodes, sampled = both.service.results.episodes_total, both.service.counters.env_steps_sampled
+        assert episodes > 0
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            if both.service.counters.env_steps_sampled > sampled:
+                break
+        assert both.service.counters.env_steps_sampled > sampled, "nothing came after the end"
+        assert both.service.results.episodes_total == episodes
+        await both.close()
+
+    asyncio.run(main())
+
+
 def test_the_bound_on_policy_lag_holds_for_every_fragment_trained_on() -> None:
     algorithm = with_settings(mode="streaming", fragments_per_batch=1, max_policy_lag=2, update_s=0.01)
     both = train(30, algorithm=algorithm)
