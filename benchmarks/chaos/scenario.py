@@ -190,7 +190,8 @@ class _Run:
             recovery_s = None if own is None else own.end - own.begin
         else:
             recovery_s = standstill(cluster.progress.rises, span)
-        meant = Span(span.begin, span.end + SETTLE_S)
+        # who dies while this fault is still felt explains what comes after
+        meant = Span(span.begin, span.end + max(SETTLE_S, recovery_s or 0.0))
         return Struck(
             number=planned.number,
             algo=self._algo,
