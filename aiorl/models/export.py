@@ -132,7 +132,7 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArr
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        function = tf.function(act, input_signature=signature)
+        function = tf.function(act, input_signature=signature, autograph=False)  # as the update: a second less
         converted, _ = convert.from_function(function, input_signature=signature, opset=_OPSET)
         # tensors that a user's layer made beforehand, which the traced function takes in from outside
         captures = function.get_concrete_function().graph.captures
