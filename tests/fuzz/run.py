@@ -95,7 +95,8 @@ def _run_one(target: Target, seconds: float, scratch: Path, update: bool) -> Res
     before = set(kept.iterdir())
     flags = [
         f"-max_total_time={max(1, round(seconds))}", f"-max_len={target.max_bytes}", "-timeout=30",
-        "-report_slow_units=30", "-rss_limit_mb=3000", "-print_final_stats=1", f"-artifact_prefix={kept}/{FINDING}",
+        "-report_slow_units=30", "-rss_limit_mb=3000", "-print_final_stats=1", "-entropic_scale_per_exec_time=1",
+        f"-artifact_prefix={kept}/{FINDING}",
     ]  # fmt: skip
     result = Result(target)
     started = time.monotonic()

@@ -17,12 +17,13 @@ from aiorl.learner.service import Counters
 from aiorl.learner.state import RunState
 from aiorl.protocol.ledger import Ledger
 from aiorl.report.results import Results
-from fuzz_targets.folder import make_folder
+from fuzz_targets.folder import Rewritten, make_folder
 from fuzz_targets.source import Source
 
 FOLDER = make_folder()
 DAMAGED = FOLDER / "checkpoint-000002"
 DAMAGED.mkdir()
+META_FILE, TENSORS_FILE = Rewritten(DAMAGED / "meta.json"), Rewritten(DAMAGED / "tensors.safetensors")
 TENSORS = save_tensors({"algorithm/weights/w": np.zeros((2, 3), np.float32), "filter/p/n": np.ones(1)})
 META: dict[str, Any] = {
     "run_id": "run",
@@ -66,8 +67,8 @@ def run(data: bytes) -> None:
                 header = json.dumps(_header(meta, tensors)).encode()
             except (ValueError, RecursionError):
                 return
-    (DAMAGED / "meta.json").write_bytes(header)
-    (DAMAGED / "tensors.safetensors").write_bytes(tensors)
+    META_FILE.write(header)
+    TENSORS_FILE.write(tensors)
     found = load_newest_valid(FOLDER)
     assert found.number in (1, 2)
     with contextlib.suppress(CheckpointError):

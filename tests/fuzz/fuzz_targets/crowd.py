@@ -18,9 +18,9 @@ from fuzz_targets.sizes import num_items
 from fuzz_targets.source import Source
 
 NUM_WORKERS = 4
-ROUNDS = 300
+ROUNDS = 160
 REMEMBERED = 16
-MAX_ITEMS = 250
+MAX_ITEMS = 150
 
 
 def seeds() -> Iterable[bytes]:

@@ -6,17 +6,19 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import msgpack
 import numpy as np
 
 from aiorl.errors import BadFrame, MessageTooBig, VersionMismatch
-from aiorl.protocol import codec
+from aiorl.protocol import codec, compression
 from aiorl.protocol.compression import compress_blocks
 from aiorl.protocol.limits import Limits
 from fuzz_targets.examples import example_messages
 from fuzz_targets.source import Source
 
+BLOCK_BYTES = 1 << 12  # of LZ4: an array of several blocks is a small one then
 LIMITS = Limits(max_header_bytes=1 << 16, max_array_bytes=1 << 20, max_message_bytes=1 << 20)
 DECLARED = (BadFrame, MessageTooBig, VersionMismatch)
 HEADER = ("version", "type", "scalars", "layout", "storage", "shapes")
@@ -30,7 +32,8 @@ def _parts(message: Any) -> tuple[list[Any], list[bytes]]:
     return header, frames[1:]
 
 
-EXAMPLES = [_parts(message) for message in example_messages()]
+with patch.object(compression, "BLOCK_BYTES", BLOCK_BYTES):
+    EXAMPLES = [_parts(message) for message in example_messages()]
 
 
 def seeds() -> Iterable[bytes]:
@@ -45,7 +48,14 @@ def seeds() -> Iterable[bytes]:
 
 
 def run(data: bytes) -> None:
-    source = Source(data)
+    whole, compression.BLOCK_BYTES = compression.BLOCK_BYTES, BLOCK_BYTES
+    try:
+        _run(Source(data))
+    finally:
+        compression.BLOCK_BYTES = whole
+
+
+def _run(source: Source) -> None:
     kind = source.byte()
     frames = list(_raw(source)) if kind & 1 else _edited(source)
     if kind & 2 and frames:

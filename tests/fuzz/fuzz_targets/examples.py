@@ -31,7 +31,7 @@ def stacked_frames() -> np.ndarray:
 
 
 def example_messages() -> list[m.Message]:
-    large = np.arange(270_000, dtype=np.int64).astype(np.uint8) % 7  # more than a block of LZ4
+    large = np.arange(5000, dtype=np.int64).astype(np.uint8) % 7
     columns = {
         "stacks": stacked_frames(),
         "shrinks": np.zeros((40, 40), np.int32),
@@ -42,7 +42,7 @@ def example_messages() -> list[m.Message]:
         m.Hello(m.PROTOCOL_VERSION, "run", "w1", "i1", 1, "host", 7),
         make_samples(),
         make_samples(batches={"default_policy": columns, "other": {}}, episodes={"lengths": np.ones(2, np.int32)}),
-        make_samples(batches={"p": {"lz4": large, "raw": np.linspace(0, 1, 33_000)}}),
+        make_samples(batches={"p": {"lz4": large, "raw": np.linspace(0, 1, 600)}}),
         m.Beat(4, "sampling", 0.5, 1),
         m.SnapshotRequest(-1),
         m.Failure("EnvError", "it broke", "Traceback", True),

@@ -36,7 +36,9 @@ def run(data: bytes) -> None:
     match source.below(3):
         case 0:
             graph = source.rest()
-            check_against_onnx(graph, _weights(graph))
+            weights = _weights(graph)
+            if weights is not None:
+                check_against_onnx(graph, weights)
         case 1:
             try:
                 description = msgpack.unpackb(source.rest())
@@ -52,12 +54,12 @@ def run(data: bytes) -> None:
             _check_spec(spec)
 
 
-def _weights(graph: bytes) -> dict[str, tuple[tuple[int, ...], str]]:
-    """The weights that the graph itself names, so that it is not refused for them."""
+def _weights(graph: bytes) -> dict[str, tuple[tuple[int, ...], str]] | None:
+    """The weights that the graph itself names, so that it is not refused for them; None where it can't be read."""
     try:
         tensors = read_model(graph).get("graph", {}).get("initializer", [])
     except PolicyError:
-        return {}
+        return None
     return {
         tensor.get("name", ""): (tuple(tensor.get("dims", [])), "float32" if tensor.get("data_type") == 1 else "int64")
         for tensor in tensors

@@ -21,6 +21,7 @@ PEERS = [b"p0", b"p1", b"p2", b"p3", b"p4"]
 IDS = ["w1", "w2", "w3", "", "w4"]
 INCARNATIONS = ["i1", "i2", "i3", "i4", "i5", "i6", ""]
 KEYS = [None, "k1", "k2"]
+SETTINGS = LearnerSettings(num_workers=NUM_WORKERS, max_workers=NUM_WORKERS, hello_grace=8)
 DOWN_MESSAGES = [message for message in example_messages() if isinstance(message, m.DownMessage)]
 
 
@@ -59,8 +60,7 @@ class HostileWorld:
         self.calls: set[int] = set()
         self.is_read = source.below(16) == 1  # what it says, which takes as long as all the rest
         max_lag = 2 if source.below(2) else None
-        settings = LearnerSettings(num_workers=NUM_WORKERS, max_workers=NUM_WORKERS, hello_grace=8)
-        self.session = LearnerSession("run", "L", settings)
+        self.session = LearnerSession("run", "L", SETTINGS)
         self.session.leases.set_pacing(Pacing(3, max_lag, 2))
         if source.below(8):
             self.session.set_registration({"env": "x"}, {}, self.now)

@@ -12,10 +12,11 @@ from aiorl.config.load import dump_yaml, load_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learner.run_dir import RunDirectory
-from fuzz_targets.folder import make_folder
+from fuzz_targets.folder import Rewritten, make_folder
 from fuzz_targets.source import Source
 
 FOLDER = make_folder()
+FACTS_FILE, CONFIG_FILE = Rewritten(FOLDER / "run.json"), Rewritten(FOLDER / "config.yaml")
 FACTS = b'{"run_id": "run", "address": "tcp://127.0.0.1:5555"}\n'
 KEYS = [*sorted(CommonConfig.model_fields), "algo", "env", "no_such_key"]
 WORDS = [b"env: CartPole-v1\n", b"algo: ppo\n", b"&a", b"*a", b"<<: ", b"!!python/name:os.system", b"- ", b"? ", b"|\n"]
@@ -41,8 +42,8 @@ def run(data: bytes) -> None:
         facts, config = FACTS, _edited(source)
     else:
         facts, config = source.take(source.byte()), source.rest()
-    (FOLDER / "run.json").write_bytes(facts)
-    (FOLDER / "config.yaml").write_bytes(config)
+    FACTS_FILE.write(facts)
+    CONFIG_FILE.write(config)
     try:
         loaded = load_config(config_class, overrides={"resume": str(FOLDER)}, environ={})
         directory = RunDirectory.open(loaded)

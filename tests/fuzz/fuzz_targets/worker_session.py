@@ -21,6 +21,7 @@ INCARNATIONS = ["i1", "i2", "i3", "other", ""]
 LEARNERS = ["L", "L", "L", "M", ""]
 UP_MESSAGES = [message for message in example_messages() if isinstance(message, m.UpMessage)]
 MAX_UNACKED = 6
+SETTINGS = WorkerSettings("w1", run_id="run", slot_hint=1, max_unacked=MAX_UNACKED)
 
 
 def seeds() -> Iterable[bytes]:
@@ -50,8 +51,7 @@ class HostileWorld:
         self.is_read = source.below(16) == 1  # what it says, which takes as long as all the rest
         self.newest = -1
         ids = counter(1)
-        settings = WorkerSettings("w1", run_id="run", slot_hint=1, max_unacked=MAX_UNACKED)
-        self.session = WorkerSession(settings, make_incarnation=lambda: f"i{next(ids)}")
+        self.session = WorkerSession(SETTINGS, make_incarnation=lambda: f"i{next(ids)}")
         self.session.connected(self.now)
 
     def step(self) -> None:
