@@ -6,11 +6,11 @@ STAMP := $(VENV)/.installed
 RESULTS := .pytest_cache/results.xml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check style types layers requirements bench chaos examples coverage fuzz lock \
-	build clean
+.PHONY: help setup train test test-all check style types layers requirements bench bench-against chaos examples coverage \
+	fuzz lock build clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "aiorl needs Python 3.11 or newer; set PYTHON=python3.11")'
@@ -49,6 +49,9 @@ requirements: $(STAMP)  ## run the tests and write docs/requirements.md
 
 bench: $(STAMP)  ## measure every figure beside its baseline; make bench NAMES="sampler wire"
 	@$(BIN)/python -m benchmarks $(NAMES)
+
+bench-against: $(STAMP)  ## measure this tree and another by turns; make bench-against REV=main NAMES="sampler"
+	@$(BIN)/python -m benchmarks.against $(if $(ROUNDS),--rounds $(ROUNDS)) $(or $(REV),HEAD) $(NAMES)
 
 chaos: $(STAMP)  ## random faults in whole runs for 20 minutes; make chaos CHAOS="--seed 7"
 	@$(BIN)/python -m benchmarks.chaos $(CHAOS)

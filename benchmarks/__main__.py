@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.result import Figure
+from benchmarks.result import Figure, readable
 
 __all__ = ["main"]
 
@@ -67,13 +67,13 @@ def _table(figures: Sequence[Figure]) -> Table:
 
 def _cells(figure: Figure) -> tuple[str, ...]:
     sign = "<=" if figure.smaller_is_better else ">="
-    targets = [f"{sign} {_number(figure.target)}"] if figure.target is not None else []
+    targets = [f"{sign} {readable(figure.target)}"] if figure.target is not None else []
     targets += [f"ratio {sign} {figure.target_ratio:g}"] if figure.target_ratio is not None else []
     return (
         figure.name,
-        _number(figure.value),
+        readable(figure.value),
         figure.unit,
-        "" if figure.baseline is None else _number(figure.baseline),
+        "" if figure.baseline is None else readable(figure.baseline),
         "" if figure.ratio is None else f"{figure.ratio:.2f}",
         ", ".join(targets),
         "yes" if figure.ok else "NO",
@@ -82,10 +82,6 @@ def _cells(figure: Figure) -> tuple[str, ...]:
 
 def _line(figure: Figure) -> str:
     return "  ".join(cell for cell in _cells(figure) if cell)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

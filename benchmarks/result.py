@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Figure"]
+__all__ = ["Figure", "readable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +53,8 @@ class Figure:
     def from_dict(cls, data: dict[str, Any]) -> Figure:
         """The figure that ``to_dict`` described."""
         return cls(**{key: value for key, value in data.items() if key not in ("ratio", "ok")})
+
+
+def readable(value: float) -> str:
+    """Three digits of a small number, thousands of a large one."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
