@@ -258,7 +258,6 @@ class Run:
         endpoint_limits = EndpointLimits(
             max_frame_bytes=transport.max_message_bytes,
             max_message_bytes=transport.max_message_bytes,
-            receive_messages=transport.receive_queue_length,
             send_messages=transport.send_queue_length,
             dead_after_s=transport.heartbeat_timeout_s,
         )

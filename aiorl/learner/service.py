@@ -29,7 +29,7 @@ from aiorl.protocol import events as ev
 from aiorl.protocol.codec import decode, decode_hello, encode
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession
 from aiorl.protocol.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
-from aiorl.protocol.messages import DownMessage, PolicyArrays, Welcome
+from aiorl.protocol.messages import DownMessage, Hello, PolicyArrays, Welcome
 from aiorl.protocol.pacing import Pacing
 from aiorl.protocol.rates import EventRates
 from aiorl.report.results import Progress, Results
@@ -139,7 +139,7 @@ class LearnerService:
 
     @property
     def _is_streaming(self) -> bool:
-        return self._plan is not None and self._plan.mode == "streaming"
+        return self.session.leases.pacing is not None
 
     # Life -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +239,8 @@ class LearnerService:
             if message is None:
                 session.unread(peer, sum(frame.nbytes for frame in frames))
             else:
-                session.receive(peer, message, now, user_id or None)
+                host = self._endpoint.host_of(peer) if isinstance(message, Hello) else ""
+                session.receive(peer, message, now, user_id or None, host)
         if not self._pump_due:  # one turn for all messages of this wake-up
             self._pump_due = True
             self._loop.call_soon(self._pump)
@@ -461,10 +462,10 @@ class LearnerService:
         """On-policy: lease exactly one train batch of the newest version. Streaming: what the budget allows."""
         if not self._granting or self._plan is None or self.publisher is None:
             return
-        if self._plan.mode == "on_policy":
-            self.session.deal(self.publisher.version, self._plan.fragments_per_batch)
-        else:
+        if self._is_streaming:
             self._stream()
+        else:
+            self.session.deal(self.publisher.version, self._plan.fragments_per_batch)
 
     def _stream(self) -> None:
         plan, assembler, publisher, pacing = self._plan, self._assembler, self.publisher, self.session.leases.pacing

@@ -146,7 +146,8 @@ class WorkerSession:
         if self.state is WorkerState.ENDED:
             return
         if self.state is WorkerState.REGISTERED and stood_still > settings.heartbeat_timeout_s / 2:
-            self._last_heard += stood_still  # it was us; hear what has come in the meantime first
+            # it was us; hear what has come in the meantime first
+            self._last_heard = min(now, self._last_heard + stood_still)
         if self.state is WorkerState.REGISTERED and now - self._last_heard > settings.heartbeat_timeout_s:
             self.state = WorkerState.PAUSED
             self._greet(now)

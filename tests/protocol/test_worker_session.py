@@ -282,6 +282,15 @@ def test_a_worker_that_stood_still_first_hears_what_has_come() -> None:
     assert session.state is WorkerState.PAUSED
 
 
+def test_a_worker_that_stood_still_and_has_heard_of_its_learner_is_not_deaf_to_its_silence_for_longer() -> None:
+    session = registered()
+    session.tick(0.5)
+    session.receive(m.LearnerBeat("L1", 1), 60.0)
+    for second in range(60, 72):
+        session.tick(float(second))
+    assert session.state is WorkerState.PAUSED
+
+
 @pytest.mark.parametrize(
     "end",
     [

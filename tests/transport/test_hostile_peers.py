@@ -215,6 +215,18 @@ def test_what_peers_send_while_the_learner_is_busy_is_bounded_and_the_greedy_are
         assert peak_mb < before_mb + 600, "without a bound it is gigabytes"
 
 
+def test_what_short_connections_leave_behind_is_bounded_too(start):
+    learner = start(slow_s=0.02, max_message_bytes=8 << 20, max_unread_bytes=48 << 20)
+    with learner.peer() as honest:
+        assert _is_served(honest)
+        for _ in range(4):
+            with contextlib.suppress(OSError), learner.peer() as short:
+                short.socket.sendall(frame(b"x" * 1000) * 20)
+        dropped = learner.wait_for(lambda line: line.get("event") == "dropped")
+        assert "left too much behind" in dropped["reason"]
+        assert _is_served(honest)
+
+
 def test_a_flood_of_small_messages_is_cut_off_long_before_its_bytes_are_too_many(start):
     learner = start(max_unread_messages=1000)
     with learner.peer() as honest, learner.peer() as flooder:
