@@ -26,16 +26,17 @@ from aiorl.learner.publish import Publisher
 from aiorl.learner.update_thread import UpdateDone, UpdateThread
 from aiorl.process.tasks import Tasks
 from aiorl.protocol import events as ev
-from aiorl.protocol.codec import decode, decode_hello, encode
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession
-from aiorl.protocol.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
-from aiorl.protocol.messages import DownMessage, Hello, PolicyArrays, Welcome
 from aiorl.protocol.pacing import Pacing
 from aiorl.protocol.rates import EventRates
 from aiorl.report.results import Progress, Results
 from aiorl.text import one_line
 from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Event, EventKind, LearnerEndpoint
+from aiorl.wire.decoding import decode, decode_hello
+from aiorl.wire.encoding import encode
+from aiorl.wire.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
+from aiorl.wire.messages import DownMessage, Hello, PolicyArrays, Welcome
 
 __all__ = ["Counters", "LearnerService"]
 

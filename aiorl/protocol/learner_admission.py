@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_members import Members
 from aiorl.protocol.learner_settings import LearnerSettings
-from aiorl.protocol.limits import MAX_STRANGER_BYTES
 from aiorl.protocol.rates import Allowance, Allowances
 from aiorl.protocol.roster import MAX_REMEMBERED, Worker
+from aiorl.wire import messages as m
+from aiorl.wire.limits import MAX_STRANGER_BYTES
 
 __all__ = ["Admission"]
 

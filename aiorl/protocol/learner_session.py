@@ -20,7 +20,6 @@ from typing import Any
 
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_admission import Admission
 from aiorl.protocol.learner_intake import Intake
 from aiorl.protocol.learner_members import Members
@@ -31,6 +30,7 @@ from aiorl.protocol.ledger import Ledger
 from aiorl.protocol.rates import Allowances
 from aiorl.protocol.roster import MAX_REMEMBERED, Worker, WorkerInfo
 from aiorl.text import MAX_NAME, is_name, one_line
+from aiorl.wire import messages as m
 
 __all__ = ["BROADCAST", "LearnerSession", "LearnerSettings", "Target", "WorkerInfo"]
 

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from aiorl.errors import InternalError
-from aiorl.protocol.messages import Hello
+from aiorl.wire.messages import Hello
 
 __all__ = ["MAX_REMEMBERED", "Roster", "Strangers", "Worker", "WorkerInfo"]
 

@@ -17,12 +17,12 @@ from collections.abc import Callable
 
 from aiorl.errors import RemoteProtocolError
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.leases import WorkerLeases
 from aiorl.protocol.worker_fragments import SentFragments
 from aiorl.protocol.worker_greeting import Greeting
 from aiorl.protocol.worker_settings import WorkerSettings, WorkerState
 from aiorl.protocol.worker_versions import VersionWatch
+from aiorl.wire import messages as m
 
 __all__ = ["WorkerSession", "WorkerSettings", "WorkerState"]
 

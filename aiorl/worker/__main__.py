@@ -116,7 +116,7 @@ async def _work(args: WorkerArgs) -> int:
     from aiorl.transport.descriptors import raise_open_file_limit
     from aiorl.transport.run_keys import KEYS_VARIABLE, WORKER_ID_VARIABLE, from_variable
     from aiorl.transport.security import load_worker_keys
-    from aiorl.transport.zmq_endpoint import ZmqWorkerEndpoint
+    from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
     from aiorl.worker.service import WorkerService
 
     share_one_heap()

@@ -10,9 +10,9 @@ import pytest
 
 from aiorl.errors import BadFrame, LocalProtocolError
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
 from aiorl.protocol.pacing import Pacing
+from aiorl.wire import messages as m
 
 A, B = b"peer-a", b"peer-b"
 

@@ -11,8 +11,8 @@ import pytest
 
 from aiorl.errors import RemoteProtocolError
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState
+from aiorl.wire import messages as m
 
 
 def snapshot(version: int, learner: str = "L1") -> m.Snapshot:

@@ -23,7 +23,7 @@ limits, open_files, slow_s = json.loads(sys.argv[1]), int(sys.argv[2]), float(sy
 if open_files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 from aiorl.transport.endpoint import EndpointLimits
-from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
+from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
 
 said = 0
 

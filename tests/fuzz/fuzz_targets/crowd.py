@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 from aiorl.errors import BadFrame
 from aiorl.protocol import learner_admission, roster
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.wire import messages as m
 from fuzz_targets.examples import make_samples, make_snapshot
 from fuzz_targets.sizes import num_items
 from fuzz_targets.source import Source

@@ -20,9 +20,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from aiorl.errors import BadFrame
-from aiorl.protocol import messages as m
-from aiorl.protocol.limits import Limits
 from aiorl.text import MAX_LABEL, MAX_NAME, is_label, is_name, many_lines, one_line
+from aiorl.wire import messages as m
+from aiorl.wire.limits import Limits
 
 __all__ = ["ARRAY", "MAX_TEXT", "MESSAGE_TYPES", "MESSAGE_TYPES_BY_CLASS", "ArrayTree", "MessageType"]
 
