@@ -241,7 +241,7 @@ class WorkerSession:
 
     def failure(self, kind: str, message: str, traceback: str, fatal: bool, now: float) -> None:
         """Report a failure. After a ``fatal`` one the learner ends this incarnation and so does the session."""
-        report = m.Failure(kind, message, traceback, fatal)
+        report = m.Failure(kind, message, traceback, fatal=fatal)
         if self._may_speak():
             self._say(self.beat(), now)
             self._say(report, now)

@@ -66,7 +66,7 @@ def _say(session: LearnerSession, kind: int, how: int, turn: int) -> None:
         case 2:
             session.receive(peer, m.Beat(turn, text, 0.0, 0), now)
         case 3:
-            session.receive(peer, m.Failure(text, text, text, bool(how & 32)), now)
+            session.receive(peer, m.Failure(text, text, text, fatal=bool(how & 32)), now)
         case 4:
             session.receive(peer, m.Leaving(text, 0, 0), now)
         case 5:

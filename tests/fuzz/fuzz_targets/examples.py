@@ -45,7 +45,7 @@ def example_messages() -> list[m.Message]:
         make_samples(batches={"p": {"lz4": large, "raw": np.linspace(0, 1, 33_000)}}),
         m.Beat(4, "sampling", 0.5, 1),
         m.SnapshotRequest(-1),
-        m.Failure("EnvError", "it broke", "Traceback", True),
+        m.Failure("EnvError", "it broke", "Traceback", fatal=True),
         m.Reply(1, True, {"a": [1, np.arange(3)], "b": None}),
         m.Leaving("told to", 4, 0),
         make_snapshot(),

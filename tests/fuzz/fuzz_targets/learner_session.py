@@ -166,7 +166,7 @@ class HostileWorld:
             case 1:
                 return m.SnapshotRequest(source.below(8) - 1)
             case 2:
-                return m.Failure(source.text(), source.text(), source.text(), bool(source.below(2)))
+                return m.Failure(source.text(), source.text(), source.text(), fatal=bool(source.below(2)))
             case 3:
                 return m.Reply(source.below(8), bool(source.below(2)), source.plain(1))
             case 4:
