@@ -26,9 +26,10 @@ from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.wrapping import Wrapping
 from aiorl.policy.acting_graph import ActingSpec
 from aiorl.policy.onnx_policy import OnnxPolicy
-from aiorl.protocol import messages as m
-from aiorl.protocol.codec import decode, encode
 from aiorl.sampler.columnar import ColumnarSampler
+from aiorl.wire import messages as m
+from aiorl.wire.decoding import decode
+from aiorl.wire.encoding import encode
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure
 from benchmarks.sampler import PPO_COLUMNS

@@ -29,12 +29,12 @@ import zmq
 from numpy.typing import NDArray
 
 from aiorl.data.metrics import EpisodeColumns
-from aiorl.protocol import messages as m
-from aiorl.protocol.codec import encode
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.transport.run_keys import find_run_keys
 from aiorl.transport.security import WorkerKeys
-from aiorl.transport.zmq_endpoint import ZmqWorkerEndpoint
+from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
+from aiorl.wire import messages as m
+from aiorl.wire.encoding import encode
 from aiorl.worker.service import WorkerService
 
 __all__ = ["ATTACKS", "main"]

@@ -16,10 +16,10 @@ import numpy as np
 from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.learner.ingest import STALE, BatchAssembler, QueuedFragment
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.protocol.pacing import Pacing
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.wire import messages as m
 
 __all__ = ["Simulated", "Simulation"]
 

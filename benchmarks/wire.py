@@ -23,13 +23,15 @@ import zmq.asyncio
 
 from aiorl.data.arena import allocate_together
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
-from aiorl.protocol.codec import decode, encode
 from aiorl.protocol.learner_session import LearnerSession
 from aiorl.protocol.pacing import Pacing
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.transport.endpoint import Event, EventKind
-from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint, ZmqWorkerEndpoint
+from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
+from aiorl.wire import messages as m
+from aiorl.wire.decoding import decode
+from aiorl.wire.encoding import encode
 from benchmarks.measure import SINGLE_THREADED, alternate, run_fresh
 from benchmarks.result import Figure
 

@@ -15,9 +15,9 @@ from aiorl.algorithms.registry import config_class
 from aiorl.config.command_line import parse_learner_args, parse_worker_args
 from aiorl.config.load import load_config
 from aiorl.keys import KeyOptions
-from aiorl.protocol.codec import decode
-from aiorl.protocol.messages import Hello
-from aiorl.protocol.schema import MESSAGE_TYPES
+from aiorl.wire.decoding import decode
+from aiorl.wire.messages import Hello
+from aiorl.wire.schema import MESSAGE_TYPES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -42,6 +42,10 @@ def rename_legacy(values: Mapping[str, Any]) -> dict[str, Any]:
     multiagent = renamed.get("multiagent")
     if isinstance(multiagent, Mapping):
         renamed["multiagent"] = _rename(dict(multiagent), "policy_graphs", "policies", "multiagent.")
+    transport = renamed.get("transport")
+    if isinstance(transport, Mapping) and "receive_queue_length" in transport:  # in the config.yaml of older runs
+        _log.warning("transport.receive_queue_length has no effect any more: leases bound what waits to be read")
+        renamed["transport"] = {name: transport[name] for name in transport if name != "receive_queue_length"}
     return renamed
 
 

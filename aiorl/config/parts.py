@@ -104,10 +104,6 @@ class TransportConfig(BaseModel):
     send_queue_length: int = key(
         64, "Messages that may wait to be sent to one peer.", group="Transport", where="both", unit="messages", ge=1
     )
-    receive_queue_length: int = key(
-        64, "Messages that may wait to be read in a worker; what workers send is bounded by leases and in bytes.",
-        group="Transport", where="both", unit="messages", ge=1,
-    )  # fmt: skip
     compression: Literal["auto", "off"] = key(
         "auto", "auto compresses a column with LZ4 where that pays; off never does.", group="Transport", where="both"
     )

@@ -28,7 +28,7 @@ from aiorl.learner.sampling_path import choose_sampling, general_reasons
 from aiorl.learner.tf_runtime import configure_tensorflow
 from aiorl.observation.filters import ObservationFilter, make_filter
 from aiorl.policy.distributions import make_distribution
-from aiorl.protocol.messages import PolicyGraph
+from aiorl.wire.messages import PolicyGraph
 
 __all__ = ["Learning", "LearningPlan", "build_learning", "plan_learning"]
 

@@ -19,7 +19,7 @@ from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.data.columns import OBS, VALID
 from aiorl.data.metrics import MAX_NAME, MAX_NAMES, EpisodeColumns
 from aiorl.errors import BatchError, InternalError
-from aiorl.protocol.messages import Samples
+from aiorl.wire.messages import Samples
 
 __all__ = ["STALE", "AssembledBatch", "BatchAssembler", "Discarded", "QueuedFragment", "check_samples"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aiorl.errors import BatchError
 from aiorl.observation.filters import ObservationFilter
-from aiorl.protocol.messages import PolicyArrays, Snapshot
+from aiorl.wire.messages import PolicyArrays, Snapshot
 
 __all__ = ["Publisher"]
 

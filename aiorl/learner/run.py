@@ -43,7 +43,6 @@ from aiorl.process.tasks import Tasks, first_of
 from aiorl.protocol.events import WorkerFailed
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.protocol.ledger import Ledger
-from aiorl.protocol.limits import limits_of, max_workers_of
 from aiorl.report.console import Display, DisplayHandler, Headline, Summary, make_display
 from aiorl.report.log_files import LogFile
 from aiorl.report.loggers import Loggers, open_loggers
@@ -53,7 +52,8 @@ from aiorl.text import indented, many_lines
 from aiorl.transport.descriptors import raise_open_file_limit
 from aiorl.transport.endpoint import EndpointLimits
 from aiorl.transport.security import load_learner_keys, reachable_from_elsewhere, reachable_from_here
-from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
+from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.wire.limits import limits_of, max_workers_of
 
 __all__ = ["Outcome", "Run"]
 
@@ -258,7 +258,6 @@ class Run:
         endpoint_limits = EndpointLimits(
             max_frame_bytes=transport.max_message_bytes,
             max_message_bytes=transport.max_message_bytes,
-            receive_messages=transport.receive_queue_length,
             send_messages=transport.send_queue_length,
             dead_after_s=transport.heartbeat_timeout_s,
         )

@@ -26,16 +26,17 @@ from aiorl.learner.publish import Publisher
 from aiorl.learner.update_thread import UpdateDone, UpdateThread
 from aiorl.process.tasks import Tasks
 from aiorl.protocol import events as ev
-from aiorl.protocol.codec import decode, decode_hello, encode
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession
-from aiorl.protocol.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
-from aiorl.protocol.messages import DownMessage, PolicyArrays, Welcome
 from aiorl.protocol.pacing import Pacing
 from aiorl.protocol.rates import EventRates
 from aiorl.report.results import Progress, Results
 from aiorl.text import one_line
 from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Event, EventKind, LearnerEndpoint
+from aiorl.wire.decoding import decode, decode_hello
+from aiorl.wire.encoding import encode
+from aiorl.wire.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
+from aiorl.wire.messages import DownMessage, Hello, PolicyArrays, Welcome
 
 __all__ = ["Counters", "LearnerService"]
 
@@ -139,7 +140,7 @@ class LearnerService:
 
     @property
     def _is_streaming(self) -> bool:
-        return self._plan is not None and self._plan.mode == "streaming"
+        return self.session.leases.pacing is not None
 
     # Life -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +240,8 @@ class LearnerService:
             if message is None:
                 session.unread(peer, sum(frame.nbytes for frame in frames))
             else:
-                session.receive(peer, message, now, user_id or None)
+                host = self._endpoint.host_of(peer) if isinstance(message, Hello) else ""
+                session.receive(peer, message, now, user_id or None, host)
         if not self._pump_due:  # one turn for all messages of this wake-up
             self._pump_due = True
             self._loop.call_soon(self._pump)
@@ -461,10 +463,10 @@ class LearnerService:
         """On-policy: lease exactly one train batch of the newest version. Streaming: what the budget allows."""
         if not self._granting or self._plan is None or self.publisher is None:
             return
-        if self._plan.mode == "on_policy":
-            self.session.deal(self.publisher.version, self._plan.fragments_per_batch)
-        else:
+        if self._is_streaming:
             self._stream()
+        else:
+            self.session.deal(self.publisher.version, self._plan.fragments_per_batch)
 
     def _stream(self) -> None:
         plan, assembler, publisher, pacing = self._plan, self._assembler, self.publisher, self.session.leases.pacing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aiorl.protocol.messages import Plain, Samples, Snapshot, Welcome
+from aiorl.wire.messages import Plain, Samples, Snapshot, Welcome
 
 __all__ = [
     "CallReplied",

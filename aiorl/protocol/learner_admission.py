@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_members import Members
 from aiorl.protocol.learner_settings import LearnerSettings
-from aiorl.protocol.limits import MAX_STRANGER_BYTES
-from aiorl.protocol.rates import Allowance
+from aiorl.protocol.rates import Allowance, Allowances
 from aiorl.protocol.roster import MAX_REMEMBERED, Worker
+from aiorl.wire import messages as m
+from aiorl.wire.limits import MAX_STRANGER_BYTES
 
 __all__ = ["Admission"]
 
@@ -21,6 +21,12 @@ _WELCOME_AGAIN_S = 0.25
 _HELLOS_AT_ONCE, _HELLOS_PER_S = 256, 4.0
 _NEW_COST = 5.0
 """A registration costs us a whole snapshot, so it counts as so many Hellos."""
+_REGISTRATIONS_AT_FIRST, _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S = 1024, 64, 64.0
+"""Over all connections, so that new ones buy nothing; at first so many that a whole run can join at once."""
+_ANSWERS_AT_ONCE, _ANSWERS_PER_S = 1024, 256.0
+"""Snapshots for those who are registered: for a worker that comes back, and for one that asks."""
+_SNAPSHOT_UNIT = 4 << 20
+"""So many bytes of a snapshot count as one registration more."""
 _SPOKE_BEFORE = "spoke before saying hello"
 _ENDED_GRACE = 4096
 """Messages that a worker may have under way when it is counted lost: what it keeps unacknowledged, with ample room."""
@@ -31,7 +37,56 @@ class _Waiting:
     peer: bytes
     hello: m.Hello
     key: str | None
+    source: str
     since: float
+
+
+class _Queue:
+    """Hellos that wait, one for each connection; sources take turns, so that none can keep the others waiting."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._by_source: OrderedDict[str, OrderedDict[bytes, _Waiting]] = OrderedDict()
+        self._source: dict[bytes, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __contains__(self, peer: bytes) -> bool:
+        return peer in self._source
+
+    def __iter__(self) -> Iterator[_Waiting]:
+        return (waiting for line in self._by_source.values() for waiting in line.values())
+
+    def get(self, peer: bytes) -> _Waiting | None:
+        """What waits from this connection."""
+        source = self._source.get(peer)
+        return None if source is None else self._by_source[source][peer]
+
+    def put(self, waiting: _Waiting) -> bool:
+        """Let a Hello wait; a later one of its connection takes its place in line. False if there is no room."""
+        if waiting.peer not in self._source and len(self) >= self._max_waiting:
+            return False
+        self._source.setdefault(waiting.peer, waiting.source)
+        self._by_source.setdefault(self._source[waiting.peer], OrderedDict())[waiting.peer] = waiting
+        return True
+
+    def pop(self) -> _Waiting:
+        """The one whose turn it is."""
+        source, line = next(iter(self._by_source.items()))
+        waiting = next(iter(line.values()))
+        self._by_source.move_to_end(source)
+        self.remove(waiting.peer)
+        return waiting
+
+    def remove(self, peer: bytes) -> None:
+        """This connection's does not wait any more, if one did."""
+        source = self._source.pop(peer, None)
+        if source is not None:
+            line = self._by_source[source]
+            del line[peer]
+            if not line:
+                del self._by_source[source]
 
 
 class Admission:
@@ -56,12 +111,14 @@ class Admission:
         self._roster = members.roster
         self._strangers = members.strangers
         self._outbox = members.outbox
-        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()  # at most max_workers, one for each connection
-        self._hellos: OrderedDict[bytes, Allowance] = OrderedDict()  # of the MAX_REMEMBERED that spoke last
+        self._waiting = _Queue(settings.max_workers)
+        self._hellos = Allowances(_HELLOS_AT_ONCE, _HELLOS_PER_S, MAX_REMEMBERED)
+        self._registrations = Allowance(_REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST)
+        self._answers = Allowance(_ANSWERS_AT_ONCE, _ANSWERS_PER_S)
 
     @property
     def num_waiting(self) -> int:
-        """Workers that have said Hello before we were ready for them."""
+        """Workers that have said Hello and are not registered yet."""
         return len(self._waiting)
 
     @property
@@ -69,46 +126,30 @@ class Admission:
         """Version of the newest snapshot, -1 for none."""
         return -1 if self.snapshot is None else self.snapshot.version
 
-    def hello(self, peer: bytes, hello: m.Hello, now: float, key: str | None) -> None:
+    def hello(self, peer: bytes, hello: m.Hello, now: float, key: str | None, host: str) -> None:
         """A worker introduces itself: for the first time, or again after it or its connection broke."""
         if self.closing is not None:
             self._outbox.to_peer(peer, self.closing)
             return
-        is_new = hello.incarnation not in self._roster.by_incarnation and hello.incarnation not in self._waiting
-        if not self._allowance(peer).take(now, _NEW_COST if is_new else 1.0):
+        before = self._waiting.get(peer)
+        is_known = hello.incarnation in self._roster.by_incarnation or (
+            before is not None and before.hello.incarnation == hello.incarnation
+        )
+        if not self._hellos.take(peer, now, 1.0 if is_known else _NEW_COST):
             self._members.violated(peer, "said hello too often", "said hello too often")
             return
         wrong = self._refusal(hello)
         if wrong is not None:
             self._members.reject(peer, wrong)
             return
-        worker = self._roster.by_incarnation.get(hello.incarnation)
-        if worker is not None:
-            self._hello_again(worker, peer, hello, now, key)
+        waiting = _Waiting(peer, hello, key, key or host, now)
+        if self._is_settled(waiting, now):
             return
-        if self._roster.is_buried(hello.incarnation) or hello.learner_incarnation:
-            self._members.refuse_ended(peer, hello.incarnation)
-            return
-        twins = self._roster.of_process(hello.worker_id)
-        if any(twin.key != key for twin in twins):
-            self._members.violated(peer, "used another worker's name", "used the name of a worker with another key")
-            return
-        over_peer = self._roster.by_peer.get(peer)
-        if over_peer is not None and over_peer not in twins:
-            twins.append(over_peer)
-        for former in twins:
-            self._members.bury(former, "its worker came back as a new incarnation", notify=False)
-        for incarnation, waiting in list(self._waiting.items()):
-            if incarnation != hello.incarnation and (
-                waiting.hello.worker_id == hello.worker_id or waiting.peer == peer
-            ):
-                del self._waiting[incarnation]
-        if self._is_ready():
-            self._admit(_Waiting(peer, hello, key, now), now)
-        elif hello.incarnation in self._waiting or len(self._waiting) < self._settings.max_workers:
-            # an entry that is there keeps its place: slots are given in the order of the first Hellos
-            self._waiting[hello.incarnation] = _Waiting(peer, hello, key, now)
-            self._outbox.to_peer(peer, m.LearnerBeat(self._learner_incarnation, self.version))
+        self.admit_waiting(now)
+        if self._waiting.put(waiting):
+            self.admit_waiting(now)
+            if peer in self._waiting:
+                self._outbox.to_peer(peer, m.LearnerBeat(self._learner_incarnation, self.version))
 
     def stranger(self, peer: bytes, num_bytes: int) -> None:
         """So much that is no Hello has come over a connection that no live worker speaks over."""
@@ -130,13 +171,11 @@ class Admission:
     def peer_gone(self, peer: bytes) -> None:
         """A connection has ended."""
         self._strangers.forget(peer)
-        self._hellos.pop(peer, None)
-        for claimed in self._roster.workers():
+        self._hellos.forget(peer)
+        self._waiting.remove(peer)
+        for claimed in self._roster.by_slot.values():
             if claimed.claimant == peer:
                 claimed.claimant = None
-        for incarnation, waiting in list(self._waiting.items()):
-            if waiting.peer == peer:
-                del self._waiting[incarnation]
 
     def settle_claim(self, worker: Worker, now: float) -> None:
         """Its old connection is gone or silent: it speaks over the new one, if one says so."""
@@ -145,20 +184,21 @@ class Admission:
             self._bind(worker, claimant, now)
 
     def admit_waiting(self, now: float) -> None:
-        """Register those that came too early, once we are ready for them."""
-        if self._is_ready():
-            while self._waiting:
-                self._admit(self._waiting.popitem(last=False)[1], now)
+        """Register those that wait, once we are ready for them and as often as may be."""
+        while self._waiting and self._is_ready() and self._registrations.take(now, self._snapshot_cost()):
+            waiting = self._waiting.pop()
+            if not self._strangers.is_dropped(waiting.peer) and not self._is_settled(waiting, now):
+                self._admit(waiting, now)
 
     def forget_silent(self, now: float) -> None:
         """Those that wait and have not spoken for long are gone."""
-        for incarnation, waiting in list(self._waiting.items()):
+        for waiting in list(self._waiting):
             if now - waiting.since > self._settings.heartbeat_timeout_s:
-                del self._waiting[incarnation]
+                self._waiting.remove(waiting.peer)
 
     def beat(self, beat: m.LearnerBeat) -> None:
         """Let those that wait know that we are there."""
-        for waiting in self._waiting.values():
+        for waiting in self._waiting:
             self._outbox.to_peer(waiting.peer, beat)
 
     def give_snapshot(self, worker: Worker, have_version: int, now: float) -> None:
@@ -168,16 +208,31 @@ class Admission:
             snapshot is not None
             and have_version < snapshot.version
             and now - worker.gave_snapshot >= self._settings.snapshot_interval_s
+            and self._answers.take(now, self._snapshot_cost())
         ):
             worker.gave_snapshot = now
             self._outbox.to_worker(worker, snapshot)
 
-    def _allowance(self, peer: bytes) -> Allowance:
-        allowance = self._hellos.pop(peer, None) or Allowance(_HELLOS_AT_ONCE, _HELLOS_PER_S)
-        self._hellos[peer] = allowance
-        while len(self._hellos) > MAX_REMEMBERED:
-            self._hellos.popitem(last=False)
-        return allowance
+    def _snapshot_cost(self) -> float:
+        """What one more worker that gets the newest snapshot costs us, in registrations."""
+        if self.snapshot is None:
+            return 1.0
+        trees = (self.snapshot.weights, self.snapshot.filters)
+        num_bytes = sum(array.nbytes for tree in trees for arrays in tree.values() for array in arrays.values())
+        return min(_REGISTRATIONS_AT_ONCE, 1.0 + num_bytes / _SNAPSHOT_UNIT)
+
+    def _is_settled(self, waiting: _Waiting, now: float) -> bool:
+        """Whether this Hello asks for no registration, since its incarnation has one, or had one."""
+        hello, peer = waiting.hello, waiting.peer
+        worker = self._roster.by_incarnation.get(hello.incarnation)
+        if worker is not None:
+            self._hello_again(worker, peer, hello, now, waiting.key)
+        elif self._roster.is_buried(hello.incarnation) or hello.learner_incarnation:
+            self._members.refuse_ended(peer, hello.incarnation)
+        else:
+            return False
+        self._waiting.remove(peer)
+        return True
 
     def _refusal(self, hello: m.Hello) -> m.Refused | None:
         """Why this Hello can never be taken, if so."""
@@ -226,12 +281,21 @@ class Admission:
 
     def _admit(self, waiting: _Waiting, now: float) -> None:
         hello, peer = waiting.hello, waiting.peer
+        twins = self._roster.of_process(hello.worker_id)
+        if any(twin.key != waiting.key for twin in twins):
+            self._members.violated(peer, "used another worker's name", "used the name of a worker with another key")
+            return
+        over_peer = self._roster.by_peer.get(peer)
+        if over_peer is not None and over_peer not in twins:
+            twins.append(over_peer)
+        for former in twins:
+            self._members.bury(former, "its worker came back as a new incarnation", notify=False)
         slot = self._roster.free_slot(hello.slot_hint, hello.worker_id)
         if not slot:
             reason = f"all {self._settings.max_workers} slots are taken"
             self._outbox.to_peer(peer, m.Refused(reason, True, m.RefusalCode.FULL, hello.incarnation))
             return
-        worker = self._roster.add(slot, hello, peer, waiting.key, now)
+        worker = self._roster.add(slot, hello, peer, waiting.key, now, waiting.source)
         self._strangers.forget(peer)
         self._members.ledger.open(worker.incarnation, slot)
         self._members.leases.join(slot)
@@ -261,7 +325,12 @@ class Admission:
         )
 
     def _welcome_again(self, worker: Worker, now: float) -> None:
-        """All that may have been lost on the way: what has arrived, what is leased, what is called."""
+        """All that may have been lost on the way: what has arrived, what is leased, what is called.
+
+        Too many at once are left to say Hello once more.
+        """
+        if not self._answers.take(now, self._snapshot_cost()):
+            return
         self._welcome(worker, now)
         worker.gap_since = None
         self._members.say_open_again(worker)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_outbox import Outbox
 from aiorl.protocol.roster import Worker
+from aiorl.wire import messages as m
 
 __all__ = ["Calls"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aiorl.errors import RemoteProtocolError
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_members import Members
 from aiorl.protocol.learner_settings import LearnerSettings
 from aiorl.protocol.roster import Worker
+from aiorl.wire import messages as m
 
 __all__ = ["Intake"]
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from aiorl.errors import LocalProtocolError
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_calls import Calls
 from aiorl.protocol.learner_outbox import Outbox
 from aiorl.protocol.leases import Grant, LeaseBook
 from aiorl.protocol.ledger import Ledger
 from aiorl.protocol.roster import Roster, Strangers, Worker
+from aiorl.wire import messages as m
 
 __all__ = ["Members"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.roster import Worker
+from aiorl.wire import messages as m
 
 __all__ = ["BROADCAST", "Outbox", "Target"]
 

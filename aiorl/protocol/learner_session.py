@@ -20,7 +20,6 @@ from typing import Any
 
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_admission import Admission
 from aiorl.protocol.learner_intake import Intake
 from aiorl.protocol.learner_members import Members
@@ -28,12 +27,16 @@ from aiorl.protocol.learner_outbox import BROADCAST, Target
 from aiorl.protocol.learner_settings import LearnerSettings
 from aiorl.protocol.leases import LeaseBook
 from aiorl.protocol.ledger import Ledger
-from aiorl.protocol.roster import Worker, WorkerInfo
+from aiorl.protocol.rates import Allowances
+from aiorl.protocol.roster import MAX_REMEMBERED, Worker, WorkerInfo
 from aiorl.text import MAX_NAME, is_name, one_line
+from aiorl.wire import messages as m
 
 __all__ = ["BROADCAST", "LearnerSession", "LearnerSettings", "Target", "WorkerInfo"]
 
 _MAX_REASON = 300
+_FAILURES_AT_ONCE, _FAILURES_PER_S = 60, 1.0
+"""Of one source, whatever it registers as. One that ends its worker is none of them: it costs a registration."""
 
 
 class LearnerSession:
@@ -74,6 +77,7 @@ class LearnerSession:
         self._outbox = self._members.outbox
         self._roster = self._members.roster
         self._strangers = self._members.strangers
+        self._failures = Allowances(_FAILURES_AT_ONCE, _FAILURES_PER_S, MAX_REMEMBERED)
         self._last_tick: float | None = None
         self._last_beat = float("-inf")
 
@@ -175,7 +179,7 @@ class LearnerSession:
 
     @property
     def num_waiting(self) -> int:
-        """Workers that have said Hello before we were ready for them."""
+        """Workers that have said Hello and are not registered yet."""
         return self._admission.num_waiting
 
     def workers(self, now: float, *, min_in_env_s: float = 0.0) -> list[WorkerInfo]:
@@ -201,14 +205,22 @@ class LearnerSession:
 
     # Inputs -----------------------------------------------------------------------------------------------
 
-    def receive(self, peer: bytes, message: m.Message, now: float, key: str | None = None) -> None:
-        """A message has come from a peer; ``key`` is what its connection was authenticated with."""
+    def receive(self, peer: bytes, message: m.Message, now: float, key: str | None = None, host: str = "") -> None:
+        """A message has come from a peer.
+
+        Args:
+            peer: the connection.
+            message: what it said.
+            now: the time.
+            key: what its connection was authenticated with.
+            host: where it comes from; asked for with a Hello only, and of use where there are no keys.
+        """
         self._note_time(now)
         worker = self._roster.by_peer.get(peer)
         if worker is None and self._members.is_dropped(peer):
             return
         if type(message) is m.Hello:
-            self._admission.hello(peer, message, now, key)
+            self._admission.hello(peer, message, now, key, host)
             return
         if worker is None:
             self._admission.stranger(peer, 0)
@@ -256,6 +268,7 @@ class LearnerSession:
                 continue  # buried by what was done for another
             self._watch(worker, now)
         self._admission.forget_silent(now)
+        self._admission.admit_waiting(now)
         self._members.calls.expire(now)
         for overdue in self.leases.take_overdue(settings.lease_timeout_s, now):
             self._outbox.tell(ev.LeaseOverdue(*overdue))
@@ -293,7 +306,7 @@ class LearnerSession:
             case m.SnapshotRequest():
                 self._admission.give_snapshot(worker, message.have_version, now)
             case m.Failure():
-                if not worker.failures.take(now):
+                if not message.fatal and not self._failures.take(worker.source, now):
                     self._members.worker_violated(
                         worker, "reported failures without end", "reported more failures than anybody can read"
                     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiorl.protocol.limits import MAX_WORKERS
+from aiorl.wire.limits import MAX_WORKERS
 
 __all__ = ["LearnerSettings"]
 

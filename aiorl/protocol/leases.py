@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aiorl.errors import InternalError
-from aiorl.protocol.messages import Lease
 from aiorl.protocol.pacing import Pacing
+from aiorl.wire.messages import Lease
 
 __all__ = ["Grant", "LeaseBook", "Overdue", "WorkerLeases"]
 

@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
 
-__all__ = ["Allowance", "EventRates"]
+__all__ = ["Allowance", "Allowances", "EventRates"]
 
 
 class Allowance:
-    """So many at once, and so many a second in the long run."""
+    """So many at once, and so many a second in the long run; ``at_first``: so many at once the first time."""
 
     __slots__ = ("_at", "_at_once", "_left", "_per_s")
 
-    def __init__(self, at_once: float, per_s: float) -> None:
-        self._at_once = self._left = at_once
+    def __init__(self, at_once: float, per_s: float, *, at_first: float = 0.0) -> None:
+        self._at_once = at_once
+        self._left = max(at_once, at_first)
         self._per_s = per_s
         self._at = float("inf")
 
     def take(self, now: float, cost: float = 1.0) -> bool:
         """Whether this much is still allowed; it is used up then."""
-        self._left = min(self._at_once, self._left + max(0.0, now - self._at) * self._per_s)
+        regained = min(self._at_once, self._left + max(0.0, now - self._at) * self._per_s)
+        self._left = max(self._left, regained)
         self._at = now
         if self._left < cost:
             return False
         self._left -= cost
         return True
+
+
+class Allowances:
+    """The same `Allowance` for each source; remembered are the ``max_sources`` that took of it last."""
+
+    def __init__(self, at_once: float, per_s: float, max_sources: int) -> None:
+        self._at_once = at_once
+        self._per_s = per_s
+        self._max_sources = max_sources
+        self._of: OrderedDict[Hashable, Allowance] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def take(self, source: Hashable, now: float, cost: float = 1.0) -> bool:
+        """Whether this source is still allowed so much; it is used up then."""
+        allowance = self._of.pop(source, None) or Allowance(self._at_once, self._per_s)
+        self._of[source] = allowance
+        if len(self._of) > self._max_sources:
+            self._of.popitem(last=False)
+        return allowance.take(now, cost)
+
+    def forget(self, source: Hashable) -> None:
+        """There is no such source any more."""
+        self._of.pop(source, None)
 
 
 class EventRates:

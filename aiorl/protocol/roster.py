@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aiorl.errors import InternalError
-from aiorl.protocol.messages import Hello
-from aiorl.protocol.rates import Allowance
+from aiorl.wire.messages import Hello
 
 __all__ = ["MAX_REMEMBERED", "Roster", "Strangers", "Worker", "WorkerInfo"]
 
@@ -57,6 +56,7 @@ class Worker:
     pid: int
     local: bool
     key: str | None
+    source: str
     peer: bytes | None
     last_heard: float
     last_seq: int = 0
@@ -69,7 +69,6 @@ class Worker:
     in_env_s: float = 0.0
     claimant: bytes | None = None
     claimed: float = 0.0
-    failures: Allowance = field(default_factory=lambda: Allowance(60, 1.0))
 
     def info(self, now: float, outstanding: int) -> WorkerInfo:
         """A frozen view for others."""
@@ -127,8 +126,8 @@ class Roster:
             return hint
         return next((slot for slot in range(1, self._max_workers + 1) if self._is_free(slot)), 0)
 
-    def add(self, slot: int, hello: Hello, peer: bytes, key: str | None, now: float) -> Worker:
-        """Register an incarnation."""
+    def add(self, slot: int, hello: Hello, peer: bytes, key: str | None, now: float, source: str = "") -> Worker:
+        """Register an incarnation; ``source`` is where it comes from, its key or else its host."""
         worker = Worker(
             slot,
             hello.incarnation,
@@ -137,6 +136,7 @@ class Roster:
             hello.pid,
             self.reserved.get(slot) == hello.worker_id,
             key,
+            source,
             peer,
             now,
         )

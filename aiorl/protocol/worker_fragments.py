@@ -6,8 +6,8 @@ import dataclasses
 from collections import deque
 from collections.abc import Mapping
 
-from aiorl.protocol import messages as m
 from aiorl.protocol.worker_settings import WorkerSettings
+from aiorl.wire import messages as m
 
 __all__ = ["SentFragments"]
 

@@ -17,12 +17,12 @@ from collections.abc import Callable
 
 from aiorl.errors import RemoteProtocolError
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.leases import WorkerLeases
 from aiorl.protocol.worker_fragments import SentFragments
 from aiorl.protocol.worker_greeting import Greeting
 from aiorl.protocol.worker_settings import WorkerSettings, WorkerState
 from aiorl.protocol.worker_versions import VersionWatch
+from aiorl.wire import messages as m
 
 __all__ = ["WorkerSession", "WorkerSettings", "WorkerState"]
 
@@ -146,7 +146,8 @@ class WorkerSession:
         if self.state is WorkerState.ENDED:
             return
         if self.state is WorkerState.REGISTERED and stood_still > settings.heartbeat_timeout_s / 2:
-            self._last_heard += stood_still  # it was us; hear what has come in the meantime first
+            # it was us; hear what has come in the meantime first
+            self._last_heard = min(now, self._last_heard + stood_still)
         if self.state is WorkerState.REGISTERED and now - self._last_heard > settings.heartbeat_timeout_s:
             self.state = WorkerState.PAUSED
             self._greet(now)
@@ -240,7 +241,7 @@ class WorkerSession:
 
     def failure(self, kind: str, message: str, traceback: str, fatal: bool, now: float) -> None:
         """Report a failure. After a ``fatal`` one the learner ends this incarnation and so does the session."""
-        report = m.Failure(kind, message, traceback, fatal)
+        report = m.Failure(kind, message, traceback, fatal=fatal)
         if self._may_speak():
             self._say(self.beat(), now)
             self._say(report, now)

@@ -5,6 +5,9 @@ when it does so on a connection that was reset meanwhile and finds a heartbeat o
 sockets have no such mark. What a connection brings is known to the kernel, what was taken of it to the endpoint; the
 difference lies in libzmq, and who exceeds a bound is cut off. That is looked at in a thread, since a flood on
 loopback brings gigabytes in a second, and the loop may be busy for some of it.
+
+What a connection that has ended has left behind nobody can tell exactly: it may have brought much since the last look.
+So each counts with the most that it can have been, and new ones are not taken while too much of that is unread.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from aiorl.transport.endpoint import EndpointLimits
 __all__ = ["BacklogGuard", "wire_overhead"]
 
 _LOOK_S = 0.05
+_UNSEEN_BYTES = 64 << 20
+"""What a connection can bring between two looks."""
 _LOOKS_WHILE_CALM = 5
 _SHARE = 0.02
 _SAMPLE_MESSAGES = 256
@@ -36,12 +41,13 @@ def wire_overhead(*, curve: bool) -> tuple[int, int, int]:
 
 @dataclass(slots=True)
 class _Account:
-    """What is known of one connection's messages: the mark of the sample under way, and what the last one showed."""
+    """What is known of one connection: the mark of its sample under way, what the last one showed, what is unread."""
 
     since: float
     taken_bytes: int
     taken_messages: int
     num_excesses: int = 0
+    unread_bytes: int = 0
 
 
 class BacklogGuard:
@@ -53,8 +59,7 @@ class BacklogGuard:
         on_cut: called on the loop with each connection that was cut, and why.
         max_bytes: bound of one connection, if it isn't twice the largest message.
 
-    Attributes:
-        emptied: set by the user of the socket when all that had come was taken.
+    Should its thread die, that is raised on the loop, to be handled like the error of a callback.
     """
 
     def __init__(
@@ -65,7 +70,8 @@ class BacklogGuard:
         *,
         max_bytes: int | None = None,
     ) -> None:
-        self.emptied = False
+        self._emptied = False
+        self._left_behind = 0
         self._table = table
         self._max_bytes = 2 * limits.max_message_bytes if max_bytes is None else max_bytes
         self._max_total_bytes = max(limits.max_unread_bytes, self._max_bytes)
@@ -78,18 +84,45 @@ class BacklogGuard:
         self._thread = threading.Thread(target=self._run, name="aiorl-backlog", daemon=True)
         self._thread.start()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether connections that have ended may have left so much behind that no new one is to be taken."""
+        return self._left_behind > self._max_total_bytes
+
+    def emptied(self) -> None:
+        """All that had come was taken."""
+        self._emptied = True
+        self._left_behind = 0
+
+    def ended(self, connection: Connection) -> None:
+        """A connection has ended, and what it has brought may not be taken yet."""
+        account = self._accounts.get(connection)
+        self._left_behind += _UNSEEN_BYTES + (account.unread_bytes if account is not None else 0)
+
     def close(self) -> None:
         """End the thread."""
         self._stop.set()
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:
+            failure = error  # the name of the clause is gone when the loop comes to it
+
+            def fail() -> None:
+                raise failure
+
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(fail)
+
+    def _watch(self) -> None:
         pause_s = _LOOK_S
         num_calm = 0
         while not self._stop.wait(pause_s):
             # what waited was all taken since the last time: no hurry
-            num_calm = num_calm + 1 if self.emptied else _LOOKS_WHILE_CALM
-            self.emptied = False
+            num_calm = num_calm + 1 if self._emptied else _LOOKS_WHILE_CALM
+            self._emptied = False
             if num_calm < _LOOKS_WHILE_CALM:
                 continue
             num_calm = 0
@@ -109,6 +142,7 @@ class BacklogGuard:
             num_bytes = self._table.look(connection) - taken
             account = self._accounts.get(connection)
             accounts[connection] = account = account or _Account(now, 0, 0)
+            account.unread_bytes = num_bytes
             if num_bytes > self._max_bytes:
                 self._end(connection, f"{num_bytes} bytes")
             elif self._is_flood_of_small(connection, account, num_bytes, now):

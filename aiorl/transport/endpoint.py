@@ -196,6 +196,10 @@ class LearnerEndpoint(Protocol):
         """Cut a peer off; it may connect again, as a new peer."""
         ...
 
+    def host_of(self, peer: bytes) -> str:
+        """Address of the host that a peer calls from, without its port; "" where that can't be told."""
+        ...
+
     def stats(self) -> EndpointStats:
         """Counters now."""
         ...

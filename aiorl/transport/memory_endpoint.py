@@ -168,6 +168,10 @@ class MemoryLearnerEndpoint:
             worker._disconnect("the learner cut us off")
             asyncio.get_running_loop().call_soon(self._network._join)
 
+    def host_of(self, peer: bytes) -> str:
+        """As `LearnerEndpoint.host_of`: all are on one."""
+        return "memory"
+
     def stats(self) -> EndpointStats:
         """Counters now."""
         return self._counters.stats(peers=len(self._peers))

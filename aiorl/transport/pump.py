@@ -108,12 +108,14 @@ class SocketPump:
 
     def look(self) -> bool:
         """Schedule a turn if data waits that nothing has told of; returns whether that was so."""
-        if self._closed or self._scheduled is not None:
-            return False
+        return not self._closed and self._scheduled is None and not self.is_empty()
+
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be read; if something does, a turn is scheduled."""
         if int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
             self.schedule()
-            return True
-        return False
+            return False
+        return True
 
     def drain(self, *, at_most: int = 10_000) -> bool:
         """Read everything that is there now; returns False if ``at_most`` messages did not empty it."""

@@ -240,6 +240,11 @@ class ZmqLearnerEndpoint:
         self._later("part", _RETRY_S, self._part)
         self.on_event(Event(EventKind.DROPPED, reason, connection.peer, connection.address))
 
+    def host_of(self, peer: bytes) -> str:
+        """Address of the host that a peer calls from, without its port; "" where that can't be told."""
+        connection = self._peers.by_peer(peer)
+        return "" if connection is None else connection.address.rpartition(":")[0]
+
     def stats(self) -> EndpointStats:
         """Counters now."""
         return EndpointStats(
@@ -340,7 +345,7 @@ class ZmqLearnerEndpoint:
             id_frame = self._router.recv(zmq.DONTWAIT, copy=False)
         except zmq.Again:
             if self._guard is not None:
-                self._guard.emptied = True
+                self._guard.emptied()
             raise
         peer = id_frame.bytes
         connection = self._peers.by_peer(peer)
@@ -444,6 +449,8 @@ class ZmqLearnerEndpoint:
             connection = table.accept(value)
             if len(table) > self._max_peers:
                 self._cut(table, connection, f"there are {self._max_peers} connections already")
+            elif table is self._peers and self._is_backlog_full():
+                self._cut(table, connection, "others have left too much behind that is unread, and ended")
             else:
                 self.on_event(Event(EventKind.CONNECTED, address=connection.address))
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -455,6 +462,13 @@ class ZmqLearnerEndpoint:
         elif event == zmq.EVENT_DISCONNECTED:
             self._on_disconnected(port, table, value)
 
+    def _is_backlog_full(self) -> bool:
+        if self._guard is None or not self._guard.is_full:
+            return False
+        if self._pump.is_empty():  # no message has come to say so
+            self._guard.emptied()
+        return self._guard.is_full
+
     def _on_disconnected(self, port: str, table: ConnectionTable, fd: int) -> None:
         connection = table.end(fd)
         if table is self._subscribers:
@@ -462,6 +476,8 @@ class ZmqLearnerEndpoint:
         failure, self._failure[port] = self._failure[port], ""
         if connection is None:
             return
+        if table is self._peers and self._guard is not None and not failure:
+            self._guard.ended(connection)
         if not connection.peer and connection.reason:
             return  # we have cut it off, and told so
         if not connection.peer and failure:

@@ -113,12 +113,14 @@ async def _work(args: WorkerArgs) -> int:
     from aiorl.process.signals import on_stop_signals
     from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
     from aiorl.transport.buffers import share_one_heap
+    from aiorl.transport.descriptors import raise_open_file_limit
     from aiorl.transport.run_keys import KEYS_VARIABLE, WORKER_ID_VARIABLE, from_variable
     from aiorl.transport.security import load_worker_keys
-    from aiorl.transport.zmq_endpoint import ZmqWorkerEndpoint
+    from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
     from aiorl.worker.service import WorkerService
 
     share_one_heap()
+    raise_open_file_limit()  # libzmq may abort where it can have no descriptor
     # taken out, so that nothing that the environment starts inherits them
     worker_id, run_keys = (os.environ.pop(name, "") for name in (WORKER_ID_VARIABLE, KEYS_VARIABLE))
     keys = from_variable(run_keys) if run_keys else None

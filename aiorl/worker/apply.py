@@ -12,7 +12,7 @@ from typing import Any
 
 from aiorl.observation.filters import ObservationFilter
 from aiorl.policy.policy import Policy
-from aiorl.protocol.messages import Snapshot
+from aiorl.wire.messages import Snapshot
 
 __all__ = ["SnapshotSlot", "StopSampling"]
 

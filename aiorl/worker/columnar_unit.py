@@ -18,8 +18,8 @@ from aiorl.log_once import log_once
 from aiorl.observation.filters import make_filter
 from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.policy.loading import load_policy
-from aiorl.protocol.messages import PolicyGraph, Snapshot
 from aiorl.sampler.columnar import ColumnarSampler
+from aiorl.wire.messages import PolicyGraph, Snapshot
 from aiorl.worker.apply import SnapshotSlot
 from aiorl.worker.unit import (
     Produced,

@@ -24,11 +24,11 @@ from aiorl.data.spaces import space_from_dict
 from aiorl.errors import EnvError, SamplerDied
 from aiorl.observation.filters import ObservationFilter
 from aiorl.policy.policy import Policy
-from aiorl.protocol.messages import PolicyGraph, Snapshot
 from aiorl.rollout.learner_policy import learner_policy_class
 from aiorl.rollout.policy_specs import ENV_SPACE
 from aiorl.rollout.rollout_worker import RolloutWorker
 from aiorl.sampler.layout import to_rows, to_sequences
+from aiorl.wire.messages import PolicyGraph, Snapshot
 from aiorl.worker.apply import SnapshotSlot, StopSampling
 from aiorl.worker.unit import (
     Produced,

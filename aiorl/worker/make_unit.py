@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aiorl.config.worker import WorkerPart
-from aiorl.protocol.messages import PolicyGraph, Snapshot
+from aiorl.wire.messages import PolicyGraph, Snapshot
 from aiorl.worker.unit import SamplerUnit, UnitPlace
 
 __all__ = ["make_unit"]

@@ -19,7 +19,7 @@ from aiorl.config.worker import WorkerPart
 from aiorl.data.metrics import EpisodeColumns, PerfStats
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import PolicyError
-from aiorl.protocol.messages import PolicyArrays, PolicyGraph, Snapshot
+from aiorl.wire.messages import PolicyArrays, PolicyGraph, Snapshot
 
 __all__ = [
     "Produced",

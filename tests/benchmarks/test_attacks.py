@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
+from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
 from benchmarks import attacks
 from benchmarks.attacker import ATTACKS, Attacker
 

@@ -41,6 +41,13 @@ def test_policy_graphs_is_renamed_with_a_warning(caplog: pytest.LogCaptureFixtur
     assert "multiagent.policy_graphs is now called multiagent.policies" in caplog.text
 
 
+def test_a_key_that_had_no_effect_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = CommonConfig.from_mapping({"transport": {"receive_queue_length": 64, "send_queue_length": 7}})
+    assert config.transport.send_queue_length == 7
+    assert "transport.receive_queue_length has no effect any more" in caplog.text
+
+
 def test_old_and_new_name_may_agree_but_not_conflict() -> None:
     """R169."""
     assert rename_legacy({"sample_batch_size": 5, "rollout_fragment_length": 5}) == {"rollout_fragment_length": 5}

@@ -22,7 +22,8 @@ _DRIVER = f"""
 import asyncio, json, logging, sys
 from aiorl.transport.endpoint import EndpointLimits, EventKind
 from aiorl.transport.security import load_learner_keys, load_worker_keys
-from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint, ZmqWorkerEndpoint
+from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
 
 LIMITS = EndpointLimits(heartbeat_s=0.5, dead_after_s=2.0, retry_s=0.2, max_retry_s=0.5, handshake_s=2.0, tick_s=0.1)
 

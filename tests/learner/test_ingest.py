@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.errors import BatchError, InternalError
 from aiorl.learner.ingest import BatchAssembler, QueuedFragment, check_samples
-from aiorl.protocol.messages import Samples
+from aiorl.wire.messages import Samples
 
 
 def fragment(slot: int, seq: int, version: int = 0, env_steps: int = 10) -> QueuedFragment:

@@ -7,9 +7,10 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError
 from aiorl.learner.publish import Publisher
 from aiorl.observation.filters import MeanStdFilter, NoFilter
-from aiorl.protocol.codec import decode, encode
-from aiorl.protocol.limits import DEFAULT_LIMITS
-from aiorl.protocol.messages import Snapshot
+from aiorl.wire.decoding import decode
+from aiorl.wire.encoding import encode
+from aiorl.wire.limits import DEFAULT_LIMITS
+from aiorl.wire.messages import Snapshot
 
 
 def delta(*rows: float) -> dict[str, dict[str, np.ndarray]]:

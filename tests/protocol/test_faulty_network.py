@@ -25,12 +25,13 @@ from aiorl.errors import BatchError
 from aiorl.learner.publish import Publisher
 from aiorl.observation.filters import MeanStdFilter
 from aiorl.protocol import events as ev
-from aiorl.protocol.codec import decode, encode
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
 from aiorl.protocol.ledger import Ledger
-from aiorl.protocol.messages import Message, Samples, Snapshot
 from aiorl.protocol.pacing import Pacing
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState
+from aiorl.wire.decoding import decode
+from aiorl.wire.encoding import encode
+from aiorl.wire.messages import Message, Samples, Snapshot
 from aiorl.worker.apply import SnapshotSlot
 
 NUM_WORKERS = 3

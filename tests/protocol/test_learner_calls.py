@@ -3,10 +3,10 @@ from __future__ import annotations
 import dataclasses
 
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_calls import Calls
 from aiorl.protocol.learner_outbox import Outbox
 from aiorl.protocol.roster import Roster, Worker
+from aiorl.wire import messages as m
 
 
 def sent(outbox: Outbox) -> list[tuple[object, ...]]:

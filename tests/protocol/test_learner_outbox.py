@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_outbox import BROADCAST, Outbox
 from aiorl.protocol.roster import Roster
+from aiorl.wire import messages as m
 
 
 def test_messages_keep_their_order_and_each_worker_gets_one_acknowledgement_at_the_end() -> None:

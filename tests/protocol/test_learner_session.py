@@ -10,9 +10,9 @@ import pytest
 
 from aiorl.errors import BadFrame, LocalProtocolError
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
 from aiorl.protocol.pacing import Pacing
+from aiorl.wire import messages as m
 
 A, B = b"peer-a", b"peer-b"
 
@@ -647,6 +647,92 @@ def test_a_worker_that_reports_failures_without_end_is_dropped() -> None:
     assert session.slots == [2]
 
 
+@pytest.mark.parametrize("source", [{"key": "one key"}, {"host": "192.0.2.1"}], ids=["key", "host"])
+def test_registering_anew_buys_no_more_failures(source: dict[str, str]) -> None:
+    session = make()
+    num_told = 0
+    for number in range(50):
+        peer = b"%d" % number
+        session.receive(peer, hello(str(number)), 1.0, **source)
+        for _ in range(50):
+            session.receive(peer, m.Failure("env", "boom", "x" * 10_000), 1.0, source.get("key"))
+        num_told += len(told(session, ev.WorkerFailed))
+    assert num_told == 60
+    session.receive(B, hello("b"), 1.0, key="another key")
+    session.receive(B, m.Failure("env", "boom", ""), 1.0, "another key")
+    assert len(told(session, ev.WorkerFailed)) == 1, "others are not held to it"
+
+
+def test_what_ends_a_worker_is_told_however_many_share_its_key() -> None:
+    session = make()
+    for number in range(200):
+        peer = b"%d" % number
+        session.receive(peer, hello(str(number)), 1.0, key="the key of all")
+        session.receive(peer, m.Failure("env", "boom", "", fatal=True), 1.0, "the key of all")
+    assert len(told(session, ev.WorkerFailed)) == 200
+    assert session.violations == {}
+
+
+def test_a_thousand_workers_can_join_at_once_at_the_beginning() -> None:
+    session = make()
+    for number in range(1000):
+        session.receive(b"%d" % number, hello(str(number)), 0.0, host="10.0.0.1")
+    assert len(sent(session, m.Welcome)) == 1000
+
+
+def test_registrations_over_all_connections_are_bounded_and_the_rest_waits_its_turn() -> None:
+    session = make()
+    for number in range(1500):
+        session.receive(b"%d" % number, hello(str(number)), 0.0, host="10.0.0.1")
+    assert 1000 <= len(sent(session, m.Welcome)) <= 1024
+    assert session.num_waiting == 1500 - len(session.slots)
+    for tenth in range(1, 11):
+        session.tick(tenth / 10)
+    assert 60 <= len(sent(session, m.Welcome)) <= 64
+    for number in range(1000):
+        session.receive(b"%d" % number, m.Leaving("done"), 1.0)
+        session.peer_gone(b"%d" % number, 1.0)
+    for tenth in range(11, 200):
+        for number in range(1000, 1500):
+            if tenth % 50 == 0:
+                session.receive(b"%d" % number, hello(str(number)), tenth / 10, host="10.0.0.1")
+        session.tick(tenth / 10)
+    assert session.num_waiting == 0
+    assert len(session.slots) == 500, "nobody was refused"
+
+
+def test_whoever_fills_the_line_keeps_others_waiting_for_one_turn_only() -> None:
+    session = make()
+    for number in range(3000):
+        session.receive(b"%d" % number, hello(str(number)), 0.0, host="192.0.2.1")
+    session.receive(A, hello("a"), 0.0, host="10.0.0.1")
+    session.messages_to_send()
+    session.tick(0.1)
+    assert A in [peer for peer, message in session.messages_to_send() if isinstance(message, m.Welcome)]
+
+
+def test_large_snapshots_are_given_to_fewer() -> None:
+    session = make()
+    large = {"p": {"w": np.zeros(16 << 20, np.uint8)}}
+    session.publish(m.Snapshot(2, large, {}, {}, {"timestep": 0}), 0.0)
+    for number in range(1000):
+        session.receive(b"%d" % number, hello(str(number)), 0.0, host="10.0.0.1")
+    assert 200 <= len(sent(session, m.Welcome)) <= 210
+    session.tick(1.0)
+    assert 8 <= len(sent(session, m.Welcome)) <= 14
+
+
+def test_snapshots_for_those_that_ask_are_bounded_over_all_of_them() -> None:
+    session = make()
+    for number in range(1000):
+        session.receive(b"%d" % number, hello(str(number)), 0.0)
+    session.messages_to_send()
+    for second in range(1, 11):
+        for number in range(1000):
+            session.receive(b"%d" % number, m.SnapshotRequest(0), float(second))
+    assert len(sent(session, m.Snapshot)) <= 1024 + 10 * 256
+
+
 def test_a_connection_that_says_hello_without_end_is_dropped_before_it_has_cost_many_snapshots() -> None:
     session = make()
     for number in range(10_000):
@@ -722,6 +808,7 @@ def test_thousands_of_bad_peers_take_bounded_memory() -> None:
         session.events()
     assert len(session.violations) < 20
     assert len(session._admission._hellos) <= 4096
+    assert len(session._failures) <= 4096
     assert len(session._roster._buried) <= 4096
     assert len(session._strangers._known) <= 4096
     assert len(session._strangers._dropped) <= 4096

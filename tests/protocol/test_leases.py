@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from aiorl.errors import InternalError
 from aiorl.protocol.leases import LeaseBook, Overdue, WorkerLeases
-from aiorl.protocol.messages import Lease
+from aiorl.wire.messages import Lease
 
 
 def make(*slots: int, first_id: int = 1) -> LeaseBook:

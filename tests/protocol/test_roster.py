@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from aiorl.errors import InternalError
-from aiorl.protocol.messages import Hello
 from aiorl.protocol.roster import Roster, Strangers
+from aiorl.wire.messages import Hello
 
 
 def hello(name: str) -> Hello:

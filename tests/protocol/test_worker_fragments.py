@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 
-from aiorl.protocol import messages as m
 from aiorl.protocol.worker_fragments import SentFragments
 from aiorl.protocol.worker_settings import WorkerSettings
+from aiorl.wire import messages as m
 
 SETTINGS = WorkerSettings("w", resend_after_s=2.0, max_unacked=4, max_unacked_bytes=100)
 

@@ -11,8 +11,8 @@ import pytest
 
 from aiorl.errors import RemoteProtocolError
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState
+from aiorl.wire import messages as m
 
 
 def snapshot(version: int, learner: str = "L1") -> m.Snapshot:
@@ -279,6 +279,15 @@ def test_a_worker_that_stood_still_first_hears_what_has_come() -> None:
         session.tick(float(second))
         assert session.state is WorkerState.REGISTERED
     session.tick(70.0)
+    assert session.state is WorkerState.PAUSED
+
+
+def test_a_worker_that_stood_still_and_has_heard_of_its_learner_is_not_deaf_to_its_silence_for_longer() -> None:
+    session = registered()
+    session.tick(0.5)
+    session.receive(m.LearnerBeat("L1", 1), 60.0)
+    for second in range(60, 72):
+        session.tick(float(second))
     assert session.state is WorkerState.PAUSED
 
 

@@ -18,12 +18,13 @@ from aiorl.env.vector_env import SerialEnv
 from aiorl.errors import BadObservationError, ConfigError, EnvError
 from aiorl.log_once import PERIOD_S, log_once
 from aiorl.observation.filters import MeanStdFilter
-from aiorl.protocol import messages as m
-from aiorl.protocol.codec import decode, encode
 from aiorl.sampler.assemble import FRAGMENT_COLUMNS
 from aiorl.sampler.columnar import ColumnarSampler
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv, FaultyEnv, RecallEnv, counting_obs
 from aiorl.testing.fake_policy import FakePolicy, linear_value
+from aiorl.wire import messages as m
+from aiorl.wire.decoding import decode
+from aiorl.wire.encoding import encode
 
 ALL = sorted(FRAGMENT_COLUMNS)
 MODES = ("serial", "NextStep", "SameStep", "Disabled")

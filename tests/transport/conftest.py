@@ -8,7 +8,8 @@ import pytest
 import uvloop
 
 from aiorl.transport.endpoint import Event, EventKind
-from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint, ZmqWorkerEndpoint
+from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
 
 
 class Side:

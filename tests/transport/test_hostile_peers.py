@@ -23,7 +23,7 @@ limits, open_files, slow_s = json.loads(sys.argv[1]), int(sys.argv[2]), float(sy
 if open_files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 from aiorl.transport.endpoint import EndpointLimits
-from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
+from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
 
 said = 0
 
@@ -213,6 +213,18 @@ def test_what_peers_send_while_the_learner_is_busy_is_bounded_and_the_greedy_are
         assert "too much of what it sent is unread" in dropped["reason"]
         assert _is_served(honest)
         assert peak_mb < before_mb + 600, "without a bound it is gigabytes"
+
+
+def test_what_short_connections_leave_behind_is_bounded_too(start):
+    learner = start(slow_s=0.02, max_message_bytes=8 << 20, max_unread_bytes=48 << 20)
+    with learner.peer() as honest:
+        assert _is_served(honest)
+        for _ in range(4):
+            with contextlib.suppress(OSError), learner.peer() as short:
+                short.socket.sendall(frame(b"x" * 1000) * 20)
+        dropped = learner.wait_for(lambda line: line.get("event") == "dropped")
+        assert "left too much behind" in dropped["reason"]
+        assert _is_served(honest)
 
 
 def test_a_flood_of_small_messages_is_cut_off_long_before_its_bytes_are_too_many(start):

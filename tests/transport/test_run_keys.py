@@ -318,8 +318,8 @@ def test_no_worker_knows_its_secrets_from_its_arguments(tmp_path, place):
     import psutil
 
     from aiorl.learner.worker_set import LocalWorkers
-    from aiorl.protocol.codec import decode
-    from aiorl.transport.zmq_endpoint import ZmqLearnerEndpoint
+    from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
+    from aiorl.wire.decoding import decode
 
     async def main() -> None:
         endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0")

@@ -7,7 +7,7 @@ import pytest
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.observation.filters import MeanStdFilter
-from aiorl.protocol.messages import Snapshot
+from aiorl.wire.messages import Snapshot
 from aiorl.worker.apply import SnapshotSlot, StopSampling
 
 

@@ -21,7 +21,7 @@ from aiorl.env.base_env import FinishedGame
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, EnvError, PolicyError
 from aiorl.log_once import log_once
-from aiorl.protocol.messages import Snapshot
+from aiorl.wire.messages import Snapshot
 from aiorl.worker.apply import StopSampling
 from aiorl.worker.columnar_unit import ColumnarUnit, _is_deepmind
 from aiorl.worker.make_unit import make_unit

@@ -18,7 +18,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, ConfigError, EnvError, PolicyError
-from aiorl.protocol.messages import Snapshot
+from aiorl.wire.messages import Snapshot
 from aiorl.worker.apply import StopSampling
 from aiorl.worker.general_unit import GeneralUnit
 from aiorl.worker.make_unit import make_unit

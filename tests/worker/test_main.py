@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -55,6 +56,20 @@ def test_a_parent_that_need_not_parse_assumes_what_the_parser_would() -> None:
 
     args = parse_worker_args([NOBODY])
     assert (args.num_workers, args.max_worker_restarts) == (1, DEFAULT_MAX_RESTARTS)
+
+
+def test_a_worker_may_open_as_many_files_as_its_user_allows() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    command = [sys.executable, "-m", "aiorl.worker", NOBODY, "--num-workers=1"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    ) as parent:
+        assert parent.stderr is not None
+        said = parent.stderr.readline()
+        assert b"looks for the learner" in said
+        pid = int(said.split(b"worker ")[1].split()[0])
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+        parent.terminate()
 
 
 def test_one_worker_is_started_again_whatever_ends_it_and_its_parent_is_small() -> None:

@@ -13,10 +13,10 @@ from in_process import FakeAlgorithm, InProcess, with_settings
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import EnvError
 from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
-from aiorl.protocol.messages import Ack, RefusalCode, Refused
 from aiorl.report.results import Progress
 from aiorl.transport.endpoint import Event, EventKind
 from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
+from aiorl.wire.messages import Ack, RefusalCode, Refused
 from aiorl.worker.service import WorkerOutcome
 
 

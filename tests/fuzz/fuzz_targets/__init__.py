@@ -54,7 +54,7 @@ _LEARNER = _protocol(
     "leases", "ledger", "roster", "rates",
 )  # fmt: skip
 _WORKER = _protocol("worker_session", "worker_fragments", "worker_greeting", "worker_versions", "leases")
-_DECODING = _protocol("decoding", "schema", "compression", "frame_stacks")
+_DECODING = ("aiorl.wire.decoding", "aiorl.wire.schema", "aiorl.wire.compression", "aiorl.wire.frame_stacks")
 _CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.protocol.ledger", "json")
 
 TARGETS = {

@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 from aiorl.errors import BadFrame
 from aiorl.protocol import learner_admission, roster
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.wire import messages as m
 from fuzz_targets.examples import make_samples, make_snapshot
 from fuzz_targets.sizes import num_items
 from fuzz_targets.source import Source
@@ -66,7 +66,7 @@ def _say(session: LearnerSession, kind: int, how: int, turn: int) -> None:
         case 2:
             session.receive(peer, m.Beat(turn, text, 0.0, 0), now)
         case 3:
-            session.receive(peer, m.Failure(text, text, text, bool(how & 32)), now)
+            session.receive(peer, m.Failure(text, text, text, fatal=bool(how & 32)), now)
         case 4:
             session.receive(peer, m.Leaving(text, 0, 0), now)
         case 5:

@@ -12,9 +12,11 @@ import msgpack
 import numpy as np
 
 from aiorl.errors import BadFrame, MessageTooBig, VersionMismatch
-from aiorl.protocol import codec, compression
-from aiorl.protocol.compression import compress_blocks
-from aiorl.protocol.limits import Limits
+from aiorl.wire import compression
+from aiorl.wire.compression import compress_blocks
+from aiorl.wire.decoding import decode, decode_hello, peek_counts
+from aiorl.wire.encoding import encode
+from aiorl.wire.limits import Limits
 from fuzz_targets.examples import example_messages
 from fuzz_targets.source import Source
 
@@ -27,7 +29,7 @@ CODES = ["|u1", "<f4", "<f8", "<i8", "|b1", "<f2", ">f4", "|O", "|S9", "<M8[s]",
 
 
 def _parts(message: Any) -> tuple[list[Any], list[bytes]]:
-    frames = [bytes(frame) for frame in codec.encode(message)]
+    frames = [bytes(frame) for frame in encode(message)]
     header = msgpack.unpackb(frames[0], ext_hook=msgpack.ExtType)
     return header, frames[1:]
 
@@ -60,22 +62,21 @@ def _run(source: Source) -> None:
     frames = list(_raw(source)) if kind & 1 else _edited(source)
     if kind & 2 and frames:
         with contextlib.suppress(DECLARED):
-            codec.peek_counts(frames[0], LIMITS)
-        if hasattr(codec, "decode_hello"):
-            with contextlib.suppress(DECLARED):
-                codec.decode_hello(frames)
+            peek_counts(frames[0], LIMITS)
+        with contextlib.suppress(DECLARED):
+            decode_hello(frames)
     check(frames)
 
 
 def check(frames: list[bytes]) -> None:
     try:
-        message = codec.decode(frames, LIMITS)
+        message = decode(frames, LIMITS)
     except DECLARED:
         return
     values = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
     if sum(array.nbytes for array in _arrays(values)) > LIMITS.max_message_bytes:
         raise AssertionError(f"more arrays than are allowed in a {type(message).__name__}")
-    again = codec.decode([bytes(frame) for frame in codec.encode(message)])
+    again = decode([bytes(frame) for frame in encode(message)])
     if not _equal(message, again):
         raise AssertionError(f"what was taken is not what is said again: {message!r:.300} and {again!r:.300}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiorl.protocol import messages as m
+from aiorl.wire import messages as m
 
 _SAMPLES = dict(
     seq=1, lease_id=1, env_steps=4, agent_steps=4, first_version=0, last_version=0, num_envs=1, length=4,
@@ -45,7 +45,7 @@ def example_messages() -> list[m.Message]:
         make_samples(batches={"p": {"lz4": large, "raw": np.linspace(0, 1, 600)}}),
         m.Beat(4, "sampling", 0.5, 1),
         m.SnapshotRequest(-1),
-        m.Failure("EnvError", "it broke", "Traceback", True),
+        m.Failure("EnvError", "it broke", "Traceback", fatal=True),
         m.Reply(1, True, {"a": [1, np.arange(3)], "b": None}),
         m.Leaving("told to", 4, 0),
         make_snapshot(),

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from aiorl.errors import BadFrame, LocalProtocolError
-from aiorl.protocol import codec
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.protocol.pacing import Pacing
+from aiorl.wire import messages as m
+from aiorl.wire.decoding import decode
+from aiorl.wire.encoding import encode
 from fuzz_targets.examples import example_messages, make_samples, make_snapshot
 from fuzz_targets.source import Source
 
@@ -165,7 +166,7 @@ class HostileWorld:
             case 1:
                 return m.SnapshotRequest(source.below(8) - 1)
             case 2:
-                return m.Failure(source.text(), source.text(), source.text(), bool(source.below(2)))
+                return m.Failure(source.text(), source.text(), source.text(), fatal=bool(source.below(2)))
             case 3:
                 return m.Reply(source.below(8), bool(source.below(2)), source.plain(1))
             case 4:
@@ -187,7 +188,7 @@ class HostileWorld:
         for target, message in session.messages_to_send():
             assert target is None or target in PEERS
             if self.is_read:
-                codec.decode([bytes(frame) for frame in codec.encode(message)])
+                decode([bytes(frame) for frame in encode(message)])
 
     def check(self) -> None:
         """What holds after every step; what breaks it stays broken."""

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from itertools import count as counter
 
 from aiorl.errors import RemoteProtocolError
-from aiorl.protocol import codec
 from aiorl.protocol import events as ev
-from aiorl.protocol import messages as m
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.wire import messages as m
+from aiorl.wire.decoding import decode
+from aiorl.wire.encoding import encode
 from fuzz_targets.examples import example_messages, make_samples, make_snapshot
 from fuzz_targets.learner_session import count
 from fuzz_targets.source import Source
@@ -139,6 +140,6 @@ class HostileWorld:
                     self.calls.append(event.call_id)
         for message in session.messages_to_send():
             if self.is_read:
-                codec.decode([bytes(frame) for frame in codec.encode(message)])
+                decode([bytes(frame) for frame in encode(message)])
         assert session.num_unacked <= MAX_UNACKED
         assert session.sampled_total >= 0

@@ -9,7 +9,7 @@ An *incarnation* is one registration life of a worker, a *learner incarnation* o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypedDict
 
 from numpy.typing import NDArray
@@ -22,13 +22,20 @@ __all__ = [
     "Beat",
     "Bye",
     "Call",
+    "Count",
+    "Count32",
     "DownMessage",
     "Failure",
     "Hello",
+    "Host",
+    "Kind",
     "LearnerBeat",
     "Lease",
     "Leaving",
+    "Lines",
     "Message",
+    "Name",
+    "Paragraph",
     "Plain",
     "PolicyArrays",
     "PolicyGraph",
@@ -36,15 +43,42 @@ __all__ = [
     "Refused",
     "Reply",
     "Samples",
+    "Seconds",
+    "Sentence",
     "Snapshot",
     "SnapshotRequest",
+    "State",
     "UpMessage",
+    "Version",
     "Welcome",
 ]
 
 PROTOCOL_VERSION = 1
 
-# Any dtype the codec lets through: what is in a column is known to its readers, not to the wire.
+# What a field may hold is said by its annotation as it is written here: `aiorl.wire.schema` checks by these names.
+Count: TypeAlias = int
+"""0 to 2**53."""
+Count32: TypeAlias = int
+"""0 to 2**31 - 1."""
+Version: TypeAlias = int
+"""-1, for none, to 2**53."""
+Seconds: TypeAlias = float
+Name: TypeAlias = str
+"""At most 64 visible ASCII characters; any other is refused."""
+Kind: TypeAlias = str
+"""A line of at most 64 characters. Texts that do not fit are made to, see `aiorl.text`."""
+State: TypeAlias = str
+"""A line of at most 200 characters."""
+Host: TypeAlias = str
+"""A line of at most 255 characters."""
+Sentence: TypeAlias = str
+"""A line of at most 1,000 characters."""
+Paragraph: TypeAlias = str
+"""A line of at most 4,000 characters."""
+Lines: TypeAlias = str
+"""At most ``schema.MAX_TEXT`` characters, of which the last are kept."""
+
+# Any dtype that travels: what is in a column is known to its readers, not to the wire.
 AnyArray: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = Mapping[str, AnyArray]
 """Column or weight name -> array."""
@@ -90,14 +124,14 @@ class Hello:
         learner_incarnation: the learner life it was registered with, "" if it never was in this life.
     """
 
-    protocol: int
-    run_id: str
-    worker_id: str
-    incarnation: str
-    slot_hint: int = 0
-    host: str = ""
-    pid: int = 0
-    learner_incarnation: str = ""
+    protocol: Count
+    run_id: Name
+    worker_id: Name
+    incarnation: Name
+    slot_hint: Count32 = 0
+    host: Host = ""
+    pid: Count32 = 0
+    learner_incarnation: Name = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,20 +155,20 @@ class Samples:
         abandoned_total: env steps of those that will never be sent.
     """
 
-    seq: int
-    lease_id: int
-    env_steps: int
-    agent_steps: int
-    first_version: int
-    last_version: int
-    num_envs: int
-    length: int
+    seq: Count
+    lease_id: Count
+    env_steps: Count
+    agent_steps: Count
+    first_version: Version
+    last_version: Version
+    num_envs: Count
+    length: Count
     batches: PolicyArrays
     episodes: Arrays
     filter_deltas: PolicyArrays
     perf: Mapping[str, float]
-    sampled_total: int = 0
-    abandoned_total: int = 0
+    sampled_total: Count = 0
+    abandoned_total: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,34 +183,34 @@ class Beat:
         abandoned_total: env steps of ``sampled_total`` that will never be sent.
     """
 
-    sampled_total: int
-    state: str
-    in_env_s: float = 0.0
-    abandoned_total: int = 0
+    sampled_total: Count
+    state: State
+    in_env_s: Seconds = 0.0
+    abandoned_total: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
     """A worker that missed a broadcast asks for the newest snapshot; ``have_version`` is -1 for none."""
 
-    have_version: int
+    have_version: Version
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Something failed on the worker; after a ``fatal`` one it ends."""
 
-    kind: str
-    message: str
-    traceback: str = ""
-    fatal: bool = False
+    kind: Kind
+    message: Paragraph
+    fatal: bool = field(default=False, kw_only=True)
+    traceback: Lines = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
     """The answer to a Call: its result, or with ``ok`` False a text saying what went wrong."""
 
-    call_id: int
+    call_id: Count
     ok: bool
     result: Plain
 
@@ -185,9 +219,9 @@ class Reply:
 class Leaving:
     """A worker ends on purpose; the last message of its incarnation."""
 
-    reason: str
-    sampled_total: int = 0
-    abandoned_total: int = 0
+    reason: Sentence
+    sampled_total: Count = 0
+    abandoned_total: Count = 0
 
 
 # Down -----------------------------------------------------------------------------------------------------
@@ -206,12 +240,12 @@ class Snapshot:
         learner_incarnation: filled in by the learner session.
     """
 
-    version: int
+    version: Version
     weights: PolicyArrays
     filters: PolicyArrays
     filter_acks: Mapping[str, int]
     global_vars: Mapping[str, Any]
-    learner_incarnation: str = ""
+    learner_incarnation: Name = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,15 +264,15 @@ class Welcome:
         acked_seq: its fragments up to this one have arrived; those after it must be sent again.
     """
 
-    slot: int
-    num_workers: int
-    run_id: str
-    learner_incarnation: str
+    slot: Count
+    num_workers: Count
+    run_id: Name
+    learner_incarnation: Name
     config: Mapping[str, Any]
     graphs: Mapping[str, PolicyGraph]
     snapshot: Snapshot
-    incarnation: str = ""
-    acked_seq: int = 0
+    incarnation: Name = ""
+    acked_seq: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +286,10 @@ class Refused:
         incarnation: whom it concerns, "" where the learner can't tell.
     """
 
-    reason: str
+    reason: Sentence
     retry: bool
-    code: str = ""
-    incarnation: str = ""
+    code: Kind = ""
+    incarnation: Name = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,16 +300,16 @@ class Lease:
     twice; a later message of the same id raises it.
     """
 
-    lease_id: int
-    fragments: int
-    min_version: int
+    lease_id: Count
+    fragments: Count
+    min_version: Version
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
     """All Samples up to ``seq`` have arrived; with ``resend`` the later ones have not: send them again."""
 
-    seq: int
+    seq: Count
     resend: bool = False
 
 
@@ -283,16 +317,16 @@ class Ack:
 class LearnerBeat:
     """The learner lives, and its newest snapshot is ``version`` (-1: none yet)."""
 
-    learner_incarnation: str
-    version: int
+    learner_incarnation: Name
+    version: Version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """The learner asks a worker to run a method; the answer is a Reply of the same ``call_id``."""
 
-    call_id: int
-    method: str
+    call_id: Count
+    method: Kind
     args: Mapping[str, Plain]
 
 
@@ -300,7 +334,7 @@ class Call:
 class Bye:
     """The learner ends. ``final``: the run is over; otherwise it may come back and workers wait for it."""
 
-    reason: str
+    reason: Sentence
     final: bool
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorl.errors import BadFrame
-from aiorl.protocol.compression import BLOCK_BYTES, MIN_COLUMN_BYTES, compress_array, decompress
+from aiorl.wire.compression import BLOCK_BYTES, MIN_COLUMN_BYTES, compress_array, decompress
 
 RNG = np.random.default_rng(0)
 

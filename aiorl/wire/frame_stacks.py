@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiorl.errors import BadFrame
-from aiorl.protocol.compression import compress_blocks, decompress
+from aiorl.wire.compression import compress_blocks, decompress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from aiorl.protocol.messages import AnyArray
+    from aiorl.wire.messages import AnyArray
 
 __all__ = ["MIN_STACK_BYTES", "compress_stacks", "decompress_stacks", "is_shape_of_stacks"]
 

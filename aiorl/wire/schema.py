@@ -1,7 +1,8 @@
 """Which fields each message has on the wire, and what may stand in them.
 
 A message is split in two: *scalars* go into the header and are checked here one by one; *arrays* go into
-frames, and a *tree* says at which paths they may hang. ``{"*": ARRAY}`` is a map of arrays by name.
+frames, and a *tree* says at which paths they may hang. ``{"*": ARRAY}`` is a map of arrays by name. Both follow from
+the annotations of the message's fields.
 
 Each string is one of three: a *name* (visible ASCII, at most 64 characters) and a *label* (printable, at most 256) are
 refused where they are not, a *text* is for people: it is made printable and cut to its length (`aiorl.text`). A sender
@@ -12,17 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
 
 from aiorl.errors import BadFrame
-from aiorl.protocol import messages as m
-from aiorl.protocol.limits import Limits
 from aiorl.text import MAX_LABEL, MAX_NAME, is_label, is_name, many_lines, one_line
+from aiorl.wire import messages as m
+from aiorl.wire.limits import Limits
 
 __all__ = ["ARRAY", "MAX_TEXT", "MESSAGE_TYPES", "MESSAGE_TYPES_BY_CLASS", "ArrayTree", "MessageType"]
 
@@ -184,7 +186,6 @@ def _show(value: object) -> str:
 
 _ARRAYS: ArrayTree = {"*": ARRAY}
 _POLICY_ARRAYS: ArrayTree = {"*": _ARRAYS}
-_SNAPSHOT_ARRAYS: dict[str, ArrayTree] = {"weights": _POLICY_ARRAYS, "filters": _POLICY_ARRAYS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,83 +235,41 @@ class MessageType:
             values[field] = fit(values[field])
 
 
-def _types() -> dict[str, MessageType]:
-    integer, count, small, name, boolean = _check_int, _check_count, _check_int32, _check_name, _check_bool
-    kind, state, sentence = _line(64), _line(200), _line(1000)
-    table: list[tuple[str, type[m.Message], dict[str, Check], dict[str, ArrayTree]]] = [
-        (
-            "hello",
-            m.Hello,
-            {
-                "protocol": count, "run_id": name, "worker_id": name, "incarnation": name,
-                "slot_hint": small, "host": _line(255), "pid": small, "learner_incarnation": name,
-            },
-            {},
-        ),
-        (
-            "samples",
-            m.Samples,
-            {
-                "seq": count, "lease_id": count, "env_steps": count, "agent_steps": count,
-                "first_version": integer, "last_version": integer, "num_envs": count, "length": count,
-                "perf": _check_perf, "sampled_total": count, "abandoned_total": count,
-            },
-            {"batches": _POLICY_ARRAYS, "episodes": _ARRAYS, "filter_deltas": _POLICY_ARRAYS},
-        ),
-        (
-            "beat",
-            m.Beat,
-            {"sampled_total": count, "state": state, "in_env_s": _check_seconds, "abandoned_total": count},
-            {},
-        ),
-        ("snapshot_request", m.SnapshotRequest, {"have_version": integer}, {}),
-        (
-            "failure",
-            m.Failure,
-            {
-                "kind": kind, "message": _line(4000), "fatal": boolean,
-                "traceback": _Text(lambda text: many_lines(text, MAX_TEXT, keep_end=True)),
-            },
-            {},
-        ),
-        (
-            "reply",
-            m.Reply,
-            {"call_id": count, "ok": boolean, "result": _PlainText(_fit_plain)},
-            {"result": _ARRAYS},
-        ),
-        ("leaving", m.Leaving, {"reason": sentence, "sampled_total": count, "abandoned_total": count}, {}),
-        (
-            "snapshot",
-            m.Snapshot,
-            {
-                "version": integer, "filter_acks": _check_acks, "global_vars": _check_plain_map,
-                "learner_incarnation": name,
-            },
-            dict(_SNAPSHOT_ARRAYS),
-        ),
-        (
-            "welcome",
-            m.Welcome,
-            {
-                "slot": count, "num_workers": count, "run_id": name, "learner_incarnation": name,
-                "config": _check_plain_map, "graphs": _check_specs, "snapshot": _check_snapshot,
-                "incarnation": name, "acked_seq": count,
-            },
-            {"graphs": {"*": {"graph": ARRAY}}, "snapshot": _SNAPSHOT_ARRAYS},
-        ),
-        ("refused", m.Refused, {"reason": sentence, "retry": boolean, "code": kind, "incarnation": name}, {}),
-        ("lease", m.Lease, {"lease_id": count, "fragments": count, "min_version": integer}, {}),
-        ("ack", m.Ack, {"seq": count, "resend": boolean}, {}),
-        ("learner_beat", m.LearnerBeat, {"learner_incarnation": name, "version": integer}, {}),
-        ("call", m.Call, {"call_id": count, "method": kind, "args": _check_plain_map}, {"args": _ARRAYS}),
-        ("bye", m.Bye, {"reason": sentence, "final": boolean}, {}),
-    ]  # fmt: skip
-    for type_name, cls, scalars, arrays in table:
-        if {field.name for field in dataclasses.fields(cls)} != scalars.keys() | arrays.keys():
-            raise TypeError(f"the wire schema of {type_name} does not have the fields of {cls.__name__}")
-    return {type_name: MessageType(type_name, cls, scalars, arrays) for type_name, cls, scalars, arrays in table}
+_FIELDS: Final[dict[str, tuple[Check | None, ArrayTree]]] = {
+    "Count": (_check_count, {}),
+    "Count32": (_check_int32, {}),
+    "Version": (_check_int, {}),
+    "Seconds": (_check_seconds, {}),
+    "bool": (_check_bool, {}),
+    "Name": (_check_name, {}),
+    "Kind": (_line(64), {}),
+    "State": (_line(200), {}),
+    "Host": (_line(255), {}),
+    "Sentence": (_line(1000), {}),
+    "Paragraph": (_line(4000), {}),
+    "Lines": (_Text(lambda text: many_lines(text, MAX_TEXT, keep_end=True)), {}),
+    "Mapping[str, float]": (_check_perf, {}),
+    "Mapping[str, int]": (_check_acks, {}),
+    "Mapping[str, Any]": (_check_plain_map, {}),
+    "Arrays": (None, _ARRAYS),
+    "PolicyArrays": (None, _POLICY_ARRAYS),
+    "Plain": (_PlainText(_fit_plain), _ARRAYS),
+    "Mapping[str, Plain]": (_check_plain_map, _ARRAYS),
+    "Mapping[str, PolicyGraph]": (_check_specs, {"*": {"graph": ARRAY}}),
+    "Snapshot": (_check_snapshot, {"weights": _POLICY_ARRAYS, "filters": _POLICY_ARRAYS}),
+}
+"""A field's annotation, as `messages` writes it -> its check in the header, if it is there, and its arrays."""
 
 
-MESSAGE_TYPES: Final = _types()
+def _message_type(cls: type[m.Message]) -> MessageType:
+    fields = {name: _FIELDS[annotation] for name, annotation in cls.__annotations__.items()}
+    return MessageType(
+        re.sub(r"(?<=.)(?=[A-Z])", "_", cls.__name__).lower(),
+        cls,
+        {name: check for name, (check, _) in fields.items() if check is not None},
+        {name: tree for name, (_, tree) in fields.items() if tree},
+    )
+
+
+MESSAGE_TYPES: Final = {kind.name: kind for kind in map(_message_type, get_args(m.Message))}
 MESSAGE_TYPES_BY_CLASS: Final = {kind.cls: kind for kind in MESSAGE_TYPES.values()}

@@ -1,4 +1,4 @@
-"""Frames to messages, trusting nothing: each size is checked before memory is taken (see ``wire_format``)."""
+"""Frames to messages, trusting nothing: each size is checked before memory is taken (see `aiorl.wire.format`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import msgpack
 import numpy as np
 
 from aiorl.errors import BadFrame, MessageTooBig, RemoteProtocolError, VersionMismatch
-from aiorl.protocol import messages as m
-from aiorl.protocol.compression import decompress
-from aiorl.protocol.frame_stacks import decompress_stacks
-from aiorl.protocol.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits
-from aiorl.protocol.schema import ARRAY, MESSAGE_TYPES, ArrayTree
-from aiorl.protocol.wire_format import ALIGN, ARRAY_REF, CONTINUED, DTYPES, LZ4, PACKED, RAW, STACKED
 from aiorl.text import MAX_LABEL, is_label, one_line
+from aiorl.wire import messages as m
+from aiorl.wire.compression import decompress
+from aiorl.wire.format import ALIGN, ARRAY_REF, CONTINUED, DTYPES, LZ4, PACKED, RAW, STACKED
+from aiorl.wire.frame_stacks import decompress_stacks
+from aiorl.wire.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits
+from aiorl.wire.schema import ARRAY, MESSAGE_TYPES, ArrayTree
 
 __all__ = ["Buffer", "Counts", "decode", "decode_hello", "peek_counts"]
 

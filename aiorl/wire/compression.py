@@ -16,7 +16,7 @@ import numpy as np
 from aiorl.errors import BadFrame
 
 if TYPE_CHECKING:
-    from aiorl.protocol.messages import AnyArray
+    from aiorl.wire.messages import AnyArray
 
 __all__ = ["BLOCK_BYTES", "MIN_COLUMN_BYTES", "compress_array", "compress_blocks", "decompress"]
 

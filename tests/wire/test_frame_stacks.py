@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorl.errors import BadFrame
-from aiorl.protocol.compression import compress_blocks
-from aiorl.protocol.frame_stacks import MIN_STACK_BYTES, compress_stacks, decompress_stacks, is_shape_of_stacks
+from aiorl.wire.compression import compress_blocks
+from aiorl.wire.frame_stacks import MIN_STACK_BYTES, compress_stacks, decompress_stacks, is_shape_of_stacks
 
 
 def game(

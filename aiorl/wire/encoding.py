@@ -1,4 +1,4 @@
-"""Messages to frames: arrays are handed on as views, only small ones are copied (see ``wire_format``)."""
+"""Messages to frames: arrays are handed on as views, only small ones are copied (see `aiorl.wire.format`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import msgpack
 import numpy as np
 
 from aiorl.errors import LocalProtocolError
-from aiorl.protocol import messages as m
-from aiorl.protocol.compression import MIN_COLUMN_BYTES, compress_array
-from aiorl.protocol.frame_stacks import compress_stacks
-from aiorl.protocol.limits import DEFAULT_LIMITS, Limits
-from aiorl.protocol.schema import ARRAY, MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS, ArrayTree
-from aiorl.protocol.wire_format import (
+from aiorl.text import MAX_LABEL, is_label
+from aiorl.wire import messages as m
+from aiorl.wire.compression import MIN_COLUMN_BYTES, compress_array
+from aiorl.wire.format import (
     ALIGN,
     ARRAY_REF,
     CONTINUED,
@@ -29,7 +27,9 @@ from aiorl.protocol.wire_format import (
     SHARE_MIN_BYTES,
     STACKED,
 )
-from aiorl.text import MAX_LABEL, is_label
+from aiorl.wire.frame_stacks import compress_stacks
+from aiorl.wire.limits import DEFAULT_LIMITS, Limits
+from aiorl.wire.schema import ARRAY, MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS, ArrayTree
 
 __all__ = ["Frame", "encode"]
 

@@ -6,9 +6,9 @@ from typing import Any, get_args
 import pytest
 
 from aiorl.errors import BadFrame
-from aiorl.protocol import messages as m
-from aiorl.protocol.limits import DEFAULT_LIMITS
-from aiorl.protocol.schema import MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS
+from aiorl.wire import messages as m
+from aiorl.wire.limits import DEFAULT_LIMITS
+from aiorl.wire.schema import MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS
 
 GOOD: dict[str, dict[str, Any]] = {
     "hello": {

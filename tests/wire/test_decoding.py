@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from aiorl.errors import BadFrame
-from aiorl.protocol import messages as m
-from aiorl.protocol.codec import decode, encode, peek_counts
+from aiorl.wire import messages as m
+from aiorl.wire.decoding import decode, peek_counts
+from aiorl.wire.encoding import encode
 
 NESTED = b"\x91" * 1000 + b"\xc0"
 """Lists within lists, as deep as msgpack takes them: deeper than Python recurses."""

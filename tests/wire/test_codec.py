@@ -18,11 +18,12 @@ from hypothesis.extra import numpy as hnp
 from aiorl.data.arena import allocate_together
 from aiorl.errors import BadFrame, LocalProtocolError, MessageTooBig, RemoteProtocolError, VersionMismatch
 from aiorl.protocol import decoding, encoding
-from aiorl.protocol import messages as m
-from aiorl.protocol.codec import decode, decode_hello, encode, peek_counts
-from aiorl.protocol.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits, max_workers_of
-from aiorl.protocol.schema import MAX_TEXT, MESSAGE_TYPES
-from aiorl.protocol.wire_format import CONTINUED, LZ4, PACK_MAX_BYTES, PACKED, RAW, STACKED
+from aiorl.wire import messages as m
+from aiorl.wire.decoding import decode, decode_hello, peek_counts
+from aiorl.wire.encoding import encode
+from aiorl.wire.format import CONTINUED, LZ4, PACK_MAX_BYTES, PACKED, RAW, STACKED
+from aiorl.wire.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits, max_workers_of
+from aiorl.wire.schema import MAX_TEXT, MESSAGE_TYPES
 
 names = st.text(min_size=1, max_size=12).filter(str.isprintable)
 texts = st.text(max_size=30).filter(str.isprintable)

@@ -1,0 +1,1 @@
+"""What messages are and how they lie in frames: nothing of when they may be said."""
