@@ -8,10 +8,22 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from aiorl.config.key import key
 
-__all__ = ["ModelConfig", "MultiAgentConfig", "TransportConfig"]
+__all__ = ["ModelConfig", "MultiAgentConfig", "TransportConfig", "WorkerModelConfig", "WorkerMultiAgentConfig"]
 
 
-class ModelConfig(BaseModel):
+class WorkerModelConfig(BaseModel):
+    """What workers read of `model`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    dim: int = key(84, "Height and width Atari frames are resized to.", group="Model", where="workers", ge=1)
+    framestack: bool = key(True, "Stack the last four Atari frames.", group="Model", where="workers")
+    custom_preprocessor: str | None = key(
+        None, "Import path (package.module:Name) of an observation preprocessor.", group="Model", where="both"
+    )
+
+
+class ModelConfig(WorkerModelConfig):
     """Shape of the networks; keys not listed here are passed on to custom models."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -34,15 +46,11 @@ class ModelConfig(BaseModel):
         False, "The recurrent cell also sees the previous action and the previous reward.", group="Model"
     )
     max_seq_len: int = key(
-        20, "Longest sequence the recurrent state is trained through.", group="Model", unit="steps", ge=1
-    )
+        20, "Longest sequence the recurrent state is trained through.", group="Model", unit="steps", ge=1,
+        unsupported="recurrent models train through whole fragments: set rollout_fragment_length",
+    )  # fmt: skip
     free_log_std: bool = key(
         False, "Standard deviations of continuous actions are free weights, not outputs of the net.", group="Model"
-    )
-    dim: int = key(84, "Height and width Atari frames are resized to.", group="Model", where="workers", ge=1)
-    framestack: bool = key(True, "Stack the last four Atari frames.", group="Model", where="workers")
-    custom_preprocessor: str | None = key(
-        None, "Import path (package.module:Name) of an observation preprocessor.", group="Model", where="both"
     )
     custom_model: str | None = key(None, "Import path (package.module:Name) of a network.", group="Model")
 
@@ -54,7 +62,21 @@ class ModelConfig(BaseModel):
         return widths
 
 
-class MultiAgentConfig(BaseModel):
+class WorkerMultiAgentConfig(BaseModel):
+    """What workers read of `multiagent`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    policy_mapping_fn: str | None = key(
+        None, "Import path of a function: agent id -> policy id.", group="Multi-agent", where="workers"
+    )
+    observation_fn: str | None = key(
+        None, "Import path of a function that rewrites the agents' observations.", group="Multi-agent",
+        where="workers",
+    )  # fmt: skip
+
+
+class MultiAgentConfig(WorkerMultiAgentConfig):
     """Which policies there are and who acts with which."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -65,18 +87,11 @@ class MultiAgentConfig(BaseModel):
         "left out, or a list of the four; empty means a single policy. Without a class, or with the algorithm's name "
         "for one, it is a network that the learner trains; an import path names a Policy class of your own, which "
         "only acts. Spaces are the environment's unless given, and config holds learning keys that differ.",
-        group="Multi-agent", where="both",
+        group="Multi-agent",
     )  # fmt: skip
-    policy_mapping_fn: str | None = key(
-        None, "Import path of a function: agent id -> policy id.", group="Multi-agent", where="workers"
-    )
     policies_to_train: list[str] | None = key(
-        None, "Policies that learn; null or empty means all of them.", group="Multi-agent", where="both"
+        None, "Policies that learn; null or empty means all of them.", group="Multi-agent"
     )
-    observation_fn: str | None = key(
-        None, "Import path of a function that rewrites the agents' observations.", group="Multi-agent",
-        where="workers",
-    )  # fmt: skip
 
 
 class TransportConfig(BaseModel):
