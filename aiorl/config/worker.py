@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,98 +25,73 @@ if TYPE_CHECKING:
 
 __all__ = ["PolicyPart", "WorkerConfig", "WorkerPart"]
 
+_run = partial(key, group="Run", where="both")
+_sampling = partial(key, group="Sampling", where="workers")
+
 
 class WorkerConfig(BaseModel):
     """The keys that workers read, with their defaults; also the settings of a RolloutWorker and its sampler."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
-    algo: str = key("ppo", "Algorithm: the name of a folder in aiorl/algorithms.", group="Run", where="both")
-    env: str | None = key(
-        None,
-        "Environment: a Gymnasium id, package.module:Name for a class or function of your own, module:name for a name "
-        "that the module gives to register_env, or gym:ID for one of the old gym package.",
-        group="Run", where="both",
+    algo: str = _run("ppo", "Algorithm: the name of a folder in aiorl/algorithms.")
+    env: str | None = _run(
+        None, "Environment: a Gymnasium id, package.module:Name for a class or function of your own, module:name for "
+        "a name that the module gives to register_env, or gym:ID for one of the old gym package.",
     )  # fmt: skip
-    env_config: dict[str, Any] = key({}, "Arguments for the environment's creator.", group="Run", where="workers")
-    seed: int | None = key(
-        None, "Seed of everything random, combined with the worker's index; null takes a fresh one.", group="Run",
-        where="both", ge=0, lt=2**32,
-    )  # fmt: skip
-    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = key(
-        "INFO", "Least severe messages that are logged.", group="Run", where="both"
+    env_config: dict[str, Any] = _run({}, "Arguments for the environment's creator.", where="workers")
+    seed: int | None = _run(
+        None, "Seed of everything random, combined with the worker's index; null takes a fresh one.", ge=0, lt=2**32
     )
-    num_envs_per_worker: int = key(
-        1, "Environments that one worker steps together.", group="Sampling", where="workers", unit="environments", ge=1
+    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = _run("INFO", "Least severe messages that are logged.")
+    num_envs_per_worker: int = _sampling(1, "Environments that one worker steps together.", unit="environments", ge=1)
+    vectorize: Literal["auto", "native", "serial", "remote"] = _sampling(
+        "auto", "How a worker steps its environments: native (the environment's own vectorised form), serial (in "
+        "turn), remote (one process each), auto (native where there is one, else serial).",
+    )  # fmt: skip
+    samplers_per_worker: int = _sampling(
+        1, "Samplers in one worker process whose waits overlap, each with its own environments.", ge=1
     )
-    vectorize: Literal["auto", "native", "serial", "remote"] = key(
-        "auto",
-        "How a worker steps its environments: native (the environment's own vectorised form), serial (in turn), "
-        "remote (one process each), auto (native where there is one, else serial).",
-        group="Sampling", where="workers",
-    )  # fmt: skip
-    samplers_per_worker: int = key(
-        1, "Samplers in one worker process whose waits overlap, each with its own environments.", group="Sampling",
-        where="workers", ge=1,
-    )  # fmt: skip
-    rollout_fragment_length: int = key(
-        200, "Steps of each environment in one fragment.", group="Sampling", where="workers", unit="steps", ge=1
+    rollout_fragment_length: int = _sampling(200, "Steps of each environment in one fragment.", unit="steps", ge=1)
+    batch_mode: Literal["truncate_episodes", "complete_episodes"] = _sampling(
+        "truncate_episodes", "Fragments cut episodes anywhere, or end only where episodes end."
     )
-    batch_mode: Literal["truncate_episodes", "complete_episodes"] = key(
-        "truncate_episodes", "Fragments cut episodes anywhere, or end only where episodes end.", group="Sampling",
-        where="workers",
-    )  # fmt: skip
-    horizon: int | None = key(
-        None, "Longest episode; null takes the environment's own limit, if it has one.", group="Sampling",
-        where="workers", unit="steps", ge=1,
-    )  # fmt: skip
-    soft_horizon: bool = key(
-        False, "At the horizon close the episode without a reset.", group="Sampling", where="workers"
+    horizon: int | None = _sampling(
+        None, "Longest episode; null takes the environment's own limit, if it has one.", unit="steps", ge=1
     )
-    no_done_at_end: bool = key(
-        False, "Never record done; needed with soft_horizon unless the environment never ends.", group="Sampling",
-        where="workers",
-    )  # fmt: skip
-    observation_filter: Literal["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"] = key(
-        "NoFilter", "Running normalisation of observations.", group="Sampling", where="both"
+    soft_horizon: bool = _sampling(False, "At the horizon close the episode without a reset.")
+    no_done_at_end: bool = _sampling(
+        False, "Never record done; needed with soft_horizon unless the environment never ends."
     )
-    synchronize_filters: bool = key(
-        True, "Send the merged filter statistics to the workers.", group="Sampling", where="both"
+    observation_filter: Literal["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"] = _sampling(
+        "NoFilter", "Running normalisation of observations.", where="both"
     )
-    clip_actions: bool = key(
-        True, "Clip actions to the bounds of the action space before the environment gets them.", group="Sampling",
-        where="both",
-    )  # fmt: skip
-    clip_rewards: bool | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = key(
+    synchronize_filters: bool = _sampling(True, "Send the merged filter statistics to the workers.", where="both")
+    clip_actions: bool = _sampling(
+        True, "Clip actions to the bounds of the action space before the environment gets them.", where="both"
+    )
+    clip_rewards: bool | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = _sampling(
         None, "Clip rewards to [-1, 1], or to [-x, x] for a number x, for learning; null clips to [-1, 1] for "
-        "DeepMind-wrapped Atari only.", group="Sampling", where="workers",
+        "DeepMind-wrapped Atari only.",
     )  # fmt: skip
-    preprocessor_pref: Literal["deepmind", "rllib"] = key(
-        "deepmind", "Which preprocessing Atari frames get.", group="Sampling", where="workers"
-    )
-    sample_async: bool = key(False, "Sample continuously in the background.", group="Sampling", where="workers")
-    compress_observations: bool | Literal["bulk"] = key(
-        False, "Compress observations in batches: row by row, or bulk for whole columns.", group="Sampling",
-        where="workers",
+    preprocessor_pref: Literal["deepmind", "rllib"] = _sampling("deepmind", "Which preprocessing Atari frames get.")
+    sample_async: bool = _sampling(False, "Sample continuously in the background.")
+    compress_observations: bool | Literal["bulk"] = _sampling(
+        False, "Compress observations in batches: row by row, or bulk for whole columns.",
         unsupported="columns are compressed on the wire where it pays: see transport.compression",
     )  # fmt: skip
-    remote_worker_envs: bool = key(
-        False, "One process per environment (vectorize: remote does this).", group="Sampling", where="workers"
+    remote_worker_envs: bool = _sampling(False, "One process per environment (vectorize: remote does this).")
+    remote_env_batch_wait_ms: float = _sampling(
+        0.0, "How long a poll of remote environments gathers more ready ones.", unit="ms", ge=0, allow_inf_nan=False
     )
-    remote_env_batch_wait_ms: float = key(
-        0.0, "How long a poll of remote environments gathers more ready ones.", group="Sampling", where="workers",
-        unit="ms", ge=0, allow_inf_nan=False,
-    )  # fmt: skip
-    max_env_restarts_per_hour: int = key(
+    max_env_restarts_per_hour: int = _sampling(
         0, "remote_worker_envs: how often the process of one environment may be replaced when it fails; 0 makes each "
-        "failure an error.", group="Sampling", where="workers", unit="restarts", ge=0,
+        "failure an error.", unit="restarts", ge=0,
     )  # fmt: skip
-    fake_sampler: bool = key(
-        False, "Return the first batch for ever, to test the rest.", group="Sampling", where="workers"
-    )
+    fake_sampler: bool = _sampling(False, "Return the first batch for ever, to test the rest.")
     model: WorkerModelConfig = key(WorkerModelConfig(), "Shape of the networks.", group="Learning", where="both")
-    multiagent: WorkerMultiAgentConfig = key(
-        WorkerMultiAgentConfig(), "Which policies there are and who acts with which.", group="Sampling", where="both"
+    multiagent: WorkerMultiAgentConfig = _sampling(
+        WorkerMultiAgentConfig(), "Which policies there are and who acts with which.", where="both"
     )
     transport: TransportConfig = key(
         TransportConfig(), "Sockets, queues and time limits.", group="Workers and hosts", where="both"
