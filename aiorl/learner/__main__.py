@@ -46,8 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str], early: _EarlyLog) -> int:
-    from aiorl.learner.run_dir import RunDirectory
-
     config = configure_learner(argv, config_class)
     absent = missing(_NEEDED)
     if absent:
@@ -71,6 +69,8 @@ def _main(argv: Sequence[str], early: _EarlyLog) -> int:
         return 2
     if plan is not None:
         config = plan.config
+    from aiorl.learner.run_dir import RunDirectory
+
     try:
         directory = RunDirectory.open(config)
     except (ConfigError, CheckpointError) as error:

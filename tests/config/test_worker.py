@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
@@ -63,6 +64,18 @@ def test_every_key_marked_for_workers_reaches_them_and_no_other() -> None:
         marked = {name for name, field in config.model_fields.items() if where_of(field) != "learner"}
         assert set(part.model_fields) == marked
     assert WorkerPart.of(CommonConfig.from_mapping({"env": "E"})) == WorkerPart(env="E")
+
+
+@pytest.mark.parametrize(("clip", "limit"), [(None, 0.0), (False, 0.0), (True, 1.0), (3.5, 3.5)])
+def test_rewards_are_limited_as_asked(clip: bool | float | None, limit: float) -> None:
+    """R103."""
+    assert WorkerConfig(clip_rewards=clip).reward_limit == limit
+
+
+def test_complete_episodes_are_never_cut() -> None:
+    whole = WorkerConfig(batch_mode="complete_episodes", rollout_fragment_length=5)
+    cut = WorkerConfig(rollout_fragment_length=5)
+    assert (whole.is_truncating, whole.cut_length, cut.is_truncating, cut.cut_length) == (False, math.inf, True, 5)
 
 
 def test_what_only_the_learner_needs_stays_there() -> None:
