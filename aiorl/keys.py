@@ -9,20 +9,20 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 import zmq
 
+from aiorl.config.parser import Parser
 from aiorl.errors import AiorlError, ConfigError, SecurityError
+from aiorl.process.standard_output import keep_output_from_failing
 from aiorl.transport.security import ADMITTED, read_public_key, read_secret_key
 
-__all__ = ["KeyOptions", "main", "make_keys"]
+__all__ = ["main", "make_keys", "parse_key_args"]
 
-_HELP = """Make the keys that let workers on other hosts join a learner.
-
+_ABOUT = "Make the keys that let workers on other hosts join a learner."
+_EXAMPLES = """
 Examples:
 
   python -m aiorl.keys ~/keys
@@ -48,16 +48,6 @@ _SECRET = (
     "# {what}, made by `python -m aiorl.keys`. PRIVATE: never copy it anywhere but where it is used.\n"
     'curve\n    public-key = "{public}"\n    secret-key = "{secret}"\n'
 )
-
-
-@dataclass(frozen=True)
-class KeyOptions:
-    """Make the keys that let workers on other hosts join a learner."""
-
-    directory: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """Where to put them; made with mode 0700 if it doesn't exist."""
-    workers: tuple[str, ...] = field(default=("worker",))
-    """Names of the worker keys to make; letters, digits, '.', '_' and '-'."""
 
 
 def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[Path]:
@@ -157,18 +147,35 @@ def _next_steps(directory: Path, workers: tuple[str, ...], made: list[Path]) -> 
     )
 
 
+def parse_key_args(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+    """The directory and the names of the workers' keys that a command line asks for.
+
+    Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
+    """
+    parser = Parser("python -m aiorl.keys", "DIR [--workers NAME ...]", _ABOUT, _EXAMPLES)
+    parser.add_argument(
+        "directory", metavar="DIR", type=Path, help="Where to put them; made with mode 0700 if need be."
+    )
+    parser.add_argument(
+        "--workers", metavar="NAME", nargs="+", default=["worker"],
+        help="Names of the worker keys to make; letters, digits, '.', '_' and '-'. (default: worker)",
+    )  # fmt: skip
+    found = parser.parse(arguments)
+    return found["directory"].expanduser(), tuple(found["workers"])
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, or 1 with one plain sentence on standard error."""
-    options = tyro.cli(KeyOptions, args=arguments, prog="python -m aiorl.keys", description=_HELP)
-    directory = options.directory.expanduser()
+    directory, workers = parse_key_args(sys.argv[1:] if arguments is None else arguments)
     try:
-        made = make_keys(directory, options.workers)
+        made = make_keys(directory, workers)
     except AiorlError as error:
         sys.stderr.write(f"aiorl.keys: {error}\n")
         return 1
-    sys.stdout.write(_next_steps(directory, options.workers, made))
+    sys.stdout.write(_next_steps(directory, workers, made))
     return 0
 
 
 if __name__ == "__main__":
+    keep_output_from_failing()
     sys.exit(main())

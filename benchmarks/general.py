@@ -22,6 +22,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from numpy.typing import NDArray
 
 from aiorl.callbacks import DefaultCallbacks
+from aiorl.config.worker import WorkerConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
@@ -118,10 +119,8 @@ def _make_subject(kind: str, num_envs: int) -> Advance:
             policy_mapping_fn=mapping,
             preprocessors={policy_id: preprocessor_for(space) for policy_id in ids},
             filters={policy_id: NoFilter() for policy_id in ids},
-            clip_rewards=False,
-            fragment_length=FRAGMENT,
+            settings=WorkerConfig(rollout_fragment_length=FRAGMENT),
             callbacks=DefaultCallbacks(),
-            pack_episodes=True,
         )
     )
 

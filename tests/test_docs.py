@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tyro
 
 from aiorl.algorithms.registry import config_class
-from aiorl.config.command_line import parse_learner_args, parse_worker_args
+from aiorl.config.command_line import parse_learner_args
 from aiorl.config.load import load_config
-from aiorl.keys import KeyOptions
+from aiorl.config.worker_command_line import parse_worker_args
+from aiorl.keys import parse_key_args
 from aiorl.wire.decoding import decode
 from aiorl.wire.messages import Hello
 from aiorl.wire.schema import MESSAGE_TYPES
@@ -95,7 +95,7 @@ def test_every_command_line_of_ours_is_understood(name: str, command: str) -> No
             assert parse_worker_args(arguments).connect.startswith("tcp://")
     elif module == "aiorl.keys":
         if arguments:
-            assert tyro.cli(KeyOptions, args=arguments).directory
+            assert parse_key_args(arguments)[0]
     else:
         assert importlib.util.find_spec(module) is not None
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from aiorl.config.key import expected, sub_model
+from aiorl.config.key import all_keys, expected, reason_unsupported, sub_model
 from aiorl.errors import ConfigError, nearest
 
-__all__ = ["FREE_SUB_DICTS", "check_known", "plain_error", "warn_unheeded"]
+__all__ = ["FREE_SUB_DICTS", "check_known", "check_model", "check_supported", "plain_error", "warn_unheeded"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +54,38 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
                     _refuse(str(sub), f"{prefix}{name}.", tuple(known))
 
 
+def check_supported(config: BaseModel) -> None:
+    """Refuse values of keys that nothing obeys yet, other than their defaults.
+
+    Raises: ConfigError naming the key and what is not there yet.
+    """
+    for dotted, field in all_keys(type(config)):
+        reason = reason_unsupported(field)
+        if not reason:
+            continue
+        value, default = attrgetter(dotted)(config), field.get_default(call_default_factory=True)
+        if value != default:
+            raise ConfigError(
+                f"{dotted} can only be {default!r} for now, not {_shown(value)}: {reason}.", key=dotted, value=value
+            )
+
+
+def check_model(model: BaseModel) -> None:
+    """Refuse keys of `model` that the built-in networks don't have.
+
+    Raises: ConfigError whose hint offers the nearest names.
+    """
+    for extra in model.model_extra or {}:
+        hint = nearest(extra, type(model).model_fields, count=2).strip()
+        raise ConfigError(
+            f"There is no key model.{extra}.",
+            key=f"model.{extra}",
+            hint=hint or "Only a model of your own (model.custom_model) may have keys of its own.",
+        )
+
+
 def warn_unheeded(name: str, group: BaseModel) -> None:
-    """Warns of keys below a free sub-dict that nothing of ours heeds, since they may be slips of the pen."""
+    """Warn of keys below a free sub-dict that nothing of ours heeds, since they may be slips of the pen."""
     for extra in group.model_extra or {}:
         _log.warning(
             "%s.%s is no key that aiorl knows, so nothing of it heeds it.%s",

@@ -1,40 +1,61 @@
-"""What may be typed after `python -m aiorl.learner` and `python -m aiorl.worker`.
+"""What may be typed after `python -m aiorl.learner`.
 
-The options that people reach for have names of their own and are declared here, for tyro. Every other key of the
-config, those of the algorithm included, is an option too (`--train-batch-size 4000`, `--model.use-lstm true`): its
-value is read as YAML and checked by the config's own types, so that a mistake gets the same plain sentence wherever
-it was made. Wrong usage ends with exit status 2.
+Every key of the config, those of the algorithm included, is an option (`--train-batch-size 4000`, `--model.use-lstm`):
+its value is read as YAML and checked by the config's own types, so that a mistake gets the same plain sentence wherever
+it was made. The help shows the ones that people reach for, with the meanings and defaults of their declarations.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args, get_type_hints
+from typing import Any
 
-import tyro
-
-from aiorl.config.address import split_address
+from aiorl.config.key import all_keys, expected, reason_unsupported, unit_of
 from aiorl.config.load import ConfigClassOf, dump_yaml, load_config, parse_value
-from aiorl.config.reference import render_text
+from aiorl.config.parser import Parser, spelt, usage_error
+from aiorl.config.reference import default_text, render_text
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, nearest
-from aiorl.process.restarts import DEFAULT_MAX_RESTARTS
 
-__all__ = [
-    "LEARNER_PROG",
-    "LearnerArgs",
-    "WorkerArgs",
-    "configure_learner",
-    "parse_learner_args",
-    "parse_worker_args",
-    "usage_error",
-]
+__all__ = ["LEARNER_PROG", "LearnerArgs", "configure_learner", "parse_learner_args"]
 
 LEARNER_PROG = "python -m aiorl.learner"
-WORKER_PROG = "python -m aiorl.worker"
+
+_ABOUT = "Trains a policy, with worker processes here and on any host that joins."
+_DEFAULT_ALGO = str(CommonConfig.model_fields["algo"].default)
+_SHOWN = {
+    "run": {
+        "env": "ID", "algo": "NAME", "seed": "N", "stop_return": "R", "stop_timesteps": "N", "stop_time_s": "S",
+        "run_dir": "DIR", "resume": "DIR",
+    },
+    "workers": {
+        "num_workers": "N", "num_envs_per_worker": "N", "vectorize": "HOW", "max_worker_restarts": "N",
+    },
+    "network": {"bind": "ADDRESS", "keys": "DIR", "insecure": ""},
+}  # fmt: skip
+"""The keys that the help shows, and what stands for their values."""
+
+_EXAMPLES = """
+Examples:
+  # train here and now, workers included
+  python -m aiorl.learner --env CartPole-v1 --stop-return 475
+  # another algorithm, more workers, any config key
+  python -m aiorl.learner --env CartPole-v1 --algo impala --num-workers 4 --lr 5e-4
+  # go on with a run that ended or was killed
+  python -m aiorl.learner --resume runs/ppo_CartPole-v1_2026-01-31_12-00-00
+  # keep a config: write it, edit it, use it
+  python -m aiorl.learner --env Pendulum-v1 --print-config > mine.yaml
+  python -m aiorl.learner --config mine.yaml --seed 1
+  # let workers of other hosts join
+  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys keys
+
+Every config key is an option: --train-batch-size 4000, --model.fcnet-hiddens "[256, 256]".
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,169 +77,30 @@ class LearnerArgs:
     typed: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerArgs:
-    """What was asked of a worker, or of the supervisor of several.
-
-    Attributes:
-        connect: the learner's address, tcp://HOST:PORT.
-        num_workers: worker processes on this host.
-        keys: directory of this host's CURVE keys, or None.
-        log_level: level of the log on stderr; None takes the learner's.
-        max_worker_restarts: restarts of one worker process before it stays down.
-        slot: index that the learner gave a worker which it started itself; None for all others.
-        exit_with_parent: end as soon as the process that started this one is gone.
-    """
-
-    connect: str
-    num_workers: int = 1
-    keys: Path | None = None
-    log_level: str | None = None
-    max_worker_restarts: int = DEFAULT_MAX_RESTARTS
-    slot: int | None = None
-    exit_with_parent: bool = False
-
-
-def _option(metavar: str, help_text: str, *, default: str = "") -> Any:
-    """How tyro shows an option whose value stays text until the config checks it."""
-    hint = f"(default: {default})" if default else ""
-    return tyro.conf.arg(metavar=metavar, help=help_text, help_behavior_hint=hint)
-
-
-def _switch(help_text: str) -> Any:
-    return tyro.conf.arg(help=help_text, help_behavior_hint="")
-
-
-@dataclass(frozen=True)
-class _RunOptions:
-    env: Annotated[str, _option("ID", "Gymnasium id, package.module:Name, module:registered-name or gym:ID.")] = ""
-    algo: Annotated[str, _option("NAME", "Algorithm.", default="ppo")] = ""
-    seed: Annotated[str, _option("N", "Seed of everything random.", default="a fresh one")] = ""
-    stop_return: Annotated[str, _option("R", "End once the mean return of the last 100 episodes is R.")] = ""
-    stop_timesteps: Annotated[str, _option("N", "End after N env steps.")] = ""
-    stop_time_s: Annotated[str, _option("S", "End after S seconds.")] = ""
-    run_dir: Annotated[str, _option("DIR", "Where all files go.", default="runs/<algo>_<env>_<time>")] = ""
-    resume: Annotated[str, _option("DIR", "Go on with the run in DIR, from its newest checkpoint.")] = ""
-
-
-@dataclass(frozen=True)
-class _WorkerOptions:
-    num_workers: Annotated[
-        str, _option("N", "Worker processes started here. 0: only workers that join.", default="2")
-    ] = ""
-    num_envs_per_worker: Annotated[
-        str, _option("N", "Environments that each worker steps together.", default="as --algo sets it")
-    ] = ""
-    vectorize: Annotated[str, _option("auto|native|serial|remote", "How they are stepped.", default="auto")] = ""
-    max_worker_restarts: Annotated[str, _option("N", "Restarts of one worker before it is given up.", default="3")] = ""
-
-
-@dataclass(frozen=True)
-class _NetworkOptions:
-    bind: Annotated[str, _option("ADDRESS", "Listen here.", default="tcp://127.0.0.1:0, any free port")] = ""
-    keys: Annotated[str, _option("DIR", "CURVE keys, as python -m aiorl.keys DIR makes them.")] = ""
-    insecure: Annotated[bool, _switch("Do without keys: let everyone join who reaches the address.")] = False
-
-
-@dataclass(frozen=True)
-class _ConfigOptions:
-    config: Annotated[str, _option("FILE", "YAML file of config keys; options win over it.")] = ""
-    set: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(metavar="KEY=VALUE", help="Set any config key, as in model.use_lstm=true.",
-                      help_behavior_hint="(repeatable)"),
-        tyro.conf.UseAppendAction,
-    ] = ()  # fmt: skip
-    print_config: Annotated[bool, _switch("Print the effective config as YAML and end.")] = False
-    help_config: Annotated[bool, _switch("Explain every config key of --algo and end.")] = False
-
-
-_PLAIN = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-
-
-@dataclass(frozen=True)
-class _Learner:
-    """Trains a policy, with worker processes here and on any host that joins."""
-
-    run: _RunOptions = _RunOptions()
-    workers: _WorkerOptions = _WorkerOptions()
-    network: _NetworkOptions = _NetworkOptions()
-    settings: _ConfigOptions = _ConfigOptions()
-
-
-_LEARNER_EXAMPLES = """
-Examples:
-  # train here and now, workers included
-  python -m aiorl.learner --env CartPole-v1 --stop-return 475
-  # another algorithm, more workers, any config key
-  python -m aiorl.learner --env CartPole-v1 --algo impala --num-workers 4 --lr 5e-4
-  # go on with a run that ended or was killed
-  python -m aiorl.learner --resume runs/ppo_CartPole-v1_2026-01-31_12-00-00
-  # keep a config: write it, edit it, use it
-  python -m aiorl.learner --env Pendulum-v1 --print-config > mine.yaml
-  python -m aiorl.learner --config mine.yaml --seed 1
-  # let workers of other hosts join
-  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys keys
-
-Every config key is an option: --train-batch-size 4000, --model.fcnet-hiddens "[256, 256]".
-"""
-
-
-@dataclass(frozen=True)
-class _Worker:
-    """Samples for a learner; may join at any time, and waits for a learner that is away."""
-
-    connect: Annotated[str, _option("tcp://HOST:PORT", "The learner's address, which it shows at its start.")] = ""
-    num_workers: Annotated[str, _option("N", "Worker processes on this host.", default="1")] = ""
-    keys: Annotated[str, _option("DIR", "This host's CURVE keys, as python -m aiorl.keys makes them.")] = ""
-    max_worker_restarts: Annotated[
-        str, _option("N", "Restarts of one worker process before it stays down.", default=str(DEFAULT_MAX_RESTARTS))
-    ] = ""
-    log_level: Annotated[str, _option("DEBUG|INFO|WARN|ERROR", "Level of the log.", default="the learner's")] = ""
-
-
-_WORKER_EXAMPLES = """
-Examples:
-  # one worker for a learner on this host
-  python -m aiorl.worker --connect tcp://127.0.0.1:5557
-  # eight workers on this host for a learner on another one
-  python -m aiorl.worker --connect tcp://learner-host:5557 --num-workers 8 --keys keys
-
-Environment, policy and config come from the learner: the address (and keys) is all a worker needs. Keys of a learner
-of the same user on the same host it finds by itself.
-"""
-
-_WORKER_HIDDEN = {"slot": str, "exit-with-parent": bool}
-"""Options that the learner gives the workers it starts itself; not in the help."""
-
-
-def parse_learner_args(argv: Sequence[str]) -> LearnerArgs:
+def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lambda name: CommonConfig) -> LearnerArgs:
     """What the learner's command line says; its config keys are not checked yet.
 
     Args:
         argv: without the program's name.
+        config_class_of: name of an algorithm -> its config class, whose defaults the help shows.
     Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
     """
-    named, others = _split(argv, _kinds(_Learner), LEARNER_PROG, take_others=True)
-    options = _parse(_Learner, named, LEARNER_PROG, _LEARNER_EXAMPLES)
+    found = _parser(_class_to_explain(argv, config_class_of), argv).parse(argv)
+    pairs: list[str] = found.pop("set", [])
     args = LearnerArgs(
-        config_file=Path(options.settings.config) if options.settings.config else None,
-        print_config=options.settings.print_config,
-        help_config=options.settings.help_config,
+        config_file=found.pop("config", None),
+        print_config=found.pop("print_config", False),
+        help_config=found.pop("help_config", False),
     )
-    for name, text in others:
-        _set(args, name.replace("-", "_"), parse_value(text), f"--{name}")
-    for pair in options.settings.set:
+    for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             usage_error(LEARNER_PROG, f"--set takes KEY=VALUE, such as --set lr=3e-4, not {pair!r}.")
         _set(args, name.strip(), parse_value(text), f"--set {name.strip()}")
-    for group in (options.run, options.workers, options.network):
-        for name in (item.name for item in fields(group)):
-            value = getattr(group, name)
-            if value not in ("", False):
-                typed_as_text = name in ("env", "algo", "run_dir", "resume", "bind", "keys")
-                _set(args, name, value if typed_as_text or value is True else parse_value(value), _flag(name))
+    texts = {name for name, declared in all_keys(CommonConfig) if expected(declared.annotation).startswith("text")}
+    for name, text in found.items():
+        is_said = text is True or (name in texts and text != "null")
+        _set(args, name, text if is_said else parse_value(text), _flag(name))
     return args
 
 
@@ -230,10 +112,10 @@ def configure_learner(argv: Sequence[str], config_class_of: ConfigClassOf) -> Co
         config_class_of: name of an algorithm -> its config class; raises UnknownAlgorithmError for others.
     Raises: SystemExit, with status 0 after something was printed, 2 after one sentence about wrong usage.
     """
-    args = parse_learner_args(argv)
-    config_class: type[CommonConfig] = CommonConfig
+    args, config_class = LearnerArgs(), CommonConfig
     try:
-        config_class = config_class_of(str(args.overrides.get("algo", CommonConfig.model_fields["algo"].default)))
+        args = parse_learner_args(argv, config_class_of)
+        config_class = config_class_of(str(args.overrides.get("algo", _DEFAULT_ALGO)))
         if args.help_config:
             sys.stdout.write(render_text(config_class))
             raise SystemExit(0)
@@ -246,112 +128,43 @@ def configure_learner(argv: Sequence[str], config_class_of: ConfigClassOf) -> Co
     return config
 
 
-def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
-    """What the worker's command line says.
-
-    Args:
-        argv: without the program's name.
-    Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
-    """
-    visible = _kinds(_Worker)
-    words, _ = _split(argv, {**visible, **_WORKER_HIDDEN}, WORKER_PROG, take_others=False)
-    hidden = {}
-    named = []
-    for word in words:
-        name, _, text = word.removeprefix("--").partition("=")
-        if name in _WORKER_HIDDEN:
-            hidden[name] = text
-        else:
-            named.append(word)
-    options = _parse(_Worker, named, WORKER_PROG, _WORKER_EXAMPLES)
-    if not options.connect:
-        usage_error(WORKER_PROG, "Where is the learner? Give its address: --connect tcp://HOST:PORT")
-    try:
-        _, port = split_address(options.connect, key="--connect")
-    except ConfigError as error:
-        usage_error(WORKER_PROG, str(error))
-    if port == 0:
-        usage_error(WORKER_PROG, f"--connect needs the learner's port, not 0, in {options.connect!r}.")
-    levels = ("DEBUG", "INFO", "WARN", "ERROR")
-    if options.log_level and options.log_level.upper() not in levels:
-        usage_error(WORKER_PROG, f"--log-level must be {' or '.join(levels)}, not {options.log_level!r}.")
-    return WorkerArgs(
-        connect=options.connect,
-        num_workers=_whole(options.num_workers, "--num-workers", least=1) if options.num_workers else 1,
-        keys=Path(options.keys) if options.keys else None,
-        log_level=options.log_level.upper() or None,
-        slot=_whole(hidden["slot"], "--slot", least=0) if "slot" in hidden else None,
-        exit_with_parent="exit-with-parent" in hidden,
-        max_worker_restarts=(
-            _whole(options.max_worker_restarts, "--max-worker-restarts", least=0)
-            if options.max_worker_restarts
-            else DEFAULT_MAX_RESTARTS
-        ),
+def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
+    """The options that the help shows, and whatever keys there are in `argv`: the config knows which are none."""
+    unsupported = [name for name, declared in all_keys(config_class) if reason_unsupported(declared)]
+    known = textwrap.fill(f"Known keys that take only their default for now: {', '.join(unsupported)}.", 110)
+    parser = Parser(LEARNER_PROG, "--env ID [options]", _ABOUT, f"{_EXAMPLES}\n{known}\n")
+    for title, names in _SHOWN.items():
+        group = parser.add_argument_group(title)
+        for name, metavar in names.items():
+            declared = config_class.model_fields[name]
+            text, default = str(declared.description).replace("%", "%%"), default_text(declared)
+            if not metavar:
+                group.add_argument(_flag(name), action="store_true", help=text)
+                continue
+            notes = "; ".join(filter(None, [unit_of(declared), "" if default == "null" else f"default: {default}"]))
+            group.add_argument(_flag(name), metavar=metavar, help=f"{text} ({notes})" if notes else text)
+    group = parser.add_argument_group("settings")
+    group.add_argument("--config", metavar="FILE", type=Path, help="YAML file of config keys; options win over it.")
+    group.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", help="Set any config key, as in model.use_lstm=true; repeatable."
     )
+    group.add_argument("--print-config", action="store_true", help="Print the effective config as YAML and end.")
+    group.add_argument("--help-config", action="store_true", help="Explain every config key of --algo and end.")
+    declared_options = {*parser.options()}
+    for word in dict.fromkeys(word.partition("=")[0] for word in spelt(argv)):
+        if word.startswith("--") and len(word) > 2 and word not in declared_options:
+            parser.add_argument(word, nargs="?", const="true", help=argparse.SUPPRESS)
+    return parser
 
 
-def usage_error(prog: str, sentence: str) -> NoReturn:
-    """Says what was wrong with the command line, and ends with status 2."""
-    sys.stderr.write(f"{prog}: {sentence}\n(`{prog} --help` shows examples.)\n")
-    raise SystemExit(2)
-
-
-def _parse(options: type[Any], argv: list[str], prog: str, examples: str) -> Any:
-    """An instance of `options`; Any because tyro's overloads can't follow the type of a private dataclass."""
+def _class_to_explain(argv: Sequence[str], config_class_of: ConfigClassOf) -> type[CommonConfig]:
+    """The config class of the algorithm that is asked for, if there is one: others are refused later."""
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    peek.add_argument("--algo", nargs="?", default=_DEFAULT_ALGO)
     try:
-        return tyro.cli(options, args=argv, prog=prog, config=_PLAIN)
-    except SystemExit:
-        if argv == ["--help"]:
-            sys.stdout.write(examples)
-        raise
-
-
-def _split(
-    argv: Sequence[str], kinds: Mapping[str, type], prog: str, *, take_others: bool
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """Sorts `argv` into named options, ready for tyro, and others, which may be config keys."""
-    named: list[str] = []
-    others: list[tuple[str, str]] = []
-    waiting = list(argv)
-    while waiting:
-        word = waiting.pop(0)
-        if word in ("-h", "--help"):
-            return ["--help"], []
-        if not word.startswith("--") or word == "--":
-            usage_error(prog, f"{word!r} belongs to no option.")
-        name, equals, text = word[2:].partition("=")
-        kind = kinds.get(name.replace("_", "-"))
-        if kind is None and not take_others:
-            hint = nearest(f"--{name}", [f"--{known}" for known in kinds])
-            usage_error(prog, f"There is no option --{name}.{hint}")
-        if kind is bool:
-            if equals:
-                usage_error(prog, f"--{name} takes no value.")
-            named.append(f"--{name.replace('_', '-')}")
-            continue
-        if not equals:
-            if waiting and not waiting[0].startswith("--"):
-                text = waiting.pop(0)
-            elif kind is None:
-                text = "true"
-            else:
-                usage_error(prog, f"--{name} needs a value.")
-        if kind is None:
-            others.append((name, text))
-        else:
-            named.append(f"--{name.replace('_', '-')}={text}")
-    return named, others
-
-
-def _kinds(options: type[Any]) -> dict[str, type]:
-    """Option name -> bool for a switch, str for one that takes a value."""
-    kinds: dict[str, type] = {}
-    for name, hint in get_type_hints(options, include_extras=True).items():
-        if is_dataclass(hint) and isinstance(hint, type):
-            kinds.update(_kinds(hint))
-        else:
-            kinds[name.replace("_", "-")] = bool if get_args(hint)[0] is bool else str
-    return kinds
+        return config_class_of(str(peek.parse_known_args(argv)[0].algo))
+    except ConfigError:
+        return CommonConfig
 
 
 def _set(args: LearnerArgs, dotted: str, value: Any, typed: str) -> None:
@@ -372,17 +185,10 @@ def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonCo
     if typed is None or typed.startswith("--set "):
         return str(error)
     if error.message.startswith("There is no key"):
-        known = [_flag(name) for name in config_class.model_fields]
-        known += [f"--{name}" for name in _kinds(_Learner)]
-        return f"There is no option {typed}.{nearest(_flag(error.key), dict.fromkeys(known), count=1)}".rstrip()
+        known = [_flag(name) for name, _ in all_keys(config_class)] + _parser(config_class, []).options()
+        return f"There is no option {typed}.{nearest(typed, dict.fromkeys(known), count=1)}".rstrip()
     return str(error).replace(error.key, typed, 1) if str(error).startswith(error.key) else str(error)
 
 
 def _flag(key: str) -> str:
     return f"--{key.replace('_', '-')}"
-
-
-def _whole(text: str, option: str, *, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        usage_error(WORKER_PROG, f"{option} must be a whole number of at least {least}, not {text!r}.")
-    return int(text)

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from aiorl.config.key import by_group
 from aiorl.config.merge import deep_update
 from aiorl.config.regular_file import read_regular
 from aiorl.config.schema import CommonConfig
@@ -31,6 +32,7 @@ WITHHELD = "<withheld>"
 ConfigClassOf = Callable[[str], type[CommonConfig]]
 """Name of an algorithm -> its config class; raises UnknownAlgorithmError for others."""
 
+_DEFAULT_ALGO = CommonConfig.model_fields["algo"].default
 _MAX_BYTES = 1 << 20
 _MAX_DEPTH = 32
 _MAX_NODES = 100_000
@@ -60,9 +62,11 @@ def load_config(
     lines: dict[str, str] = {}
     contents: list[tuple[Path, bytes]] = []
     resume = overrides.get("resume")
+    fixed: dict[str, str] = {}
     if resume is not None:
         contents.append(_resumed(Path(str(resume))))
-        overrides.setdefault("run_dir", str(resume))
+        fixed = {"run_dir": str(resume), "algo": str(_parse(*contents[0])[0].get("algo", _DEFAULT_ALGO))}
+        overrides.setdefault("run_dir", fixed["run_dir"])
     if file is not None:
         contents.append((file, _read(file)))
     for path, content in contents:
@@ -74,8 +78,10 @@ def load_config(
     values = deep_update(values, overrides)
     _restore_withheld(values, os.environ if environ is None else environ)
     try:
-        algo = values.get("algo", CommonConfig.model_fields["algo"].default)
-        config = config_class_of(str(algo)).from_mapping(values)
+        for name, own in fixed.items():
+            if os.path.normpath(str(values.get(name, own))) != os.path.normpath(own):
+                raise _not_resumable(name, values[name], own, Path(str(resume)))
+        config = config_class_of(str(values.get("algo", _DEFAULT_ALGO))).from_mapping(values)
         if config.env is None:
             raise ConfigError("There is no environment to train in.", key="env", hint="Give one: --env CartPole-v1")
     except ConfigError as error:
@@ -125,7 +131,8 @@ def parse_value(text: str) -> Any:
 
 def dump_yaml(config: CommonConfig) -> str:
     """All keys of the effective config as YAML that loads back equal; secrets are withheld."""
-    values = config.to_dict()
+    plain = config.to_dict()
+    values = {name: plain[name] for name, _ in by_group(type(config).model_fields.items())}
     for group in _ENVIRONS:
         values[group] = {name: WITHHELD if _SECRET.search(name) else text for name, text in values[group].items()}
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110)
@@ -272,6 +279,16 @@ def _resumed(run_dir: Path) -> tuple[Path, bytes]:
         ) from error
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}.", key="resume", value=str(run_dir)) from error
+
+
+def _not_resumable(key: str, value: object, own: str, run_dir: Path) -> ConfigError:
+    flag = f"--{key.replace('_', '-')}"
+    return ConfigError(
+        f"{key} can't be {value} here: the run in {run_dir} goes on with {key} {own}.",
+        key=key,
+        value=value,
+        hint=f"Leave {flag} out, or begin a new run like it: --config {run_dir / CONFIG_FILE} {flag} {value}",
+    )
 
 
 def _restore_withheld(values: dict[str, Any], environ: Mapping[str, str]) -> None:

@@ -2,49 +2,60 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from aiorl.config.key import key
 
-__all__ = ["ModelConfig", "MultiAgentConfig", "TransportConfig"]
+__all__ = ["ModelConfig", "MultiAgentConfig", "TransportConfig", "WorkerModelConfig", "WorkerMultiAgentConfig"]
+
+_model = partial(key, group="Model")
+_agents = partial(key, group="Multi-agent")
+_transport = partial(key, group="Transport", where="both")
 
 
-class ModelConfig(BaseModel):
+class WorkerModelConfig(BaseModel):
+    """What workers read of `model`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    dim: int = _model(84, "Height and width Atari frames are resized to.", where="workers", ge=1)
+    framestack: bool = _model(True, "Stack the last four Atari frames.", where="workers")
+    custom_preprocessor: str | None = _model(
+        None, "Import path (package.module:Name) of an observation preprocessor.", where="both"
+    )
+
+
+class ModelConfig(WorkerModelConfig):
     """Shape of the networks; keys not listed here are passed on to custom models."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    fcnet_hiddens: tuple[int, ...] = key((64, 64), "Width of each hidden layer.", group="Model")
-    fcnet_activation: Literal["tanh", "relu", "swish", "silu", "gelu", "elu", "linear"] = key(
-        "tanh", "Activation of the hidden layers.", group="Model"
+    fcnet_hiddens: tuple[int, ...] = _model((64, 64), "Width of each hidden layer.")
+    fcnet_activation: Literal["tanh", "relu", "swish", "silu", "gelu", "elu", "linear"] = _model(
+        "tanh", "Activation of the hidden layers."
     )
-    conv_filters: tuple[tuple[int, int, int], ...] | None = key(
-        None,
-        "Convolutions as [channels, kernel, stride] each; null takes the Nature CNN for images of about 84x84 and "
-        "fitting ones for other sizes.",
-        group="Model",
+    conv_filters: tuple[tuple[int, int, int], ...] | None = _model(
+        None, "Convolutions as [channels, kernel, stride] each; null takes the Nature CNN for images of about 84x84 "
+        "and fitting ones for other sizes.",
+    )  # fmt: skip
+    vf_share_layers: bool = _model(False, "Policy and value function share their hidden layers.")
+    use_lstm: bool = _model(False, "Put an LSTM cell behind the hidden layers.")
+    use_gru: bool = _model(False, "Put a GRU cell behind the hidden layers.")
+    lstm_cell_size: int = _model(64, "Width of the recurrent cell.", ge=1)
+    lstm_use_prev_action_reward: bool = _model(
+        False, "The recurrent cell also sees the previous action and the previous reward."
     )
-    vf_share_layers: bool = key(False, "Policy and value function share their hidden layers.", group="Model")
-    use_lstm: bool = key(False, "Put an LSTM cell behind the hidden layers.", group="Model")
-    use_gru: bool = key(False, "Put a GRU cell behind the hidden layers.", group="Model")
-    lstm_cell_size: int = key(64, "Width of the recurrent cell.", group="Model", ge=1)
-    lstm_use_prev_action_reward: bool = key(
-        False, "The recurrent cell also sees the previous action and the previous reward.", group="Model"
+    max_seq_len: int = _model(
+        20, "Longest sequence the recurrent state is trained through.", unit="steps", ge=1,
+        unsupported="recurrent models train through whole fragments: set rollout_fragment_length",
+    )  # fmt: skip
+    free_log_std: bool = _model(
+        False, "Standard deviations of continuous actions are free weights, not outputs of the net."
     )
-    max_seq_len: int = key(
-        20, "Longest sequence the recurrent state is trained through.", group="Model", unit="steps", ge=1
-    )
-    free_log_std: bool = key(
-        False, "Standard deviations of continuous actions are free weights, not outputs of the net.", group="Model"
-    )
-    dim: int = key(84, "Height and width Atari frames are resized to.", group="Model", where="workers", ge=1)
-    framestack: bool = key(True, "Stack the last four Atari frames.", group="Model", where="workers")
-    custom_preprocessor: str | None = key(
-        None, "Import path (package.module:Name) of an observation preprocessor.", group="Model", where="both"
-    )
-    custom_model: str | None = key(None, "Import path (package.module:Name) of a network.", group="Model")
+    custom_model: str | None = _model(None, "Import path (package.module:Name) of a network.")
 
     @field_validator("fcnet_hiddens")
     @classmethod
@@ -54,29 +65,29 @@ class ModelConfig(BaseModel):
         return widths
 
 
-class MultiAgentConfig(BaseModel):
+class WorkerMultiAgentConfig(BaseModel):
+    """What workers read of `multiagent`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    policy_mapping_fn: str | None = _agents(None, "Import path of a function: agent id -> policy id.", where="workers")
+    observation_fn: str | None = _agents(
+        None, "Import path of a function that rewrites the agents' observations.", where="workers"
+    )
+
+
+class MultiAgentConfig(WorkerMultiAgentConfig):
     """Which policies there are and who acts with which."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    policies: dict[str, Any] = key(
-        {},
-        "Policy id -> null, or a mapping of class, observation_space, action_space and config, all of which may be "
-        "left out, or a list of the four; empty means a single policy. Without a class, or with the algorithm's name "
-        "for one, it is a network that the learner trains; an import path names a Policy class of your own, which "
-        "only acts. Spaces are the environment's unless given, and config holds learning keys that differ.",
-        group="Multi-agent", where="both",
+    policies: dict[str, Any] = _agents(
+        {}, "Policy id -> null, or a mapping of class, observation_space, action_space and config, all of which may "
+        "be left out, or a list of the four; empty means a single policy. Without a class, or with the algorithm's "
+        "name for one, it is a network that the learner trains; an import path names a Policy class of your own, "
+        "which only acts. Spaces are the environment's unless given, and config holds learning keys that differ.",
     )  # fmt: skip
-    policy_mapping_fn: str | None = key(
-        None, "Import path of a function: agent id -> policy id.", group="Multi-agent", where="workers"
-    )
-    policies_to_train: list[str] | None = key(
-        None, "Policies that learn; null or empty means all of them.", group="Multi-agent", where="both"
-    )
-    observation_fn: str | None = key(
-        None, "Import path of a function that rewrites the agents' observations.", group="Multi-agent",
-        where="workers",
-    )  # fmt: skip
+    policies_to_train: list[str] | None = _agents(None, "Policies that learn; null or empty means all of them.")
 
 
 class TransportConfig(BaseModel):
@@ -84,34 +95,24 @@ class TransportConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    heartbeat_interval_s: float = key(
-        1.0, "How often each side says that it lives.", group="Transport", where="both", unit="s", gt=0
-    )
-    heartbeat_timeout_s: float = key(
-        10.0, "Silence after which the other side counts as lost.", group="Transport", where="both", unit="s", gt=0
-    )
-    lease_timeout_s: float = key(
+    heartbeat_interval_s: float = _transport(1.0, "How often each side says that it lives.", unit="s", gt=0)
+    heartbeat_timeout_s: float = _transport(10.0, "Silence after which the other side counts as lost.", unit="s", gt=0)
+    lease_timeout_s: float = _transport(
         30.0, "A worker that brings no fragment for so long, and for several times as long as the others need, is "
-        "named and what it owes is leased to the others.", group="Transport", unit="s", gt=0,
+        "named and what it owes is leased to the others.", unit="s", gt=0, where="learner",
     )  # fmt: skip
-    max_message_bytes: int = key(
+    max_message_bytes: int = _transport(
         256 * 2**20, "Largest message taken, after decompression; larger ones are refused before memory is taken.",
-        group="Transport", where="both", unit="bytes", ge=2**16,
+        unit="bytes", ge=2**16,
     )  # fmt: skip
-    max_header_bytes: int = key(
-        2**20, "Largest message header taken.", group="Transport", where="both", unit="bytes", ge=2**17
+    max_header_bytes: int = _transport(2**20, "Largest message header taken.", unit="bytes", ge=2**17)
+    send_queue_length: int = _transport(64, "Messages that may wait to be sent to one peer.", unit="messages", ge=1)
+    compression: Literal["auto", "off"] = _transport(
+        "auto", "auto compresses a column with LZ4 where that pays; off never does."
     )
-    send_queue_length: int = key(
-        64, "Messages that may wait to be sent to one peer.", group="Transport", where="both", unit="messages", ge=1
+    resend_after_s: float = _transport(
+        5.0, "A fragment not acknowledged for so long is sent again.", where="workers", unit="s", gt=0
     )
-    compression: Literal["auto", "off"] = key(
-        "auto", "auto compresses a column with LZ4 where that pays; off never does.", group="Transport", where="both"
+    reconnect_max_s: float = _transport(
+        5.0, "Longest pause between two tries to reach the learner.", where="workers", unit="s", gt=0
     )
-    resend_after_s: float = key(
-        5.0, "A fragment not acknowledged for so long is sent again.", group="Transport", where="workers", unit="s",
-        gt=0,
-    )  # fmt: skip
-    reconnect_max_s: float = key(
-        5.0, "Longest pause between two tries to reach the learner.", group="Transport", where="workers", unit="s",
-        gt=0,
-    )  # fmt: skip

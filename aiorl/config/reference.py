@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from aiorl.config.honoured import NOT_YET_HONOURED
-from aiorl.config.key import expected, group_of, sub_model, unit_of, where_of
+from aiorl.config.key import all_keys, by_group, expected, group_of, reason_unsupported, unit_of, where_of
 from aiorl.config.merge import to_plain
 from aiorl.config.schema import CommonConfig
 
-__all__ = ["render_markdown", "render_text"]
+__all__ = ["default_text", "render_markdown", "render_text"]
 
 
 def render_markdown(model: type[BaseModel] = CommonConfig) -> str:
@@ -31,13 +29,13 @@ def render_markdown(model: type[BaseModel] = CommonConfig) -> str:
         "Where: L is the learner, W the workers, B both; workers get their part from the learner.",
     ]
     group = ""
-    for dotted, field in _ordered(model):
+    for dotted, field in by_group(all_keys(model)):
         if group_of(field) != group:
             group = group_of(field)
             lines += ["", f"## {group}", "", "| Key | Default | Type | Where | Meaning |", "|---|---|---|---|---|"]
-        where = where_of(field)[:1].upper()
-        meaning = _meaning(dotted, field).replace("|", "\\|")
-        lines.append(f"| `{dotted}` | `{_default(field)}` | {_kind(field)} | {where} | {meaning} |")
+        where = "" if reason_unsupported(field) else where_of(field)[:1].upper()
+        meaning = _meaning(field).replace("|", "\\|")
+        lines.append(f"| `{dotted}` | `{default_text(field)}` | {_kind(field)} | {where} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
@@ -45,31 +43,16 @@ def render_text(model: type[BaseModel]) -> str:
     """What `--help-config` prints: each key with its default, and its meaning below."""
     lines: list[str] = []
     group = ""
-    for dotted, field in _ordered(model):
+    for dotted, field in by_group(all_keys(model)):
         if group_of(field) != group:
             group = group_of(field)
             lines += ["", group.upper()]
-        lines += [f"  {dotted}: {_default(field)}", f"      {_meaning(dotted, field)} ({_kind(field)})"]
+        lines += [f"  {dotted}: {default_text(field)}", f"      {_meaning(field)} ({_kind(field)})"]
     return "\n".join(lines[1:]) + "\n"
 
 
-def _ordered(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    """All keys, those of a group together, groups in the order they first come up."""
-    keys = list(_all_keys(model))
-    groups = list(dict.fromkeys(group_of(field) for _, field in keys))
-    return sorted(keys, key=lambda named: groups.index(group_of(named[1])))
-
-
-def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in model.model_fields.items():
-        inner = sub_model(field)
-        if inner is None:
-            yield f"{prefix}{name}", field
-        else:
-            yield from _all_keys(inner, f"{prefix}{name}.")
-
-
-def _default(field: FieldInfo) -> str:
+def default_text(field: FieldInfo) -> str:
+    """Return a key's default as a config file would say it."""
     value: Any = to_plain(field.get_default(call_default_factory=True))
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -79,11 +62,9 @@ def _kind(field: FieldInfo) -> str:
     return expected(field.annotation) + (f"; {unit}" if unit else "")
 
 
-def _meaning(dotted: str, field: FieldInfo) -> str:
-    text = str(field.description)
-    if dotted in NOT_YET_HONOURED:
-        text += f" *Only the default for now: {NOT_YET_HONOURED[dotted]}.*"
-    return text
+def _meaning(field: FieldInfo) -> str:
+    reason = reason_unsupported(field)
+    return f"{field.description} *Only the default for now: {reason}.*" if reason else str(field.description)
 
 
 if __name__ == "__main__":

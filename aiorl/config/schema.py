@@ -2,23 +2,24 @@
 
 `CommonConfig` holds the keys that all algorithms share; an algorithm subclasses it, changes defaults and adds its
 own keys with `key(...)`. A config is frozen: change it with `updated`, which validates again. Values that are
-wrong, unknown or not yet honoured raise `ConfigError`, before any process is started.
+wrong, unknown or not supported yet raise `ConfigError`, before any process is started.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import ValidationError, field_validator
 
 from aiorl.config.address import is_open_bind
-from aiorl.config.check import check_known, plain_error, warn_unheeded
-from aiorl.config.honoured import check_honoured
+from aiorl.config.check import check_known, check_model, check_supported, plain_error, warn_unheeded
 from aiorl.config.key import key
 from aiorl.config.legacy import check_removed, rename_legacy
 from aiorl.config.merge import deep_update, to_plain, with_base_config
 from aiorl.config.parts import ModelConfig, MultiAgentConfig, TransportConfig
+from aiorl.config.worker import WorkerConfig
 from aiorl.errors import ConfigError
 
 __all__ = [
@@ -30,285 +31,193 @@ __all__ = [
     "with_common_config",
 ]
 
+_run = partial(key, group="Run")
+_learning = partial(key, group="Learning")
+_sampling = partial(key, group="Sampling")
+_hosts = partial(key, group="Workers and hosts")
+_resources = partial(key, group="Resources")
+_reports = partial(key, group="Reports")
+_offline = partial(key, group="Offline data")
 
-class CommonConfig(BaseModel):
-    """The keys that every algorithm has, with their defaults.
+
+class CommonConfig(WorkerConfig):
+    """The keys that every algorithm has, with their defaults: those of workers, and here the learner's own.
 
     Subclasses set `algo` and other defaults, add keys, and say by `on_policy` whether a train batch must be made up
     of whole fragments of one policy version.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
-
     on_policy: ClassVar[bool] = False
 
-    # What is learned
-    algo: str = key("ppo", "Algorithm: the name of a folder in aiorl/algorithms.", group="Run", where="both")
-    env: str | None = key(
-        None,
-        "Environment: a Gymnasium id, package.module:Name for a class or function of your own, module:name for a name "
-        "that the module gives to register_env, or gym:ID for one of the old gym package.",
-        group="Run", where="both",
-    )  # fmt: skip
-    env_config: dict[str, Any] = key({}, "Arguments for the environment's creator.", group="Run", where="workers")
-    seed: int | None = key(
-        None, "Seed of everything random, combined with the worker's index; null takes a fresh one.", group="Run",
-        where="both", ge=0, lt=2**32,
-    )  # fmt: skip
-    stop_return: float | None = key(
-        None, "End once the mean return of the last 100 finished episodes is at least this.", group="Run"
+    # Run
+    stop_return: float | None = _run(
+        None, "End once the mean return of the last 100 finished episodes is at least this."
     )
-    stop_timesteps: int | None = key(
-        None, "End after so many env steps were trained on.", group="Run", unit="env steps", ge=1
+    stop_timesteps: int | None = _run(None, "End after so many env steps were trained on.", unit="env steps", ge=1)
+    stop_time_s: float | None = _run(None, "End after this time.", unit="s", gt=0)
+    run_dir: str | None = _run(None, "Directory for all files of the run; null makes ./runs/<algo>_<env>_<time>.")
+    resume: str | None = _run(None, "Run directory to go on from, at its newest valid checkpoint.")
+    checkpoint_interval_s: float = _run(
+        60.0, "Time between two checkpoints; 0 writes one at the end only.", unit="s", ge=0
     )
-    stop_time_s: float | None = key(None, "End after this time.", group="Run", unit="s", gt=0)
-    run_dir: str | None = key(
-        None, "Directory for all files of the run; null makes ./runs/<algo>_<env>_<time>.", group="Run"
-    )
-    resume: str | None = key(None, "Run directory to go on from, at its newest valid checkpoint.", group="Run")
-    checkpoint_interval_s: float = key(
-        60.0, "Time between two checkpoints; 0 writes one at the end only.", group="Run", unit="s", ge=0
-    )
-    checkpoint_keep: int = key(3, "Newest checkpoints that are kept.", group="Run", unit="checkpoints", ge=1)
-    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = key(
-        "INFO", "Least severe messages that are logged.", group="Run", where="both"
-    )
-    log_max_bytes: int = key(
-        64 * 2**20,
-        "Size at which log.txt and each logs/worker-N.txt is begun anew; what it held is kept in one file beside it, "
-        "NAME.1, so each log takes twice that at most.",
-        group="Run", unit="bytes", ge=2**16,
+    checkpoint_keep: int = _run(3, "Newest checkpoints that are kept.", unit="checkpoints", ge=1)
+    log_max_bytes: int = _run(
+        64 * 2**20, "Size at which log.txt and each logs/worker-N.txt is begun anew; what it held is kept in one file "
+        "beside it, NAME.1, so each log takes twice that at most.", unit="bytes", ge=2**16,
     )  # fmt: skip
 
     # Learning
-    gamma: float = key(0.99, "Discount of future rewards.", group="Learning", where="both", ge=0, le=1)
-    lr: float = key(1e-4, "Learning rate.", group="Learning", gt=0)
-    train_batch_size: int = key(
-        200, "Env steps in one train batch. On-policy: a whole number of fragments.", group="Learning",
-        unit="env steps", ge=1,
-    )  # fmt: skip
-    optimizer: dict[str, Any] = key({}, "Options of the optimizer.", group="Learning")
-    model: ModelConfig = key(ModelConfig(), "Shape of the networks.", group="Learning", where="both")
-    xla: Literal["auto", "on", "off"] = key(
-        "auto", "Compile the update with XLA; auto picks by what the network holds and says which it took.",
-        group="Learning",
-    )  # fmt: skip
-    eager: bool = key(False, "Run updates without tf.function, to debug them.", group="Learning", where="both")
-    no_eager_on_workers: bool = key(
-        False, "Keep workers in graph mode when eager is on.", group="Learning", where="workers"
+    gamma: float = _learning(0.99, "Discount of future rewards.", ge=0, le=1)
+    lr: float = _learning(1e-4, "Learning rate.", gt=0)
+    train_batch_size: int = _learning(
+        200, "Env steps in one train batch. On-policy: a whole number of fragments.", unit="env steps", ge=1
     )
-    eager_tracing: bool = key(False, "Trace eager policies.", group="Learning", where="both")
-    min_iter_time_s: float = key(
+    model: ModelConfig = _learning(ModelConfig(), "Shape of the networks.", where="both")
+    optimizer: dict[str, Any] = _learning(
+        {}, "Options of the optimizer.",
+        unsupported="the algorithm's own keys (lr, grad_clip, ...) set up its optimizer",
+    )  # fmt: skip
+    xla: Literal["auto", "on", "off"] = _learning(
+        "auto", "Compile the update with XLA; auto picks by what the network holds and says which it took."
+    )
+    eager: bool = _learning(
+        False, "Run updates without tf.function, to debug them.",
+        unsupported="updates always run compiled; eager updates are not there yet",
+    )  # fmt: skip
+    no_eager_on_workers: bool = _learning(
+        False, "Keep workers in graph mode when eager is on.", unsupported="it goes with eager, which is not there yet"
+    )
+    eager_tracing: bool = _learning(
+        False, "Trace eager policies.", unsupported="it goes with eager, which is not there yet"
+    )
+    min_iter_time_s: float = _learning(
         0.0, "Least duration of one training iteration, no effect on learning itself; 0 lets the command line report "
-        "often at first and once a second later.", group="Learning", unit="s", ge=0,
+        "often at first and once a second later.", unit="s", ge=0,
     )  # fmt: skip
-    timesteps_per_iteration: int = key(
-        0, "Least env steps in one training iteration; no effect on learning itself.", group="Learning",
-        unit="env steps", ge=0,
-    )  # fmt: skip
+    timesteps_per_iteration: int = _learning(
+        0, "Least env steps in one training iteration; no effect on learning itself.", unit="env steps", ge=0
+    )
 
     # Sampling
-    num_workers: int = key(
+    num_workers: int = _sampling(
         2, "Worker processes started with the learner; others may join at any time. 0: only those that join.",
-        group="Sampling", unit="processes", ge=0,
+        unit="processes", ge=0,
     )  # fmt: skip
-    num_envs_per_worker: int = key(
-        1, "Environments that one worker steps together.", group="Sampling", where="workers", unit="environments", ge=1
-    )
-    vectorize: Literal["auto", "native", "serial", "remote"] = key(
-        "auto",
-        "How a worker steps its environments: native (the environment's own vectorised form), serial (in turn), "
-        "remote (one process each), auto (native where there is one, else serial).",
-        group="Sampling", where="workers",
+    sampling: Literal["auto", "columnar", "general"] = _sampling(
+        "auto", "How workers sample: columnar steps plain single-agent environments in lockstep, fastest; general "
+        "does everything; auto takes columnar where it can.",
     )  # fmt: skip
-    sampling: Literal["auto", "columnar", "general"] = key(
-        "auto",
-        "How workers sample: columnar steps plain single-agent environments in lockstep, fastest; general does "
-        "everything; auto takes columnar where it can.",
-        group="Sampling", where="both",
-    )  # fmt: skip
-    samplers_per_worker: int = key(
-        1, "Samplers in one worker process whose waits overlap, each with its own environments.", group="Sampling",
-        where="workers", ge=1,
-    )  # fmt: skip
-    rollout_fragment_length: int = key(
-        200, "Steps of each environment in one fragment.", group="Sampling", where="workers", unit="steps", ge=1
-    )
-    batch_mode: Literal["truncate_episodes", "complete_episodes"] = key(
-        "truncate_episodes", "Fragments cut episodes anywhere, or end only where episodes end.", group="Sampling",
-        where="workers",
-    )  # fmt: skip
-    horizon: int | None = key(
-        None, "Longest episode; null takes the environment's own limit, if it has one.", group="Sampling",
-        where="workers", unit="steps", ge=1,
-    )  # fmt: skip
-    soft_horizon: bool = key(
-        False, "At the horizon close the episode without a reset.", group="Sampling", where="workers"
-    )
-    no_done_at_end: bool = key(
-        False, "Never record done; needed with soft_horizon unless the environment never ends.", group="Sampling",
-        where="workers",
-    )  # fmt: skip
-    observation_filter: Literal["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"] = key(
-        "NoFilter", "Running normalisation of observations.", group="Sampling", where="both"
-    )
-    synchronize_filters: bool = key(
-        True, "Send the merged filter statistics to the workers.", group="Sampling", where="both"
-    )
-    clip_actions: bool = key(
-        True, "Clip actions to the bounds of the action space before the environment gets them.", group="Sampling",
-        where="both",
-    )  # fmt: skip
-    clip_rewards: bool | None = key(
-        None, "Clip rewards to [-1, 1] for learning; null does so for DeepMind-wrapped Atari only.", group="Sampling",
-        where="workers",
-    )  # fmt: skip
-    preprocessor_pref: Literal["deepmind", "rllib"] = key(
-        "deepmind", "Which preprocessing Atari frames get.", group="Sampling", where="workers"
-    )
-    sample_async: bool = key(False, "Sample continuously in the background.", group="Sampling", where="workers")
-    compress_observations: bool | Literal["bulk"] = key(
-        False, "Compress observations in batches: row by row, or bulk for whole columns.", group="Sampling",
-        where="workers",
-    )  # fmt: skip
-    remote_worker_envs: bool = key(
-        False, "One process per environment (vectorize: remote does this).", group="Sampling", where="workers"
-    )
-    remote_env_batch_wait_ms: float = key(
-        0.0, "How long a poll of remote environments gathers more ready ones.", group="Sampling", where="workers",
-        unit="ms", ge=0,
-    )  # fmt: skip
-    max_env_restarts_per_hour: int = key(
-        0, "remote_worker_envs: how often the process of one environment may be replaced when it fails; 0 makes each "
-        "failure an error.", group="Sampling", where="workers", unit="restarts", ge=0,
-    )  # fmt: skip
-    fake_sampler: bool = key(
-        False, "Return the first batch for ever, to test the rest.", group="Sampling", where="workers"
-    )
-    multiagent: MultiAgentConfig = key(
-        MultiAgentConfig(), "Which policies there are and who acts with which.", group="Sampling", where="both"
+    multiagent: MultiAgentConfig = _sampling(
+        MultiAgentConfig(), "Which policies there are and who acts with which.", where="both"
     )
 
     # Workers and hosts
-    bind: str = key(
-        "tcp://127.0.0.1:0",
-        "Address the learner listens on; port 0 takes a free one. Others than loopback need keys or insecure.",
-        group="Workers and hosts",
+    bind: str = _hosts(
+        "tcp://127.0.0.1:0", "Address the learner listens on; port 0 takes a free one. Others than loopback need keys "
+        "or insecure.",
     )  # fmt: skip
-    keys: str | None = key(
-        None, "Directory of CURVE keys, as python -m aiorl.keys makes it.", group="Workers and hosts", where="both"
+    keys: str | None = _hosts(None, "Directory of CURVE keys, as python -m aiorl.keys makes it.")
+    insecure: bool = _hosts(
+        False, "Do without keys: anybody who reaches the port can join, on loopback any user of this host."
     )
-    insecure: bool = key(
-        False, "Do without keys: anybody who reaches the port can join, on loopback any user of this host.",
-        group="Workers and hosts", where="both",
-    )  # fmt: skip
-    transport: TransportConfig = key(
-        TransportConfig(), "Sockets, queues and time limits.", group="Workers and hosts", where="both"
+    max_worker_restarts: int = _hosts(
+        3, "Restarts of one local worker before it is given up; a healthy period sets the count back.", ge=0
     )
-    max_worker_restarts: int = key(
-        3, "Restarts of one local worker before it is given up; a healthy period sets the count back.",
-        group="Workers and hosts", ge=0,
-    )  # fmt: skip
-    ignore_worker_failures: bool = key(
-        False, "Go on with the others when a worker is given up; else the run ends with its error.",
-        group="Workers and hosts",
-    )  # fmt: skip
-    extra_python_environs_for_driver: dict[str, str] = key(
-        {}, "Environment variables set in the learner.", group="Workers and hosts"
+    ignore_worker_failures: bool = _hosts(
+        False, "Go on with the others when a worker is given up; else the run ends with its error."
     )
-    extra_python_environs_for_worker: dict[str, str] = key(
-        {}, "Environment variables set in the workers.", group="Workers and hosts", where="workers"
-    )
+    extra_python_environs_for_driver: dict[str, str] = _hosts({}, "Environment variables set in the learner.")
 
     # Resources
-    threads: int = key(
+    threads: int = _resources(
         0, "Threads of the learner's TensorFlow; 0 takes local_tf_session_args, but no more than there are cores.",
-        group="Resources", unit="threads", ge=0,
+        unit="threads", ge=0,
     )  # fmt: skip
-    tf_session_args: dict[str, Any] = key(
+    tf_session_args: dict[str, Any] = _resources(
         {
-            "intra_op_parallelism_threads": 2,
-            "inter_op_parallelism_threads": 2,
-            "gpu_options": {"allow_growth": True},
-            "log_device_placement": False,
-            "device_count": {"CPU": 1},
-            "allow_soft_placement": True,
+            "intra_op_parallelism_threads": 2, "inter_op_parallelism_threads": 2, "gpu_options": {"allow_growth": True},
+            "log_device_placement": False, "device_count": {"CPU": 1}, "allow_soft_placement": True,
         },
-        "Options of the TensorFlow runtime, wherever it runs.", group="Resources", where="both",
+        "Options of the TensorFlow runtime, wherever it runs.",
     )  # fmt: skip
-    local_tf_session_args: dict[str, int] = key(
-        {"intra_op_parallelism_threads": 8, "inter_op_parallelism_threads": 8},
-        "The same for the learner, which wins there.", group="Resources",
+    local_tf_session_args: dict[str, int] = _resources(
+        {"intra_op_parallelism_threads": 8, "inter_op_parallelism_threads": 8}, "The same for the learner, which wins "
+        "there.",
     )  # fmt: skip
-    num_cpus_per_worker: int = key(
-        1, "Most threads that the libraries of one worker process may use.", group="Resources", where="workers",
-        unit="threads", ge=1,
+    num_gpus: float = _resources(
+        0, "GPUs of the learner: 0 hides them, a fraction bounds the share of memory.", ge=0,
+        unsupported="training on GPUs is not there yet",
     )  # fmt: skip
-    num_gpus: float = key(
-        0, "GPUs of the learner: 0 hides them, a fraction bounds the share of memory.", group="Resources", ge=0
-    )
-    num_gpus_per_worker: float = key(0, "The same for workers.", group="Resources", where="workers", ge=0)
-    num_cpus_for_driver: int = key(
-        1, "CPU threads of the learner outside TensorFlow, as a launcher grants them.", group="Resources",
-        unit="threads", ge=1,
+    num_gpus_per_worker: float = _resources(0, "The same for workers.", ge=0, unsupported="workers act on CPUs only")
+    num_cpus_for_driver: int = _resources(
+        1, "CPU threads of the learner outside TensorFlow, as a launcher grants them.", unit="threads", ge=1,
+        unsupported="only a launcher can honour it; set threads to bound the learner's TensorFlow threads",
     )  # fmt: skip
-    custom_resources_per_worker: dict[str, Any] = key(
-        {}, "Always empty: aiorl schedules no machines.", group="Resources"
-    )
-    memory: int = key(0, "Heap quota of the learner; 0 is none.", group="Resources", unit="bytes", ge=0)
-    memory_per_worker: int = key(
-        0, "Heap quota of one worker; 0 is none.", group="Resources", where="workers", unit="bytes", ge=0
-    )
-    object_store_memory: int = key(
+    custom_resources_per_worker: dict[str, Any] = _resources({}, "Always empty: aiorl schedules no machines.")
+    memory: int = _resources(
+        0, "Heap quota of the learner; 0 is none.", unit="bytes", ge=0,
+        unsupported="memory quotas are not there yet; bound the process with your service manager (ulimit, cgroups)",
+    )  # fmt: skip
+    memory_per_worker: int = _resources(
+        0, "Heap quota of one worker; 0 is none.", unit="bytes", ge=0,
+        unsupported="memory quotas are not there yet; bound the process with ulimit or cgroups",
+    )  # fmt: skip
+    object_store_memory: int = _resources(
         0, "Most bytes of received batches that wait to be trained on; 0 takes 1 GiB. Nothing is dropped: workers "
-        "wait.", group="Resources", unit="bytes", ge=0,
+        "wait.", unit="bytes", ge=0,
     )  # fmt: skip
-    object_store_memory_per_worker: int = key(
-        0, "Most bytes of batches that wait to be sent in one worker; 0 takes the default.", group="Resources",
-        where="workers", unit="bytes", ge=0,
+    object_store_memory_per_worker: int = _resources(
+        0, "Most bytes of batches that wait to be sent in one worker; 0 takes the default.", unit="bytes", ge=0,
+        unsupported="leases bound what a worker holds already",
     )  # fmt: skip
 
     # Reports
-    metrics_smoothing_episodes: int = key(
-        100, "Least episodes that reported averages are taken over, if that many have ended.", group="Reports",
-        unit="episodes", ge=1,
+    metrics_smoothing_episodes: int = _reports(
+        100, "Least episodes that reported averages are taken over, if that many have ended.", unit="episodes", ge=1
+    )
+    log_sys_usage: bool = _reports(True, "Add CPU and memory use to results.")
+    collect_metrics_timeout: float = _reports(
+        180.0, "How long metrics of workers are waited for.", unit="s", gt=0,
+        unsupported="metrics come with the fragments, so nothing is waited for",
     )  # fmt: skip
-    log_sys_usage: bool = key(True, "Add CPU and memory use to results.", group="Reports")
-    collect_metrics_timeout: float = key(
-        180.0, "How long metrics of workers are waited for.", group="Reports", unit="s", gt=0
+    evaluation_interval: int | None = _reports(
+        None, "Evaluate every so many iterations; null or 0 never does.", unit="iterations", ge=0,
+        unsupported="evaluation workers are not there yet",
+    )  # fmt: skip
+    evaluation_num_episodes: int = _reports(
+        10, "Episodes of one evaluation.", unit="episodes", ge=1, unsupported="evaluation workers are not there yet"
     )
-    monitor: bool = key(False, "Write episode statistics and videos.", group="Reports", where="both")
-    callbacks: str | dict[str, Any] | None = key(
-        None, "Import path (package.module:Name) of a DefaultCallbacks subclass.", group="Reports", where="both"
+    evaluation_config: dict[str, Any] = _reports(
+        {}, "Keys that evaluation workers have otherwise.", unsupported="evaluation workers are not there yet"
     )
-    evaluation_interval: int | None = key(
-        None, "Evaluate every so many iterations; null or 0 never does.", group="Reports", unit="iterations", ge=0
-    )
-    evaluation_num_episodes: int = key(10, "Episodes of one evaluation.", group="Reports", unit="episodes", ge=1)
-    evaluation_config: dict[str, Any] = key({}, "Keys that evaluation workers have otherwise.", group="Reports")
 
     # Offline data
-    input: str | list[str] | dict[str, float] = key(
-        "sampler", "Where experience comes from: sampler, files, or a mixture of sources.", group="Offline data",
-        where="workers",
+    input: str | list[str] | dict[str, float] = _offline(
+        "sampler", "Where experience comes from: sampler, files, or a mixture of sources.",
+        unsupported="offline data is not there yet; only sampler is read",
     )  # fmt: skip
-    input_evaluation: list[str] = key(
-        ["is", "wis"], "How offline runs are judged: is, wis, simulation.", group="Offline data", where="workers"
-    )
-    postprocess_inputs: bool = key(
-        False, "Postprocess offline trajectories with the current policy.", group="Offline data", where="workers"
-    )
-    shuffle_buffer_size: int = key(
-        0, "Batches in the sliding window that shuffles offline input.", group="Offline data", where="workers",
-        unit="batches", ge=0,
+    input_evaluation: list[str] = _offline(
+        ["is", "wis"], "How offline runs are judged: is, wis, simulation.",
+        unsupported="it goes with offline input, which is not there yet",
     )  # fmt: skip
-    output: str | None = key(None, "Where sample batches are written.", group="Offline data", where="workers")
-    output_compress_columns: list[str] = key(
-        ["obs", "new_obs"], "Columns that are compressed in the output.", group="Offline data", where="workers"
+    postprocess_inputs: bool = _offline(
+        False, "Postprocess offline trajectories with the current policy.",
+        unsupported="it goes with offline input, which is not there yet",
+    )  # fmt: skip
+    shuffle_buffer_size: int = _offline(
+        0, "Batches in the sliding window that shuffles offline input.", unit="batches", ge=0,
+        unsupported="it goes with offline input, which is not there yet",
+    )  # fmt: skip
+    output: str | None = _offline(
+        None, "Where sample batches are written.", unsupported="writing of sample batches is not there yet"
     )
-    output_max_file_size: int = key(
-        64 * 2**20, "Size at which a new output file is begun.", group="Offline data", where="workers", unit="bytes",
-        ge=1,
+    output_compress_columns: list[str] = _offline(
+        ["obs", "new_obs"], "Columns that are compressed in the output.",
+        unsupported="it goes with output, which is not there yet",
+    )  # fmt: skip
+    output_max_file_size: int = _offline(
+        64 * 2**20, "Size at which a new output file is begun.", unit="bytes", ge=1,
+        unsupported="it goes with output, which is not there yet",
     )  # fmt: skip
 
     @classmethod
@@ -319,7 +228,7 @@ class CommonConfig(BaseModel):
             values: what the user sets; nested as the config is. Not modified.
             allow_unknown: drop unknown top-level keys instead of refusing them.
         Returns: a config whose `model_fields_set` are the keys of `values`.
-        Raises: ConfigError on legacy keys that are gone, unknown keys, bad values, values not yet honoured, and
+        Raises: ConfigError on legacy keys that are gone, unknown keys, bad values, values not supported yet, and
             values that don't go together.
         """
         check_removed(values)
@@ -333,9 +242,9 @@ class CommonConfig(BaseModel):
         except ValidationError as error:
             raise plain_error(cls, error) from None
         config.model_fields_set.intersection_update(values)  # those that are set, not all that were validated
-        check_honoured(config)
-        if config.model.custom_model is None:  # which may heed any
-            warn_unheeded("model", config.model)
+        check_supported(config)
+        if config.model.custom_model is None:
+            check_model(config.model)
         warn_unheeded("multiagent", config.multiagent)
         config.check()
         return config

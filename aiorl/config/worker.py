@@ -1,20 +1,127 @@
-"""The part of the config that a worker gets in the handshake: plain data on the wire, validated on arrival."""
+"""The keys that workers read, and the part of the config that a worker gets in the handshake.
+
+A key that workers obey is declared in `WorkerConfig`, once. The learner's config, the handshake and the settings of
+samplers have it from there.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aiorl.config.check import plain_error
+from aiorl.config.key import key
 from aiorl.config.merge import to_plain
-from aiorl.config.parts import TransportConfig
-from aiorl.config.schema import CommonConfig
+from aiorl.config.parts import TransportConfig, WorkerModelConfig, WorkerMultiAgentConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
 
-__all__ = ["PolicyPart", "WorkerPart"]
+if TYPE_CHECKING:
+    from aiorl.config.schema import CommonConfig
+
+__all__ = ["PolicyPart", "WorkerConfig", "WorkerPart"]
+
+_run = partial(key, group="Run", where="both")
+_sampling = partial(key, group="Sampling", where="workers")
+
+
+class WorkerConfig(BaseModel):
+    """The keys that workers read, with their defaults; also the settings of a RolloutWorker and its sampler."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
+
+    algo: str = _run("ppo", "Algorithm: the name of a folder in aiorl/algorithms.")
+    env: str | None = _run(
+        None, "Environment: a Gymnasium id, package.module:Name for a class or function of your own, module:name for "
+        "a name that the module gives to register_env, or gym:ID for one of the old gym package.",
+    )  # fmt: skip
+    env_config: dict[str, Any] = _run({}, "Arguments for the environment's creator.", where="workers")
+    seed: int | None = _run(
+        None, "Seed of everything random, combined with the worker's index; null takes a fresh one.", ge=0, lt=2**32
+    )
+    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = _run("INFO", "Least severe messages that are logged.")
+    num_envs_per_worker: int = _sampling(1, "Environments that one worker steps together.", unit="environments", ge=1)
+    vectorize: Literal["auto", "native", "serial", "remote"] = _sampling(
+        "auto", "How a worker steps its environments: native (the environment's own vectorised form), serial (in "
+        "turn), remote (one process each), auto (native where there is one, else serial).",
+    )  # fmt: skip
+    samplers_per_worker: int = _sampling(
+        1, "Samplers in one worker process whose waits overlap, each with its own environments.", ge=1
+    )
+    rollout_fragment_length: int = _sampling(200, "Steps of each environment in one fragment.", unit="steps", ge=1)
+    batch_mode: Literal["truncate_episodes", "complete_episodes"] = _sampling(
+        "truncate_episodes", "Fragments cut episodes anywhere, or end only where episodes end."
+    )
+    horizon: int | None = _sampling(
+        None, "Longest episode; null takes the environment's own limit, if it has one.", unit="steps", ge=1
+    )
+    soft_horizon: bool = _sampling(False, "At the horizon close the episode without a reset.")
+    no_done_at_end: bool = _sampling(
+        False, "Never record done; needed with soft_horizon unless the environment never ends."
+    )
+    observation_filter: Literal["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"] = _sampling(
+        "NoFilter", "Running normalisation of observations.", where="both"
+    )
+    synchronize_filters: bool = _sampling(True, "Send the merged filter statistics to the workers.", where="both")
+    clip_actions: bool = _sampling(
+        True, "Clip actions to the bounds of the action space before the environment gets them.", where="both"
+    )
+    clip_rewards: bool | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = _sampling(
+        None, "Clip rewards to [-1, 1], or to [-x, x] for a number x, for learning; null clips to [-1, 1] for "
+        "DeepMind-wrapped Atari only.",
+    )  # fmt: skip
+    preprocessor_pref: Literal["deepmind", "rllib"] = _sampling("deepmind", "Which preprocessing Atari frames get.")
+    sample_async: bool = _sampling(False, "Sample continuously in the background.")
+    compress_observations: bool | Literal["bulk"] = _sampling(
+        False, "Compress observations in batches: row by row, or bulk for whole columns.",
+        unsupported="columns are compressed on the wire where it pays: see transport.compression",
+    )  # fmt: skip
+    remote_worker_envs: bool = _sampling(False, "One process per environment (vectorize: remote does this).")
+    remote_env_batch_wait_ms: float = _sampling(
+        0.0, "How long a poll of remote environments gathers more ready ones.", unit="ms", ge=0, allow_inf_nan=False
+    )
+    max_env_restarts_per_hour: int = _sampling(
+        0, "remote_worker_envs: how often the process of one environment may be replaced when it fails; 0 makes each "
+        "failure an error.", unit="restarts", ge=0,
+    )  # fmt: skip
+    fake_sampler: bool = _sampling(False, "Return the first batch for ever, to test the rest.")
+    model: WorkerModelConfig = key(WorkerModelConfig(), "Shape of the networks.", group="Learning", where="both")
+    multiagent: WorkerMultiAgentConfig = _sampling(
+        WorkerMultiAgentConfig(), "Which policies there are and who acts with which.", where="both"
+    )
+    transport: TransportConfig = key(
+        TransportConfig(), "Sockets, queues and time limits.", group="Workers and hosts", where="both"
+    )
+    extra_python_environs_for_worker: dict[str, str] = key(
+        {}, "Environment variables set in the workers.", group="Workers and hosts", where="workers"
+    )
+    num_cpus_per_worker: int = key(
+        1, "Most threads that the libraries of one worker process may use.", group="Resources", where="workers",
+        unit="threads", ge=1,
+    )  # fmt: skip
+    monitor: bool = key(False, "Write episode statistics and videos.", group="Reports", where="both")
+    callbacks: str | dict[str, Any] | None = key(
+        None, "Import path (package.module:Name) of a DefaultCallbacks subclass.", group="Reports", where="both"
+    )
+
+    @property
+    def is_truncating(self) -> bool:
+        """Fragments are cut at a number of steps, not at the ends of episodes."""
+        return self.batch_mode == "truncate_episodes"
+
+    @property
+    def cut_length(self) -> int | float:
+        """Steps of one environment after which its rows are cut; infinite where episodes are kept whole."""
+        return self.rollout_fragment_length if self.is_truncating else math.inf
+
+    @property
+    def reward_limit(self) -> float:
+        """Rewards of rows lie in ``[-limit, limit]``; 0 = wherever they do."""
+        return float(self.clip_rewards or 0.0)
 
 
 class PolicyPart(BaseModel):
@@ -43,8 +150,8 @@ class PolicyPart(BaseModel):
     sequence_length: int = Field(default=1, ge=1)
 
 
-class WorkerPart(BaseModel):
-    """All that a worker needs to know; meanings as in `CommonConfig`, whose names it keeps.
+class WorkerPart(WorkerConfig):
+    """What the learner tells a worker: the keys that workers read, and what it has made of others.
 
     Unknown keys are ignored, so that a worker of an older patch release can still join.
 
@@ -53,45 +160,16 @@ class WorkerPart(BaseModel):
             lockstep, "general" does everything.
         policies: policy id -> what is to be known of it.
         log_dir: the run's directory on the learner's host; where that is not to be seen, files go elsewhere.
+        life: how many workers have sampled in the same slot before, and are gone.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     env: str
-    env_config: dict[str, Any] = Field(default_factory=dict)
-    algo: str = ""
-    seed: int | None = None
-    num_envs_per_worker: int = Field(default=1, ge=1)
-    samplers_per_worker: int = Field(default=1, ge=1)
-    vectorize: Literal["auto", "native", "serial", "remote"] = "auto"
-    rollout_fragment_length: int = Field(default=200, ge=1)
-    batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
-    horizon: int | None = Field(default=None, ge=1)
-    observation_filter: Literal["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"] = "NoFilter"
-    synchronize_filters: bool = True
-    clip_actions: bool = True
-    clip_rewards: bool | None = None
     sampling: Literal["columnar", "general"] = "columnar"
     policies: dict[str, PolicyPart] = Field(default_factory=lambda: {DEFAULT_POLICY_ID: PolicyPart()}, min_length=1)
-    policy_mapping_fn: str | None = None
-    observation_fn: str | None = None
-    callbacks: str | dict[str, Any] | None = None
-    preprocessor_pref: Literal["deepmind", "rllib"] = "deepmind"
-    dim: int = Field(default=84, ge=1)
-    framestack: bool = True
-    custom_preprocessor: str | None = None
-    soft_horizon: bool = False
-    no_done_at_end: bool = False
-    sample_async: bool = False
-    remote_worker_envs: bool = False
-    remote_env_batch_wait_ms: float = Field(default=0.0, ge=0)
-    max_env_restarts_per_hour: int = Field(default=0, ge=0)
-    monitor: bool = False
     log_dir: str | None = None
-    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = "INFO"
-    num_cpus_per_worker: int = Field(default=1, ge=1)
-    extra_python_environs_for_worker: dict[str, str] = Field(default_factory=dict)
-    transport: TransportConfig = TransportConfig()
+    life: int = Field(default=0, ge=0)
 
     @classmethod
     def of(
@@ -114,19 +192,10 @@ class WorkerPart(BaseModel):
             log_dir: the run's directory.
         Raises: ConfigError when the config names no environment.
         """
-        plain = config.to_dict()
         if policies is None:
             policies = {DEFAULT_POLICY_ID: PolicyPart(sample_plan=sample_plan or SamplePlan())}
-        return cls.from_dict(
-            {
-                **{name: value for name, value in plain.items() if name in cls.model_fields},
-                **{name: plain["model"][name] for name in ("dim", "framestack", "custom_preprocessor")},
-                **{name: plain["multiagent"][name] for name in ("policy_mapping_fn", "observation_fn")},
-                "policies": {policy_id: part.model_dump() for policy_id, part in policies.items()},
-                "sampling": sampling,
-                "log_dir": log_dir,
-            }
-        )
+        own = {"policies": policies, "sampling": sampling, "log_dir": log_dir}
+        return cls.from_dict(config.model_dump(include=set(WorkerConfig.model_fields)) | own)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError
+from aiorl.extras import install_command
 
 __all__ = [
     "EpisodicLife",
@@ -83,7 +84,7 @@ def wrap_deepmind(
         raise ConfigError(
             f"Atari preprocessing needs more packages: {error}.",
             key="preprocessor_pref",
-            hint="Install them with: pip install 'aiorl[atari]'",
+            hint=f"Install them with: {install_command('atari')}",
         ) from error
     importlib.import_module("cv2").setNumThreads(1)  # a frame is too small to share; a worker has one core
     env = EpisodicLife(RealGames(env))

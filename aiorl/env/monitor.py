@@ -14,6 +14,8 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
 
+from aiorl.extras import install_command
+
 __all__ = ["STATS_FILE", "StatsFile", "monitor_env"]
 
 STATS_FILE = "episodes.jsonl"
@@ -39,7 +41,7 @@ def monitor_env(env: gymnasium.Env[Any, Any], folder: Path) -> gymnasium.Env[Any
         try:
             env = RecordVideo(env, str(folder / f"videos-{max(taken, default=0) + 1}"), name_prefix="video")
         except gymnasium.error.DependencyNotInstalled:
-            logger.warning("no videos are recorded: moviepy is missing; pip install 'aiorl[video]'")
+            logger.warning("no videos are recorded: moviepy is missing; %s", install_command("video"))
     return StatsFile(RecordEpisodeStatistics(env), folder / STATS_FILE)
 
 

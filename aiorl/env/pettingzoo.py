@@ -16,6 +16,7 @@ from typing import Any
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.errors import ConfigError, UnknownEnvError
+from aiorl.extras import install_command
 
 __all__ = ["AECEnv", "ParallelEnv", "pettingzoo_creator"]
 
@@ -46,7 +47,7 @@ def _module(name: str, path: str) -> ModuleType:
             f"environment {name!r} needs the pettingzoo package.",
             key="env",
             value=name,
-            hint="Install it with: pip install 'aiorl[pettingzoo]'",
+            hint=f"Install it with: {install_command('pettingzoo')}",
         )
     for candidate in (f"pettingzoo.{path}", path):
         try:

@@ -19,6 +19,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from aiorl.errors import ConfigError, UnknownEnvError, nearest
+from aiorl.extras import install_command
 
 __all__ = [
     "EnvContext",
@@ -207,7 +209,7 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
         except gymnasium.error.DependencyNotInstalled as error:
             raise ConfigError(f"environment {name!r} needs more packages: {error}", key="env") from error
         except TypeError as error:
-            if "unexpected keyword argument" in str(error):
+            if re.search("unexpected keyword argument|missing .* required", str(error)):
                 _check_gym_settings(spec, context)
             raise
 
@@ -215,7 +217,7 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
 
 
 def _check_gym_settings(spec: EnvSpec, context: EnvContext) -> None:
-    """Refuse settings that neither the environment's constructor nor ``gymnasium.make`` takes.
+    """Refuse settings that neither the environment's constructor nor ``gymnasium.make`` takes, and missing ones.
 
     Raises:
         ConfigError: see ``_check_settings``.
@@ -223,7 +225,8 @@ def _check_gym_settings(spec: EnvSpec, context: EnvContext) -> None:
     entry = spec.entry_point
     made_by = entry if callable(entry) else load_env_creator(str(entry))
     own = set(inspect.signature(gymnasium.make).parameters)
-    _check_settings(made_by, EnvContext({key: value for key, value in context.items() if key not in own}))
+    given = {**spec.kwargs, **context}
+    _check_settings(made_by, EnvContext({key: value for key, value in given.items() if key not in own}))
 
 
 def is_atari_id(gym_id: str) -> bool:
@@ -242,7 +245,7 @@ def _import_atari(name: str) -> None:
             f"environment {name!r} needs the Atari emulator: {error}.",
             key="env",
             value=name,
-            hint="Install it with: pip install 'aiorl[atari]'",
+            hint=f"Install it with: {install_command('atari')}",
         ) from error
     gymnasium.register_envs(ale_py)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it greets on stderr for each environment
@@ -324,7 +327,7 @@ def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:
 
 
 def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
-    """Refuse settings that a class or function takes no parameters of.
+    """Refuse settings that a class or function takes no parameters of, and those that it needs and are not given.
 
     Raises:
         ConfigError: naming the first such, and those there are.
@@ -333,13 +336,21 @@ def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
         parameters = inspect.signature(made_by).parameters.values()
     except (TypeError, ValueError):  # not every class written in C tells
         return
+    name = getattr(made_by, "__name__", repr(made_by))
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = [parameter for parameter in parameters if parameter.kind in by_name]
+    needed = [one.name for one in named if one.default is one.empty and one.name not in context]
+    if needed:
+        raise ConfigError(
+            f"{name} needs {', '.join(needed)}, which env_config does not give.",
+            key=f"env_config.{needed[0]}",
+            hint=f"Give it: --env-config.{needed[0].replace('_', '-')} VALUE",
+        )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = [parameter.name for parameter in parameters if parameter.kind in by_name]
+    known = [parameter.name for parameter in named]
     unknown = [key for key in context if key not in known]
     if unknown:
-        name = getattr(made_by, "__name__", repr(made_by))
         raise ConfigError(
             f"{name} has no setting {unknown[0]!r}; its constructor takes: {', '.join(known) or 'none'}.",
             key=f"env_config.{unknown[0]}",
@@ -361,7 +372,7 @@ def _old_gym(name: str) -> EnvCreator:
             f"environment {name!r} needs the old gym package: {error}.",
             key="env",
             value=name,
-            hint="Install it with: pip install 'aiorl[gym]'",
+            hint=f"Install it with: {install_command('gym')}",
         ) from error
     known = list(gym.envs.registry)
     if gym_id not in known:

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
+from aiorl.config.worker import WorkerConfig
 from aiorl.env.atari import is_atari, wrap_deepmind
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
@@ -46,6 +47,17 @@ class Wrapping:
     dim: int = 84
     framestack: bool = True
     monitor_path: str | None = None
+
+    @classmethod
+    def of(cls, settings: WorkerConfig, monitor_path: str | None = None) -> Self:
+        """The wrappers that settings ask for; an observation preprocessor of the user's own replaces DeepMind's."""
+        model = settings.model
+        return cls(
+            deepmind=settings.preprocessor_pref == "deepmind" and not model.custom_preprocessor,
+            dim=model.dim,
+            framestack=model.framestack,
+            monitor_path=monitor_path,
+        )
 
     def wraps_atari(self, env: Any) -> bool:
         """Whether ``wrap`` will put the DeepMind preprocessing around this environment."""

@@ -14,51 +14,63 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiorl.algorithms.registry import config_class
-from aiorl.config.command_line import LEARNER_PROG, configure_learner, usage_error
+from aiorl.config.command_line import LEARNER_PROG, configure_learner
 from aiorl.config.named_code import warning_of_foreign_code
+from aiorl.config.parser import usage_error
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import AiorlError, CheckpointError, ConfigError
+from aiorl.errors import AiorlError, CheckpointError, ConfigError, UnsupportedEnvError
+from aiorl.extras import install_command, missing
 from aiorl.process.signals import on_stop_signals
 from aiorl.process.standard_output import keep_output_from_failing
 
 if TYPE_CHECKING:
     from aiorl.learner.build import LearningPlan
 
-__all__ = ["main"]
+__all__ = ["command", "main"]
 
 logger = logging.getLogger("aiorl.learner")
 
+_NEEDED = ("tensorflow", "keras", "tf2onnx", "onnx", "safetensors")
 _MAX_EARLY = 1000  # log records kept until there is a file for them
 _END_WITHIN_S = 60.0  # the picture included
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; the exit status: 0 a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage."""
-    from aiorl.env.registry import resolve_env
-    from aiorl.learner.run_dir import RunDirectory
+    early = _EarlyLog()
+    logging.getLogger().addHandler(early)
+    try:
+        return _main(sys.argv[1:] if argv is None else argv, early)
+    finally:
+        logging.getLogger().removeHandler(early)
 
-    config = configure_learner(sys.argv[1:] if argv is None else argv, config_class)
+
+def _main(argv: Sequence[str], early: _EarlyLog) -> int:
+    config = configure_learner(argv, config_class)
+    absent = missing(_NEEDED)
+    if absent:
+        sys.stderr.write(
+            f"aiorl: training needs {', '.join(absent)}, not installed here: {install_command('learner')}\n"
+        )
+        return 2
     warning = warning_of_foreign_code(config)
     if warning:
         sys.stderr.write(f"aiorl: {warning}\n")
         sys.stderr.flush()
     for name, value in config.extra_python_environs_for_driver.items():
         os.environ[name] = value
-    try:
-        resolve_env(config.env or "")  # a name that nothing has is wrong usage, before any file is made
-    except ConfigError as error:
-        usage_error(LEARNER_PROG, str(error))
-    early = logging.handlers.MemoryHandler(_MAX_EARLY, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
-    logging.getLogger().addHandler(early)
     logging.getLogger("aiorl").setLevel(config.log_level.replace("WARN", "WARNING"))
     logging.captureWarnings(True)
     try:
+        _check_names(config)
         plan = _planned(config)
-    except ConfigError as error:  # wrong usage too
+    except (ConfigError, UnsupportedEnvError) as error:  # wrong usage, before any file is made
         sys.stderr.write(f"aiorl: {error}\n")
         return 2
     if plan is not None:
         config = plan.config
+    from aiorl.learner.run_dir import RunDirectory
+
     try:
         directory = RunDirectory.open(config)
     except (ConfigError, CheckpointError) as error:
@@ -76,11 +88,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         return runner.run(_train(config, directory, plan))
 
 
+class _EarlyLog(logging.handlers.MemoryHandler):
+    """Keeps what is logged until there is a file for it, and shows warnings of ours until there is a display."""
+
+    def __init__(self) -> None:
+        super().__init__(_MAX_EARLY, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if record.levelno >= logging.WARNING and record.name.startswith("aiorl"):
+            sys.stderr.write(f"aiorl: {record.getMessage()}\n")
+
+
+def _check_names(config: CommonConfig) -> None:
+    """Raise ConfigError if the environment or the directory of keys that the config names is none."""
+    from aiorl.env.registry import resolve_env
+    from aiorl.transport.security import load_learner_keys
+
+    try:
+        resolve_env(config.env or "")
+        if config.keys is not None:
+            load_learner_keys(Path(config.keys))
+    except ConfigError as error:
+        usage_error(LEARNER_PROG, str(error))
+
+
 def _planned(config: CommonConfig) -> LearningPlan | None:
     """The run planned, before any file is made; None where that fails otherwise than by what was asked for.
 
     Raises:
-        ConfigError: what was asked for cannot be.
+        ConfigError, UnsupportedEnvError: what was asked for cannot be.
     """
     from aiorl.learner.build import plan_learning
     from aiorl.learner.tf_runtime import prepare_environment
@@ -88,7 +125,7 @@ def _planned(config: CommonConfig) -> LearningPlan | None:
     prepare_environment(config)  # a module of the user's may load TensorFlow
     try:
         return plan_learning(config)
-    except ConfigError:
+    except (ConfigError, UnsupportedEnvError):
         raise
     except AiorlError:
         return None  # it comes again, with a log to tell it
@@ -140,7 +177,7 @@ def _failed(sentence: str, log: Path) -> int:
     return 1
 
 
-def _log_to(logs: Sequence[Path], early: logging.handlers.MemoryHandler, max_bytes: int) -> None:
+def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
     """All records of aiorl to the first log, the early ones too; the display shows warnings by itself.
 
     From now on that file and the others, to which the local workers write, are kept small.
@@ -158,10 +195,15 @@ def _log_to(logs: Sequence[Path], early: logging.handlers.MemoryHandler, max_byt
     keep_small(logs, max_bytes)
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """Be the program: train and end the process, whatever threads are left."""
     keep_output_from_failing()
     status = main()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # TensorFlow's threads, or an import still under way, must not hold the process
+
+
+if __name__ == "__main__":
+    command()

@@ -6,6 +6,7 @@ Loads TensorFlow, so it runs beside the event loop while workers are starting.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -80,7 +81,10 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
 
 
 def _for_env(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
-    """The config with what the environment asks for where the user says nothing."""
+    """The config with what the environment asks for, and a fresh seed if it takes one, where the user says nothing."""
+    if config.seed is None and facts.is_seedable:
+        config = config.model_copy(update={"seed": secrets.randbits(31)})
+        logger.info("the seed of this run is %d", config.seed)
     if not facts.is_external or config.num_envs_per_worker == 1:
         return config
     logger.info("num_envs_per_worker is 1: an external environment drives itself, and a worker has one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import traceback
 from collections.abc import Mapping
@@ -50,6 +51,7 @@ class EnvFacts:
         action_spaces: likewise.
         has_agents: it has agents that different policies may act for.
         is_external: its clients drive it, so that a worker has one.
+        is_seedable: it takes a seed.
     """
 
     special_kind: str
@@ -59,6 +61,7 @@ class EnvFacts:
     action_spaces: Mapping[Any, spaces.Space[Any]] | None = None
     has_agents: bool = False
     is_external: bool = False
+    is_seedable: bool = False
 
 
 def look_at_env(config: CommonConfig) -> EnvFacts:
@@ -70,22 +73,26 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
         EnvError: its constructor failed.
     """
     creator = resolve_env(config.env or "")
-    wrapping = Wrapping(
-        deepmind=config.preprocessor_pref == "deepmind" and not config.model.custom_preprocessor,
-        dim=config.model.dim,
-        framestack=config.model.framestack,
-    )
+    wrapping = Wrapping.of(config)
     context = EnvContext(wrapping.env_config(creator, config.env_config), remote=config.remote_worker_envs)
     env = _made(creator, wrapping, context)
     try:
         _check_settings(config, env)
         if config.remote_worker_envs:
             check_can_be_remote(env, creator.env_id)
-        if config.seed is not None and isinstance(env, BaseEnv | VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
-            check_seedable(env, creator.env_id)
-        return _facts_of(env)
+        return dataclasses.replace(_facts_of(env), is_seedable=_is_seedable(env, creator.env_id, config.seed))
     finally:
         _close(env, creator.env_id)
+
+
+def _is_seedable(env: Any, env_id: str, seed: int | None) -> bool:
+    try:
+        check_seedable(env, env_id)
+    except ConfigError:
+        if seed is not None and isinstance(env, BaseEnv | VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
+            raise
+        return False
+    return True
 
 
 def _made(creator: EnvCreator, wrapping: Wrapping, context: EnvContext) -> Any:

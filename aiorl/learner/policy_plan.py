@@ -20,6 +20,7 @@ from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
 from aiorl.learner.look_at_env import EnvFacts
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
+from aiorl.policy.distributions import make_distribution
 from aiorl.policy.policy import Policy
 
 __all__ = ["PlannedPolicy", "check_plain_policies", "plan_policies"]
@@ -275,6 +276,8 @@ def _planned(
         settings = deep_update(settings, overrides)
         custom = (settings.get("model") or {}).get("custom_preprocessor")
     settings |= {name: value for name, value in overrides.items() if name in _ACTING_KEYS}
+    if own_class is None:
+        _check_can_act(action_space)
     return PlannedPolicy(
         policy_id,
         own_class,
@@ -286,6 +289,15 @@ def _planned(
         is_trained,
         observation_space is not facts.observation_space or action_space is not facts.action_space,
     )
+
+
+def _check_can_act(action_space: spaces.Space[Any]) -> None:
+    """Raise UnsupportedSpaceError, with the way out, for actions that no network can choose."""
+    try:
+        make_distribution(action_space)
+    except UnsupportedSpaceError as error:
+        error.hint = "Wrap the environment in one with such actions, or let a Policy class of your own act."
+        raise
 
 
 def _own_config(config: CommonConfig, policy_id: str, overrides: Mapping[str, Any]) -> CommonConfig:

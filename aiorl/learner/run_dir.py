@@ -3,7 +3,7 @@
 It holds:
 
     config.yaml          the effective configuration
-    run.json             run id and the address workers connect to, for a resume
+    run.json             run id and the address workers connect to, for a resume; the seed
     lock                 the learner that writes here, while it does
     log.txt              the learner's log; logs/worker-<slot>.txt those of local workers
     progress.csv, result.jsonl, events.out.tfevents.*, learning_curve.png
@@ -52,8 +52,11 @@ class RunDirectory:
         last_address: where the learner listened before the resume, "" for a new run.
     """
 
-    def __init__(self, path: Path, lock: RunLock, run_id: str, last_address: str = "") -> None:
+    def __init__(
+        self, path: Path, lock: RunLock, run_id: str, last_address: str = "", *, seed: int | None = None
+    ) -> None:
         """Take over a locked directory; `open` makes one."""
+        self._seed = seed
         self.path = path
         self.run_id = run_id
         self.last_address = last_address
@@ -91,7 +94,7 @@ class RunDirectory:
         else:
             path = _make_new(config)
             run_id, address = secrets.token_hex(8), ""
-        directory = cls(path, _locked(path), run_id, address)
+        directory = cls(path, _locked(path), run_id, address, seed=config.seed)
         try:
             if config.resume is None and (path / _RUN).exists():
                 raise ConfigError(
@@ -133,9 +136,10 @@ class RunDirectory:
             ConfigError: the file cannot be written.
         """
         self._address = address
+        facts = {"run_id": self.run_id, "address": address, "seed": self._seed}
         temporary = self.path / f"{_RUN}.tmp"
         try:
-            temporary.write_text(json.dumps({"run_id": self.run_id, "address": address}) + "\n", encoding="utf-8")
+            temporary.write_text(json.dumps(facts) + "\n", encoding="utf-8")
             os.replace(temporary, self.path / _RUN)
         except OSError as error:
             raise ConfigError(

@@ -32,7 +32,7 @@ def general_reasons(config: CommonConfig, facts: EnvFacts) -> list[str]:
     for name in ("policies", "policy_mapping_fn", "policies_to_train", "observation_fn"):
         if getattr(multiagent, name):
             reasons.append(f"multiagent.{name} is set")
-    for name in ("callbacks", "soft_horizon", "no_done_at_end", "sample_async", "remote_worker_envs"):
+    for name in ("callbacks", "soft_horizon", "no_done_at_end", "sample_async", "remote_worker_envs", "fake_sampler"):
         if getattr(config, name):
             reasons.append(f"{name} is set")
     return reasons

@@ -237,7 +237,8 @@ def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
         return MultiBinaryPreprocessor(space)
     if isinstance(space, spaces.Tuple | spaces.Dict):
         return NestedPreprocessor(space)
-    raise UnsupportedSpaceError("the observation space", space, _KINDS)
+    hint = "model.custom_preprocessor names a preprocessor of your own."
+    raise UnsupportedSpaceError("the observation space", space, _KINDS, hint)
 
 
 def make_preprocessor(

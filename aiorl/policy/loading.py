@@ -10,6 +10,7 @@ from typing import Any
 from gymnasium import spaces
 
 from aiorl.errors import PolicyError
+from aiorl.extras import install_command
 from aiorl.policy.acting_graph import ActingSpec
 from aiorl.policy.graph_policy import GraphPolicy
 from aiorl.policy.onnx_policy import OnnxPolicy
@@ -60,7 +61,7 @@ def load_policy(
     except ImportError as error:
         raise ImportError(
             f"the learner's model can only be run in TensorFlow, which can't be imported here ({error}); install it "
-            "with: pip install 'aiorl[learner]'"
+            f"with: {install_command('learner')}"
         ) from error
     policy: GraphPolicy = module.TFPolicy.from_description(
         spec, model_config, observation_space=observation_space, config=config, seed=seed

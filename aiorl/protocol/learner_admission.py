@@ -309,6 +309,7 @@ class Admission:
         if self.config is None or self.snapshot is None:
             return
         worker.welcomed = worker.gave_snapshot = now
+        life = self._roster.lives[worker.slot]
         self._outbox.to_worker(
             worker,
             m.Welcome(
@@ -316,7 +317,7 @@ class Admission:
                 self._settings.num_workers,
                 self._run_id,
                 self._learner_incarnation,
-                self.config,
+                {**self.config, "life": life} if life else self.config,
                 self.graphs,
                 self.snapshot,
                 worker.incarnation,

@@ -94,6 +94,7 @@ class Roster:
         by_slot: slot -> worker.
         by_peer: peer -> the worker that speaks over it now.
         by_incarnation: incarnation -> worker.
+        lives: slot -> incarnations that sampled there and have ended.
         reserved: slot -> the worker process it is kept for; as many as we start.
     """
 
@@ -101,6 +102,7 @@ class Roster:
         self.by_slot: dict[int, Worker] = {}
         self.by_peer: dict[bytes, Worker] = {}
         self.by_incarnation: dict[str, Worker] = {}
+        self.lives: Counter[int] = Counter()
         self.reserved: dict[int, str] = {}
         self._max_workers = max_workers
         self._buried: OrderedDict[str, None] = OrderedDict()
@@ -163,6 +165,7 @@ class Roster:
         self.unbind(worker)
         del self.by_slot[worker.slot]
         del self.by_incarnation[worker.incarnation]
+        self.lives[worker.slot] += worker.last_seq > 0
         self._buried[worker.incarnation] = None
         while len(self._buried) > MAX_REMEMBERED:
             self._buried.popitem(last=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -81,21 +80,17 @@ class EnvMaker:
         is_deepmind: environment 0 got the DeepMind wrappers; known once it is made.
     """
 
-    def __init__(self, arguments: WorkerArguments, *, max_restarts_per_hour: int = 0) -> None:
+    def __init__(self, arguments: WorkerArguments) -> None:
         """Find out what makes the environments.
-
-        Args:
-            arguments: of the worker.
-            max_restarts_per_hour: see RemoteSettings.
 
         Raises:
             UnknownEnvError: the creator is a name that nothing has, or cannot be called.
         """
         self._arguments = arguments
-        self._max_restarts_per_hour = max_restarts_per_hour
+        self._settings = arguments.settings
         self._creator = resolve_env(arguments.env_creator)
         self._wrapping = arguments.wrapping
-        config = self._wrapping.env_config(self._creator, arguments.env_config or {})
+        config = self._wrapping.env_config(self._creator, self._settings.env_config)
         self.context = EnvContext(config, arguments.worker_index)
         self.is_deepmind = False
 
@@ -110,7 +105,7 @@ class EnvMaker:
         if not isinstance(env, NEVER_WRAPPED):
             check_gym_like(env, self._creator.env_id)
             self.is_deepmind = self._wrapping.wraps_atari(env)
-        if self._arguments.remote_worker_envs:
+        if self._settings.remote_worker_envs:
             # only its spaces are of interest; the one that is played, and monitored, lives in a child process
             return self._wrap(env, self.context, is_monitored=False)
         return self._wrap(env, self.context)
@@ -130,23 +125,23 @@ class EnvMaker:
             ConfigError: a number of environments or remote processes that this kind cannot have.
             EnvError: a child process could not make its environment.
         """
-        arguments = self._arguments
+        settings = self._settings
         if isinstance(env, ExternalMultiAgentEnv):
-            is_rewritten = arguments.observation_fn is not None
-            env.leave_agents_to_sampler(observations_rewritten=is_rewritten, no_done_at_end=arguments.no_done_at_end)
+            is_rewritten = self._arguments.observation_fn is not None
+            env.leave_agents_to_sampler(observations_rewritten=is_rewritten, no_done_at_end=settings.no_done_at_end)
         return to_base_env(
             env,
             self._make_copy,
-            arguments.num_envs,
-            arguments.remote_worker_envs,
-            arguments.remote_env_batch_wait_ms,
-            remote_settings=self._remote_settings(env) if arguments.remote_worker_envs else None,
+            settings.num_envs_per_worker,
+            settings.remote_worker_envs,
+            settings.remote_env_batch_wait_ms,
+            remote_settings=self._remote_settings(env) if settings.remote_worker_envs else None,
             env_id=self._creator.env_id,
-            seed=arguments.seed,
+            seed=settings.seed,
         )
 
     def _make_copy(self, index: int) -> Any:
-        context = self.context.copy_with_overrides(vector_index=index, remote=self._arguments.remote_worker_envs)
+        context = self.context.copy_with_overrides(vector_index=index, remote=self._settings.remote_worker_envs)
         return self._wrap(self._made(context), context)
 
     def _made(self, context: EnvContext) -> Any:
@@ -174,7 +169,7 @@ class EnvMaker:
             dict(self.context),
             worker_index=self._arguments.worker_index,
             wrapping=self._wrapping,
-            max_restarts_per_hour=self._max_restarts_per_hour,
+            max_restarts_per_hour=self._settings.max_env_restarts_per_hour,
         )
 
 
@@ -202,16 +197,16 @@ def make_policies(
     """
     policies: dict[str, Policy] = {}
     preprocessors: dict[str, Preprocessor] = {}
-    base_config = arguments.policy_config or {}
+    settings, base_config = arguments.settings, arguments.policy_config or {}
     for position, policy_id in enumerate(sorted(specs)):
         spec = specs[policy_id]
         config = deep_update(base_config, spec.config)
         config |= {"num_workers": arguments.num_workers, "worker_index": arguments.worker_index}
-        if arguments.seed is not None:
-            seed = _policy_seed(arguments.seed, position)
+        if settings.seed is not None:
+            seed = _policy_seed(settings.seed, position)
             config.setdefault("seed", seed)
             spec.action_space.seed(seed)  # for policies that draw their actions from it
-        custom = (config.get("model") or {}).get("custom_preprocessor") or arguments.custom_preprocessor
+        custom = (config.get("model") or {}).get("custom_preprocessor") or settings.model.custom_preprocessor
         if custom and not preprocess:
             logger.warning(
                 "policy %r: its custom_preprocessor is not used, since DeepMind's wrappers prepare observations; give "
@@ -223,7 +218,7 @@ def make_policies(
         check_tensorflow(spec.policy_class, granted_gpus(base_config, arguments.worker_index))
         policy_class = policy_class_for(spec.policy_class, base_config)
         preprocessors[policy_id] = preprocessor
-        filtered = make_filter(arguments.observation_filter, preprocessor.shape)
+        filtered = make_filter(settings.observation_filter, preprocessor.shape)
         space = filtered.output_space(preprocessor.observation_space)
         policies[policy_id] = policy_class(space, spec.action_space, config)
         _check_initialised(policy_id, policies[policy_id])
@@ -264,15 +259,17 @@ def make_sampler(
     preprocessors: Mapping[str, Preprocessor],
     filters: Mapping[str, ObservationFilter],
     callbacks: DefaultCallbacks,
-    clip_rewards: bool | float | None,
+    is_deepmind: bool,
     on_turn: Callable[[], None],
 ) -> Sampler:
     """The sampler, not yet started.
 
     Raises:
         AssertionError: sampling in the background with a filter that threads may not share.
-        ConfigError: a range of rewards that is none.
     """
+    settings = arguments.settings
+    if settings.clip_rewards is None:
+        settings = settings.model_copy(update={"clip_rewards": is_deepmind})
     setup = SamplerSetup(
         worker=weakref.ref(worker),  # else an asynchronous sampler's thread would keep it alive for ever
         base_env=base_env,
@@ -280,21 +277,15 @@ def make_sampler(
         policy_mapping_fn=None,
         preprocessors=preprocessors,
         filters=filters,
-        clip_rewards=clip_rewards,
-        fragment_length=arguments.rollout_fragment_length if arguments.is_truncating else math.inf,
+        settings=settings,
         callbacks=callbacks,
-        horizon=arguments.episode_horizon,
-        pack_episodes=arguments.is_truncating,
-        clip_actions=arguments.clip_actions,
-        soft_horizon=arguments.soft_horizon,
-        no_done_at_end=arguments.no_done_at_end,
         observation_fn=arguments.observation_fn,
     )
     if arguments.wants_simulation:
         logger.warning(
             "Input evaluation %r: the environment is sampled in the background, for metrics only", SIMULATION
         )
-    if arguments.sample_async or arguments.wants_simulation:
+    if settings.sample_async or arguments.wants_simulation:
         return AsyncSampler(setup, blackhole_outputs=arguments.wants_simulation, on_turn=on_turn)
     return SyncSampler(setup, on_turn=on_turn)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from aiorl.errors import ConfigError
+from aiorl.extras import install_command
 from aiorl.policy.policy import Policy
 
 __all__ = [
@@ -59,7 +60,7 @@ def check_tensorflow(policy_class: type[Policy], gpus: float) -> None:
         return
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
-            f"policy {policy_class.__name__} needs TensorFlow, which is not installed; pip install 'aiorl[learner]'"
+            f"policy {policy_class.__name__} needs TensorFlow, which is not installed; {install_command('learner')}"
         )
     if gpus > 0 and not _tensorflow().config.list_physical_devices("GPU"):
         raise RuntimeError(

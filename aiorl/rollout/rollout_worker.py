@@ -41,7 +41,7 @@ from aiorl.offline.io import (
 from aiorl.policy.policy import Policy
 from aiorl.policy.policy_map import PolicyMap, PolicyMappingFn
 from aiorl.rollout import build, frameworks, learning, rendezvous
-from aiorl.rollout.arguments import EnvSource, WorkerArguments
+from aiorl.rollout.arguments import DEFAULTS, EnvSource, WorkerArguments
 from aiorl.rollout.interface import EvaluatorInterface
 from aiorl.rollout.minibatch_sgd import check_sgd, minibatch_sgd
 from aiorl.rollout.policy_specs import check_multi_agent, policy_classes, policy_specs
@@ -93,12 +93,9 @@ class RolloutWorker(EvaluatorInterface):
         global_vars: the last global variables set, or None.
         on_turn: called between two turns of the sampler, in the thread that samples, where weights may be set; what
             it raises comes out of ``sample()``. A synchronous sampler goes on from there, an asynchronous one ends.
-        max_env_restarts_per_hour: how often the process of one remote environment may be replaced when it fails; read
-            by the constructor, so subclasses set it.
     """
 
     on_turn: Callable[[], None] | None = None
-    max_env_restarts_per_hour: int = 0
 
     def __init__(
         self,
@@ -108,16 +105,16 @@ class RolloutWorker(EvaluatorInterface):
         policies_to_train: Collection[str] | None = None,
         tf_session_creator: Callable[[], Any] | None = None,
         rollout_fragment_length: int = 100,
-        batch_mode: str = "truncate_episodes",
-        episode_horizon: int | None = None,
-        preprocessor_pref: str = "deepmind",
-        sample_async: bool = False,
-        compress_observations: bool | str = False,
-        num_envs: int = 1,
+        batch_mode: str = DEFAULTS.batch_mode,
+        episode_horizon: int | None = DEFAULTS.horizon,
+        preprocessor_pref: str = DEFAULTS.preprocessor_pref,
+        sample_async: bool = DEFAULTS.sample_async,
+        compress_observations: bool | str = DEFAULTS.compress_observations,
+        num_envs: int = DEFAULTS.num_envs_per_worker,
         observation_fn: ObservationFn | None = None,
-        observation_filter: str = "NoFilter",
-        clip_rewards: bool | float | None = None,
-        clip_actions: bool = True,
+        observation_filter: str = DEFAULTS.observation_filter,
+        clip_rewards: bool | float | None = DEFAULTS.clip_rewards,
+        clip_actions: bool = DEFAULTS.clip_actions,
         env_config: Mapping[str, Any] | None = None,
         model_config: Mapping[str, Any] | None = None,
         policy_config: Mapping[str, Any] | None = None,
@@ -130,17 +127,17 @@ class RolloutWorker(EvaluatorInterface):
         input_creator: InputCreator = sampler_input,
         input_evaluation: Collection[str] = frozenset(),
         output_creator: OutputCreator = noop_output,
-        remote_worker_envs: bool = False,
-        remote_env_batch_wait_ms: float = 0,
-        soft_horizon: bool = False,
-        no_done_at_end: bool = False,
-        seed: int | None = None,
+        remote_worker_envs: bool = DEFAULTS.remote_worker_envs,
+        remote_env_batch_wait_ms: float = DEFAULTS.remote_env_batch_wait_ms,
+        soft_horizon: bool = DEFAULTS.soft_horizon,
+        no_done_at_end: bool = DEFAULTS.no_done_at_end,
+        seed: int | None = DEFAULTS.seed,
         extra_python_environs: Mapping[str, Any] | None = None,
-        fake_sampler: bool = False,
+        fake_sampler: bool = DEFAULTS.fake_sampler,
     ) -> None:
         """Build everything; an asynchronous sampler begins to sample.
 
-        Arguments are those of WorkerArguments, where each is explained.
+        Arguments that the config has too are explained in docs/config.md, the others by WorkerArguments.
 
         If it fails, what was built is stopped.
 
@@ -150,13 +147,22 @@ class RolloutWorker(EvaluatorInterface):
             ImportError: a policy needs TensorFlow, which is not installed.
             RuntimeError: GPUs are granted that TensorFlow does not see.
         """
-        self._creation_args = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        arguments = WorkerArguments(**self._creation_args)
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self._start(WorkerArguments.of(given), given)
+
+    def _start(self, arguments: WorkerArguments, given: Mapping[str, Any]) -> None:
+        """Build everything; subclasses that have settings from elsewhere call it in place of the constructor.
+
+        Args:
+            arguments: what the worker is made from.
+            given: what ``creation_args`` tells.
+        """
         global _current
         before, _current = _current, weakref.ref(self)
-        self._arguments = arguments
-        self.num_envs = arguments.num_envs
-        self.rollout_fragment_length = arguments.target_env_steps
+        self._creation_args = dict(given)
+        self._settings = settings = arguments.settings
+        self.num_envs = settings.num_envs_per_worker
+        self.rollout_fragment_length = settings.rollout_fragment_length * self.num_envs
         self.policy_config: dict[str, Any] = dict(arguments.policy_config or {})
         self.worker_index = arguments.worker_index
         self.num_workers = arguments.num_workers
@@ -176,27 +182,27 @@ class RolloutWorker(EvaluatorInterface):
 
     def _build(self, arguments: WorkerArguments) -> None:
         """Build everything, in the documented order."""
-        build.set_environment_variables(arguments.extra_python_environs)
+        settings = arguments.settings
+        build.set_environment_variables(settings.extra_python_environs_for_worker)
         self._ahead = Ahead()
         classes = policy_classes(arguments.policy)
         frameworks.enable_eager(self.policy_config, classes)
         build.set_up_logging(arguments.log_level, arguments.worker_index)
-        maker = build.EnvMaker(arguments, max_restarts_per_hour=self.max_env_restarts_per_hour)
+        maker = build.EnvMaker(arguments)
         self.callbacks = (arguments.callbacks or DefaultCallbacks)()
         self.env = maker.make_first()
         self.preprocessing_enabled = not maker.is_deepmind
         specs = policy_specs(arguments.policy, *build.agent_spaces(self.env))
-        if arguments.seed is not None:
+        if settings.seed is not None:
             maker.check_seedable(self.env)
-            frameworks.seed_generators(arguments.seed, classes)
+            frameworks.seed_generators(settings.seed, classes)
         policies, self.preprocessors = build.make_policies(specs, arguments, preprocess=self.preprocessing_enabled)
         self.policy_map = PolicyMap(policies, arguments.policy_mapping_fn, arguments.policies_to_train)
         self.policies_to_train = list(self.policy_map.trainable_ids)
         self.multiagent = self.policy_map.is_multi_agent
         check_multi_agent(specs, self.env)
-        self.filters = build.make_filters(self.preprocessors, arguments.observation_filter)
+        self.filters = build.make_filters(self.preprocessors, settings.observation_filter)
         self.async_env: BaseEnv = maker.to_base_env(self.env)
-        clip_rewards = arguments.clip_rewards
         self.io_context = IOContext(arguments.log_dir, self.policy_config, arguments.worker_index, self)
         self.reward_estimators: list[OffPolicyEstimator] = build.make_estimators(arguments, self.io_context)
         self.sampler: build.Sampler = build.make_sampler(
@@ -207,7 +213,7 @@ class RolloutWorker(EvaluatorInterface):
             preprocessors=self.preprocessors,
             filters=self.filters,
             callbacks=self.callbacks,
-            clip_rewards=maker.is_deepmind if clip_rewards is None else clip_rewards,
+            is_deepmind=maker.is_deepmind,
             on_turn=_weakly(self._between_turns),
         )
         if isinstance(self.sampler, AsyncSampler):
@@ -235,7 +241,7 @@ class RolloutWorker(EvaluatorInterface):
         with self._sampling:
             if self._is_stopped:
                 raise SamplerDied("the worker was stopped; make another one to go on sampling")
-            if self._arguments.fake_sampler and self.last_batch is not None:
+            if self._settings.fake_sampler and self.last_batch is not None:
                 return self.last_batch
             return self._sample()
 
@@ -252,15 +258,15 @@ class RolloutWorker(EvaluatorInterface):
                         estimator.process(part)
         if log_once("sample_end"):
             logger.info("Sampled: %s", _summary(batch))
-        if self._arguments.compress_observations:
-            batch = _compressed(batch, is_bulk=self._arguments.compress_observations == "bulk")
-        if self._arguments.fake_sampler:
+        if self._settings.compress_observations:
+            batch = _compressed(batch, is_bulk=self._settings.compress_observations == "bulk")
+        if self._settings.fake_sampler:
             self.last_batch = batch
         return batch
 
     def _read_enough(self) -> Batch:
         """What was read, after the callback has had it; all is kept for the next call if that raises."""
-        limit = self.num_envs if self._arguments.is_truncating else math.inf
+        limit = self.num_envs if self._settings.is_truncating else math.inf
         while not self._read or (
             len(self._read) < limit and sum(batch.env_steps for batch in self._read) < self.rollout_fragment_length
         ):

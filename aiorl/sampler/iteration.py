@@ -62,6 +62,8 @@ class Iteration:
             UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
         """
         self._setup = setup
+        self._settings = settings = setup.settings
+        self._is_packing, self._cut_length = settings.is_truncating, settings.cut_length
         self._policies = setup.policies
         for known in (setup.preprocessors, setup.filters):
             for policy_id in self._policies:
@@ -73,8 +75,8 @@ class Iteration:
                 policy,
                 setup.preprocessors[policy_id],
                 setup.filters[policy_id],
-                clip_actions=setup.clip_actions,
-                clip_rewards=setup.reward_limit,
+                clip_actions=settings.clip_actions,
+                clip_rewards=settings.reward_limit,
             )
             for policy_id, policy in self._policies.items()
         }
@@ -88,8 +90,8 @@ class Iteration:
         self._turn = 0
         self._actions: dict[Any, dict[Any, Any]] = {}
         self._off_policy_actions: Mapping[Any, Mapping[Any, Any]] = {}
-        length = setup.fragment_length
-        self._many_rows = _LARGE_BATCH_ROWS if math.isinf(length) else max(1000, 10 * int(length))
+        length = settings.rollout_fragment_length
+        self._many_rows = max(1000, 10 * length) if self._is_packing else _LARGE_BATCH_ROWS
 
     @property
     def base_env(self) -> BaseEnv:
@@ -111,7 +113,7 @@ class Iteration:
             EnvError: an environment failed at a reset.
         """
         if self._horizon is None:
-            self._horizon = effective_horizon(self.base_env, self._setup.horizon)
+            self._horizon = effective_horizon(self.base_env, self._settings.horizon)
         self._worker = self._setup.get_worker()
         self._turn += 1
         self._actions = {}
@@ -229,7 +231,7 @@ class Iteration:
     def _settle(self, ready: _Ready, poll: Poll, outputs: Outputs) -> None:
         """Make rows, queue agents for actions, call back, cut, and reset of what a poll brought."""
         episode, _, all_terminated, all_truncated, hit_horizon = ready
-        builder, setup = episode.batch_builder, self._setup
+        builder, settings = episode.batch_builder, self._settings
         if builder.held > self._many_rows:
             self._warn_of_many_rows(episode)
         ended = all_terminated or all_truncated
@@ -239,22 +241,22 @@ class Iteration:
         else:
             self._actions[episode.env_id] = {}
         self._record(ready, poll, over)
-        setup.callbacks.on_episode_step(worker=self._worker, base_env=self.base_env, episode=episode)
-        if ended and not setup.no_done_at_end:
+        self._setup.callbacks.on_episode_step(worker=self._worker, base_env=self.base_env, episode=episode)
+        if ended and not settings.no_done_at_end:
             self._check_final_observations(episode)
         if builder.has_pending_agent_data():
-            if (over and not setup.pack_episodes) or builder.count >= setup.fragment_length:
+            if (over and not self._is_packing) or builder.count >= self._cut_length:
                 outputs.append(builder.build(episode))
             elif over:
                 builder.postprocess(episode)
         if over:
-            self._end_episode(episode, keep_env=hit_horizon and setup.soft_horizon)
+            self._end_episode(episode, keep_env=hit_horizon and settings.soft_horizon)
 
     def _record(self, ready: _Ready, poll: Poll, over: bool) -> None:
         """One row for every agent observed before; those that go on are queued for an action."""
         episode, tracks, all_terminated, all_truncated, hit_horizon = ready
         env_id, builder = episode.env_id, episode.batch_builder
-        never_done = self._setup.no_done_at_end or (hit_horizon and self._setup.soft_horizon)
+        never_done = self._settings.no_done_at_end or (hit_horizon and self._settings.soft_horizon)
         terminateds, truncateds = poll.terminateds[env_id], poll.truncateds[env_id]
         infos = poll.infos.get(env_id) or {}
         t = episode.length - 1
@@ -392,7 +394,7 @@ class Iteration:
         if episode is None:
             return
         builder = episode.batch_builder
-        if self._setup.pack_episodes:
+        if self._is_packing:
             builder.postprocess(episode)
         else:
             builder.discard()
@@ -416,7 +418,7 @@ class Iteration:
 
     def _new_builder(self) -> BatchBuilder:
         return BatchBuilder(
-            self._setup.reward_limit, self._on_postprocessed, is_multi_agent=self._policies.is_multi_agent
+            self._settings.reward_limit, self._on_postprocessed, is_multi_agent=self._policies.is_multi_agent
         )
 
     def _on_postprocessed(

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiorl.callbacks import DefaultCallbacks
+from aiorl.config.worker import WorkerConfig
 from aiorl.env.adapt import to_base_env
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.lockstep import checked_horizon
 from aiorl.env.vector_env import episode_limit
-from aiorl.errors import ConfigError, SamplerDied
+from aiorl.errors import SamplerDied
 from aiorl.observation.filters import ObservationFilter
 from aiorl.observation.preprocessors import Preprocessor
 from aiorl.policy.policy import Policy
@@ -37,16 +38,9 @@ class SamplerSetup:
         policy_mapping_fn: agent id -> policy id; None = that of a PolicyMap, else the default policy.
         preprocessors: policy id -> preprocessor.
         filters: policy id -> observation filter.
-        clip_rewards: rewards of rows are limited to [-1, 1] (True), or to a range (a number), before they are
-            postprocessed; metrics never are.
-        fragment_length: F, environment steps of one environment after which its rows are cut; ``math.inf`` =
-            at the ends of episodes only.
+        settings: those of the config that samplers obey. Rewards of rows are clipped before they are postprocessed,
+            metrics never are; batches of complete episodes hold one each.
         callbacks: hooks.
-        horizon: episodes are ended after so many steps; None or 0 = the environment's own limit.
-        pack_episodes: batches go on over the ends of episodes; False = one batch per episode.
-        clip_actions: what environments get is clipped to their action space; rows keep what was chosen.
-        soft_horizon: at the horizon the episode restarts but the environment is not reset.
-        no_done_at_end: rows never are done.
         observation_fn: rewrites each environment's observations before they are preprocessed.
     """
 
@@ -56,36 +50,16 @@ class SamplerSetup:
     policy_mapping_fn: PolicyMappingFn | None
     preprocessors: Mapping[str, Preprocessor]
     filters: Mapping[str, ObservationFilter]
-    clip_rewards: bool | float | None
-    fragment_length: int | float
+    settings: WorkerConfig
     callbacks: DefaultCallbacks
-    horizon: int | float | None = None
-    pack_episodes: bool = False
-    clip_actions: bool = True
-    soft_horizon: bool = False
-    no_done_at_end: bool = False
     observation_fn: ObservationFn | None = None
 
     def __post_init__(self) -> None:
-        """Convert the environment, and check what needs none.
+        """Convert the environment.
 
         Raises:
             UnsupportedEnvError: it is none (also a ValueError).
-            ConfigError: a fragment length below 1, or a range of rewards that is none.
         """
-        if not self.fragment_length >= 1:
-            raise ConfigError(
-                f"rollout_fragment_length is {self.fragment_length!r}, expected at least 1.",
-                key="rollout_fragment_length",
-                value=self.fragment_length,
-            )
-        if not (math.isfinite(self.reward_limit) and self.reward_limit >= 0):
-            raise ConfigError(
-                f"clip_rewards is {self.clip_rewards!r}, expected a number > 0.",
-                key="clip_rewards",
-                value=self.clip_rewards,
-            )
-
         object.__setattr__(self, "base_env", to_base_env(self.base_env))
 
     def get_worker(self) -> Any:
@@ -105,11 +79,6 @@ class SamplerSetup:
     def is_abandoned(self) -> bool:
         """Nobody keeps the worker any more."""
         return isinstance(self.worker, weakref.ref) and self.worker() is None
-
-    @property
-    def reward_limit(self) -> float:
-        """Rewards of rows lie in ``[-limit, limit]``; 0 = wherever they do."""
-        return float(self.clip_rewards or 0.0)
 
     @property
     def policies(self) -> PolicyMap:

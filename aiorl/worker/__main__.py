@@ -15,12 +15,12 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aiorl.process.restarts import DEFAULT_MAX_RESTARTS, FAILED, HOPELESS
+from aiorl.process.restarts import FAILED, HOPELESS
 
 if TYPE_CHECKING:
-    from aiorl.config.command_line import WorkerArgs
+    from aiorl.config.worker_command_line import WorkerArgs
 
-__all__ = ["main"]
+__all__ = ["command", "main"]
 
 logger = logging.getLogger("aiorl.worker")
 
@@ -42,36 +42,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _keep_workers(words: list[str]) -> int:
+    from aiorl.config.worker_command_line import parse_worker_args
     from aiorl.process.keeper import Keeper
 
-    num_workers, max_restarts, level = 1, DEFAULT_MAX_RESTARTS, None
-    if not _is_plain(words):
-        from aiorl.config.command_line import parse_worker_args
-
-        args = parse_worker_args(words)
-        num_workers, max_restarts, level = args.num_workers, args.max_worker_restarts, args.log_level
-    _log_to_stderr(level)
+    args = parse_worker_args(words)
+    _log_to_stderr(args.log_level)
+    command = [sys.executable, "-m", "aiorl.worker", *words, _PARENTED]
     try:
-        return Keeper([sys.executable, "-m", "aiorl.worker", *words, _PARENTED], num_workers, max_restarts).run()
+        return Keeper(command, args.num_workers, args.max_worker_restarts).run()
     except OSError as error:
         logger.error("a worker process could not be started: %s", error)
         return FAILED
-
-
-def _is_plain(words: list[str]) -> bool:
-    """Whether this is one worker, with nothing for its parent to know.
-
-    Then its parent need not load the parser, which takes as long as a worker's start itself. What is wrong with the
-    words the worker finds out.
-    """
-    return all(word.partition("=")[0] in ("--connect", "--keys") for word in words if word.startswith("-"))
 
 
 # The worker -----------------------------------------------------------------------------------------------------
 
 
 def _run_worker(words: list[str]) -> int:
-    from aiorl.config.command_line import parse_worker_args
+    from aiorl.config.worker_command_line import parse_worker_args
     from aiorl.errors import AiorlError, ConfigError
 
     args = parse_worker_args(words)
@@ -158,10 +146,15 @@ async def _work(args: WorkerArgs) -> int:
     return outcome.status
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """Be the program: run and end the process, whatever threads are left."""
     from aiorl.process.standard_output import keep_output_from_failing
 
     keep_output_from_failing()
     status = main()
     logging.shutdown()
     os._exit(status)  # a sampler stuck in its environment must not hold the process
+
+
+if __name__ == "__main__":
+    command()

@@ -27,9 +27,9 @@ from aiorl.worker.unit import (
     StepClock,
     UnitPlace,
     check_graphs,
+    monitor_directory,
     perf_columns,
     unit_seed,
-    unit_wrapping,
 )
 
 __all__ = ["ColumnarUnit"]
@@ -65,7 +65,7 @@ class ColumnarUnit(SamplerUnit):
         check_graphs(part, graphs)
         log_once.set_up(place.slot, part.log_level)
         graph = graphs[DEFAULT_POLICY_ID]
-        wrapping = unit_wrapping(part, place)
+        wrapping = Wrapping.of(part, monitor_directory(part, place))
         self.env = make_lockstep_env(
             part.env,
             part.env_config,
@@ -117,7 +117,7 @@ class ColumnarUnit(SamplerUnit):
             postprocess_settings=plan.postprocess_params,
             clip_rewards=_is_deepmind(part.env, self.env, wrapping) if clip_rewards is None else clip_rewards,
             clip_actions=part.clip_actions,
-            seed=unit_seed(part.seed, place),
+            seed=unit_seed(part.seed, place, part.life),
             on_step=self._between_steps,
         )
 

@@ -24,6 +24,7 @@ from aiorl.data.spaces import space_from_dict
 from aiorl.errors import EnvError, SamplerDied
 from aiorl.observation.filters import ObservationFilter
 from aiorl.policy.policy import Policy
+from aiorl.rollout.arguments import WorkerArguments
 from aiorl.rollout.learner_policy import learner_policy_class
 from aiorl.rollout.policy_specs import ENV_SPACE
 from aiorl.rollout.rollout_worker import RolloutWorker
@@ -85,44 +86,27 @@ class GeneralUnit(SamplerUnit):
         )
         self._slot.offer(snapshot)
         self._perf = dict.fromkeys(_PERF, 0.0)
+        # a run without a seed asks nothing of its environments
+        seed = None if part.seed is None else unit_seed(part.seed, place, part.life)
         self.worker = _HookedWorker(
             self._between_turns,
-            part.max_env_restarts_per_hour,
-            env_creator=part.env,
-            policy={
-                policy_id: _policy_entry(policy_id, policy, graphs, part.num_cpus_per_worker)
-                for policy_id, policy in part.policies.items()
-            },
-            policy_mapping_fn=_imported(part.policy_mapping_fn, "multiagent.policy_mapping_fn"),
-            policies_to_train=[policy_id for policy_id, policy in part.policies.items() if policy.is_trained],
-            rollout_fragment_length=part.rollout_fragment_length,
-            batch_mode=part.batch_mode,
-            episode_horizon=part.horizon,
-            preprocessor_pref=part.preprocessor_pref,
-            sample_async=part.sample_async,
-            num_envs=part.num_envs_per_worker,
-            observation_fn=_imported(part.observation_fn, "multiagent.observation_fn"),
-            observation_filter=part.observation_filter,
-            clip_rewards=part.clip_rewards,
-            clip_actions=part.clip_actions,
-            env_config=part.env_config,
-            model_config={
-                "dim": part.dim,
-                "framestack": part.framestack,
-                "custom_preprocessor": part.custom_preprocessor,
-            },
-            worker_index=place.slot,
-            num_workers=place.num_workers,
-            monitor_path=monitor_directory(part, place),
-            log_dir=part.log_dir,
-            log_level=part.log_level,
-            callbacks=named_callbacks(part.callbacks),
-            remote_worker_envs=part.remote_worker_envs,
-            remote_env_batch_wait_ms=part.remote_env_batch_wait_ms,
-            soft_horizon=part.soft_horizon,
-            no_done_at_end=part.no_done_at_end,
-            # a run without a seed asks nothing of its environments
-            seed=None if part.seed is None else unit_seed(part.seed, place),
+            WorkerArguments(
+                settings=part.model_copy(update={"seed": seed}),
+                env_creator=part.env,
+                policy={
+                    policy_id: _policy_entry(policy_id, policy, graphs, part.num_cpus_per_worker)
+                    for policy_id, policy in part.policies.items()
+                },
+                policy_mapping_fn=_imported(part.multiagent.policy_mapping_fn, "multiagent.policy_mapping_fn"),
+                policies_to_train=[policy_id for policy_id, policy in part.policies.items() if policy.is_trained],
+                observation_fn=_imported(part.multiagent.observation_fn, "multiagent.observation_fn"),
+                worker_index=place.slot,
+                num_workers=place.num_workers,
+                monitor_path=monitor_directory(part, place),
+                log_dir=part.log_dir,
+                log_level=part.log_level,
+                callbacks=named_callbacks(part.callbacks),
+            ),
         )
 
     @property
@@ -243,12 +227,9 @@ class GeneralUnit(SamplerUnit):
 class _HookedWorker(RolloutWorker):
     """A RolloutWorker that has its hook from the first turn on, also where it samples as soon as it is built."""
 
-    def __init__(
-        self, on_turn: Callable[[RolloutWorker], None], max_env_restarts_per_hour: int, **arguments: Any
-    ) -> None:
+    def __init__(self, on_turn: Callable[[RolloutWorker], None], arguments: WorkerArguments) -> None:
         self.on_turn = functools.partial(on_turn, self)
-        self.max_env_restarts_per_hour = max_env_restarts_per_hour
-        super().__init__(**arguments)
+        self._start(arguments, vars(arguments))
 
 
 def _laid_out(rows: SampleBatch, policy: PolicyPart) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import numpy as np
 
 from aiorl.config.worker import WorkerPart
 from aiorl.data.metrics import EpisodeColumns, PerfStats
-from aiorl.env.wrapping import Wrapping
 from aiorl.errors import PolicyError
 from aiorl.wire.messages import PolicyArrays, PolicyGraph, Snapshot
 
@@ -30,7 +29,6 @@ __all__ = [
     "monitor_directory",
     "perf_columns",
     "unit_seed",
-    "unit_wrapping",
 ]
 
 
@@ -145,27 +143,18 @@ class StepClock:
         return time.monotonic() - began if began else 0.0
 
 
-def unit_seed(seed: int | None, place: UnitPlace) -> int:
-    """Seed of a sampler: the same for the same run seed, slot and unit; fresh for a run without a seed.
+def unit_seed(seed: int | None, place: UnitPlace, life: int = 0) -> int:
+    """Seed of a sampler: the same for the same run seed, slot, unit and life; fresh for a run without a seed.
 
-    A worker that comes back into a slot after a failure gets other numbers than its predecessor had only in a
-    run without a seed: a run with one is to be repeatable.
+    A worker that takes over a slot in which another has sampled gets other numbers than its predecessor had: they
+    would lead to the same rows, and to the same failure.
     """
     if seed is None:
         return int(np.random.SeedSequence((int(place.incarnation, 16), place.unit_index)).generate_state(1)[0])
-    if place.unit_index == 0:
+    if place.unit_index == life == 0:
         return seed + place.slot
-    return int(np.random.SeedSequence((seed, place.slot, place.unit_index)).generate_state(1)[0])
-
-
-def unit_wrapping(part: WorkerPart, place: UnitPlace) -> Wrapping:
-    """The wrappers that single environments get here."""
-    return Wrapping(
-        deepmind=part.preprocessor_pref == "deepmind" and not part.custom_preprocessor,
-        dim=part.dim,
-        framestack=part.framestack,
-        monitor_path=monitor_directory(part, place),
-    )
+    more = (life,) if life else ()
+    return int(np.random.SeedSequence((seed, place.slot, place.unit_index, *more)).generate_state(1)[0])
 
 
 def monitor_directory(part: WorkerPart, place: UnitPlace) -> str | None:

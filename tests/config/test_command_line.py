@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aiorl.config.command_line import WorkerArgs, configure_learner, parse_learner_args, parse_worker_args
+from aiorl.config.command_line import configure_learner, parse_learner_args
+from aiorl.config.key import changed
 from aiorl.config.schema import CommonConfig, key
+from aiorl.config.worker_command_line import parse_worker_args
 from aiorl.errors import UnknownAlgorithmError
 
 
@@ -16,6 +18,7 @@ class OtherConfig(CommonConfig):
     """An algorithm's config."""
 
     epochs: int = key(3, "Epochs over one batch.", group="Other")
+    num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 6)
 
 
 def config_class_of(name: str) -> type[CommonConfig]:
@@ -107,6 +110,31 @@ def test_wrong_usage_ends_with_status_2_and_one_sentence(
     assert said.err.splitlines()[1:] == ["(`python -m aiorl.learner --help` shows examples.)"]
 
 
+@pytest.mark.parametrize("text", ["-200", "-1e3", "-.5"])
+def test_a_value_may_begin_with_a_minus(text: str) -> None:
+    assert learner("--stop-return", text).stop_return == float(text)
+    with pytest.raises(SystemExit):
+        learner("-5")
+
+
+def test_keys_of_type_text_stay_text_and_names_below_free_ones_are_options_too() -> None:
+    config = learner("--model.custom-model", "1:2", "--env-config.max-steps", "7", "--run-dir", "null")
+    assert (config.model.custom_model, config.env_config, config.run_dir) == ("1:2", {"max_steps": 7}, None)
+
+
+def test_help_shows_the_defaults_of_the_algorithm_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for algo in ("ppo", "other", "nope"):
+        with pytest.raises(SystemExit) as caught:
+            configure_learner(["--algo", algo, "--no-such-key", "3", "--help"], config_class_of)
+        assert caught.value.code == 0
+        texts.append(" ".join(capsys.readouterr().out.split()))
+    assert "Environments that one worker steps together. (environments; default: 1)" in texts[0]
+    assert "Environments that one worker steps together. (environments; default: 6)" in texts[1]
+    assert texts[2] == texts[0]
+    assert all(" evaluation_interval," in text for text in texts), "what is not supported yet"
+
+
 def test_print_config_prints_what_can_be_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         learner("--lr", "0.2", "--print-config")
@@ -137,42 +165,6 @@ def test_help_teaches_by_example_and_shows_no_internal_option(
     assert text.count(f"\n  python -m aiorl.{prog} --") >= 2
     assert "--slot" not in text
     assert "None" not in text
-
-
-def test_a_worker_needs_an_address_only() -> None:
-    assert parse_worker_args(["--connect", "tcp://host:5557"]) == WorkerArgs(connect="tcp://host:5557")
-
-
-def test_a_worker_started_by_the_learner_gets_more() -> None:
-    line = (
-        "--connect tcp://h:1 --num-workers 3 --keys K --log-level debug --max-worker-restarts 0 "
-        "--slot 0 --exit-with-parent"
-    )
-    assert parse_worker_args(line.split()) == WorkerArgs(
-        connect="tcp://h:1", num_workers=3, keys=Path("K"), log_level="DEBUG", max_worker_restarts=0,
-        slot=0, exit_with_parent=True,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        ([], "--connect tcp://HOST:PORT"),
-        (["--connect", "host:1"], "--connect must look like tcp://HOST:PORT"),
-        (["--connect", "tcp://h:0"], "needs the learner's port"),
-        (["--conect", "tcp://h:1"], "There is no option --conect. Did you mean '--connect'?"),
-        (["--connect", "tcp://h:1", "--num-workers", "0"], "--num-workers must be a whole number of at least 1"),
-        (["--connect", "tcp://h:1", "--log-level", "loud"], "--log-level must be DEBUG or INFO"),
-        (["--connect", "tcp://h:1", "--slot", "x"], "--slot must be"),
-    ],
-)  # fmt: skip
-def test_wrong_usage_of_a_worker_ends_with_status_2(
-    argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse_worker_args(argv)
-    assert caught.value.code == 2
-    assert sentence in capsys.readouterr().err
 
 
 def test_parsing_is_quick_enough_not_to_be_noticed() -> None:

@@ -5,7 +5,9 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from aiorl.config.key import expected, group_of, key, sub_model, unit_of, where_of
+from aiorl.config.key import changed, expected, group_of, key, sub_model, unit_of, where_of
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError
 
 
 class Inner(BaseModel):
@@ -44,3 +46,18 @@ def test_a_key_remembers_what_the_reference_says_of_it() -> None:
 )
 def test_types_are_said_in_plain_words(annotation: object, words: str) -> None:
     assert expected(annotation) == words
+
+
+def test_a_changed_default_keeps_the_rest_of_the_declaration() -> None:
+    class Slower(CommonConfig):
+        lr: float = changed(CommonConfig, "lr", 1e-6)
+        num_workers: int = changed(CommonConfig, "num_workers", 0)
+
+    assert (Slower().lr, CommonConfig().lr) == (1e-6, 1e-4)
+    for name in ("lr", "num_workers"):
+        ours, theirs = Slower.model_fields[name], CommonConfig.model_fields[name]
+        assert (ours.description, group_of(ours), unit_of(ours)) == (
+            theirs.description, group_of(theirs), unit_of(theirs),
+        )  # fmt: skip
+    with pytest.raises(ConfigError, match="num_workers must be greater than or equal to 0"):
+        Slower.from_mapping({"num_workers": -1})

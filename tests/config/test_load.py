@@ -47,7 +47,7 @@ def test_the_effective_config_prints_as_yaml_that_loads_back_equal(tmp_path: Pat
     values = {
         "env": "pkg.mod:Env", "algo": "other", "lr": 1e-5, "xla": "off", "epochs": 7,
         "env_config": {"rate": 1e-7, "words": ["on", "1:30", "007", "1e5"], "deep": {"x": [None, True, -3.0, "é"]}},
-        "model": {"fcnet_hiddens": [32], "conv_filters": [[16, 8, 4]], "mine": {"a": 1}},
+        "model": {"fcnet_hiddens": [32], "conv_filters": [[16, 8, 4]], "custom_model": "a:B", "mine": {"a": 1}},
         "extra_python_environs_for_worker": {"OMP": "1", "FLAG": "off"},
     }  # fmt: skip
     config = load_config(config_class_of, overrides=values)
@@ -172,6 +172,25 @@ def test_resume_starts_from_the_runs_own_config(tmp_path: Path) -> None:
     assert (resumed.algo, resumed.lr, resumed.stop_return) == ("other", 0.25, 20)
     assert (resumed.resume, resumed.run_dir) == (str(tmp_path), str(tmp_path))
     assert yaml.safe_load((tmp_path / CONFIG_FILE).read_text())["resume"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"run_dir": "elsewhere"}, "run_dir can't be elsewhere here: the run in {0} goes on with run_dir {0}."),
+        ({"algo": "ppo"}, "algo can't be ppo here: the run in {0} goes on with algo other."),
+    ],
+)
+def test_what_a_resumed_run_cannot_change_is_refused_for_what_it_is(
+    tmp_path: Path, changes: dict[str, str], sentence: str
+) -> None:
+    save_config(load_config(config_class_of, overrides={"env": "E", "algo": "other"}), tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_class_of, overrides={"resume": str(tmp_path), **changes})
+    assert str(caught.value).startswith(sentence.format(tmp_path))
+    assert f"--config {tmp_path / CONFIG_FILE}" in caught.value.hint
+    same = {"resume": str(tmp_path), "run_dir": f"{tmp_path}/", "algo": "other"}
+    assert load_config(config_class_of, overrides=same).algo == "other"
 
 
 def test_resume_of_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:

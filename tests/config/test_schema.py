@@ -128,20 +128,31 @@ def test_an_unknown_key_or_sub_key_is_refused_by_name(values: dict, named: str, 
 
 
 @pytest.mark.parametrize(
-    "free", sorted(set(FREE_SUB_DICTS) - {"optimizer", "evaluation_config", "custom_resources_per_worker"})
+    "free", sorted(set(FREE_SUB_DICTS) - {"optimizer", "evaluation_config", "custom_resources_per_worker", "model"})
 )
 def test_below_the_free_sub_dicts_any_key_is_taken(free: str) -> None:
-    """R167; those that only their defaults are honoured of have tests of their own."""
+    """R167; those of which only the default is supported, and model, have tests of their own."""
     config = CommonConfig.from_mapping({free: {"mine": {"deep": [1, {"er": 2}]}}})
     assert config.to_dict()[free]["mine"] == {"deep": [1, {"er": 2}]}
 
 
 def test_a_slip_below_a_free_sub_dict_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        CommonConfig.from_mapping({"model": {"fcnet_hidens": [8], "use_lstm": True}})
+        CommonConfig.from_mapping({"multiagent": {"polices": {}}})
     assert [record.getMessage() for record in caplog.records] == [
-        "model.fcnet_hidens is no key that aiorl knows, so nothing of it heeds it. Did you mean 'fcnet_hiddens'?"
+        "multiagent.polices is no key that aiorl knows, so nothing of it heeds it. Did you mean 'policies'?"
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("fcnet_hidens", "Did you mean 'fcnet_hiddens'?"), ("zzz", "Only a model of your own (model.custom_model) may")],
+)
+def test_a_slip_below_model_is_refused_as_nothing_takes_it(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        CommonConfig.from_mapping({"model": {name: [8], "use_lstm": True}})
+    assert caught.value.key == f"model.{name}"
+    assert str(caught.value).startswith(f"There is no key model.{name}. {hint}")
 
 
 def test_a_custom_model_may_heed_keys_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
@@ -195,7 +206,7 @@ def test_input_evaluation_must_be_a_list() -> None:
         ({"model": {"fcnet_hiddens": ["a"]}}, "model.fcnet_hiddens must be a list of whole numbers"),
         ({"model": {"use_lstm": True, "use_gru": True}}, "can't both be true"),
         ({"model": 5}, "model must be a mapping, not 5"),
-        ({"clip_rewards": "perhaps"}, "clip_rewards must be true or false or null"),
+        ({"clip_rewards": "perhaps"}, "clip_rewards must be true or false or a number or null"),
         ({"bind": "5557"}, "bind must look like tcp://HOST:PORT"),
         ({"bind": "tcp://127.0.0.1:70000"}, "bind must look like"),
         ({"transport": {"heartbeat_timeout_s": 1.5}}, "one late beat"),

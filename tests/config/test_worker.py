@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
 import pytest
 from gymnasium import spaces
 
+from aiorl.config.key import where_of
+from aiorl.config.parts import ModelConfig, MultiAgentConfig, WorkerModelConfig, WorkerMultiAgentConfig
 from aiorl.config.schema import CommonConfig
-from aiorl.config.worker import PolicyPart, WorkerPart
+from aiorl.config.worker import PolicyPart, WorkerConfig, WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.data.spaces import space_to_dict
@@ -50,21 +53,29 @@ def test_several_policies_are_read_back_equal_too() -> None:
     assert again == part
     assert again.policies == policies
     assert (again.sampling, again.log_dir) == ("general", "/runs/one")
-    assert (again.policy_mapping_fn, again.observation_fn, again.dim, again.framestack) == ("a:b", "c:d", 42, False)
+    assert again.multiagent.model_dump() == {"policy_mapping_fn": "a:b", "observation_fn": "c:d"}
+    assert again.model.model_dump() == {"dim": 42, "framestack": False, "custom_preprocessor": None}
 
 
-def test_every_key_of_the_part_is_a_key_of_the_config_with_its_default() -> None:
-    part = WorkerPart.of(CommonConfig.from_mapping({"env": "E"}))
-    common = CommonConfig().to_dict()
-    common |= {name: common["model"][name] for name in ("dim", "framestack", "custom_preprocessor")}
-    common |= {name: common["multiagent"][name] for name in ("policy_mapping_fn", "observation_fn")}
-    own = {"policies", "sampling", "log_dir", "env"}
-    for name, value in part.to_dict().items():
-        if name not in own:
-            assert value == common[name], name
-    for name, value in WorkerPart(env="E", algo=common["algo"]).to_dict().items():
-        if name not in own:
-            assert value == common[name], f"a worker that is not told {name}"
+def test_every_key_marked_for_workers_reaches_them_and_no_other() -> None:
+    for config, part in (
+        (CommonConfig, WorkerConfig), (ModelConfig, WorkerModelConfig), (MultiAgentConfig, WorkerMultiAgentConfig),
+    ):  # fmt: skip
+        marked = {name for name, field in config.model_fields.items() if where_of(field) != "learner"}
+        assert set(part.model_fields) == marked
+    assert WorkerPart.of(CommonConfig.from_mapping({"env": "E"})) == WorkerPart(env="E")
+
+
+@pytest.mark.parametrize(("clip", "limit"), [(None, 0.0), (False, 0.0), (True, 1.0), (3.5, 3.5)])
+def test_rewards_are_limited_as_asked(clip: bool | float | None, limit: float) -> None:
+    """R103."""
+    assert WorkerConfig(clip_rewards=clip).reward_limit == limit
+
+
+def test_complete_episodes_are_never_cut() -> None:
+    whole = WorkerConfig(batch_mode="complete_episodes", rollout_fragment_length=5)
+    cut = WorkerConfig(rollout_fragment_length=5)
+    assert (whole.is_truncating, whole.cut_length, cut.is_truncating, cut.cut_length) == (False, math.inf, True, 5)
 
 
 def test_what_only_the_learner_needs_stays_there() -> None:
@@ -85,7 +96,7 @@ def test_a_key_of_a_newer_learner_is_passed_over() -> None:
 
 def test_a_workers_config_needs_neither_tensorflow_nor_matplotlib() -> None:
     code = (
-        "import sys, aiorl.config.worker, aiorl.config.command_line\n"
+        "import sys, aiorl.config.worker, aiorl.config.command_line, aiorl.config.worker_command_line\n"
         "bad = {'tensorflow', 'keras', 'onnx', 'matplotlib', 'tensorboard'} & set(sys.modules)\n"
         "raise SystemExit(f'loaded {bad}' if bad else 0)"
     )

@@ -197,7 +197,7 @@ def test_old_gym_prints_nothing():
 
 def test_missing_old_gym_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gym", None)
-    with pytest.raises(ConfigError, match=r"pip install 'aiorl\[gym\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '?/.*\[gym\]"):
         resolve_env("gym:CartPole-v1")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from aiorl.config.worker import WorkerConfig
 from aiorl.env.atari import game_counters
 from aiorl.env.gym_like import reset_env
 from aiorl.env.monitor import STATS_FILE, StatsFile
@@ -132,3 +133,10 @@ def test_only_wrappers_that_go_around_each_copy_keep_copies_from_being_made_toge
     assert Wrapping(deepmind=True).needs_single_envs(pong)
     assert not Wrapping().needs_single_envs(pong)
     assert Wrapping(monitor_path="/tmp/monitor").needs_single_envs(cart_pole)
+
+
+def test_r23_atari_preprocessing_is_that_of_the_settings_and_gives_way_to_a_users_own():
+    wrapping = Wrapping.of(WorkerConfig.model_validate({"model": {"dim": 42, "framestack": False}}), "/m")
+    assert wrapping == Wrapping(deepmind=True, dim=42, framestack=False, monitor_path="/m")
+    assert not Wrapping.of(WorkerConfig(preprocessor_pref="rllib")).deepmind
+    assert not Wrapping.of(WorkerConfig.model_validate({"model": {"custom_preprocessor": "a:B"}})).deepmind

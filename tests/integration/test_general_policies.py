@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from gymnasium import spaces
+from sampler_settings import sampler_settings
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.data import columns as c
@@ -88,10 +89,8 @@ def sampler_of(make_env, model_settings, *, config=None):
             policy_mapping_fn=None,
             preprocessors={"default_policy": preprocessor},
             filters={"default_policy": NoFilter()},
-            clip_rewards=False,
-            fragment_length=10,
+            settings=sampler_settings(10),
             callbacks=DefaultCallbacks(),
-            pack_episodes=True,
         )
     )
     return sampler, model, policy, envs

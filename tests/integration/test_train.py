@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import yaml
 from safetensors.numpy import load_file
 
 
@@ -34,15 +35,24 @@ def test_r3_one_command_trains_cartpole_through_worker_processes(processes, ledg
     assert f"--resume {learner.run_dir}" in learner.text
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_same_seed_gives_bit_equal_weights_after_20_updates(processes, num_workers: int) -> None:
-    options = ("--seed=7", f"--num-workers={num_workers}", "--train-batch-size=2048", "--rollout-fragment-length=32")
+@pytest.mark.parametrize(("num_workers", "is_drawn"), [(1, True), (2, False)])
+def test_same_seed_gives_bit_equal_weights_after_20_updates(processes, until, num_workers: int, is_drawn: bool) -> None:
+    """Also where the first run drew its seed: its `config.yaml` repeats it. Early warnings are in `log.txt`."""
     # 20 updates of at most 2048 steps: the rows that only reset an environment are not counted
-    runs = [
-        processes.learner(*options, "--stop-timesteps=39000", "--observation-filter=MeanStdFilter", run=name)
-        for name in ("first", "second")
-    ]
+    options = (f"--num-workers={num_workers}", "--train-batch-size=2048", "--rollout-fragment-length=32",
+               "--stop-timesteps=39000", "--observation-filter=MeanStdFilter")  # fmt: skip
+    slip = "--multiagent.polices={}"
+    first = processes.learner(*options, *([slip] if is_drawn else ["--seed=7"]), run="first")
+    until((first.run_dir / "run.json").exists)
+    facts = json.loads((first.run_dir / "run.json").read_text())
+    settings = yaml.safe_load((first.run_dir / "config.yaml").read_text())
+    assert isinstance(facts["seed"], int)
+    assert facts["seed"] == settings["seed"]
+    same = [f"--config={first.run_dir / 'config.yaml'}"] if is_drawn else [*options, "--seed=7"]
+    runs = [first, processes.learner(*same, run="second")]
     assert [run.wait(120) for run in runs] == [0, 0], runs[0].text
+    for told in (runs[0].text, (runs[0].run_dir / "log.txt").read_text()):
+        assert told.count("multiagent.polices is no key that aiorl knows") == is_drawn
     first, second = (newest_tensors(run.run_dir) for run in runs)
     assert runs[0].results()[-1]["updates_total"] == runs[1].results()[-1]["updates_total"] >= 20
     assert first.keys() == second.keys()

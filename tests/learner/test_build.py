@@ -44,3 +44,13 @@ def test_callbacks_that_cannot_be_made_are_named(monkeypatch: pytest.MonkeyPatch
     config = PPOConfig.from_mapping({"env": "CartPole-v1", "callbacks": "general_parts:Failing"})
     with pytest.raises(ConfigError, match=r"'general_parts:Failing' can't be made: KeyError\('speed'\)"):
         build_learning(config)
+
+
+def test_a_run_draws_the_seed_that_nobody_gave_where_its_environment_takes_one() -> None:
+    settings = {"env": "CartPole-v1", "num_envs_per_worker": 2}
+    seeds = {plan_learning(PPOConfig.from_mapping(settings)).config.seed for _ in range(3)}
+    assert len(seeds) == 3
+    assert all(seed is not None and 0 <= seed < 2**31 for seed in seeds)
+    assert plan_learning(PPOConfig.from_mapping({**settings, "seed": 7})).config.seed == 7
+    register_env("seedless", lambda context: Client(TWO, BOX))
+    assert plan_learning(PPOConfig.from_mapping({"env": "seedless"})).config.seed is None

@@ -67,7 +67,7 @@ def test_a_plain_environment_has_nothing_special_and_is_closed() -> None:
         def close(self) -> None:
             self.closed += 1
 
-    assert looked(lambda context: Closed()) == EnvFacts("", BOX, TWO)
+    assert looked(lambda context: Closed()) == EnvFacts("", BOX, TWO, is_seedable=True)
     assert [env.closed for env in made] == [1]
 
 

@@ -42,6 +42,13 @@ def test_a_run_is_found_again_with_its_id_and_address(tmp_path: Path) -> None:
     assert (again.run_id, again.last_address) == (directory.run_id, "tcp://127.0.0.1:5557")
 
 
+def test_the_seed_is_kept_with_the_run(tmp_path: Path) -> None:
+    with RunDirectory.open(config(run_dir=str(tmp_path), seed=11)) as directory:
+        directory.save_address("tcp://127.0.0.1:5557")
+    assert json.loads((tmp_path / "run.json").read_text())["seed"] == 11
+    assert "seed: 11\n" in (tmp_path / "config.yaml").read_text()
+
+
 def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
     with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
         directory.save_address("tcp://127.0.0.1:1")

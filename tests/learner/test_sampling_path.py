@@ -34,6 +34,7 @@ def test_plain_environments_are_sampled_in_columns() -> None:
         {"no_done_at_end": True},
         {"sample_async": True},
         {"remote_worker_envs": True},
+        {"fake_sampler": True},
         {"model": {"use_gru": True, "lstm_use_prev_action_reward": True}},
         {"model": {"custom_preprocessor": "package.module:Name"}},
         {"multiagent": {"policies": {"default_policy": None}}},

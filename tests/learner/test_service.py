@@ -18,10 +18,10 @@ from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError, EndpointClosed
 from aiorl.observation.filters import MeanStdFilter
-from aiorl.protocol import decoding
 from aiorl.protocol.rates import EventRates
 from aiorl.transport.endpoint import Event, EventKind
 from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
+from aiorl.wire import decoding
 from aiorl.wire import messages as m
 from aiorl.wire.decoding import decode
 from aiorl.wire.encoding import encode

@@ -217,5 +217,5 @@ def test_r33_without_tensorflow_the_fallback_is_an_import_error(unexportable, mo
     model = build_model((4,), "float32", make_distribution(spaces.Discrete(2)), SMALL)
     graph, description = describe_policy(model, SMALL)
     monkeypatch.setitem(sys.modules, "aiorl.models.tf_policy", None)
-    with pytest.raises(ImportError, match=r"pip install 'aiorl\[learner\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '?/.*\[learner\]"):
         load_policy(graph, description)

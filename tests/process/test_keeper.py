@@ -165,7 +165,7 @@ def test_it_loads_next_to_nothing() -> None:
     code = """
 import sys
 import aiorl.process.keeper
-heavy = {"asyncio", "numpy", "zmq", "onnxruntime", "pydantic", "tyro", "inspect", "ssl"}
+heavy = {"asyncio", "numpy", "zmq", "onnxruntime", "pydantic", "inspect", "ssl"}
 print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)

@@ -39,6 +39,15 @@ def test_a_worker_is_found_by_slot_peer_and_incarnation_until_it_is_buried() -> 
     assert roster.is_buried("i-a")
 
 
+def test_lives_of_a_slot_are_those_that_sampled_there_and_have_ended() -> None:
+    roster = Roster(4)
+    for number, sampled in enumerate([0, 3, 1]):
+        worker = roster.add(2, hello(str(number)), b"p", None, 0.0)
+        worker.last_seq = sampled
+        roster.bury(worker)
+    assert roster.lives == {2: 2}
+
+
 def test_the_buried_are_remembered_within_bounds() -> None:
     roster = Roster(4)
     for number in range(5000):

@@ -10,10 +10,12 @@ import pytest
 from plain_policies import PlainPolicy
 
 from aiorl.callbacks import DefaultCallbacks
+from aiorl.config.worker import WorkerConfig
 from aiorl.errors import ConfigError
 from aiorl.offline.io import noop_output, sampler_input
 from aiorl.rollout.arguments import WorkerArguments
 from aiorl.rollout.rollout_worker import RolloutWorker
+from aiorl.testing.envs import CountingEnv
 
 REQUIRED = inspect.Parameter.empty
 DEFAULTS = {
@@ -60,24 +62,24 @@ def test_all_35_arguments_exist_with_their_defaults():
     parameters = inspect.signature(RolloutWorker).parameters
     assert {name: parameter.default for name, parameter in parameters.items()} == DEFAULTS
     assert len(DEFAULTS) == 35
-    assert list(WorkerArguments.__dataclass_fields__) == list(DEFAULTS)
 
 
 def arguments(**changes):
     given = {**DEFAULTS, "env_creator": "CartPole-v1", "policy": PlainPolicy, **changes}
-    return WorkerArguments(**given)
+    return WorkerArguments.of(given)
 
 
 @pytest.mark.parametrize("mode", ["pack_episodes", "truncate", ""])
 def test_unknown_batch_modes_are_refused(mode):
     """R10."""
-    with pytest.raises(ValueError, match=r"batch_mode is .*truncate_episodes, complete_episodes"):
+    with pytest.raises(ValueError, match=r"batch_mode must be truncate_episodes or complete_episodes, not "):
         arguments(batch_mode=mode)
 
 
 def test_the_target_is_the_fragment_length_times_the_environments():
     """R12."""
-    assert arguments(rollout_fragment_length=20, num_envs=3).target_env_steps == 60
+    with RolloutWorker(lambda context: CountingEnv(), PlainPolicy, rollout_fragment_length=20, num_envs=3) as worker:
+        assert worker.rollout_fragment_length == 60
 
 
 @pytest.mark.parametrize(
@@ -95,12 +97,15 @@ def test_the_target_is_the_fragment_length_times_the_environments():
         ("num_envs", 0),
         ("num_envs", "2"),
         ("num_envs", True),
+        ("soft_horizon", "no"),
+        ("preprocessor_pref", None),
         ("worker_index", -1),
         ("num_workers", None),
         ("episode_horizon", "long"),
         ("episode_horizon", 2.5),
         ("episode_horizon", -1),
         ("clip_rewards", "yes"),
+        ("clip_rewards", -1.0),
         ("remote_env_batch_wait_ms", -1),
         ("remote_env_batch_wait_ms", None),
         ("seed", -1),
@@ -109,6 +114,7 @@ def test_the_target_is_the_fragment_length_times_the_environments():
         ("policy_config", [1]),
         ("env_config", "fast"),
         ("model_config", 84),
+        ("env_config", [("size", 3)]),
         ("extra_python_environs", ["A=1"]),
         ("monitor_path", True),
         ("log_dir", 3),
@@ -126,7 +132,7 @@ def test_the_target_is_the_fragment_length_times_the_environments():
 )
 def test_what_cannot_be_honoured_is_refused_by_name(name, value):
     """R15, R16, R36, R38."""
-    with pytest.raises(ConfigError, match=f"{name} is .*, expected ") as caught:
+    with pytest.raises(ConfigError, match=f"^{name} (is .*, expected |must be .*, not )") as caught:
         arguments(**{name: value})
     assert caught.value.key == name
 
@@ -140,10 +146,25 @@ def test_numbers_of_numpys_are_numbers_and_paths_are_paths(tmp_path):
         seed=np.int64(4),
         monitor_path=tmp_path,
     )
-    assert given.target_env_steps == 60
-    assert type(given.seed) is type(given.num_envs) is type(given.episode_horizon) is int
+    settings = given.settings
+    assert (settings.rollout_fragment_length, settings.num_envs_per_worker, settings.horizon) == (20, 3, 9)
+    assert type(settings.seed) is type(settings.num_envs_per_worker) is int
     assert given.wrapping.monitor_path == str(tmp_path)
-    assert arguments(episode_horizon=math.inf).episode_horizon == math.inf
+
+
+@pytest.mark.parametrize("horizon", [None, 0, math.inf])
+def test_no_horizon_is_the_environments_own(horizon):
+    """R81."""
+    assert arguments(episode_horizon=horizon).settings.horizon is None
+
+
+def test_settings_are_declared_in_the_config_and_nowhere_else():
+    """The constructor's defaults are the config's, but for the fragment length, which is the reference's."""
+    given = arguments(num_envs=3, episode_horizon=9, extra_python_environs={"A": 1})
+    assert given.settings.extra_python_environs_for_worker == {"A": "1"}
+    assert WorkerArguments.of(DEFAULTS).settings == WorkerConfig(rollout_fragment_length=100)
+    changed = {"num_envs_per_worker", "horizon", "extra_python_environs_for_worker", "rollout_fragment_length"}
+    assert {name for name, value in given.settings if value != getattr(WorkerConfig(), name)} == changed
 
 
 def test_a_model_config_that_is_none_is_refused_by_name():

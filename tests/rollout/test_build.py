@@ -337,7 +337,7 @@ def test_under_deepmind_wrapping_no_policy_brings_a_preprocessor_of_its_own(make
 
 def reward_limit(worker):
     """What the sampler limits rewards to."""
-    return worker.sampler._turns._iteration._setup.reward_limit
+    return worker.sampler._turns._iteration._setup.settings.reward_limit
 
 
 def test_rewards_of_rows_are_clipped_where_asked_for(make_worker):

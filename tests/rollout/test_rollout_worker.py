@@ -738,8 +738,8 @@ def test_what_cannot_be_closed_does_not_keep_the_rest_open(make_worker):
 
 def test_the_error_of_a_construction_is_the_one_seen_although_stopping_fails_as_well(caplog):
     """R56."""
-    with pytest.raises(ValueError, match="Median"):
-        RolloutWorker(lambda context: BadClose(), PlainPolicy, observation_filter="Median")
+    with pytest.raises(AssertionError, match="output_creator"):
+        RolloutWorker(lambda context: BadClose(), PlainPolicy, output_creator=lambda context: None)
     assert "this one cannot be closed" in caplog.text
 
 
@@ -766,9 +766,11 @@ def test_environments_made_before_one_that_fails_are_closed():
 def test_a_worker_that_could_not_be_built_is_not_the_current_one(make_worker):
     """SPEC 2.2 step 1: it is while it is built."""
     worker, seen = make_worker(), []
-    with pytest.raises(ValueError, match="Median") as caught:
+    with pytest.raises(AssertionError, match="output_creator") as caught:
         RolloutWorker(
-            lambda context: seen.append(get_global_worker()) or CountingEnv(), PlainPolicy, observation_filter="Median"
+            lambda context: seen.append(get_global_worker()) or CountingEnv(),
+            PlainPolicy,
+            output_creator=lambda context: None,
         )
     assert seen[0] is not worker
     assert get_global_worker() is worker

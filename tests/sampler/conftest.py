@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from sampler_settings import sampler_settings
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.log_once import log_once
@@ -21,6 +22,9 @@ def _fresh_log_once():
     log_once.reset()
 
 
+_SETTINGS = ("horizon", "soft_horizon", "no_done_at_end", "clip_actions", "clip_rewards")
+
+
 def arguments(env, policies=None, *, mapping=None, length=math.inf, callbacks=None, filters=None, **more):
     policies = policies or {"default_policy": RecordingPolicy()}
     if not isinstance(policies, dict):
@@ -32,8 +36,7 @@ def arguments(env, policies=None, *, mapping=None, length=math.inf, callbacks=No
         "policy_mapping_fn": mapping,
         "preprocessors": {name: preprocessor_for(policy.observation_space) for name, policy in policies.items()},
         "filters": filters or {name: NoFilter() for name in policies},
-        "clip_rewards": None,
-        "fragment_length": length,
+        "settings": sampler_settings(length, **{name: more.pop(name) for name in _SETTINGS if name in more}),
         "callbacks": callbacks or DefaultCallbacks(),
         **more,
     }

@@ -45,9 +45,9 @@ class Breaks(DefaultCallbacks):
 
 
 def test_it_gives_the_same_rows_as_the_synchronous_one(make_async, make_sampler):
-    sampler = make_async(single(5), length=3, pack_episodes=True)
+    sampler = make_async(single(5), length=3)
     sampler.start()
-    plain = make_sampler(single(5), length=3, pack_episodes=True)
+    plain = make_sampler(single(5), length=3)
     for _ in range(6):
         one, other = sampler.get_data(), plain.get_data()
         for name in ("obs", "new_obs", "actions", "rewards", "dones", "t", "prev_actions"):

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from sampler_settings import sampler_settings
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.data.metrics import RolloutMetrics
@@ -48,7 +49,7 @@ class OnTape(DefaultCallbacks):
         self._tape.append(("postprocess", agent_id, policy_id, postprocessed_batch.count, sorted(original_batches)))
 
 
-def make(env, policies, callbacks, *, mapping=None, length=math.inf, pack=False, **more):
+def make(env, policies, callbacks, *, mapping=None, length=math.inf, observation_fn=None, **more):
     return Iteration(
         SamplerSetup(
             worker=None,
@@ -57,11 +58,9 @@ def make(env, policies, callbacks, *, mapping=None, length=math.inf, pack=False,
             policy_mapping_fn=mapping,
             preprocessors={n: preprocessor_for(p.observation_space) for n, p in policies.items()},
             filters=dict.fromkeys(policies, NoFilter()),
-            clip_rewards=False,
-            fragment_length=length,
+            settings=sampler_settings(length, **more),
             callbacks=callbacks,
-            pack_episodes=pack,
-            **more,
+            observation_fn=observation_fn,
         )
     )
 
@@ -241,7 +240,7 @@ def test_a_warning_comes_once_when_very_many_rows_wait(length, threshold, caplog
     """R94."""
     log_once.reset()
     env = ScriptedEnv({0: [scenes(20_000, end="never", agents=tuple(range(50)))]})
-    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks(), length=length, pack=True)
+    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks(), length=length)
     iteration._setup.callbacks.on_episode_step = lambda *, episode, **kwargs: setattr(episode.batch_builder, "count", 0)
     with caplog.at_level(logging.WARNING):
         for _ in range(threshold // 50 + 1):
@@ -272,7 +271,7 @@ def test_data_flow_is_logged_once(caplog):
 def test_slots_are_reused_so_that_memory_stays_bounded():
     policies = {"default_policy": RecordingPolicy()}
     env = ScriptedEnv({n: [scenes(7, episode=n)] for n in range(8)})
-    iteration = make(env, policies, DefaultCallbacks(), length=20, pack=True)
+    iteration = make(env, policies, DefaultCallbacks(), length=20)
     store = iteration._lanes["default_policy"].store
     for _ in range(800):
         iteration.observe(env.poll())

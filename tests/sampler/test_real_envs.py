@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from sampler_settings import sampler_settings
 
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.adapt import to_base_env
@@ -122,7 +123,7 @@ def test_a_gym_env_in_n_copies_takes_one_call_per_step(make_sampler):
     """R110, R162, R165."""
     base_env = to_base_env(CountingEnv(4), lambda index: CountingEnv(4, index=index), 3)
     policy = RecordingPolicy(spaces.Discrete(2), act=lambda obs: np.ones(len(obs), np.int64))
-    sampler = make_sampler(base_env, policy, length=4, pack_episodes=True)
+    sampler = make_sampler(base_env, policy, length=4)
     batches = [sampler.get_data() for _ in range(6)]
     assert [len(call["obs"]) for call in policy.calls] == [3] * 8
     assert SampleBatch.concat(batches).count == 24
@@ -223,10 +224,8 @@ def test_dict_observations_are_flattened_for_the_policy(make_sampler):
             policy_mapping_fn=None,
             preprocessors={"default_policy": preprocessor},
             filters={"default_policy": NoFilter()},
-            clip_rewards=None,
-            fragment_length=2,
+            settings=sampler_settings(2),
             callbacks=DefaultCallbacks(),
-            pack_episodes=True,
         )
     )
     batch = sampler.get_data()

@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampler_settings import sampler_settings
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.data import columns as c
@@ -157,10 +158,8 @@ def both(
             policy_mapping_fn=None,
             preprocessors={"default_policy": preprocessor},
             filters={"default_policy": filters[1]},
-            clip_rewards=clip,
-            fragment_length=math.inf if complete else steps,
+            settings=sampler_settings(math.inf if complete else steps, clip_rewards=clip),
             callbacks=DefaultCallbacks(),
-            pack_episodes=not complete,
         )
     )
     one = [columnar.sample().to_sample_batch() for _ in range(fragments)]
@@ -243,10 +242,8 @@ def test_the_policy_of_a_worker_gives_the_same_rows_on_both_paths(num_envs):
             policy_mapping_fn=None,
             preprocessors={"default_policy": preprocessor_for(acting.observation_space)},
             filters={"default_policy": NoFilter()},
-            clip_rewards=None,
-            fragment_length=40,
+            settings=sampler_settings(40),
             callbacks=DefaultCallbacks(),
-            pack_episodes=True,
         )
     )
     for _ in range(3):
@@ -315,10 +312,8 @@ def test_rows_not_to_be_trained_on_are_left_out_in_general_sampling_and_refused_
             policy_mapping_fn=None,
             preprocessors={"default_policy": preprocessor_for(Untrained("box", 7).observation_space)},
             filters={"default_policy": NoFilter()},
-            clip_rewards=None,
-            fragment_length=30,
+            settings=sampler_settings(30),
             callbacks=DefaultCallbacks(),
-            pack_episodes=True,
         )
     )
     batch = SampleBatch.concat([general.get_data() for _ in range(6)])

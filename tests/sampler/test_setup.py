@@ -65,8 +65,7 @@ def test_a_policy_map_brings_its_own_rule_unless_another_is_given():
             policy_mapping_fn=mapping,
             preprocessors={},
             filters={},
-            clip_rewards=None,
-            fragment_length=5,
+            settings=None,
             callbacks=None,
         )
 
@@ -75,30 +74,12 @@ def test_a_policy_map_brings_its_own_rule_unless_another_is_given():
     assert setup(policies, lambda agent: "b").policies.choose(1) == "b"
 
 
-@pytest.mark.parametrize(("clip", "limit"), [(None, 0.0), (False, 0.0), (True, 1.0), (3.5, 3.5)])
-def test_rewards_are_limited_as_asked(clip, limit):
-    """R103."""
-    setup = SamplerSetup(
-        worker=None,
-        base_env=ScriptedEnv({}),
-        policy_map={},
-        policy_mapping_fn=None,
-        preprocessors={},
-        filters={},
-        clip_rewards=clip,
-        fragment_length=5,
-        callbacks=None,
-    )
-    assert setup.reward_limit == limit
-
-
 def whole(**more):
     given = dict.fromkeys(SamplerSetup.__dataclass_fields__) | {
         "base_env": ScriptedEnv({}),
         "policy_map": {},
         "preprocessors": {},
         "filters": {},
-        "fragment_length": 5,
     }
     return SamplerSetup(**given | more)
 

@@ -10,12 +10,13 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampler_settings import sampler_settings
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import FinishedGame
-from aiorl.errors import ConfigError, EnvContractError, EnvError, SamplerDied
+from aiorl.errors import EnvContractError, EnvError, SamplerDied
 from aiorl.observation.filters import MeanStdFilter, NoFilter
 from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
@@ -113,7 +114,7 @@ def test_training_disabled_suppresses_rows_but_neither_metrics_nor_steps(make_sa
     script = scenes(4)
     for step in (1, 2):
         script[step] = Scene(script[step].obs, script[step].rewards, infos={"agent0": {"training_enabled": False}})
-    sampler = make_sampler(ScriptedEnv({0: [script]}), length=2, pack_episodes=True)
+    sampler = make_sampler(ScriptedEnv({0: [script]}), length=2)
     assert sampler.get_data()["t"].tolist() == [2], "cut at the next recorded row once two steps are over"
     assert sampler.get_data()["t"].tolist() == [3, 2]
     (metrics,) = sampler.get_metrics()
@@ -176,7 +177,7 @@ def test_rewards_are_clipped_before_postprocessing_but_not_in_metrics(make_sampl
 
 def test_packed_batches_have_exactly_the_fragment_length_and_span_episodes(make_sampler):
     """R58, R104, R107."""
-    sampler = make_sampler(single(3, 5), length=4, pack_episodes=True)
+    sampler = make_sampler(single(3, 5), length=4)
     batches = [sampler.get_data() for _ in range(4)]
     assert [batch.count for batch in batches] == [4, 4, 4, 4]
     joined = SampleBatch.concat(batches)
@@ -187,7 +188,7 @@ def test_packed_batches_have_exactly_the_fragment_length_and_span_episodes(make_
 def test_several_environments_yield_one_batch_of_the_fragment_length_each(make_sampler):
     """R58: num_envs batches make num_envs * F rows."""
     env = ScriptedEnv({n: [scenes(10, episode=n)] for n in range(3)})
-    sampler = make_sampler(env, length=5, pack_episodes=True)
+    sampler = make_sampler(env, length=5)
     batches = [sampler.get_data() for _ in range(3)]
     assert [batch.count for batch in batches] == [5, 5, 5]
     assert [batch["obs"][0, 0] for batch in batches] == [0, 1, 2]
@@ -207,7 +208,7 @@ def test_packed_rows_of_a_finished_episode_stay_in_a_builder_that_is_used_again(
         def on_episode_start(self, *, episode, **kwargs):
             builders.append((episode.batch_builder, episode.batch_builder.total()))
 
-    sampler = make_sampler(single(3), length=5, pack_episodes=True, callbacks=Note())
+    sampler = make_sampler(single(3), length=5, callbacks=Note())
     sampler.get_data()
     assert builders[0][0] is builders[1][0]
     assert [total for _, total in builders] == [0, 3]
@@ -216,7 +217,7 @@ def test_packed_rows_of_a_finished_episode_stay_in_a_builder_that_is_used_again(
 def test_every_postprocessing_call_sees_one_trajectory(make_sampler):
     """R106."""
     policy = RecordingPolicy()
-    sampler = make_sampler(single(3, 5), policy, length=4, pack_episodes=True)
+    sampler = make_sampler(single(3, 5), policy, length=4)
     for _ in range(4):
         sampler.get_data()
     seen = [batch["t"].tolist() for batch, _, _ in policy.postprocessed]
@@ -341,7 +342,7 @@ def test_outputs_are_handed_out_before_inference_so_that_new_weights_govern_the_
     """R79."""
     policy = RecordingPolicy()
     env = single(10)
-    sampler = make_sampler(env, policy, length=2, pack_episodes=True)
+    sampler = make_sampler(env, policy, length=2)
     for number in range(4):
         policy.weights = float(number)
         sampler.get_data()
@@ -369,7 +370,7 @@ def test_on_turn_may_raise_between_turns_and_nothing_is_lost(make_sampler):
             raise InterruptedError
 
     def rows(**more):
-        sampler, batches = make_sampler(single(3, 4), length=3, pack_episodes=True, **more), []
+        sampler, batches = make_sampler(single(3, 4), length=3, **more), []
         while len(batches) < 4:
             try:
                 batches.append(sampler.get_data())
@@ -620,7 +621,7 @@ def test_count_is_environment_steps_and_total_agent_steps(make_sampler):
     """R131, R132."""
     policies = {name: RecordingPolicy() for name in ("even", "odd")}
     env = ScriptedEnv({0: [scenes(10, agents=tuple(range(5)))]})
-    sampler = make_sampler(env, policies, mapping=policy_of, length=4, pack_episodes=True)
+    sampler = make_sampler(env, policies, mapping=policy_of, length=4)
     batches = [sampler.get_data() for _ in range(3)]
     assert [batch.count for batch in batches] == [4, 4, 4]
     assert [batch.total() for batch in batches] == [20, 20, 20]
@@ -640,7 +641,6 @@ def test_r131_batches_of_several_policies_are_multi_agent_ones_whoever_has_rows(
         policies,
         mapping=lambda agent: "late" if agent == "late" else "default_policy",
         length=4,
-        pack_episodes=True,
     )
     batches = [sampler.get_data() for _ in range(3)]
     assert [type(batch) for batch in batches] == [MultiAgentBatch] * 3
@@ -648,7 +648,7 @@ def test_r131_batches_of_several_policies_are_multi_agent_ones_whoever_has_rows(
         {"default_policy"}, {"default_policy", "late"}, {"default_policy"}
     ]  # fmt: skip
     assert [batch.count for batch in batches] == [4, 4, 4]
-    only = make_sampler(ScriptedEnv({0: [scenes(4, agents=("a", "b"))]}), length=4, pack_episodes=True).get_data()
+    only = make_sampler(ScriptedEnv({0: [scenes(4, agents=("a", "b"))]}), length=4).get_data()
     assert isinstance(only, SampleBatch), "there is no other policy"
 
 
@@ -707,7 +707,7 @@ def test_a_live_agent_without_final_observation_is_an_error_wherever_rows_are_cu
     """R95."""
     script = scenes(3, agents=("a", "b"))
     script[3] = Scene({"a": script[3].obs["a"]}, {}, {"__all__": True})
-    sampler = make_sampler(ScriptedEnv({0: [script]}), length=cut, pack_episodes=True)
+    sampler = make_sampler(ScriptedEnv({0: [script]}), length=cut)
     with pytest.raises(ValueError, match=r"agent 'b'.*no final observation"):
         [sampler.get_data() for _ in range(4)]
     lenient = make_sampler(ScriptedEnv({0: [script]}), no_done_at_end=True)
@@ -863,7 +863,7 @@ def test_an_environment_that_broke_down_loses_its_episode_only(make_sampler, pac
     """Packed: the rows so far stay, as a cut; complete episodes: they are dropped. No metrics either way."""
     broken = [*scenes(9, episode=5)[:4], Scene({}, fault=EnvError("env", "child died"))]
     env = ScriptedEnv({0: [broken, scenes(3, episode=6)], 1: [scenes(20, episode=1)]})
-    sampler = make_sampler(env, length=6 if pack else math.inf, pack_episodes=pack)
+    sampler = make_sampler(env, length=6 if pack else math.inf)
     batches = [sampler.get_data() for _ in range(4)]
     rows = SampleBatch.concat(batches)
     mine = rows.take(rows["obs"][:, 0] >= 5)
@@ -873,15 +873,6 @@ def test_an_environment_that_broke_down_loses_its_episode_only(make_sampler, pac
     for part in mine.split_by_episode():
         assert part["t"].tolist() == list(range(part["t"][0], part["t"][0] + part.count))
         assert part["dones"][-1] == (part["obs"][0, 0] == 6)
-
-
-@pytest.mark.parametrize(
-    ("more", "key"), [({"length": 0}, "rollout_fragment_length"), ({"clip_rewards": -1.0}, "clip_rewards")]
-)
-def test_settings_that_cannot_be_honoured_are_named(make_sampler, more, key):
-    with pytest.raises(ConfigError) as caught:
-        make_sampler(single(3), **more)
-    assert caught.value.key == key
 
 
 def test_broken_contracts_are_environment_errors_and_value_errors(make_sampler):
@@ -936,10 +927,8 @@ def test_agents_may_join_leave_and_die_anywhere(episodes, cut, envs):
             policy_mapping_fn=policy_of,
             preprocessors=dict.fromkeys(policies, preprocessor_for(space)),
             filters=dict.fromkeys(policies, NoFilter()),
-            clip_rewards=None,
-            fragment_length=cut,
+            settings=sampler_settings(cut),
             callbacks=DefaultCallbacks(),
-            pack_episodes=cut != math.inf,
         )
     )
     expected = [row for episode in episodes for row in replay(episode)]

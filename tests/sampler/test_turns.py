@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sampler_settings import sampler_settings
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.data.actions import ActionLayout
@@ -26,8 +27,7 @@ def make(env, policy=None, callbacks=None, **more):
         policy_mapping_fn=None,
         preprocessors={"default_policy": preprocessor_for(policy.observation_space)},
         filters={"default_policy": NoFilter()},
-        clip_rewards=None,
-        fragment_length=100,
+        settings=sampler_settings(),
         callbacks=callbacks or DefaultCallbacks(),
     )
     return Turns(Iteration(setup), **more)

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from aiorl.data.arena import allocate_together
 from aiorl.errors import BadFrame, LocalProtocolError, MessageTooBig, RemoteProtocolError, VersionMismatch
-from aiorl.protocol import decoding, encoding
+from aiorl.wire import decoding, encoding
 from aiorl.wire import messages as m
 from aiorl.wire.decoding import decode, decode_hello, peek_counts
 from aiorl.wire.encoding import encode

@@ -173,7 +173,7 @@ def test_r88_atari_games_get_their_wrappers_and_clipped_rewards_where_the_settin
     size = int(np.prod(shape))
     part = WorkerPart.from_dict(
         {
-            "env": "BreakoutNoFrameskip-v4", "preprocessor_pref": preference, "dim": 20, "framestack": False,
+            "env": "BreakoutNoFrameskip-v4", "preprocessor_pref": preference, "model": {"dim": 20, "framestack": False},
             "policies": {DEFAULT_POLICY_ID: {"sample_plan": {"columns": [c.OBS, c.REWARDS]}}},
         }
     )  # fmt: skip

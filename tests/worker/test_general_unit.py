@@ -122,6 +122,14 @@ def test_r27_the_same_seed_and_slot_give_the_same_rows_and_another_slot_others(m
     assert not np.array_equal(actions[0], actions[2])
 
 
+def test_a_fake_sampler_gives_the_first_rows_for_ever(make: Make) -> None:
+    unit = make(fake_sampler=True)
+    first, again = (unit.sample().batches[DEFAULT_POLICY_ID] for _ in range(2))
+    assert len(first[c.OBS]) == 16
+    for name in first:
+        np.testing.assert_array_equal(again[name], first[name])
+
+
 def test_without_a_seed_workers_differ(make: Make) -> None:
     actions = [
         make(seed=None, rollout_fragment_length=30).sample().batches[DEFAULT_POLICY_ID][c.ACTIONS] for _ in range(2)
@@ -162,7 +170,7 @@ def test_several_policies_send_what_is_trained_and_report_rewards_by_policy(make
             "red": entry(**own_spaces()),
             "blue": entry(policy_class="plain_policies:PlainPolicy", is_trained=False, config={"level": 3}),
         },
-        env=MULTI, env_config={"lengths": [3, 5, 4]}, policy_mapping_fn="general_parts:by_number",
+        env=MULTI, env_config={"lengths": [3, 5, 4]}, multiagent={"policy_mapping_fn": "general_parts:by_number"},
         num_envs_per_worker=1, rollout_fragment_length=10, callbacks="general_parts:Noting",
     )  # fmt: skip
     produced = unit.sample()
@@ -188,7 +196,7 @@ def test_r131_agents_that_share_the_default_policy_are_counted_as_agents_not_as_
 
 def test_each_policys_filter_has_its_delta(make: Make) -> None:
     unit = make(
-        {"red": entry(), "blue": entry()}, env=MULTI, policy_mapping_fn="general_parts:by_number",
+        {"red": entry(), "blue": entry()}, env=MULTI, multiagent={"policy_mapping_fn": "general_parts:by_number"},
         num_envs_per_worker=1, rollout_fragment_length=10, observation_filter="MeanStdFilter",
     )  # fmt: skip
     unit.sample()
@@ -215,7 +223,7 @@ def test_nested_observations_and_actions_are_played_and_sent_as_vectors(make: Ma
 
 
 def test_an_observation_function_and_a_horizon_are_heeded(make: Make) -> None:
-    unit = make(observation_fn="general_parts:doubled", horizon=2, env_config={"end": "never"})
+    unit = make(multiagent={"observation_fn": "general_parts:doubled"}, horizon=2, env_config={"end": "never"})
     produced = unit.sample()
     assert produced.batches[DEFAULT_POLICY_ID][c.OBS][1, 0].tolist() == [0.0, 2.0, 0.0]
     assert produced.episodes.lengths.tolist() == [2] * 8
@@ -242,7 +250,7 @@ def test_callbacks_of_the_older_form_are_import_paths_by_hook(make: Make) -> Non
 
 def test_what_is_named_but_not_there_or_of_another_kind_is_refused_by_its_key(make: Make) -> None:
     with pytest.raises(ConfigError, match="policy_mapping_fn"):
-        make(policy_mapping_fn="general_parts:nobody")
+        make(multiagent={"policy_mapping_fn": "general_parts:nobody"})
     with pytest.raises(ConfigError, match="callbacks is"):
         make(callbacks="general_parts:by_number")
     with pytest.raises(ConfigError, match="subclass of aiorl"):

@@ -16,8 +16,6 @@ import psutil
 import pytest
 from over_tcp import learner_over_tcp, until
 
-from aiorl.process.restarts import DEFAULT_MAX_RESTARTS
-
 HEAVY = re.compile("numpy|zmq|onnxruntime|pydantic|_ssl")
 NOBODY = "--connect=tcp://127.0.0.1:9"
 
@@ -49,13 +47,6 @@ def test_what_would_fail_the_same_way_again_is_told_once_and_ends_with_1(tmp_pat
     assert status == 1
     assert len(text.splitlines()) == 1
     assert "is no directory of keys" in text
-
-
-def test_a_parent_that_need_not_parse_assumes_what_the_parser_would() -> None:
-    from aiorl.config.command_line import parse_worker_args
-
-    args = parse_worker_args([NOBODY])
-    assert (args.num_workers, args.max_worker_restarts) == (1, DEFAULT_MAX_RESTARTS)
 
 
 def test_a_worker_may_open_as_many_files_as_its_user_allows() -> None:

@@ -15,7 +15,6 @@ from aiorl.worker.unit import (
     monitor_directory,
     perf_columns,
     unit_seed,
-    unit_wrapping,
 )
 
 
@@ -27,6 +26,12 @@ def test_seeds_depend_on_run_seed_slot_and_unit_only() -> None:
     assert unit_seed(5, UnitPlace(2, "ff")) == unit_seed(5, UnitPlace(2, "aa")) == 7
     assert unit_seed(5, UnitPlace(2, "ff", 1)) == unit_seed(5, UnitPlace(2, "aa", 1))
     assert len({unit_seed(5, UnitPlace(slot, "ff", unit)) for slot in range(1, 9) for unit in range(4)}) == 32
+
+
+def test_who_takes_over_a_slot_gets_other_numbers_than_its_predecessor_and_the_same_each_time() -> None:
+    seeds = [unit_seed(5, UnitPlace(2, "ff", unit), life) for life in range(3) for unit in range(2)]
+    assert len(set(seeds)) == 6
+    assert unit_seed(5, UnitPlace(2, "aa"), 1) == unit_seed(5, UnitPlace(2, "ff"), 1)
 
 
 def test_without_a_seed_every_registration_and_every_sampler_gets_its_own() -> None:
@@ -46,7 +51,6 @@ def test_a_monitor_writes_into_the_runs_directory_where_it_is_to_be_seen(tmp_pat
     seen = part(monitor=True, log_dir=str(tmp_path))
     assert monitor_directory(seen, place) == str(tmp_path / "monitor")
     assert monitor_directory(seen, UnitPlace(1, "1", 2)) == str(tmp_path / "monitor" / "sampler-2")
-    assert unit_wrapping(seen, place).monitor_path == str(tmp_path / "monitor")
 
 
 def test_a_monitor_on_another_host_writes_below_the_workers_own_directory(
@@ -55,13 +59,6 @@ def test_a_monitor_on_another_host_writes_below_the_workers_own_directory(
     monkeypatch.chdir(tmp_path)
     elsewhere = part(monitor=True, log_dir="/learners/runs/one")
     assert monitor_directory(elsewhere, UnitPlace(1, "1")) == os.path.join(str(tmp_path), "monitor", "one")
-
-
-def test_atari_preprocessing_is_that_of_the_settings_and_gives_way_to_a_users_own() -> None:
-    wrapping = unit_wrapping(part(dim=42, framestack=False), UnitPlace(1, "1"))
-    assert (wrapping.deepmind, wrapping.dim, wrapping.framestack) == (True, 42, False)
-    assert not unit_wrapping(part(preprocessor_pref="rllib"), UnitPlace(1, "1")).deepmind
-    assert not unit_wrapping(part(custom_preprocessor="a:B"), UnitPlace(1, "1")).deepmind
 
 
 def test_each_policy_but_a_users_own_needs_a_graph() -> None:

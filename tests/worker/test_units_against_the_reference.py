@@ -25,7 +25,7 @@ from aiorl.data.sample_plan import SamplePlan
 from aiorl.observation.filters import make_filter
 from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.policy.loading import load_policy
-from aiorl.protocol.messages import Snapshot
+from aiorl.wire.messages import Snapshot
 from aiorl.worker.make_unit import make_unit
 from aiorl.worker.unit import Produced, SamplerUnit, UnitPlace
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from aiorl.algorithms.schedules import Schedule
+from aiorl.config.key import changed
 from aiorl.config.schema import CommonConfig, key
 from aiorl.errors import ConfigError
 
@@ -18,18 +19,11 @@ class IMPALAConfig(CommonConfig):
 
     on_policy: ClassVar[bool] = False
 
-    algo: str = key("impala", "Algorithm: the name of a folder in aiorl/algorithms.", group="Run", where="both")
-    lr: float = key(5e-4, "Learning rate.", group="Learning", gt=0)
-    train_batch_size: int = key(
-        4096, "Env steps in one train batch: a whole number of fragments.", group="Learning", unit="env steps", ge=1
-    )
-    num_envs_per_worker: int = key(
-        32, "Environments that one worker steps together.", group="Sampling", where="workers", unit="environments",
-        ge=1,
-    )  # fmt: skip
-    rollout_fragment_length: int = key(
-        64, "Steps of each environment in one fragment.", group="Sampling", where="workers", unit="steps", ge=1
-    )
+    algo: str = changed(CommonConfig, "algo", "impala")
+    lr: float = changed(CommonConfig, "lr", 5e-4)
+    train_batch_size: int = changed(CommonConfig, "train_batch_size", 4096)
+    num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 32)
+    rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 64)
 
     vtrace: bool = key(
         True, "Correct for old policies by V-trace; false takes all importance ratios as 1.", group=_GROUP

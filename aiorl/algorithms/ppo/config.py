@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from aiorl.algorithms.schedules import Schedule
+from aiorl.config.key import changed
 from aiorl.config.schema import CommonConfig, key
 from aiorl.errors import ConfigError
 
@@ -18,22 +19,15 @@ class PPOConfig(CommonConfig):
 
     on_policy: ClassVar[bool] = True
 
-    algo: str = key("ppo", "Algorithm: the name of a folder in aiorl/algorithms.", group="Run", where="both")
-    lr: float = key(5e-4, "Learning rate.", group="Learning", gt=0)
-    train_batch_size: int = key(
-        4096, "Env steps in one train batch: a whole number of fragments.", group="Learning", unit="env steps", ge=1
-    )
-    num_envs_per_worker: int = key(
-        32, "Environments that one worker steps together.", group="Sampling", where="workers", unit="environments",
-        ge=1,
-    )  # fmt: skip
-    rollout_fragment_length: int = key(
-        64, "Steps of each environment in one fragment.", group="Sampling", where="workers", unit="steps", ge=1
-    )
+    algo: str = changed(CommonConfig, "algo", "ppo")
+    lr: float = changed(CommonConfig, "lr", 5e-4)
+    train_batch_size: int = changed(CommonConfig, "train_batch_size", 4096)
+    num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 32)
+    rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 64)
 
     lambda_: float = key(
         0.95, "Lambda of generalised advantage estimation: 0 trusts the values, 1 the returns.", group=_GROUP,
-        where="both", ge=0, le=1,
+        ge=0, le=1,
     )  # fmt: skip
     clip_param: float = key(
         0.2, "The ratio of new to old action probability counts up to 1 +- this.", group=_GROUP, gt=0

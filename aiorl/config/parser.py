@@ -1,0 +1,101 @@
+"""Parser: argparse for all of aiorl's programs, with errors in one plain sentence. Loads next to nothing."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from aiorl.errors import nearest
+
+__all__ = ["Parser", "at_least", "spelt", "usage_error"]
+
+_WORDINGS = (
+    (r"argument (\S+): expected .*", r"\1 needs a value."),
+    (r"argument (\S+): ignored explicit argument .*", r"\1 takes no value."),
+    (r"argument (\S+): (.*)", r"\1 \2"),
+)
+"""What argparse says -> what we say."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose options may be written with _ for -, and have negative numbers for values."""
+
+    def __init__(self, prog: str, usage: str, about: str, examples: str) -> None:
+        """Take what the help begins and ends with."""
+        super().__init__(
+            prog,
+            f"{prog} {usage}",
+            about,
+            examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+        )
+
+    def options(self) -> list[str]:
+        """All options that the help shows, such as ``--seed``."""
+        return [
+            word
+            for action in self._actions
+            if action.help != argparse.SUPPRESS
+            for word in action.option_strings
+            if word.startswith("--")
+        ]
+
+    def parse(self, words: Sequence[str]) -> dict[str, Any]:
+        """Name -> value of what was given.
+
+        Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
+        """
+        words = spelt(words)
+        if {"-h", "--help"} & set(words):
+            words = ["--help"]  # whatever else there is
+        found, others = self.parse_known_args(words)
+        if others:
+            name = others[0].partition("=")[0]
+            if not name.startswith("--") or name == "--":
+                self.error(f"{others[0]!r} belongs to no option.")
+            self.error(f"There is no option {name}.{nearest(name, self.options())}")
+        return vars(found)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what was wrong, and end with status 2."""
+        for pattern, wording in _WORDINGS:
+            message, changed = re.subn(pattern, wording, message, count=1)
+            if changed:
+                break
+        usage_error(self.prog, message)
+
+
+def spelt(words: Sequence[str]) -> list[str]:
+    """Words with options spelt as they are declared, and a value that begins with one - tied to its option."""
+    made: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            made.append(name.replace("_", "-") + equals + value)
+        elif name.startswith("-") and word != "-h" and made and re.fullmatch("--[^=]+", made[-1]):
+            made[-1] += f"={word}"
+        else:
+            made.append(word)
+    return made
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Read a whole number that is no smaller than `least`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}.")
+        return int(text)
+
+    return read
+
+
+def usage_error(prog: str, sentence: str) -> NoReturn:
+    """Say what was wrong with the command line, and end with status 2."""
+    sys.stderr.write(f"{prog}: {sentence}\n(`{prog} --help` shows examples.)\n")
+    raise SystemExit(2)

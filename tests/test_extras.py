@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from aiorl import extras
+
+
+def test_what_to_type_installs_from_the_clone_that_runs() -> None:
+    words = shlex.split(extras.install_command("atari"))
+    assert words[:3] == ["pip", "install", "-e"]
+    assert Path(words[3].removesuffix("[atari]")) == Path(__file__).parents[1]
+
+
+def test_a_package_apart_from_its_clone_says_where_to_type_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "aiorl" / "extras.py"))
+    assert extras.install_command("atari") == "pip install '.[atari]' in a clone of aiorl"
+
+
+def test_what_is_not_there_is_found_without_importing_it() -> None:
+    assert extras.missing(["this", "no_such_module_here", "json"]) == ["no_such_module_here"]
