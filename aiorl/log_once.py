@@ -71,10 +71,11 @@ def summarize(value: Any, *, depth: int = 4, width: int = 4) -> str:
     if isinstance(value, np.ndarray):
         return _summarize_array(value)
     if isinstance(value, Mapping):
+        entries = len(value.keys())  # the length of a batch is its number of rows
         if depth == 0:
-            return f"{{{len(value)} entries}}"
+            return f"{{{entries} entries}}"
         parts = [f"{key!r}: {summarize(item, depth=depth - 1)}" for key, item in list(value.items())[:width]]
-        return "{" + ", ".join(parts) + (f", ... {len(value)} entries" if len(value) > width else "") + "}"
+        return "{" + ", ".join(parts) + (f", ... {entries} entries" if entries > width else "") + "}"
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if depth == 0:
             return f"[{len(value)} items]"

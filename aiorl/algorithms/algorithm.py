@@ -28,7 +28,7 @@ Batch = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class LeasePlan:
-    """How much may be sampled, and at which policy version.
+    """Limits on how much may be sampled, and at which policy version.
 
     Attributes:
         mode: on_policy deals out exactly one train batch of each version; streaming leases as much as can be trained on
@@ -46,7 +46,7 @@ class LeasePlan:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What one update did.
+    """Result of one update.
 
     Attributes:
         metrics: name -> number, for results.
@@ -93,7 +93,7 @@ class Algorithm(ABC):
     @classmethod
     @abstractmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """What workers are to compute and send."""
+        """Return what workers have to compute and send."""
 
     @classmethod
     def trains_on_sequences(cls, config: CommonConfig) -> bool:

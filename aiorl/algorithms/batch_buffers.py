@@ -54,7 +54,7 @@ class ColumnSpec:
 
 
 class BatchBuffers:
-    """Where train batches are put together.
+    """Buffers in which train batches are assembled.
 
     Batches of rows are ``[R, ...]``; batches of sequences ``[S, T, ...]``, sequence by sequence. Rows that no
     fragment filled are zero, with VALID 0.

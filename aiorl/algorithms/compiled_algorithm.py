@@ -1,4 +1,4 @@
-"""What algorithms share whose update is one `CompiledUpdate`: guard, counters, random order, state."""
+"""Base class of algorithms whose update is one `CompiledUpdate`: guard, counters, random order, state."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CompiledAlgorithm(Algorithm):
 
     @abstractmethod
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """What the update is told, after so many env steps."""
+        """Return the coefficients of the update after so many env steps."""
 
     @abstractmethod
     def nominal_batch(self) -> Batch:
@@ -85,7 +85,7 @@ class CompiledAlgorithm(Algorithm):
         """Called after each update that held, for coefficients that adapt; may add metrics."""
 
     def extra_state(self) -> dict[str, Any]:
-        """What else must be kept, as JSON can hold it."""
+        """Return further state to save, in a form that JSON can hold."""
         return {}
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:

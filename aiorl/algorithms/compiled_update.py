@@ -31,7 +31,7 @@ LossFunction = Callable[[Tensors, Tensors], tuple[tf.Tensor, Tensors]]
 
 @dataclass(frozen=True, slots=True)
 class UpdateSpec:
-    """What there is to compile.
+    """Description of an update to compile.
 
     Attributes:
         loss: of one minibatch.
@@ -63,7 +63,7 @@ class CompiledUpdate:
         grad_clip: float | None,
         xla: Literal["auto", "on", "off"] = "auto",
     ) -> None:
-        """Nothing is compiled yet.
+        """Prepare the update; it is compiled at its first call.
 
         Args:
             spec: the loss and its names.
@@ -87,7 +87,7 @@ class CompiledUpdate:
 
     @property
     def traces(self) -> int:
-        """How many shapes of batch have been compiled."""
+        """Number of batch shapes compiled so far."""
         return int(self._function.experimental_get_tracing_count())
 
     def warm_up(self, batch: Mapping[str, NDArray[Any]], order: NDArray[np.int32]) -> float:

@@ -15,7 +15,7 @@ __all__ = ["flattened", "sequence_forward", "sequence_forward_with_last", "state
 
 
 def state_resets(terminateds: tf.Tensor, truncateds: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """Where a sequence's state starts afresh: in the row behind one that ended an episode or is no transition.
+    """Return where a sequence's state is reset: in the row after one that ended an episode or is no transition.
 
     Args:
         terminateds: [T, M] float32, 1 or 0; so are the others.

@@ -16,7 +16,7 @@ __all__ = ["ALGORITHMS", "AlgorithmEntry", "algorithm_class", "config_class"]
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmEntry:
-    """Where an algorithm is found.
+    """Import paths of an algorithm.
 
     Attributes:
         config: its config class.

@@ -1,1 +1,1 @@
-"""What flows: batches, fragments, columns, metrics. NumPy only."""
+"""Data that flows: batches, fragments, columns, metrics. NumPy only."""

@@ -1,4 +1,4 @@
-"""How actions of any space lie in one column, and in which form an environment gets them.
+"""Layout of actions in a column, and conversion to the form that environments take.
 
 Actions of a simple space are an array each, and their column is ``[B, *space.shape]`` in the space's dtype.
 Actions of a Tuple or Dict space, however nested, lie in one flat row each: their components one after the other,
@@ -41,7 +41,7 @@ class ActionLayout:
     def __init__(self, space: spaces.Space[Any]) -> None:
         """Lay out a space.
 
-        Raises: UnsupportedSpaceError for a component that is none of Box, Discrete, MultiBinary, MultiDiscrete,
+        Raises: UnsupportedSpaceError for a component other than Box, Discrete, MultiBinary and MultiDiscrete,
             or a Tuple or Dict without components.
         """
         self.space = space
@@ -183,7 +183,7 @@ def _is_whole(leaf: spaces.Space[Any]) -> bool:
 def _cast(values: Any, space: spaces.Space[Any], dtype: np.dtype[Any] | None = None) -> Array:
     """Numbers in a space's dtype, or the one given; whole numbers come through unchanged.
 
-    Raises: BatchError if they can't be had in it, such as 0.7 or NaN where the space has whole numbers.
+    Raises: BatchError if the dtype cannot represent them, such as 0.7 or NaN where the space has whole numbers.
     """
     given, dtype = np.asarray(values), np.dtype(space.dtype) if dtype is None else dtype
     if given.dtype == dtype:

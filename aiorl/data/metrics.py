@@ -1,4 +1,4 @@
-"""What is reported of finished episodes and of the sampler's own time."""
+"""Metrics of finished episodes, and of where a sampler's time goes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class EpisodeColumns:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
-        """What ``to_arrays`` gave; entries of other names are passed over.
+        """Read what ``to_arrays`` wrote; unknown entries are ignored.
 
         Raises:
             KeyError: no lengths or rewards.
@@ -130,7 +130,7 @@ class _Series:
 
 
 def _number(name: str, value: Any) -> float:
-    """A user's value as a number, NaN if it is none."""
+    """Convert a user's value to a float; NaN if it is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -146,7 +146,7 @@ def _number(name: str, value: Any) -> float:
 
 @dataclass(slots=True)
 class PerfStats:
-    """Where a sampler's time goes; totals in seconds over ``iters`` iterations."""
+    """Time that a sampler spends on each stage; totals in seconds over ``iters`` iterations."""
 
     iters: int = 0
     env_wait_time: float = 0.0

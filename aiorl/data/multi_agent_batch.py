@@ -55,6 +55,11 @@ class MultiAgentBatch:
             batch.decompress()
 
     @staticmethod
+    def concat_samples(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
+        """Concatenate batches, as `concat` does; the name that users of RLlib know."""
+        return MultiAgentBatch.concat(batches)
+
+    @staticmethod
     def concat(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
         """Counts added; rows concatenated per policy in the order given."""
         by_policy: dict[str, list[SampleBatch]] = {}

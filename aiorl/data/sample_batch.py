@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, Sequence
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +22,7 @@ RowSlice = slice
 class SampleBatch(MutableMapping[str, Array]):
     """Columns of equal length, by name; column order is kept.
 
+    A mapping of columns, but with the length of a sequence of rows: ``len`` counts rows, and a slice picks some.
     A compressed column is decompressed at each access; `decompress` does it once for all.
 
     Attributes:
@@ -42,9 +43,14 @@ class SampleBatch(MutableMapping[str, Array]):
         for name, column in {**(columns or {}), **more}.items():
             self[name] = np.asarray(column)
 
-    def __getitem__(self, name: str) -> Array:
-        column = self._columns[name]
-        return column.unpack() if isinstance(column, PackedColumn) else column
+    @overload
+    def __getitem__(self, name: str) -> Array: ...
+
+    @overload
+    def __getitem__(self, name: RowSlice) -> SampleBatch: ...
+
+    def __getitem__(self, name: str | RowSlice) -> Array | SampleBatch:
+        return self.take(name) if isinstance(name, slice) else _array(self._columns[name])
 
     def __setitem__(self, name: str, column: ArrayLike) -> None:
         array = np.asarray(column)
@@ -65,8 +71,20 @@ class SampleBatch(MutableMapping[str, Array]):
         return iter(self._columns)
 
     def __len__(self) -> int:
-        """Number of columns, as a mapping has it; rows are ``count``."""
-        return len(self._columns)
+        """Number of rows: ``count``."""
+        return self.count
+
+    def keys(self) -> KeysView[str]:
+        """Names of the columns."""
+        return self._columns.keys()
+
+    def items(self) -> ItemsView[str, Array]:
+        """Names and columns."""
+        return {name: _array(column) for name, column in self._columns.items()}.items()
+
+    def columns(self, names: Iterable[str]) -> list[Array]:
+        """Return the named columns, in that order."""
+        return [self[name] for name in names]
 
     @property
     def env_steps(self) -> int:  # noqa: D102 (the class describes it)
@@ -112,13 +130,18 @@ class SampleBatch(MutableMapping[str, Array]):
             self._columns[name] = self[name]
 
     @staticmethod
+    def concat_samples(batches: Sequence[SampleBatch]) -> SampleBatch:
+        """Concatenate batches, as `concat` does; the name that users of RLlib know."""
+        return SampleBatch.concat(batches)
+
+    @staticmethod
     def concat(batches: Sequence[SampleBatch]) -> SampleBatch:
         """Rows of all batches in the order given.
 
         Raises:
             BatchError: batches whose columns differ.
         """
-        joined = SampleBatch._stacked([batch for batch in batches if len(batch)])
+        joined = SampleBatch._stacked([batch for batch in batches if batch._columns])
         if any(batch._env_steps is not None for batch in batches):
             joined._env_steps = sum(batch.env_steps for batch in batches)
         return joined
@@ -156,6 +179,10 @@ class SampleBatch(MutableMapping[str, Array]):
     def shuffled(self, rng: np.random.Generator) -> SampleBatch:
         """The same rows in random order."""
         return self.take(rng.permutation(self.count))
+
+    def shuffle(self, rng: np.random.Generator | None = None) -> None:
+        """Shuffle the rows in place; without a generator, differently each time."""
+        self._columns = self.shuffled(rng or np.random.default_rng())._columns
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One mapping column -> value per row, in order."""

@@ -10,7 +10,7 @@ __all__ = ["SamplePlan"]
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """What a worker computes and sends of each fragment.
+    """Columns and postprocessing that a worker applies to each fragment.
 
     Attributes:
         postprocess: name in aiorl.policy.postprocess.POSTPROCESSORS.

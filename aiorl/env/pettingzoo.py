@@ -1,5 +1,7 @@
 """PettingZoo environments as MultiAgentEnv: parallel ones as they are, turn-based (AEC) ones turn by turn.
 
+Action masks in the infos are brought into the observations, as ``{"observation": ..., "action_mask": ...}``.
+
 ``pettingzoo:MODULE`` names a module with a ``parallel_env`` or an ``env`` function, inside the pettingzoo package
 (``pettingzoo:classic.tictactoe_v3``) or anywhere else (``pettingzoo:mpe2.simple_spread_v3``).
 """
@@ -13,6 +15,10 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from gymnasium import spaces
+
+from aiorl.data.action_mask import ACTION_MASK, is_masked
+from aiorl.env.action_mask import InfoMask
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.errors import ConfigError, UnknownEnvError
@@ -69,15 +75,23 @@ def _module(name: str, path: str) -> ModuleType:
 
 
 class _PettingZooEnv(MultiAgentEnv):
-    """What both forms share: the spaces."""
+    """What both forms share: the spaces, and masks that come in infos."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
+        self._masks: dict[Any, InfoMask] = {}
         possible = getattr(env, "possible_agents", None)
         if possible is None:  # agents are made up as the game goes on
             return
         self.observation_spaces = {agent: env.observation_space(agent) for agent in possible}
         self.action_spaces = {agent: env.action_space(agent) for agent in possible}
+        if not any(map(is_masked, self.observation_spaces.values())) and self._has_mask_in_info():
+            self._masks = {
+                agent: InfoMask(self.observation_spaces[agent], space)
+                for agent, space in self.action_spaces.items()
+                if not isinstance(space, spaces.Box)
+            }
+            self.observation_spaces |= {agent: mask.space for agent, mask in self._masks.items()}
         self.observation_space = _shared(self.observation_spaces)
         self.action_space = _shared(self.action_spaces)
 
@@ -85,20 +99,34 @@ class _PettingZooEnv(MultiAgentEnv):
         """Close the environment."""
         self.env.close()
 
+    def _has_mask_in_info(self) -> bool:
+        """Whether infos bring masks, which shows only once an episode has begun; whoever plays begins a new one."""
+        if all(isinstance(space, spaces.Box) for space in (self.action_spaces or {}).values()):
+            return False
+        begun = self.env.reset()
+        infos = begun[1] if isinstance(begun, tuple) else getattr(self.env, "infos", {})
+        return any(ACTION_MASK in (info or {}) for info in infos.values())
+
+    def _shown(self, agent: Any, obs: Any, info: Mapping[str, Any] | None) -> Any:
+        mask = self._masks.get(agent)
+        return obs if mask is None else mask(obs, info or {})
+
 
 class ParallelEnv(_PettingZooEnv):
     """A parallel environment: all agents act at once."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """See MultiAgentEnv."""
-        return self.env.reset(seed=seed, options=options)
+        obs, infos = self.env.reset(seed=seed, options=options)
+        return {agent: self._shown(agent, own, infos.get(agent)) for agent, own in obs.items()}, infos
 
     def step(self, action_dict: AgentDict) -> Results:
         """See MultiAgentEnv."""
         obs, rewards, terminateds, truncateds, infos = self.env.step(action_dict)
         # Some environments go on listing agents that have been cut off.
         over = all(terminateds.get(agent) or truncateds.get(agent) for agent in self.env.agents)
-        return obs, rewards, *_with_all(terminateds, truncateds, over), {agent: infos.get(agent, {}) for agent in obs}
+        shown = {agent: self._shown(agent, own, infos.get(agent)) for agent, own in obs.items()}
+        return shown, rewards, *_with_all(terminateds, truncateds, over), {agent: infos.get(agent, {}) for agent in obs}
 
 
 class AECEnv(_PettingZooEnv):
@@ -127,6 +155,7 @@ class AECEnv(_PettingZooEnv):
         while self.env.agents:
             agent = self.env.agent_selection
             obs[agent], rewards[agent], terminateds[agent], truncateds[agent], infos[agent] = self.env.last()
+            obs[agent] = self._shown(agent, obs[agent], infos[agent])
             if not (terminateds[agent] or truncateds[agent]):
                 break
             self.env.step(None)  # how an agent that is out takes its leave

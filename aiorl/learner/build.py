@@ -150,7 +150,9 @@ def build_learning(
     fixed: dict[str, Mapping[str, Any]] = {}
     graphs: dict[str, PolicyGraph] = {}
     filters = {
-        policy_id: make_filter(config.observation_filter, policy.preprocessor.shape)
+        policy_id: make_filter(
+            config.observation_filter, policy.preprocessor.shape, policy.preprocessor.layout.num_mask
+        )
         for policy_id, policy in planned.items()
     }
     for position, (policy_id, policy) in enumerate(planned.items()):
@@ -210,6 +212,7 @@ def _build_network(
         make_distribution(policy.action_space),
         settings,
         seed=seed,
+        layout=policy.preprocessor.layout,
     )
     graph, description = describe_policy(model, settings)
     return model, {"graph": graph, "spec": description}

@@ -283,7 +283,7 @@ def _planned(
         own_class,
         observation_space,
         action_space,
-        make_preprocessor(observation_space, custom_preprocessor=custom),
+        make_preprocessor(observation_space, action_space=action_space, custom_preprocessor=custom),
         own_config,
         settings,
         is_trained,

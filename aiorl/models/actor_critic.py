@@ -11,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import PolicyError
 from aiorl.models.branch import Branch, make_branch
 from aiorl.models.distributions import to_tf_distribution
-from aiorl.models.model_config import ModelConfig
+from aiorl.models.network_config import NetworkConfig
 from aiorl.models.networks import dense
-from aiorl.policy.distributions import ActionDistribution
+from aiorl.policy.distributions import MASKED_LOGIT, ActionDistribution
 
 __all__ = ["ActorCritic"]
 
@@ -32,8 +33,12 @@ class ActorCritic:
     All of its methods but `get_weights` and `set_weights` may be traced into a tf.function, compiled by XLA
     or not, and read the variables as they are at that moment.
 
+    An action mask that comes with the observations is no input of the network, but forbids actions in what comes out:
+    inputs of the distribution that it has a 0 for are MASKED_LOGIT, through which no gradient flows.
+
     Attributes:
-        obs_shape: shape of one observation.
+        layout: how an observation lies in its array.
+        obs_shape: shape of that array.
         obs_dtype: "float32" or "uint8".
         distribution: the NumPy distribution the outputs are meant for.
         config: the settings it was built from.
@@ -42,20 +47,17 @@ class ActorCritic:
 
     def __init__(
         self,
-        obs_shape: tuple[int, ...],
+        layout: ObsLayout,
         obs_dtype: str,
         distribution: ActionDistribution,
-        config: ModelConfig,
+        config: NetworkConfig,
         rng: np.random.Generator,
     ) -> None:
-        self.obs_shape = obs_shape
-        self.obs_dtype = obs_dtype
-        self.distribution = distribution
-        self.config = config
+        self._describe(layout, obs_dtype, distribution, config)
         self._looks_at = to_tf_distribution(distribution) if config.lstm_use_prev_action_reward else None
         num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
         names = ["shared"] if config.vf_share_layers else ["policy", "value"]
-        self._branches = [make_branch(name, obs_shape, obs_dtype, config, rng, num_previous) for name in names]
+        self._branches = [make_branch(name, layout.shape, obs_dtype, config, rng, num_previous) for name in names]
         num_outputs = distribution.num_inputs // 2 if config.free_log_std else distribution.num_inputs
         self._policy_head = dense(rng, self._branches[0].num_outputs, num_outputs, gain=_POLICY_GAIN)
         self._value_head = dense(rng, self._branches[-1].num_outputs, 1, gain=_VALUE_GAIN)
@@ -68,6 +70,28 @@ class ActorCritic:
         if self._log_std is not None:
             self._keras_variables["policy/log_std"] = self._log_std
         self.variables: dict[str, tf.Variable] = {name: item.value for name, item in self._keras_variables.items()}
+
+    def _describe(
+        self, layout: ObsLayout, obs_dtype: str, distribution: ActionDistribution, config: NetworkConfig
+    ) -> None:
+        """Set the attributes that every network has.
+
+        Raises: PolicyError if the mask's entries are not those of the distribution's choices.
+        """
+        self.layout = layout
+        self.obs_shape = layout.array_shape
+        self.obs_dtype = obs_dtype
+        self.distribution = distribution
+        self.config = config
+        if layout.num_mask and layout.num_mask != len(distribution.choice_inputs):
+            raise PolicyError(
+                f"action masks have {layout.num_mask} entries; the {distribution.name} distribution has "
+                f"{len(distribution.choice_inputs)} choices"
+            )
+        # for each input which entry of the mask it takes, or the one behind them all, which allows it
+        self._mask_entries = np.full(distribution.num_inputs, layout.num_mask, np.int32)
+        if layout.num_mask:
+            self._mask_entries[distribution.choice_inputs] = np.arange(layout.num_mask)
 
     @property
     def trainable_variables(self) -> list[tf.Variable]:
@@ -131,6 +155,7 @@ class ActorCritic:
             weights: tensors by name to be used in place of all variables.
         Returns: inputs of the action distribution [B, P], values [B], and the state after the step.
         """
+        obs, mask = self._without_mask(obs)
         with self._using(weights):
             features, state_out = [], []
             previous = self._previous(prev_actions, prev_rewards)
@@ -138,7 +163,8 @@ class ActorCritic:
                 outputs, following = branch.step(obs, previous, part)
                 features.append(outputs)
                 state_out += following
-            return *self._heads(features), state_out
+            dist_inputs, values = self._heads(features)
+        return self._masked(dist_inputs, mask), values, state_out
 
     def forward_sequence(
         self,
@@ -163,8 +189,8 @@ class ActorCritic:
         """
         obs, resets = tf.convert_to_tensor(obs), tf.convert_to_tensor(resets)
         steps = obs.shape[0]
+        flat_obs, mask = self._without_mask(tf.reshape(obs, [-1, *self.obs_shape]))
         with self._using(weights):
-            flat_obs = tf.reshape(obs, [-1, *self.obs_shape])
             previous = self._previous(prev_actions, prev_rewards)
             features = [
                 branch.sequence(flat_obs, previous, [tf.convert_to_tensor(item) for item in part], resets, steps)[0]
@@ -172,7 +198,7 @@ class ActorCritic:
             ]
             dist_inputs, values = self._heads(features)
         return (
-            tf.reshape(dist_inputs, [steps, -1, self.distribution.num_inputs]),
+            tf.reshape(self._masked(dist_inputs, mask), [steps, -1, self.distribution.num_inputs]),
             tf.reshape(values, [steps, -1]),
         )
 
@@ -206,6 +232,21 @@ class ActorCritic:
         return keras.StatelessScope(
             state_mapping=[(item, weights[name]) for name, item in self._keras_variables.items()]
         )
+
+    def _without_mask(self, obs: Any) -> tuple[Any, Any]:
+        """Observations [B, *layout.shape] and masks [B, M] (None without) of arrays [B, *obs_shape]."""
+        if not self.layout.num_mask:
+            return obs, None
+        size = self.layout.size
+        return tf.reshape(obs[:, :size], [-1, *self.layout.shape]), obs[:, size:]
+
+    def _masked(self, dist_inputs: Any, mask: Any) -> Any:
+        """Inputs of the distribution [B, P], those of forbidden actions MASKED_LOGIT."""
+        if mask is None:
+            return dist_inputs
+        if not np.array_equal(self._mask_entries, np.arange(self.layout.num_mask)):
+            mask = tf.gather(tf.concat([mask, tf.ones_like(mask[:, :1])], axis=1), self._mask_entries, axis=1)
+        return tf.where(mask > 0, dist_inputs, tf.constant(MASKED_LOGIT, dist_inputs.dtype))
 
     def _previous(self, actions: Any, rewards: Any) -> Any:
         """Previous actions [..., *action_shape] and rewards [...] as rows of numbers [R, E + 1].

@@ -1,4 +1,4 @@
-"""Branches of a network: what lies between observations and the last layers."""
+"""Branches of a network: the layers between observations and heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from aiorl.errors import ConfigError
-from aiorl.models.model_config import ModelConfig
+from aiorl.models.network_config import NetworkConfig
 from aiorl.models.networks import ConvFilter, Stack, make_conv_stack, make_dense_stack
 from aiorl.models.recurrent import RecurrentCell, run_sequence
 
@@ -86,7 +86,7 @@ def make_branch(
     name: str,
     obs_shape: tuple[int, ...],
     obs_dtype: str,
-    config: ModelConfig,
+    config: NetworkConfig,
     rng: np.random.Generator,
     num_previous: int = 0,
 ) -> Branch:
@@ -102,7 +102,7 @@ def make_branch(
 
 
 def _choose_filters(
-    obs_shape: tuple[int, ...], config: ModelConfig
+    obs_shape: tuple[int, ...], config: NetworkConfig
 ) -> tuple[tuple[ConvFilter, ...], tuple[int, ...], str]:
     """Convolutions (none for what is no image), dense layers after them, and their activation."""
     if config.conv_filters is not None:

@@ -1,4 +1,4 @@
-"""From a model's settings to its network.
+"""Construction of networks from their settings.
 
 `build_model` gives an `ActorCritic`: a network with two outputs, the inputs of an action distribution and a
 value. Policy and value have networks of their own unless ``vf_share_layers`` is set; with recurrence each
@@ -15,23 +15,25 @@ from typing import Any
 
 import numpy as np
 
+from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.models.actor_critic import ActorCritic
 from aiorl.models.branch import NATURE_FILTERS
 from aiorl.models.custom import make_custom_model
-from aiorl.models.model_config import ModelConfig
+from aiorl.models.network_config import NetworkConfig
 from aiorl.policy.distributions import ActionDistribution, DiagGaussian
 
-__all__ = ["NATURE_FILTERS", "ActorCritic", "ModelConfig", "build_model"]
+__all__ = ["NATURE_FILTERS", "ActorCritic", "NetworkConfig", "build_model"]
 
 
 def build_model(
     obs_shape: Sequence[int],
     obs_dtype: str,
     distribution: ActionDistribution,
-    model_config: Mapping[str, Any] | ModelConfig | None = None,
+    model_config: Mapping[str, Any] | NetworkConfig | None = None,
     *,
     seed: int | None = None,
+    layout: ObsLayout | None = None,
 ) -> ActorCritic:
     """The built-in network for a kind of observation.
 
@@ -42,13 +44,17 @@ def build_model(
         obs_shape: shape of one observation as the model gets it (a preprocessor's output).
         obs_dtype: "float32" or "uint8".
         distribution: NumPy distribution of the action space (`aiorl.policy.distributions`).
-        model_config: settings; see `ModelConfig`.
+        model_config: settings; see `NetworkConfig`.
         seed: seed of the initial weights; None = a different one each time.
+        layout: how an observation lies in its array, with its parts and action mask; None = it is the array.
 
     Raises: ConfigError for settings that make no network for these observations.
     """
-    config = model_config if isinstance(model_config, ModelConfig) else ModelConfig.from_mapping(model_config or {})
+    config = model_config if isinstance(model_config, NetworkConfig) else NetworkConfig.from_mapping(model_config or {})
     shape = tuple(int(size) for size in obs_shape)
+    layout = ObsLayout(shape) if layout is None else layout
+    if layout.array_shape != shape:
+        raise ConfigError(f"observations of shape {shape} can't be laid out as {layout}.", value=shape)
     if str(obs_dtype) not in ("float32", "uint8"):
         raise ConfigError(f"models take float32 or uint8 observations, not {obs_dtype}.", value=obs_dtype)
     if config.free_log_std and not isinstance(distribution, DiagGaussian):
@@ -58,6 +64,6 @@ def build_model(
             value=True,
         )
     if config.custom_model:
-        settings = asdict(model_config) if isinstance(model_config, ModelConfig) else dict(model_config or {})
-        return make_custom_model(shape, str(obs_dtype), distribution, config, settings, seed=seed)
-    return ActorCritic(shape, str(obs_dtype), distribution, config, np.random.default_rng(seed))
+        settings = asdict(model_config) if isinstance(model_config, NetworkConfig) else dict(model_config or {})
+        return make_custom_model(layout, str(obs_dtype), distribution, config, settings, seed=seed)
+    return ActorCritic(layout, str(obs_dtype), distribution, config, np.random.default_rng(seed))

@@ -6,11 +6,17 @@ values of 0 to 255) and gives the inputs of the action distribution ``[B, num_ou
 ``[B, 1]``. Where it gives no values, a built-in network of the other settings does. It runs in inference mode for
 acting and learning alike (Dropout and BatchNormalization do what they do there), and it acts on workers through its
 exported graph, so workers need neither Keras nor the user's module.
+
+A Tuple or Dict observation comes as one flat vector. A function with a parameter called ``obs_parts`` asks for its
+parts instead: it is told the shape of each by name, and its model takes a dict of parts by name: a functional model
+of those that it has inputs for (``keras.Input(obs_parts["camera"], name="camera")``), a subclassed one of all. Names
+are the keys and positions in the space, joined by dots, such as ``camera`` or ``arms.0``; Discrete parts are one-hot.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,19 +26,22 @@ import numpy as np
 import tensorflow as tf
 
 from aiorl.config.import_path import import_object
+from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.models.actor_critic import ActorCritic
 from aiorl.models.branch import make_branch
-from aiorl.models.model_config import ModelConfig
+from aiorl.models.network_config import NetworkConfig
 from aiorl.models.networks import dense
 from aiorl.policy.distributions import ActionDistribution
 
 __all__ = ["CustomActorCritic", "CustomModel", "make_custom_model"]
 
-CustomModel = Callable[[tuple[int, ...], int, Mapping[str, Any]], Any]
-"""(obs_shape, num_outputs, model_config) -> Keras model."""
+CustomModel = Callable[..., Any]
+"""(obs_shape, num_outputs, model_config), and obs_parts where it asks for them -> Keras model."""
 
 _KEY = "model.custom_model"
+_PARTS = "obs_parts"
+_WHOLE = "obs"
 
 
 class CustomActorCritic(ActorCritic):
@@ -45,28 +54,28 @@ class CustomActorCritic(ActorCritic):
     def __init__(
         self,
         keras_model: Any,
-        obs_shape: tuple[int, ...],
+        layout: ObsLayout,
         obs_dtype: str,
         distribution: ActionDistribution,
-        config: ModelConfig,
+        config: NetworkConfig,
         rng: np.random.Generator,
+        *,
+        takes_parts: bool = False,
     ) -> None:
         """Take a model that is built or can be built by a call.
 
         Raises: ConfigError if it doesn't take these observations or gives something else than it should.
         """
+        self._describe(layout, obs_dtype, distribution, config)
         self.keras_model = keras_model
-        self.obs_shape = obs_shape
-        self.obs_dtype = obs_dtype
-        self.distribution = distribution
-        self.config = config
+        self._takes_parts = takes_parts
         self._branches = []
         self._looks_at = None
         self._gives_values = self._probe()
         named = {f"custom/{index}/{item.name}": item for index, item in enumerate(keras_model.weights)}
         trainable = [name for name, item in named.items() if item.trainable]
         if not self._gives_values:
-            self._value_branch = make_branch("value", obs_shape, obs_dtype, config, rng)
+            self._value_branch = make_branch("value", layout.shape, obs_dtype, config, rng)
             self._value_head = dense(rng, self._value_branch.num_outputs, 1, gain=1.0)
             own = self._value_branch.named_variables()
             own |= {f"value/head/{item.name}": item for item in self._value_head.trainable_variables}
@@ -101,6 +110,7 @@ class CustomActorCritic(ActorCritic):
         """See ActorCritic; without recurrence there is no state."""
         self._previous(prev_actions, prev_rewards)
         self._split(state)
+        obs, mask = self._without_mask(obs)
         with self._using(weights):
             outputs = self._call(obs)
             if self._gives_values:
@@ -108,7 +118,8 @@ class CustomActorCritic(ActorCritic):
             else:
                 dist_inputs = outputs[0]
                 values = self._value_head(self._value_branch.step(obs, None, [])[0])
-            return tf.cast(dist_inputs, tf.float32), tf.reshape(tf.cast(values, tf.float32), [-1]), []
+        dist_inputs = self._masked(tf.cast(dist_inputs, tf.float32), mask)
+        return dist_inputs, tf.reshape(tf.cast(values, tf.float32), [-1]), []
 
     def forward_sequence(
         self,
@@ -131,19 +142,35 @@ class CustomActorCritic(ActorCritic):
         )
 
     def _call(self, obs: Any) -> list[Any]:
-        outputs = self.keras_model(tf.cast(obs, tf.float32), training=False)
+        inputs: Any = tf.cast(obs, tf.float32)
+        if self._takes_parts:
+            inputs = self._parts(inputs)
+        outputs = self.keras_model(inputs, training=False)
         return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+    def _parts(self, obs: Any) -> Any:
+        """The parts of observations [B, ...] by name, as far as the model has inputs for them."""
+        try:
+            inputs = self.keras_model.input
+        except (AttributeError, ValueError):  # no functional model: it takes all
+            inputs = None
+        if isinstance(self.keras_model, keras.Sequential) or (inputs is not None and not isinstance(inputs, dict)):
+            return obs
+        places, shapes = self.layout.slices(), self.layout.parts
+        parts = {name: tf.reshape(obs[:, places[name]], [-1, *shapes[name]]) for name in shapes} or {_WHOLE: obs}
+        return {name: part for name, part in parts.items() if inputs is None or name in inputs}
 
     def _probe(self) -> bool:
         """Run it once, which also builds it; whether it gives values."""
         rows = 2
         try:
-            outputs = self._call(tf.zeros([rows, *self.obs_shape]))
+            outputs = self._call(tf.zeros([rows, *self.layout.shape]))
             shapes = [tuple(output.shape) for output in outputs]
         except Exception as error:
             # whatever a user's layers raise
             raise ConfigError(
-                f"the custom model doesn't take observations of shape {list(self.obs_shape)}: {error!s:.500}", key=_KEY
+                f"the custom model doesn't take observations of shape {list(self.layout.shape)}: {error!s:.500}",
+                key=_KEY,
             ) from error
         wanted = (rows, self.distribution.num_inputs)
         if shapes[:1] != [wanted] or shapes[1:] not in ([], [(rows,)], [(rows, 1)]):
@@ -156,10 +183,10 @@ class CustomActorCritic(ActorCritic):
 
 
 def make_custom_model(
-    obs_shape: tuple[int, ...],
+    layout: ObsLayout,
     obs_dtype: str,
     distribution: ActionDistribution,
-    config: ModelConfig,
+    config: NetworkConfig,
     settings: Mapping[str, Any],
     *,
     seed: int | None = None,
@@ -167,7 +194,7 @@ def make_custom_model(
     """The network that `config.custom_model` names.
 
     Args:
-        obs_shape: shape of one observation as the model gets it.
+        layout: how an observation lies in its array; the model gets it without its action mask.
         obs_dtype: "float32" or "uint8".
         distribution: NumPy distribution of the action space.
         config: settings, for the values' network where the custom model gives none.
@@ -184,9 +211,11 @@ def make_custom_model(
             key=_KEY,
             value=path,
         )
+    takes_parts = _takes_parts(make)
+    asked = {_PARTS: dict(layout.parts) or {_WHOLE: layout.shape}} if takes_parts else {}
     with _keras_seed(seed):
         try:
-            model = make(obs_shape, distribution.num_inputs, settings)
+            model = make(layout.shape, distribution.num_inputs, settings, **asked)
         except Exception as error:
             # whatever a user's function raises
             raise ConfigError(f"{_KEY} {path!r} failed: {error!r:.500}", key=_KEY, value=path) from error
@@ -194,7 +223,15 @@ def make_custom_model(
             raise ConfigError(
                 f"{_KEY} {path!r} gave a {type(model).__name__}, expected a Keras model.", key=_KEY, value=path
             )
-        return CustomActorCritic(model, obs_shape, obs_dtype, distribution, config, np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        return CustomActorCritic(model, layout, obs_dtype, distribution, config, rng, takes_parts=takes_parts)
+
+
+def _takes_parts(make: CustomModel) -> bool:
+    try:
+        return _PARTS in inspect.signature(make).parameters
+    except (TypeError, ValueError):  # not everything that can be called tells
+        return False
 
 
 @contextlib.contextmanager

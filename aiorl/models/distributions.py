@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from aiorl.policy import composite_distribution as composite
 from aiorl.policy import distributions as acting
 from aiorl.policy.distributions import (
     EDGE,
@@ -27,6 +26,7 @@ from aiorl.policy.distributions import (
 )
 
 __all__ = [
+    "Bernoulli",
     "Categorical",
     "Composite",
     "DiagGaussian",
@@ -41,7 +41,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Distribution(ABC):
-    """What all distributions offer. B rows, P inputs a row.
+    """Base class of distributions. B rows, P inputs per row.
 
     Attributes:
         acting: the NumPy twin, which knows the action space.
@@ -176,6 +176,48 @@ class MultiCategorical(Distribution):
         return tf.cast(tf.reshape(index + self._start, [-1, *self._shape]), self._dtype)
 
 
+class Bernoulli(Distribution):
+    """See the NumPy twin."""
+
+    def __init__(self, twin: acting.Bernoulli) -> None:
+        super().__init__(twin)
+        self._shape = list(twin.action_shape)
+        self._dtype = tf.as_dtype(twin.action_dtype)
+        self.num_features = twin.num_inputs
+
+    def logp(self, inputs: Any, actions: Any) -> Any:
+        """See the base class."""
+        return self._logp(inputs, self.features(actions) > 0)
+
+    def entropy(self, inputs: Any) -> Any:
+        """See the base class."""
+        return tf.reduce_sum(tf.nn.softplus(inputs) - inputs * tf.sigmoid(inputs), axis=-1)
+
+    def kl(self, inputs: Any, other: Any) -> Any:
+        """See the base class."""
+        ones = tf.sigmoid(inputs) * (inputs - other)
+        return tf.reduce_sum(ones + tf.nn.softplus(other) - tf.nn.softplus(inputs), axis=-1)
+
+    def deterministic(self, inputs: Any) -> Any:
+        """The bits that are likelier 1 than 0."""
+        return self._to_actions(inputs > 0)
+
+    def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
+        """See the base class."""
+        bits = tf.random.stateless_uniform(tf.shape(inputs), seed) < tf.sigmoid(inputs)
+        return self._to_actions(bits), self._logp(inputs, bits)
+
+    def features(self, actions: Any) -> Any:
+        """The bits as numbers."""
+        return tf.cast(tf.reshape(actions, [-1, self.num_inputs]), tf.float32)
+
+    def _logp(self, inputs: Any, bits: Any) -> Any:
+        return -tf.reduce_sum(tf.nn.softplus(tf.where(bits, -inputs, inputs)), axis=-1)
+
+    def _to_actions(self, bits: Any) -> Any:
+        return tf.cast(tf.reshape(bits, [-1, *self._shape]), self._dtype)
+
+
 class DiagGaussian(Distribution):
     """See the NumPy twin."""
 
@@ -275,7 +317,7 @@ class SquashedGaussian(DiagGaussian):
 class Composite(Distribution):
     """See the NumPy twin."""
 
-    def __init__(self, twin: composite.Composite) -> None:
+    def __init__(self, twin: acting.Composite) -> None:
         super().__init__(twin)
         self._parts = [(to_tf_distribution(part.distribution), part) for part in twin.parts]
         self._dtype = tf.as_dtype(twin.action_dtype)
@@ -330,10 +372,11 @@ class Composite(Distribution):
 _TWINS: dict[str, Callable[[Any], Distribution]] = {
     acting.Categorical.name: Categorical,
     acting.MultiCategorical.name: MultiCategorical,
+    acting.Bernoulli.name: Bernoulli,
     acting.DiagGaussian.name: DiagGaussian,
     acting.SquashedGaussian.name: SquashedGaussian,
-    composite.Composite.name: Composite,
-    composite.SquashedComposite.name: Composite,
+    acting.Composite.name: Composite,
+    acting.SquashedComposite.name: Composite,
 }
 
 

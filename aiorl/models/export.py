@@ -55,7 +55,7 @@ def export_acting_graph(model: ActorCritic) -> tuple[bytes, ActingSpec]:
 
 
 def describe_policy(model: ActorCritic, model_config: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
-    """What a worker needs to act with a model (`aiorl.policy.loading.load_policy`), but for the weights.
+    """Return what a worker needs to act with a model (`aiorl.policy.loading.load_policy`), except the weights.
 
     Args:
         model: the model.

@@ -16,6 +16,7 @@ import tensorflow as tf
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.data.obs_layout import layout_of
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import CheckpointError, PolicyError, UnsupportedSpaceError
 from aiorl.models.catalog import ActorCritic, build_model
@@ -141,6 +142,7 @@ class TFPolicy(GraphPolicy):
             make_distribution(action_space, squash=bool(config.get("squash_actions", False))),
             config.get("model"),
             seed=seed,
+            layout=layout_of(observation_space),
         )
         super().__init__(
             TFNetwork(self.model),

@@ -1,1 +1,1 @@
-"""From what an environment shows to what a policy sees: preprocessors and running filters."""
+"""Preprocessors and running filters of observations."""

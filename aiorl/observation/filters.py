@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
+from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.errors import BatchError, ConfigError, nearest
 
 __all__ = [
@@ -47,7 +48,7 @@ class RunningStat:
     __slots__ = ("m2", "mean", "n")
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        """Nothing seen yet."""
+        """Start with no samples."""
         self.n = 0
         self.mean = np.zeros(shape, np.float64)
         self.m2 = np.zeros(shape, np.float64)
@@ -130,7 +131,7 @@ def _moments(batch: NDArray[Any]) -> tuple[int, NDArray[np.float64], NDArray[np.
 
 
 class ObservationFilter(ABC):
-    """What a sampler needs of a filter.
+    """Interface of observation filters.
 
     Attributes:
         is_concurrent: safe to call from several threads.
@@ -152,7 +153,11 @@ class ObservationFilter(ABC):
 
     def output_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """Space of what comes out for observations of a space, preprocessed: what policies are told."""
-        return space if self.is_identity else spaces.Box(-np.inf, np.inf, self.shape, np.float32)
+        if self.is_identity:
+            return space
+        layout = layout_of(space)
+        fits = layout.array_shape == self.shape
+        return LaidOutBox(-np.inf, np.inf, layout if fits else ObsLayout(self.shape), np.float32)
 
     @abstractmethod
     def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
@@ -172,7 +177,7 @@ class ObservationFilter(ABC):
 
     @abstractmethod
     def take_delta(self, sequence: int | None = None) -> FilterState:
-        """What was seen since the last call, now in flight under a sequence number.
+        """Return the statistics of what was seen since the last call, now in flight under a sequence number.
 
         Args:
             sequence: number the delta is sent under, larger than every one before; None = one more than the
@@ -242,25 +247,25 @@ class NoFilter(ObservationFilter):
         return obs
 
     def take_delta(self, sequence: int | None = None) -> FilterState:
-        """Nothing."""
+        """Return an empty state."""
         return {}
 
     def merge_delta(self, delta: Mapping[str, NDArray[Any]]) -> None:
-        """Nothing to do."""
+        """Do nothing: there are no statistics."""
 
     def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
-        """Nothing to do."""
+        """Do nothing: there are no statistics."""
 
     def acknowledge(self, acked_sequence: int) -> None:
-        """Nothing to do."""
+        """Do nothing: there are no statistics."""
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Nothing to do; a state that holds anything is another filter's."""
+        """Raise BatchError for a state that is not empty: it belongs to another filter."""
         if state:
             raise BatchError("filter state", "none, since observations are taken as they are", sorted(state))
 
     def state(self) -> FilterState:
-        """Nothing."""
+        """Return an empty state."""
         return {}
 
     def as_serializable(self) -> NoFilter:
@@ -272,13 +277,13 @@ class NoFilter(ObservationFilter):
         return self
 
     def clear_buffer(self) -> None:
-        """Nothing to do."""
+        """Do nothing: there are no statistics."""
 
     def sync(self, other: ObservationFilter) -> None:
-        """Nothing to do."""
+        """Do nothing: there are no statistics."""
 
     def apply_changes(self, other: ObservationFilter, with_buffer: bool = False) -> None:
-        """Nothing to do."""
+        """Do nothing: there are no statistics."""
 
 
 class MeanStdFilter(ObservationFilter):
@@ -287,14 +292,18 @@ class MeanStdFilter(ObservationFilter):
     Attributes:
         shape: shape of one observation.
         clip: outputs are limited to ``[-clip, clip]``; None = not at all.
+        num_kept: so many numbers at the end of a flat observation, such as an action mask, come through as they are
+            and enter no statistic.
     """
 
-    def __init__(self, shape: tuple[int, ...], clip: float | None = None) -> None:
-        """Nothing seen yet."""
+    def __init__(self, shape: tuple[int, ...], clip: float | None = None, *, num_kept: int = 0) -> None:
+        """Start with no samples."""
         self.shape = tuple(shape)
         self.clip = clip
-        self._stat = RunningStat(self.shape)
-        self._buffer = RunningStat(self.shape)
+        self.num_kept = num_kept
+        self._stat_shape = (self.shape[0] - num_kept,) if num_kept else self.shape
+        self._stat = RunningStat(self._stat_shape)
+        self._buffer = RunningStat(self._stat_shape)
         self._in_flight: dict[int, RunningStat] = {}
         self._last_sequence = 0
         self._scale: NDArray[np.float64] | None = None
@@ -319,7 +328,11 @@ class MeanStdFilter(ObservationFilter):
         single = obs.shape == self.shape
         if not single and obs.shape[1:] != self.shape:
             raise ValueError(f"observation has shape {obs.shape}, expected {self.shape} or a batch of it")
-        batch = obs[None] if single else obs
+        out = self._filtered(obs[None] if single else obs, update)
+        return out[0] if single else out
+
+    def _filtered(self, obs: NDArray[Any], update: bool) -> NDArray[np.float32]:
+        batch = self._changed(obs)
         with self._lock:
             if update:
                 moments = _moments(batch)
@@ -329,9 +342,19 @@ class MeanStdFilter(ObservationFilter):
             if self._scale is None:
                 self._scale = 1.0 / (self._stat.std + EPSILON)
             out = ((batch - self._stat.mean) * self._scale).astype(np.float32)
+        return self._finished(out, obs)
+
+    def _changed(self, obs: NDArray[Any]) -> NDArray[Any]:
+        """Return the numbers of observations [B, *shape] that are filtered."""
+        return obs[:, : -self.num_kept] if self.num_kept else obs
+
+    def _finished(self, out: NDArray[np.float32], obs: NDArray[Any]) -> NDArray[np.float32]:
+        """Clip filtered numbers and append those of observations [B, *shape] that are kept."""
         if self.clip is not None:
             np.clip(out, -self.clip, self.clip, out=out)
-        return out[0] if single else out
+        if not self.num_kept:
+            return out
+        return np.concatenate([out, obs[:, -self.num_kept :].astype(np.float32)], axis=1)
 
     def one_by_one(self, obs: NDArray[Any]) -> NDArray[np.float32]:
         """See ObservationFilter."""
@@ -341,20 +364,19 @@ class MeanStdFilter(ObservationFilter):
                 return self(obs)
             if before.n == 0:
                 return np.concatenate([self(row[None]) for row in obs])
+            batch = self._changed(obs)
             # Welford 1962 for all rows at once; everything is measured from the mean before
             counts = np.arange(before.n + 1.0, before.n + len(obs) + 1.0).reshape(-1, *(1,) * len(self.shape))
-            samples = obs - before.mean
+            samples = batch - before.mean
             means = np.add.accumulate(samples, axis=0) / counts
             rest = samples - means
             fewer = counts - 1.0
             m2 = before.m2 + np.add.accumulate(rest * rest * (counts / fewer), axis=0)
             out: NDArray[np.float32] = (rest / (np.sqrt(m2 / fewer) + EPSILON)).astype(np.float32)
-            self._buffer.merge_moments(*_moments(obs))
+            self._buffer.merge_moments(*_moments(batch))
             before.n, before.mean, before.m2 = before.n + len(obs), before.mean + means[-1], m2[-1].copy()
             self._scale = None
-        if self.clip is not None:
-            np.clip(out, -self.clip, self.clip, out=out)
-        return out
+        return self._finished(out, obs)
 
     def take_delta(self, sequence: int | None = None) -> FilterState:
         """See ObservationFilter."""
@@ -363,7 +385,7 @@ class MeanStdFilter(ObservationFilter):
             if number <= self._last_sequence:
                 raise ValueError(f"delta sequence {number} does not follow {self._last_sequence}")
             self._last_sequence = number
-            delta, self._buffer = self._buffer, RunningStat(self.shape)
+            delta, self._buffer = self._buffer, RunningStat(self._stat_shape)
             if delta.n:
                 self._in_flight[number] = delta
             return delta.to_state()
@@ -374,7 +396,7 @@ class MeanStdFilter(ObservationFilter):
         Raises:
             BatchError: a delta that does not fit the filter's shape or is not finite.
         """
-        other = RunningStat.from_state(delta, self.shape)
+        other = RunningStat.from_state(delta, self._stat_shape)
         with self._lock:
             merged = self._stat.copy()
             with np.errstate(over="ignore", invalid="ignore"):
@@ -391,7 +413,7 @@ class MeanStdFilter(ObservationFilter):
         Raises:
             BatchError: a state that does not fit the filter's shape or is not finite.
         """
-        stat = RunningStat.from_state(state, self.shape)
+        stat = RunningStat.from_state(state, self._stat_shape)
         with self._lock:
             self._drop_acknowledged(acked_sequence)
             for pending in self._in_flight.values():
@@ -411,10 +433,10 @@ class MeanStdFilter(ObservationFilter):
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """See ObservationFilter."""
-        stat = RunningStat.from_state(state, self.shape)
+        stat = RunningStat.from_state(state, self._stat_shape)
         with self._lock:
             self._in_flight.clear()
-            self._buffer = RunningStat(self.shape)
+            self._buffer = RunningStat(self._stat_shape)
             self._stat = stat
             self._scale = None
 
@@ -430,11 +452,11 @@ class MeanStdFilter(ObservationFilter):
 
     def as_serializable(self) -> MeanStdFilter:
         """See ObservationFilter."""
-        return self._copy_into(MeanStdFilter(self.shape, self.clip))
+        return self._copy_into(MeanStdFilter(self.shape, self.clip, num_kept=self.num_kept))
 
     def copy(self) -> MeanStdFilter:
         """See ObservationFilter."""
-        return self._copy_into(type(self)(self.shape, self.clip))
+        return self._copy_into(type(self)(self.shape, self.clip, num_kept=self.num_kept))
 
     def _copy_into(self, other: MeanStdFilter) -> MeanStdFilter:
         with self._lock:
@@ -447,7 +469,7 @@ class MeanStdFilter(ObservationFilter):
     def clear_buffer(self) -> None:
         """See ObservationFilter."""
         with self._lock:
-            self._buffer = RunningStat(self.shape)
+            self._buffer = RunningStat(self._stat_shape)
 
     def sync(self, other: ObservationFilter) -> None:
         """See ObservationFilter."""
@@ -467,7 +489,7 @@ class MeanStdFilter(ObservationFilter):
             self._scale = None
 
     def _plain(self, other: ObservationFilter) -> MeanStdFilter:
-        if not isinstance(other, MeanStdFilter) or other.shape != self.shape:
+        if not isinstance(other, MeanStdFilter) or (other.shape, other.num_kept) != (self.shape, self.num_kept):
             raise ValueError(f"expected a MeanStdFilter of shape {self.shape}, got {other!r}")
         return other.as_serializable()
 
@@ -480,9 +502,9 @@ class ConcurrentMeanStdFilter(MeanStdFilter):
 
     is_concurrent = True
 
-    def __init__(self, shape: tuple[int, ...], clip: float | None = None) -> None:
-        """Nothing seen yet."""
-        super().__init__(shape, clip)
+    def __init__(self, shape: tuple[int, ...], clip: float | None = None, *, num_kept: int = 0) -> None:
+        """Start with no samples."""
+        super().__init__(shape, clip, num_kept=num_kept)
         self._lock = threading.RLock()
 
 
@@ -493,8 +515,13 @@ _FILTERS: dict[str, type[MeanStdFilter]] = {
 FILTER_NAMES = ("NoFilter", *_FILTERS)
 
 
-def make_filter(name: str, shape: tuple[int, ...]) -> ObservationFilter:
+def make_filter(name: str, shape: tuple[int, ...], num_kept: int = 0) -> ObservationFilter:
     """The filter of that name for observations of that shape.
+
+    Args:
+        name: one of FILTER_NAMES.
+        shape: shape of one observation.
+        num_kept: so many numbers at the end of a flat observation are left as they are.
 
     Raises:
         ConfigError: no filter of that name (also a ValueError).
@@ -508,4 +535,4 @@ def make_filter(name: str, shape: tuple[int, ...]) -> ObservationFilter:
             value=name,
             hint=nearest(str(name), FILTER_NAMES).strip(),
         )
-    return _FILTERS[name](shape)
+    return _FILTERS[name](shape, num_kept=num_kept)

@@ -1,4 +1,4 @@
-"""From an observation space to the plain array a model takes.
+"""Preprocessors: from observations of any space to the plain arrays that models take.
 
 A preprocessor works on a batch at a time, in the form Gymnasium's vector environments batch a space: arrays
 ``[N, ...]`` for the simple spaces, a tuple or dict of batches for Tuple and Dict. Observations that come one by one
@@ -7,9 +7,10 @@ go through `transform_rows`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,15 @@ from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
 from aiorl.config.import_path import import_object
+from aiorl.data.action_mask import ACTION_MASK, MaskLayout, is_masked
+from aiorl.data.obs_layout import LaidOutBox, ObsLayout
 from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
 
 __all__ = [
     "BoxPreprocessor",
     "DiscretePreprocessor",
     "IdentityPreprocessor",
+    "MaskedPreprocessor",
     "MultiBinaryPreprocessor",
     "MultiDiscretePreprocessor",
     "NestedPreprocessor",
@@ -33,9 +37,15 @@ __all__ = [
 
 _KINDS = ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Tuple", "Dict")
 
+MAX_ONE_HOT = 1 << 14
+"""Most numbers that a one-hot observation may have: each row holds all of them."""
+
 
 class Preprocessor(ABC):
     """Turns observations of one space into model inputs.
+
+    One of your own passes the space, and shape and dtype of what it gives, to ``super().__init__`` and defines
+    ``transform``. That is all: the policy's observation space follows.
 
     Attributes:
         space: the environment's space of one observation.
@@ -47,7 +57,7 @@ class Preprocessor(ABC):
     is_identity = False
 
     def __init__(self, space: spaces.Space[Any], shape: tuple[int, ...], dtype: DTypeLike) -> None:
-        """Note the spaces on both sides."""
+        """Note the space, and shape and dtype of one model input."""
         self.space = space
         self.shape = shape
         self.dtype = np.dtype(dtype)
@@ -66,25 +76,42 @@ class Preprocessor(ABC):
 
         Raises: BatchError (a ValueError) if one doesn't fit the space.
         """
-        obs = _stacked(observations, self.space)
-        if obs.dtype.kind == "f" and self._is_whole and not np.array_equal(obs, np.rint(obs)):
-            raise BatchError("obs", f"observations of {self.space}", "fractions")
-        self._check_range(obs)
-        return self.transform(obs)
+        obs = _batched(observations, self.space)
+        if isinstance(obs, np.ndarray):
+            if obs.dtype.kind == "f" and self._is_whole and not np.array_equal(obs, np.rint(obs)):
+                raise BatchError("obs", f"observations of {self.space}", "fractions")
+            self._check_range(obs)
+        inputs = self.transform(obs)
+        if inputs.shape != (len(observations), *self.shape):
+            expected = f"{type(self).__name__}.transform to give {[len(observations), *self.shape]}"
+            raise BatchError("obs", expected, list(inputs.shape))
+        return inputs
 
     def _check_range(self, obs: NDArray[Any]) -> None:
         """Raise BatchError if ``[N, *space.shape]`` holds what `transform` can't represent; by default nothing is."""
         return
 
     @property
+    def layout(self) -> ObsLayout:
+        """Layout of the environment's observation in a model input."""
+        return ObsLayout(self.shape)
+
+    @property
     def observation_space(self) -> spaces.Space[Any]:
         """Space of the model inputs: what a policy is told."""
         if self.is_identity:
             return self.space
+        if not self._is_built_in:
+            return _unbounded(self.layout, self.dtype)
         flat = spaces.flatten_space(self.space)
         assert isinstance(flat, spaces.Box), "a space of simple components flattens to a Box"
         low, high = flat.low.astype(self.dtype), flat.high.astype(self.dtype)
-        return spaces.Box(low.reshape(self.shape), high.reshape(self.shape), dtype=self.dtype.type)
+        return LaidOutBox(low.reshape(self.shape), high.reshape(self.shape), self.layout, self.dtype)
+
+    @property
+    def _is_built_in(self) -> bool:
+        """Whether ``transform`` is one of this module's, so that order and bounds of what it gives are known."""
+        return type(self).transform.__module__ == __name__
 
 
 class BoxPreprocessor(Preprocessor):
@@ -94,7 +121,7 @@ class BoxPreprocessor(Preprocessor):
         """Keep the shape; a box without dimensions becomes a vector of one."""
         dtype = np.uint8 if space.dtype == np.uint8 else np.float32
         super().__init__(space, tuple(space.shape) or (1,), dtype)
-        self.is_identity = space.dtype == self.dtype and bool(space.shape)
+        self.is_identity = self._is_built_in and space.dtype == self.dtype and bool(space.shape)
 
     def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
         """See Preprocessor."""
@@ -105,8 +132,12 @@ class DiscretePreprocessor(Preprocessor):
     """Discrete numbers as one-hot vectors of float32."""
 
     def __init__(self, space: spaces.Discrete) -> None:
-        """One entry per value."""
-        super().__init__(space, (int(space.n),), np.float32)
+        """One entry per value.
+
+        Raises:
+            UnsupportedSpaceError: more values than a row can have numbers.
+        """
+        super().__init__(space, _one_hot_shape(space, int(space.n)), np.float32)
         self._start = int(space.start)
 
     def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
@@ -123,9 +154,13 @@ class MultiDiscretePreprocessor(Preprocessor):
     """Several discrete numbers as their one-hot vectors, one after the other, float32."""
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
-        """One entry per value of each number."""
+        """One entry per value of each number.
+
+        Raises:
+            UnsupportedSpaceError: more values than a row can have numbers.
+        """
         sizes = np.asarray(space.nvec, np.int64).reshape(-1)
-        super().__init__(space, (int(sizes.sum()),), np.float32)
+        super().__init__(space, _one_hot_shape(space, int(sizes.sum())), np.float32)
         offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         self._low = np.asarray(space.start, np.int64)
         self._end = self._low + space.nvec
@@ -174,6 +209,18 @@ class NestedPreprocessor(Preprocessor):
         super().__init__(space, (end,), np.float32)
         self._type = Mapping if isinstance(space, spaces.Dict) else Sequence
 
+    @property
+    def layout(self) -> ObsLayout:
+        """See Preprocessor."""
+        return ObsLayout(self.shape, dict(self._named_shapes()) if self._is_built_in else {})
+
+    def _named_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for name, preprocessor, _ in self._parts:
+            if isinstance(preprocessor, NestedPreprocessor):
+                yield from ((f"{name}.{inner}", shape) for inner, shape in preprocessor._named_shapes())
+            else:
+                yield str(name), preprocessor.shape
+
     def transform(self, obs: Any) -> NDArray[Any]:
         """See Preprocessor."""
         self._check_form(obs)
@@ -198,8 +245,95 @@ class NestedPreprocessor(Preprocessor):
         is_whole = isinstance(obs, self._type) and len(obs) == len(self._parts)
         if is_whole and (self._type is Sequence or all(name in obs for name, _, _ in self._parts)):
             return
-        given = sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
-        raise BatchError("obs", f"observations of {self.space}", given)
+        raise BatchError("obs", f"observations of {self.space}", _form(obs))
+
+
+class MaskedPreprocessor(Preprocessor):
+    """Observations with an action mask: the rest of the observation as it is without one, and the mask behind it.
+
+    Masks are not fed to the model or to observation filters; see `aiorl.data.obs_layout`.
+    """
+
+    def __init__(self, space: spaces.Dict, action_space: spaces.Space[Any], inner: Preprocessor) -> None:
+        """Put a mask behind what another preprocessor gives.
+
+        Args:
+            space: the environment's space, with the part "action_mask".
+            action_space: of the actions that the mask is about.
+            inner: preprocessor of `without_mask(space)`.
+
+        Raises:
+            UnsupportedSpaceError: the mask's space does not fit the action space.
+        """
+        self._masks = MaskLayout(action_space)
+        self._masks.check_space(space.spaces[ACTION_MASK])
+        self._inner = inner
+        self._names = space.spaces.keys()
+        self._only = _only_part(space)
+        self._layout = dataclasses.replace(inner.layout, num_mask=self._masks.size)
+        super().__init__(space, self._layout.array_shape, inner.dtype)
+
+    @property
+    def layout(self) -> ObsLayout:
+        """See Preprocessor."""
+        return self._layout
+
+    @property
+    def observation_space(self) -> spaces.Space[Any]:
+        """See Preprocessor."""
+        inner = self._inner.observation_space
+        if not isinstance(inner, spaces.Box):
+            return _unbounded(self._layout, self.dtype)
+        low, high = (
+            np.concatenate([bound.ravel(), np.full(self._masks.size, end, self.dtype)])
+            for bound, end in ((inner.low, 0), (inner.high, 1))
+        )
+        return LaidOutBox(low, high, self._layout, self.dtype)
+
+    def transform(self, obs: Any) -> NDArray[Any]:
+        """See Preprocessor."""
+        return self._joined(self._inner.transform(self._rest(obs)), self._masks.from_batch(obs[ACTION_MASK]))
+
+    def transform_rows(self, observations: Sequence[Any]) -> NDArray[Any]:
+        """See Preprocessor."""
+        for obs in observations:
+            if not isinstance(obs, Mapping) or obs.keys() != self._names:
+                raise BatchError("obs", f"observations of {self.space}", _form(obs))
+        masks = self._masks.from_rows([obs[ACTION_MASK] for obs in observations])
+        return self._joined(self._inner.transform_rows([self._rest(obs) for obs in observations]), masks)
+
+    def _rest(self, obs: Mapping[str, Any]) -> Any:
+        if self._only is not None:
+            return obs[self._only]
+        return {name: part for name, part in obs.items() if name != ACTION_MASK}
+
+    def _joined(self, inputs: NDArray[Any], masks: NDArray[np.uint8]) -> NDArray[Any]:
+        out = np.empty((len(inputs), *self.shape), self.dtype)
+        size = self._layout.size
+        out[:, :size] = inputs.reshape(len(inputs), size)
+        out[:, size:] = masks
+        return out
+
+
+def without_mask(space: spaces.Dict) -> spaces.Space[Any]:
+    """Return an observation space without its action mask: the one other part itself, or a Dict of several.
+
+    Raises:
+        UnsupportedSpaceError: there is no other part.
+    """
+    only = _only_part(space)
+    if only is not None:
+        return space.spaces[only]
+    rest = {name: part for name, part in space.spaces.items() if name != ACTION_MASK}
+    if not rest:
+        raise UnsupportedSpaceError("the observation space", space, _KINDS, "It has nothing but an action mask.")
+    return spaces.Dict(rest)
+
+
+def _only_part(space: spaces.Dict) -> str | None:
+    """Return the name of the one part besides the mask; None if there are several."""
+    names = [name for name in space.spaces if name != ACTION_MASK]
+    return names[0] if len(names) == 1 else None
 
 
 class IdentityPreprocessor(Preprocessor):
@@ -215,6 +349,7 @@ class IdentityPreprocessor(Preprocessor):
         if space.shape is None or space.dtype is None:
             raise UnsupportedSpaceError("without a preprocessor, the observation space", space, _KINDS[:4])
         super().__init__(space, tuple(space.shape), space.dtype)
+        self.is_identity = self._is_built_in
 
     def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
         """See Preprocessor."""
@@ -242,19 +377,29 @@ def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
 
 
 def make_preprocessor(
-    space: spaces.Space[Any], *, custom_preprocessor: str | type[Preprocessor] | None = None, is_enabled: bool = True
+    space: spaces.Space[Any],
+    *,
+    action_space: spaces.Space[Any] | None = None,
+    custom_preprocessor: str | type[Preprocessor] | None = None,
+    is_enabled: bool = True,
 ) -> Preprocessor:
     """The preprocessor a worker uses: a user's own, none at all, or the one for the space.
 
+    An action mask in the observations is kept off any of these, and behind what they give.
+
     Args:
         space: the environment's observation space.
+        action_space: the environment's action space; None takes an action mask for any other part.
         custom_preprocessor: subclass of Preprocessor, or its import path; it is called with the space.
         is_enabled: False takes observations as they are, unless there is a custom preprocessor.
 
     Raises:
-        ConfigError: a custom preprocessor that can't be imported or is none.
+        ConfigError: a custom preprocessor that can't be imported or is no Preprocessor.
         UnsupportedSpaceError: no preprocessor exists for that kind of space.
     """
+    if action_space is not None and isinstance(space, spaces.Dict) and is_masked(space):
+        inner = make_preprocessor(without_mask(space), custom_preprocessor=custom_preprocessor, is_enabled=is_enabled)
+        return MaskedPreprocessor(space, action_space, inner)
     if custom_preprocessor:
         key = "model.custom_preprocessor"
         kind: Any = custom_preprocessor
@@ -268,6 +413,43 @@ def make_preprocessor(
             )
         return kind(space)  # type: ignore[call-arg]  # a concrete kind takes the space alone
     return preprocessor_for(space) if is_enabled else IdentityPreprocessor(space)
+
+
+def _one_hot_shape(space: spaces.Space[Any], size: int) -> tuple[int, ...]:
+    if size > MAX_ONE_HOT:
+        raise UnsupportedSpaceError(
+            "the observation space",
+            space,
+            [f"up to {MAX_ONE_HOT} values one-hot"],
+            f"Each row would hold {size} numbers. Have the environment show what its number is made of, such as "
+            "coordinates (a Box, or MultiDiscrete of few values each), or set model.custom_preprocessor.",
+        )
+    return (size,)
+
+
+def _unbounded(layout: ObsLayout, dtype: np.dtype[Any]) -> LaidOutBox:
+    """The space of model inputs of which nothing else is known."""
+    if dtype.kind == "f":
+        return LaidOutBox(-np.inf, np.inf, layout, dtype)
+    limits = np.iinfo(dtype)
+    return LaidOutBox(limits.min, limits.max, layout, dtype)
+
+
+def _form(obs: Any) -> Any:
+    return sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
+
+
+def _batched(observations: Sequence[Any], space: spaces.Space[Any]) -> Any:
+    """Observations of any space as one batch, in the form that ``transform`` takes."""
+    try:
+        if isinstance(space, spaces.Dict):
+            return {name: _batched([obs[name] for obs in observations], part) for name, part in space.spaces.items()}
+        if isinstance(space, spaces.Tuple):
+            parts = enumerate(space.spaces)
+            return tuple(_batched([obs[position] for obs in observations], part) for position, part in parts)
+    except (KeyError, IndexError, TypeError) as error:
+        raise BatchError("obs", f"observations of {space}", f"one without {error}") from error
+    return _stacked(observations, space)
 
 
 def _stacked(observations: Sequence[Any], space: spaces.Space[Any]) -> NDArray[Any]:

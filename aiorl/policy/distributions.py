@@ -5,25 +5,30 @@ A distribution is made once for an action space and holds no state. It reads its
 
 - Categorical: A logits.
 - MultiCategorical: the logits of each component, one after the other.
+- Bernoulli: the logit of each bit's being 1.
 - DiagGaussian and SquashedGaussian: A means, then A logarithms of standard deviations, clamped to
   [LOG_STD_MIN, LOG_STD_MAX]. The squashed one is mapped by tanh into the bounds of the space.
+
+An input of MASKED_LOGIT forbids its action (for a bit: being 1): it is never sampled, is not the mode, and adds exactly
+nothing to entropy and divergence. Networks put it where an action mask says so.
 
 Sampling is a pure function of inputs and noise. Noise is drawn ahead for many steps at once
 (`draw_noise`), which is both cheaper and exactly reproducible; what its numbers mean is the distribution's
 own business. `aiorl.models.distributions` is the twin of this module on TensorFlow. Distributions over Tuple and
-Dict spaces are put together from these in `aiorl.policy.composite_distribution`.
+Dict spaces are put together from the others (`Composite`).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.data.actions import ActionLayout
 from aiorl.errors import ConfigError, PolicyError, UnsupportedSpaceError
 
 __all__ = [
@@ -35,9 +40,13 @@ __all__ = [
     "QUADRATURE_NODES",
     "QUADRATURE_WEIGHTS",
     "ActionDistribution",
+    "Bernoulli",
     "Categorical",
+    "Composite",
+    "CompositePart",
     "DiagGaussian",
     "MultiCategorical",
+    "SquashedComposite",
     "SquashedGaussian",
     "TwoClassCategorical",
     "make_distribution",
@@ -49,7 +58,7 @@ F32 = NDArray[np.float32]
 LOG_STD_MIN = -20.0
 LOG_STD_MAX = 2.0
 MASKED_LOGIT = -1e30
-"""Logit that pads short components; small enough for probability 0, and 0 * logit is still 0."""
+"""Logit of what is forbidden, and of what pads short components; gives probability 0, and 0 * logit is still 0."""
 EDGE = 2.0**-24
 """Least distance of a squashed action from its bounds, as a share of their range, at which logp is taken."""
 
@@ -62,7 +71,7 @@ QUADRATURE_WEIGHTS: F32 = (_HERMITE_WEIGHTS / math.sqrt(2.0 * math.pi)).astype(n
 
 
 class ActionDistribution(ABC):
-    """What all distributions offer. N rows, P inputs a row, K numbers of noise a row.
+    """Base class of action distributions. N rows, P inputs and K numbers of noise per row.
 
     Attributes:
         name: key in DISTRIBUTIONS.
@@ -81,6 +90,11 @@ class ActionDistribution(ABC):
         self.noise_size = noise_size
         self.action_shape: tuple[int, ...] = tuple(action_space.shape or ())
         self.action_dtype: np.dtype[Any] = np.dtype(action_space.dtype)
+
+    @property
+    def choice_inputs(self) -> NDArray[np.int64]:
+        """[M]: which inputs an action mask has an entry for, in the order of the entries; by default all."""
+        return np.arange(self.num_inputs)
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
@@ -258,6 +272,47 @@ class MultiCategorical(ActionDistribution):
         return padded.reshape(rows, components, self._widest)
 
 
+class Bernoulli(ActionDistribution):
+    """Independent bits of a MultiBinary space; inputs are the logits of their being 1."""
+
+    name = "bernoulli"
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        if not isinstance(action_space, spaces.MultiBinary):
+            raise UnsupportedSpaceError("a Bernoulli distribution over", action_space, ["MultiBinary"])
+        size = math.prod(action_space.shape)
+        super().__init__(action_space, num_inputs=size, noise_size=size)
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
+        """Uniform numbers in [0, 1), one per bit."""
+        return rng.random((*leading, self.noise_size), dtype=np.float32)
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """Each bit is 1 where its probability exceeds the uniform number."""
+        bits = noise < _sigmoid(inputs)
+        actions[...] = bits.reshape(actions.shape)
+        logp[...] = _bernoulli_logp(inputs, bits)
+
+    def deterministic(self, inputs: F32) -> NDArray[Any]:
+        """The bits that are likelier 1 than 0."""
+        return (inputs > 0).astype(self.action_dtype).reshape(-1, *self.action_shape)
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """See the base class."""
+        return _bernoulli_logp(inputs, actions.reshape(len(inputs), -1) != 0)
+
+    def entropy(self, inputs: F32) -> F32:
+        """See the base class."""
+        total: F32 = (np.logaddexp(_ZERO, inputs) - inputs * _sigmoid(inputs)).sum(axis=1)
+        return total
+
+    def kl(self, inputs: F32, other: F32) -> F32:
+        """See the base class."""
+        ones = _sigmoid(inputs) * (inputs - other)
+        total: F32 = (ones + np.logaddexp(_ZERO, other) - np.logaddexp(_ZERO, inputs)).sum(axis=1)
+        return total
+
+
 class DiagGaussian(ActionDistribution):
     """Independent normal components of a Box, unbounded: clipping is left to whoever steps the environment."""
 
@@ -268,6 +323,11 @@ class DiagGaussian(ActionDistribution):
             raise UnsupportedSpaceError("a Gaussian distribution over", action_space, ["Box of floats"])
         self._size = math.prod(action_space.shape)
         super().__init__(action_space, num_inputs=2 * self._size, noise_size=self._size)
+
+    @property
+    def choice_inputs(self) -> NDArray[np.int64]:
+        """None: these are numbers, not choices."""
+        return np.zeros(0, np.int64)
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
         """Standard normal numbers, one per component."""
@@ -382,17 +442,134 @@ class SquashedGaussian(DiagGaussian):
         return density
 
 
+class CompositePart(NamedTuple):
+    """One component.
+
+    Attributes:
+        distribution: over the component.
+        inputs: its columns among the inputs.
+        noise: its columns among the noise.
+        actions: its columns among the flat actions.
+    """
+
+    distribution: ActionDistribution
+    inputs: slice
+    noise: slice
+    actions: slice
+
+
+class Composite(ActionDistribution):
+    """Independent components; inputs, noise and actions are those of the components one after the other.
+
+    Actions are in column form (`aiorl.data.actions`): a flat row each.
+
+    Attributes:
+        layout: how components lie in a row.
+        parts: the components, in order.
+    """
+
+    name = "composite"
+    is_squashed = False
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        self.layout = ActionLayout(action_space)
+        self.parts: list[CompositePart] = []
+        num_inputs = noise_size = num_actions = 0
+        for leaf in self.layout.leaves:
+            kind = make_distribution(leaf, squash=self.is_squashed and isinstance(leaf, spaces.Box))
+            size = math.prod(kind.action_shape)
+            self.parts.append(
+                CompositePart(
+                    kind,
+                    slice(num_inputs, num_inputs + kind.num_inputs),
+                    slice(noise_size, noise_size + kind.noise_size),
+                    slice(num_actions, num_actions + size),
+                )
+            )
+            num_inputs, noise_size, num_actions = (
+                num_inputs + kind.num_inputs, noise_size + kind.noise_size, num_actions + size
+            )  # fmt: skip
+        super().__init__(action_space, num_inputs, noise_size)
+        self.action_shape = self.layout.shape
+        self.action_dtype = self.layout.dtype
+
+    @property
+    def choice_inputs(self) -> NDArray[np.int64]:
+        """See the base class."""
+        return np.concatenate([part.distribution.choice_inputs + part.inputs.start for part in self.parts])
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
+        """Each component's own noise."""
+        return np.concatenate([part.distribution.draw_noise(rng, *leading) for part in self.parts], axis=-1)
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """Each component's own sample; their log-probabilities are added."""
+        rows = len(inputs)
+        logp[...] = 0.0
+        for part in self.parts:
+            kind = part.distribution
+            # a component may need its own dtype or shape on the way into the flat row
+            chosen = np.empty((rows, *kind.action_shape), kind.action_dtype)
+            chosen_logp = np.empty(rows, np.float32)
+            kind.sample_into(inputs[:, part.inputs], noise[:, part.noise], chosen, chosen_logp)
+            actions[:, part.actions] = chosen.reshape(rows, -1)
+            logp += chosen_logp
+
+    def deterministic(self, inputs: F32) -> NDArray[Any]:
+        """The mode of each component."""
+        actions = self.layout.zeros(len(inputs))
+        for part in self.parts:
+            mode = part.distribution.deterministic(inputs[:, part.inputs])
+            actions[:, part.actions] = mode.reshape(len(inputs), -1)
+        return actions
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """See the base class."""
+        batches = self.layout.split(actions)
+        return _added(
+            [
+                part.distribution.logp(inputs[:, part.inputs], batch)
+                for part, batch in zip(self.parts, batches, strict=True)
+            ]
+        )
+
+    def entropy(self, inputs: F32) -> F32:
+        """See the base class."""
+        return _added([part.distribution.entropy(inputs[:, part.inputs]) for part in self.parts])
+
+    def kl(self, inputs: F32, other: F32) -> F32:
+        """See the base class."""
+        return _added([part.distribution.kl(inputs[:, part.inputs], other[:, part.inputs]) for part in self.parts])
+
+
+class SquashedComposite(Composite):
+    """Composite whose Boxes are squashed into their bounds."""
+
+    name = "squashed_composite"
+    is_squashed = True
+
+
 DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {
-    kind.name: kind for kind in (Categorical, MultiCategorical, DiagGaussian, SquashedGaussian)
+    kind.name: kind
+    for kind in (
+        Categorical,
+        MultiCategorical,
+        Bernoulli,
+        DiagGaussian,
+        SquashedGaussian,
+        Composite,
+        SquashedComposite,
+    )
 }
-"""Distributions over simple spaces, by name."""
+"""Distributions by name."""
 
 
 def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) -> ActionDistribution:
     """The distribution that goes with an action space.
 
     Args:
-        action_space: Discrete, MultiDiscrete, a Box of floats, or a Tuple or Dict of these, however nested.
+        action_space: Discrete, MultiDiscrete, MultiBinary, a Box of floats, or a Tuple or Dict of these, however
+            nested.
         squash: for Boxes, squash actions into their bounds instead of leaving them unbounded.
 
     Raises: UnsupportedSpaceError for any other space, or a Box without bounds when `squash` is set.
@@ -402,12 +579,14 @@ def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) 
             return make_named_distribution(Categorical.name, action_space)
         case spaces.MultiDiscrete():
             return MultiCategorical(action_space)
+        case spaces.MultiBinary():
+            return Bernoulli(action_space)
         case spaces.Box():
             return SquashedGaussian(action_space) if squash else DiagGaussian(action_space)
         case spaces.Tuple() | spaces.Dict():
-            return make_named_distribution("squashed_composite" if squash else "composite", action_space)
+            return SquashedComposite(action_space) if squash else Composite(action_space)
         case _:
-            kinds = ["Discrete", "MultiDiscrete", "Box", "Tuple", "Dict"]
+            kinds = ["Discrete", "MultiDiscrete", "MultiBinary", "Box", "Tuple", "Dict"]
             raise UnsupportedSpaceError("action space", action_space, kinds)
 
 
@@ -416,20 +595,21 @@ def make_named_distribution(name: str, action_space: spaces.Space[Any]) -> Actio
 
     Raises: PolicyError for an unknown name; UnsupportedSpaceError if the two don't go together.
     """
-    # built from this module's distributions, so it can't be imported before them
-    from aiorl.policy.composite_distribution import Composite, SquashedComposite
-
-    known = DISTRIBUTIONS | {kind.name: kind for kind in (Composite, SquashedComposite)}
     try:
-        kind = known[name]
+        kind = DISTRIBUTIONS[name]
     except KeyError:
-        raise PolicyError(f"unknown distribution {name!r}; known: {', '.join(sorted(known))}") from None
+        raise PolicyError(f"unknown distribution {name!r}; known: {', '.join(sorted(DISTRIBUTIONS))}") from None
     if kind is Categorical and isinstance(action_space, spaces.Discrete) and action_space.n == 2:
         return TwoClassCategorical(action_space)
     return kind(action_space)  # type: ignore[call-arg]  # every concrete kind takes the space alone
 
 
 _ZERO = np.float32(0.0)
+
+
+def _added(terms: list[F32]) -> F32:
+    total: F32 = np.add.reduce(terms)
+    return total
 
 
 def _choose(logits: F32, uniform: F32) -> tuple[NDArray[np.int64], F32]:
@@ -445,6 +625,16 @@ def _choose(logits: F32, uniform: F32) -> tuple[NDArray[np.int64], F32]:
     chosen = shifted[np.arange(len(choice)), choice]
     chosen -= np.log(total[:, 0])
     return choice, chosen
+
+
+def _sigmoid(logits: F32) -> F32:
+    result: F32 = np.float32(0.5) * (np.tanh(np.float32(0.5) * logits) + np.float32(1.0))
+    return result
+
+
+def _bernoulli_logp(logits: F32, bits: NDArray[np.bool_]) -> F32:
+    total: F32 = -np.logaddexp(_ZERO, np.where(bits, -logits, logits)).sum(axis=1)
+    return total
 
 
 def _log_softmax(logits: F32) -> F32:

@@ -1,9 +1,11 @@
-"""Exploration: how a policy departs from what its network says.
+"""Exploration: how actions depart from what the network prefers.
 
 A policy without an exploration object samples from its action distribution, which is the fast path. An object
 replaces that step. Like sampling, it is a pure function of the network's outputs and of noise drawn ahead, so that
 equal seeds give equal actions however rows are batched; only Ornstein-Uhlenbeck noise, which is a process in time,
 keeps a state for each row.
+
+Actions that the network's outputs forbid (`MASKED_LOGIT`) are never taken, at random neither.
 
 Recorded log-probabilities are those of the behaviour actually followed, where it has any; noise added to a
 deterministic policy has no useful density once it is clipped, and counts as 0.
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 
 from aiorl.data.actions import leaf_spaces
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
-from aiorl.policy.distributions import MASKED_LOGIT, ActionDistribution, Categorical
+from aiorl.policy.distributions import ActionDistribution
 from aiorl.policy.schedules import Schedule
 from aiorl.policy.uniform_actions import UniformActions
 
@@ -47,7 +49,7 @@ _APEX_BASE, _APEX_EXPONENT = 0.4, 7.0
 
 
 class Exploration(ABC):
-    """What all kinds share. N rows, P inputs of the distribution and K numbers of noise a row.
+    """Base class of explorations. N rows, P inputs of the distribution and K numbers of noise per row.
 
     A kind has noise of its own, and for a start of uniform actions, which each kind may have, theirs.
 
@@ -67,7 +69,7 @@ class Exploration(ABC):
         random_timesteps: int = 0,
         schedules: Mapping[str, Points] | None = None,
     ) -> None:
-        """Get ready.
+        """Prepare noise, schedules and the uniform start.
 
         Args:
             distribution: the policy's action distribution.
@@ -76,7 +78,7 @@ class Exploration(ABC):
             schedules: setting -> a constant, or points [timestep, value] joined by straight lines.
 
         Raises:
-            ConfigError: points that make no schedule.
+            ConfigError: invalid points of a schedule.
         """
         self.distribution = distribution
         self.uniform = UniformActions(distribution.action_space)
@@ -113,12 +115,12 @@ class Exploration(ABC):
         """
         own, uniform = noise[:, : self._own_noise], noise[:, self._own_noise :]
         if timestep < self._random_timesteps:
-            self.uniform.choose_into(uniform, actions, logp)
+            self.uniform.choose_into(uniform, actions, logp, inputs)
         else:
             self._choose(inputs, Moment(own, uniform, timestep, keys), actions, logp)
 
     def figures(self, timestep: int) -> dict[str, float]:
-        """What to report of it, such as the present epsilon."""
+        """Return the figures to report, such as the current epsilon."""
         return {name: schedule.value(timestep) for name, schedule in self._schedules.items()}
 
     def on_episode_start(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
@@ -139,7 +141,7 @@ class Exploration(ABC):
 
 
 class Moment(NamedTuple):
-    """What a choice depends on besides what the network says.
+    """Inputs of a choice other than the outputs of the network.
 
     Attributes:
         own: [N, own_noise] noise of the kind.
@@ -172,21 +174,20 @@ class RandomExploration(Exploration):
     """Uniform over the action space; within unbounded components standard normal."""
 
     def __init__(self, distribution: ActionDistribution) -> None:
-        """Nothing to set."""
+        """Take the distribution; there are no settings."""
         super().__init__(distribution, 0)
 
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
         return np.empty((*leading, 0), np.float32)
 
     def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
-        self.uniform.choose_into(now.uniform, actions, logp)
+        self.uniform.choose_into(now.uniform, actions, logp, inputs)
 
 
 class EpsilonGreedy(Exploration):
     """The best action, or with probability epsilon a uniform one.
 
-    The inputs of the distribution are logits or action values; actions whose input is MASKED_LOGIT are never taken
-    in a Discrete space.
+    The inputs of the distribution are logits or action values.
     """
 
     def __init__(self, distribution: ActionDistribution, *, epsilon: Points = ((0, 1.0), (10_000, 0.02))) -> None:
@@ -194,11 +195,12 @@ class EpsilonGreedy(Exploration):
 
         Raises:
             UnsupportedSpaceError: actions are not choices.
-            ConfigError: points that make no schedule, or a value that is no probability.
+            ConfigError: invalid points of a schedule, or a value outside of [0, 1].
         """
         space = distribution.action_space
-        if not all(isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) for leaf in leaf_spaces(space)):
-            raise UnsupportedSpaceError("epsilon-greedy exploration over", space, ["Discrete", "MultiDiscrete"])
+        kinds = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+        if not all(isinstance(leaf, kinds) for leaf in leaf_spaces(space)):
+            raise UnsupportedSpaceError("epsilon-greedy exploration over", space, [kind.__name__ for kind in kinds])
         super().__init__(distribution, 1, schedules={"epsilon": epsilon})
         values = [epsilon] if isinstance(epsilon, int | float) else [value for _, value in epsilon]
         if not all(0 <= value <= 1 for value in values):
@@ -212,18 +214,9 @@ class EpsilonGreedy(Exploration):
     def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
         epsilon = self._schedules["epsilon"].value(now.timestep)
         greedy = self.distribution.deterministic(inputs)
-        if isinstance(self.distribution, Categorical):
-            allowed = inputs > 0.5 * MASKED_LOGIT
-            counts = np.maximum(np.count_nonzero(allowed, axis=1), 1)
-            # the number-th of the allowed actions, counted from 0
-            number = np.minimum((now.uniform[:, 0] * counts).astype(np.int64), counts - 1)
-            index = (np.add.accumulate(allowed, axis=1) > number[:, None]).argmax(axis=1)
-            uniform: NDArray[Any] = (index + self.distribution.start).astype(self.distribution.action_dtype)
-            share = epsilon / counts
-        else:
-            uniform = np.empty_like(greedy)
-            self.uniform.choose_into(now.uniform, uniform, logp)
-            share = epsilon * np.exp(logp.astype(np.float64))
+        uniform = np.empty_like(greedy)
+        self.uniform.choose_into(now.uniform, uniform, logp, inputs)
+        share = epsilon * np.exp(logp.astype(np.float64))
         explores = now.own[:, 0] < epsilon
         chosen = np.where(explores.reshape(-1, *[1] * (greedy.ndim - 1)), uniform, greedy)
         actions[...] = chosen
@@ -261,7 +254,7 @@ class GaussianNoise(Exploration):
 
         Raises:
             UnsupportedSpaceError: actions are not numbers.
-            ConfigError: points that make no schedule.
+            ConfigError: invalid points of a schedule.
         """
         space = distribution.action_space
         if not isinstance(space, spaces.Box):

@@ -1,4 +1,4 @@
-"""What an ONNX graph that came over a socket may hold, and the bytes ONNX Runtime is given in its place.
+"""Validation of ONNX graphs that came over a socket, and their canonical form for ONNX Runtime.
 
 A graph can name files to read tensors from ("external data"; one special name even means an address in memory), and
 operators can do anything. So the bytes received are never loaded: they are read strictly (`aiorl.policy.onnx_wire`),
@@ -21,7 +21,7 @@ __all__ = ["MAX_GRAPH_BYTES", "WEIGHTS_LOCATION", "to_canonical_graph"]
 
 MAX_GRAPH_BYTES = 16 * 1024 * 1024
 WEIGHTS_LOCATION = "weights"
-"""Where a weight's external data claims to lie; no such file is ever opened."""
+"""Location that the external data of a weight names; no such file is ever opened."""
 
 Weights = Mapping[str, tuple[tuple[int, ...], str]]
 
@@ -217,7 +217,7 @@ def _tensor(tensor: Message) -> Message:
 
 
 def _raw(field: str, data: bytes | list[int], dtype: np.dtype[np.generic]) -> bytes:
-    """What the field holds as little-endian numbers of the dtype; nothing if it isn't the dtype's field."""
+    """Return the field as little-endian bytes of the dtype; empty if the field is not one of that dtype."""
     if isinstance(data, bytes):
         return data if _FIXED_DATA.get(field, dtype) == dtype else b""
     if dtype == np.float16:

@@ -26,7 +26,7 @@ F32 = NDArray[np.float32]
 
 
 class ActResult(NamedTuple):
-    """What one evaluation gives.
+    """Result of one evaluation.
 
     Attributes:
         actions: [N, *action_shape] in column form (`aiorl.data.actions`).
@@ -40,7 +40,7 @@ class ActResult(NamedTuple):
 
 
 class ActingNetwork(Protocol):
-    """What runs the network; `ActingGraph` is one."""
+    """Interface of whatever runs the network, such as `ActingGraph`."""
 
     def run(
         self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None

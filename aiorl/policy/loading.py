@@ -1,4 +1,4 @@
-"""From what a learner sends of a policy to the policy that acts."""
+"""Construction of the acting policy from a graph and its description."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_policy(
     seed: int | None = None,
     threads: int = 1,
 ) -> GraphPolicy:
-    """The policy that acts; it has its weights once they are set.
+    """Return the acting policy, still without weights.
 
     Args:
         graph: the acting graph; empty for a network that has none and is run in TensorFlow.

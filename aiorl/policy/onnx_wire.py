@@ -31,7 +31,7 @@ _VARINT, _LENGTH, _FIXED32 = 0, 2, 5
 
 
 class _Kind(Enum):
-    """What a field holds: how it is encoded, and as what it is given out."""
+    """Encoding of a field on the wire, and its type in Python."""
 
     INT = "int64 or enum: int"
     FLOAT = "float: its four bytes"

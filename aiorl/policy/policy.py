@@ -6,6 +6,7 @@ A policy in plain Python implements `compute_actions` and, if it has weights, `g
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.data.action_mask import MaskLayout
 from aiorl.data.actions import ActionLayout
+from aiorl.data.obs_layout import layout_of
 from aiorl.data.spaces import regroup_actions
 from aiorl.errors import PolicyError, UnsupportedSpaceError
 
@@ -108,7 +111,12 @@ class Policy(ABC):
             explore: False asks for the policy's best action instead of a sample.
         Returns: the action in the form an environment takes, recurrent state after the step, and the values to be
             recorded.
+
+        Raises:
+            PolicyError: the observation's action mask forbids every action.
         """
+        if self.has_action_mask and len(self.rows_without_action(obs[None])):
+            raise PolicyError("there is no action to take: the observation's action mask forbids every one")
         layout = ActionLayout(self.action_space)
         actions, state_out, columns = self.compute_actions(
             obs[None],
@@ -125,6 +133,23 @@ class Policy(ABC):
             [component[0] for component in state_out],
             {name: column[0] for name, column in columns.items()},
         )
+
+    @property
+    def has_action_mask(self) -> bool:
+        """Whether observations bring an action mask, behind their own numbers (`aiorl.data.obs_layout`)."""
+        return layout_of(self.observation_space).num_mask > 0
+
+    def rows_without_action(self, obs: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the indices of observations [N, *shape] whose action mask forbids every action.
+
+        Callers check before they act, leaving out final observations, whose masks have no meaning.
+        """
+        _, masks = layout_of(self.observation_space).split(obs)
+        return np.zeros(0, np.int64) if masks is None else self._mask_layout.rows_without_action(masks)
+
+    @functools.cached_property
+    def _mask_layout(self) -> MaskLayout:
+        return MaskLayout(self.action_space)
 
     def get_initial_state(self) -> list[NDArray[np.float32]]:
         """Recurrent state of one row at an episode's start; empty without recurrence."""
@@ -147,23 +172,23 @@ class Policy(ABC):
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Take up new weights, all at once.
 
-        Raises: PolicyError if they don't fit; the old ones then stay in force. So does any weight at all
-            here, where there is none.
+        Raises: PolicyError if they don't fit; the old ones then stay in force. This base class has no weights and
+            refuses any.
         """
         if weights:
             raise PolicyError(f"{type(self).__name__} has no weights to set")
 
     def get_state(self) -> dict[str, Any]:
-        """All that has to be kept to go on later: arrays, numbers and strings by name."""
+        """Return the state to save: arrays, numbers and strings by name."""
         return {"weights": self.get_weights(), "global_timestep": self.global_timestep}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `get_state` gave."""
+        """Restore what `get_state` returned."""
         self.set_weights(state["weights"])
         self.global_timestep = int(state["global_timestep"])
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
-        """Hear of new global variables; `timestep` is the global timestep."""
+        """Take up new global variables; `timestep` is the global timestep."""
         self.global_timestep = int(global_vars.get("timestep", self.global_timestep))
 
     def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
@@ -192,10 +217,7 @@ class Policy(ABC):
 
 
 def check_policy_input(observation_space: spaces.Space[Any] | None) -> None:
-    """Nothing, for a space of observations that a policy may be given.
-
-    Raises: UnsupportedSpaceError (a ValueError) for a raw Tuple or Dict.
-    """
+    """Raise UnsupportedSpaceError (a ValueError) for a raw Tuple or Dict, which no policy takes."""
     if isinstance(observation_space, spaces.Tuple | spaces.Dict):
         raise UnsupportedSpaceError(
             "a policy's observation space",

@@ -89,7 +89,7 @@ class PolicyMap(Mapping[str, Policy]):
 
 
 class AgentBinding:
-    """Which policy acts for each agent of one episode; decided at the agent's first appearance."""
+    """Binding of agents to policies within one episode, made when an agent first appears."""
 
     __slots__ = ("_by_agent", "_policies")
 

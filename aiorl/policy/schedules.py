@@ -1,4 +1,4 @@
-"""Settings that change with the env steps sampled or trained on."""
+"""Schedules: settings that change with the number of env steps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Actions that nobody has thought about: uniform over the action space."""
+"""Uniformly random actions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from aiorl.data.actions import ActionLayout
 from aiorl.errors import UnsupportedSpaceError
+from aiorl.policy.distributions import MASKED_LOGIT
 
 __all__ = ["UniformActions"]
 
@@ -39,6 +41,7 @@ class UniformActions:
         self._span = np.where(self._is_bounded, self._end - self._low, 1.0)
         self._start = np.where(self._is_bounded, self._low, 0.0)
         self._logp = -float(np.log(self._span[self._is_bounded]).sum())
+        self._choices = list(_choices(layout.leaves))
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
         """Noise for `leading` choices: float32 [*leading, K], in [0, 1) or, for unbounded components, normal."""
@@ -48,23 +51,63 @@ class UniformActions:
             noise[..., free] = rng.standard_normal((*leading, int(free.sum())), dtype=np.float32)
         return noise
 
-    def choose_into(self, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        """Write what noise [N, K] gives.
+    def choose_into(self, noise: F32, actions: NDArray[Any], logp: F32, inputs: F32 | None = None) -> None:
+        """Write the actions that noise [N, K] selects, and their log-probabilities.
 
         Args:
             noise: of `draw_noise`.
             actions: [N, *action_shape] in column form, to be written.
             logp: [N], to be written.
+            inputs: [N, P] inputs of the policy's distribution; actions that they forbid are not chosen. None = all are
+                allowed.
         """
         values = self._start + self._span * noise
         whole = self._is_whole
         if whole.any():
             values[:, whole] = np.minimum(np.floor(values[:, whole]), self._end[whole] - 1)
-        actions[...] = values.reshape(actions.shape)
         logp[...] = self._logp
+        if inputs is not None:
+            allowed = inputs > 0.5 * MASKED_LOGIT
+            if not allowed.all():
+                self._choose_allowed(allowed, noise, values, logp)
+        actions[...] = values.reshape(actions.shape)
         if not self._is_bounded.all():
             free = noise[:, ~self._is_bounded]
             logp += (-0.5 * free * free - 0.5 * math.log(2.0 * math.pi)).sum(axis=1)
+
+    def _choose_allowed(self, allowed: NDArray[np.bool_], noise: F32, values: NDArray[Any], logp: F32) -> None:
+        """Write choices among those allowed in place of the others."""
+        for position, part, is_bit in self._choices:
+            own = allowed[:, part]
+            if is_bit:  # it may always be 0
+                own = np.concatenate([np.ones_like(own), own], axis=1)
+            counts = np.maximum(np.count_nonzero(own, axis=1), 1)
+            # the number-th of the allowed ones, counted from 0
+            number = np.minimum((noise[:, position] * counts).astype(np.int64), counts - 1)
+            index = (np.add.accumulate(own, axis=1) > number[:, None]).argmax(axis=1)
+            values[:, position] = self._low[position] + index
+            logp += np.log(own.shape[1] / counts).astype(np.float32)
+
+
+def _choices(leaves: Sequence[spaces.Space[Any]]) -> Iterator[tuple[int, slice, bool]]:
+    """For each choice its place among the numbers of an action, its inputs of the distribution, and whether a bit."""
+    position = first = 0
+    for leaf in leaves:
+        is_bit = isinstance(leaf, spaces.MultiBinary)
+        match leaf:
+            case spaces.Discrete():
+                sizes = [int(leaf.n)]
+            case spaces.MultiDiscrete():
+                sizes = [int(size) for size in leaf.nvec.ravel()]
+            case spaces.MultiBinary():
+                sizes = [1] * math.prod(leaf.shape)
+            case _:
+                numbers = math.prod(leaf.shape or ())
+                position, first = position + numbers, first + 2 * numbers  # means and deviations
+                continue
+        for size in sizes:
+            yield position, slice(first, first + size), is_bit
+            position, first = position + 1, first + size
 
 
 def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
@@ -80,6 +123,8 @@ def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.fl
             is_whole = leaf.dtype.kind != "f"
             low, end = leaf.low.ravel(), leaf.high.ravel().astype(np.float64) + is_whole
         case _:
-            raise UnsupportedSpaceError("uniform exploration over", leaf, ["Discrete", "MultiDiscrete", "Box"])
+            raise UnsupportedSpaceError(
+                "uniform exploration over", leaf, ["Discrete", "MultiDiscrete", "MultiBinary", "Box"]
+            )
     whole = np.full(len(low), not (isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"))
     return low.astype(np.float64), end.astype(np.float64), whole

@@ -214,11 +214,16 @@ def make_policies(
                 policy_id,
             )
             custom = None
-        preprocessor = make_preprocessor(spec.observation_space, custom_preprocessor=custom, is_enabled=preprocess)
+        preprocessor = make_preprocessor(
+            spec.observation_space,
+            action_space=spec.action_space,
+            custom_preprocessor=custom,
+            is_enabled=preprocess,
+        )
         check_tensorflow(spec.policy_class, granted_gpus(base_config, arguments.worker_index))
         policy_class = policy_class_for(spec.policy_class, base_config)
         preprocessors[policy_id] = preprocessor
-        filtered = make_filter(settings.observation_filter, preprocessor.shape)
+        filtered = make_filter(settings.observation_filter, preprocessor.shape, preprocessor.layout.num_mask)
         space = filtered.output_space(preprocessor.observation_space)
         policies[policy_id] = policy_class(space, spec.action_space, config)
         _check_initialised(policy_id, policies[policy_id])
@@ -247,7 +252,10 @@ def make_filters(preprocessors: Mapping[str, Preprocessor], name: str) -> dict[s
     Raises:
         ConfigError: no filter of that name (also a ValueError).
     """
-    return {policy_id: make_filter(name, preprocessor.shape) for policy_id, preprocessor in preprocessors.items()}
+    return {
+        policy_id: make_filter(name, preprocessor.shape, preprocessor.layout.num_mask)
+        for policy_id, preprocessor in preprocessors.items()
+    }
 
 
 def make_sampler(

@@ -83,6 +83,7 @@ class Lane:
         self._clip_actions = clip_actions
         self._clip_rewards = clip_rewards
         self._layout = ActionLayout(policy.action_space)
+        self._has_mask = getattr(policy, "has_action_mask", False)
         self._tracks: dict[int, AgentTrack] = {}
         self.queue: list[AgentTrack] = []
         self.arriving: list[AgentTrack] = []
@@ -175,6 +176,7 @@ class Lane:
             BatchError: the policy returned another number of rows or states than it was given, other columns than
                 before, or actions that its space cannot hold (also a ValueError).
             PolicyError: what it returned is not actions, states and columns (also a ValueError).
+            BadObservationError: an action mask forbids every action (also a ValueError).
         """
         tracks = self.queue
         if not tracks:
@@ -182,6 +184,10 @@ class Lane:
         store, policy = self.store, self.policy
         index = as_index([track.slot for track in tracks])
         obs = store[c.OBS][index]
+        if self._has_mask and len(stuck := policy.rows_without_action(obs)):
+            track = tracks[stuck[0]]
+            message = f"agent {track.agent_id!r}: its action mask forbids every action"
+            raise track.episode.fault(BadObservationError, message)
         prev_actions = store[c.ACTIONS].take([track.fed for track in tracks], 0)
         prev_rewards = np.array([track.last_reward for track in tracks], np.float32)
         if self._clip_rewards:

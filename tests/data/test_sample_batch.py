@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError
+from aiorl.log_once import summarize
 
 
 def make_batch(rows: int, start: int = 0) -> SampleBatch:
@@ -130,3 +132,49 @@ def test_r65_compression_of_what_is_not_there_or_no_array_of_numbers_does_nothin
         batch.compress(True)  # type: ignore[arg-type]
     with pytest.raises(BatchError, match="2 rows"):
         batch["more"] = np.zeros(3)
+
+
+def test_what_users_of_rllib_reach_for() -> None:
+    batch = SampleBatch.concat_samples([make_batch(3), make_batch(2, 3)])
+    assert len(batch) == batch.count == 5
+    obs, ids = batch.columns(["obs", "eps_id"])
+    np.testing.assert_array_equal(obs, batch["obs"])
+    np.testing.assert_array_equal(ids, [0, 0, 0, 1, 1])
+    assert batch[1:3]["obs"][:, 0].tolist() == [1, 2]
+    assert batch[-2:]["obs"][:, 0].tolist() == [3, 4]
+    assert batch[::2].count == 3
+    batch[1:3]["obs"][0, 0] = 99
+    assert batch["obs"][1, 0] == 99, "a slice is a view"
+    batch.shuffle(np.random.default_rng(1))
+    assert sorted(batch["obs"][:, 0].tolist()) == [0, 2, 3, 4, 99]
+    assert batch["eps_id"].tolist() != [0, 0, 0, 1, 1]
+    batch.shuffle()
+    assert batch.count == 5
+
+
+@pytest.mark.parametrize("mode", ["rows", "bulk"])
+def test_slices_and_shuffles_of_compressed_columns_are_those_of_plain_ones(mode: str) -> None:
+    batch, plain = make_images(9), make_images(9)
+    batch.compress(mode)
+    np.testing.assert_array_equal(batch[2:7]["obs"], plain["obs"][2:7])
+    batch.shuffle(np.random.default_rng(3))
+    plain.shuffle(np.random.default_rng(3))
+    np.testing.assert_array_equal(batch["obs"], plain["obs"])
+
+
+def test_a_batch_is_a_mapping_of_columns_though_its_length_is_that_of_its_rows() -> None:
+    batch = make_batch(4)
+    assert batch.keys() == {"obs", "eps_id"}
+    assert len(batch.keys()) == len(batch.items()) == 2
+    assert dict(batch).keys() == batch.keys()
+    assert "obs" in batch
+    assert not SampleBatch(obs=np.zeros((0, 2)))
+    joined = SampleBatch.concat([SampleBatch(obs=np.zeros((0, 2))), SampleBatch(obs=np.ones((1, 2)))])
+    assert joined["obs"].tolist() == [[1, 1]]
+    assert "2 entries" in summarize(batch, depth=0)
+
+
+def test_batches_of_several_policies_are_joined_by_the_same_name() -> None:
+    parts = [MultiAgentBatch({"a": make_batch(2)}, 2), MultiAgentBatch({"a": make_batch(1), "b": make_batch(3)}, 3)]
+    joined = MultiAgentBatch.concat_samples(parts)
+    assert (joined.count, len(joined.policy_batches["a"]), len(joined.policy_batches["b"])) == (5, 3, 3)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
+from aiorl.data.action_mask import is_masked
 from aiorl.env.adapt import to_base_env
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.pettingzoo import AECEnv, ParallelEnv, pettingzoo_creator
@@ -117,6 +119,70 @@ def test_turn_based_environments_show_whose_turn_it_is_and_at_the_end_everybody(
     assert truncateds == {"o": False, "x": False, ALL_AGENTS: False}
     assert infos == {"o": {"turn": "o"}, "x": {"turn": "x"}}
     assert env.env.moves == [("x", 5), ("o", 6), ("x", 7)]
+
+
+class MaskedTurns(FakeTurns):
+    """A mask in the info of whose turn it is; the one that leaves has none."""
+
+    def __init__(self):
+        self.resets = 0
+
+    def observation_space(self, agent):
+        return spaces.Discrete(9)
+
+    def action_space(self, agent):
+        return spaces.Discrete(3)
+
+    @property
+    def infos(self):
+        return {"x": self.last()[4], "o": {}}
+
+    def reset(self, seed=None, options=None):
+        self.resets += 1
+        super().reset()
+
+    def last(self):
+        obs, reward, over, cut, info = super().last()
+        return obs, reward, over, cut, info if over else info | {"action_mask": np.array([0, 1, len(self.moves) % 2])}
+
+
+def test_a_mask_in_the_infos_of_a_turn_based_environment_comes_into_its_observations():
+    env = AECEnv(MaskedTurns())
+    assert env.env.resets == 1
+    assert is_masked(env.observation_space)
+    obs, _ = env.reset()
+    assert obs["x"]["observation"] == 0
+    assert obs["x"]["action_mask"].tolist() == [0, 1, 0]
+    assert env.observation_space.contains(obs["x"])
+    obs, *_ = env.step({"x": 1})
+    assert obs["o"]["action_mask"].tolist() == [0, 1, 1]
+    env.step({"o": 1})
+    obs, *_ = env.step({"x": 1})
+    assert {agent: own["action_mask"].tolist() for agent, own in obs.items()} == {"o": [1] * 3, "x": [1] * 3}
+
+
+class MaskedParallel(FakeParallel):
+    """A mask for "short" alone."""
+
+    def observation_space(self, agent):
+        return spaces.Discrete(9)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2) if agent == "short" else spaces.Box(0, 1)
+
+    def reset(self, seed=None, options=None):
+        obs, _ = super().reset()
+        return obs, {"short": {"action_mask": [0, 1]}, "long": {}}
+
+
+def test_a_mask_in_the_infos_of_a_parallel_environment_comes_into_its_observations():
+    env = ParallelEnv(MaskedParallel())
+    assert is_masked(env.observation_spaces["short"])
+    assert env.observation_spaces["long"] == spaces.Discrete(9)
+    obs, _ = env.reset()
+    assert (obs["short"]["action_mask"].tolist(), obs["long"]) == ([0, 1], 0)
+    obs, *_ = env.step({"short": 1, "long": 0})
+    assert (obs["short"]["action_mask"].tolist(), obs["long"]) == ([1, 1], 1)
 
 
 def play(base, act, steps=400) -> dict:

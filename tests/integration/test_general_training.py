@@ -95,6 +95,17 @@ def test_agents_of_both_policies_learn_to_balance(run: Run, algo: str, least: fl
     assert min(result["policy_reward_mean"].values()) > least, result["policy_reward_mean"]
 
 
+@pytest.mark.parametrize(
+    ("algo", "callbacks"),
+    [("ppo", ()), pytest.param("impala", ("--callbacks=general_parts:Noting",), marks=pytest.mark.slow)],
+)
+def test_actions_of_bits_are_learned_on_either_path(run: Run, algo: str, callbacks: Any) -> None:
+    learner = run(f"--algo={algo}", *SMALL, *callbacks, "--env=general_runs:Bits", "--lr=0.01", "--stop-timesteps=8000")
+    result = finished(learner)
+    assert result["episode_reward_mean"] > 12.5, "10 by chance, 20 at best"
+    assert 0 < result["learner"]["entropy"] < 3 * np.log(2)
+
+
 def test_one_policy_learns_beside_one_of_the_users_own_and_one_that_stays_as_it_is(run: Run) -> None:
     policies = "{left: null, right: {class: 'general_runs:Pusher', config: {way: 1}}, other: null}"
     learner = run(

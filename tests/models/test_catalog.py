@@ -8,7 +8,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from aiorl.errors import ConfigError, PolicyError
-from aiorl.models.catalog import NATURE_FILTERS, ModelConfig, build_model
+from aiorl.models.catalog import NATURE_FILTERS, NetworkConfig, build_model
 from aiorl.policy.distributions import make_distribution
 
 DISCRETE = make_distribution(spaces.Discrete(3))
@@ -247,8 +247,8 @@ def test_settings_that_make_no_network_are_config_errors(shape, dtype, distribut
 
 
 def test_settings_of_others_are_left_alone():
-    assert ModelConfig.from_mapping({"framestack": True, "fcnet_hiddens": [3]}) == ModelConfig(fcnet_hiddens=(3,))
-    model = build_model((4,), "float32", DISCRETE, ModelConfig(fcnet_hiddens=(3,)))
+    assert NetworkConfig.from_mapping({"framestack": True, "fcnet_hiddens": [3]}) == NetworkConfig(fcnet_hiddens=(3,))
+    model = build_model((4,), "float32", DISCRETE, NetworkConfig(fcnet_hiddens=(3,)))
     assert model.variables["policy/dense_0/kernel"].shape == (4, 3)
 
 

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
+from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError, PolicyError
 from aiorl.models.catalog import build_model
 from aiorl.models.custom import CustomActorCritic
@@ -70,12 +71,44 @@ def with_tensor(obs_shape, num_outputs, model_config):
     return keras.Sequential([keras.layers.Input(obs_shape), Shifting(), keras.layers.Dense(num_outputs)])
 
 
+PARTS = ObsLayout((2 * 2 * 1 + 3 + 2,), {"camera": (2, 2, 1), "legs.0": (3,), "legs.1": (2,)})
+
+
+def by_name(obs_shape, num_outputs, model_config, obs_parts):
+    """Looks at two of three parts."""
+    assert obs_parts == PARTS.parts
+    inputs = {name: keras.Input(obs_parts[name], name=name) for name in ("legs.1", "camera")}
+    camera = keras.layers.Flatten()(keras.layers.Conv2D(3, 2)(inputs["camera"]))
+    features = keras.layers.Concatenate()([camera, inputs["legs.1"]])
+    return keras.Model(inputs, [keras.layers.Dense(num_outputs)(features), keras.layers.Dense(1)(features)])
+
+
+class ByName(keras.Model):
+    """Looks at all parts."""
+
+    def __init__(self, obs_shape, num_outputs, model_config, obs_parts):
+        super().__init__()
+        self.wanted = dict(obs_parts)
+        self.out = keras.layers.Dense(num_outputs)
+
+    def call(self, parts):
+        assert {name: tuple(part.shape[1:]) for name, part in parts.items()} == self.wanted
+        return self.out(keras.ops.concatenate([keras.layers.Flatten()(part) for part in parts.values()], axis=1))
+
+
+def told_but_flat(obs_shape, num_outputs, model_config, obs_parts):
+    return keras.Sequential([keras.layers.Input(obs_shape), keras.layers.Dense(num_outputs * len(obs_parts))])
+
+
 @pytest.fixture(autouse=True)
 def users_module(monkeypatch):
     module = types.SimpleNamespace(
         policy_only=policy_only,
         with_values=with_values,
         with_tensor=with_tensor,
+        by_name=by_name,
+        ByName=ByName,
+        told_but_flat=told_but_flat,
         Subclassed=Subclassed,
         wrong_size=lambda shape, outputs, config: policy_only(shape, outputs + 1, config),
         no_model=lambda *_: 3,
@@ -151,6 +184,31 @@ def test_sequences_are_the_steps_and_gradients_reach_what_can_be_trained(name):
     gradients = tape.gradient(loss, model.trainable_variables)
     assert all(gradient is not None for gradient in gradients)
     assert len(model.variables) - len(model.trainable_variables) == (2 if name == "with_values" else 0)
+
+
+@pytest.mark.parametrize("num_mask", [0, 3])
+@pytest.mark.parametrize("name", ["by_name", "ByName"])
+def test_a_model_may_ask_for_the_parts_of_a_nested_observation_by_name(name, num_mask):
+    layout = ObsLayout(PARTS.shape, PARTS.parts, num_mask)
+    settings = {"custom_model": f"users_models:{name}"}
+    model = build_model(layout.array_shape, "float32", DISCRETE, settings, seed=0, layout=layout)
+    obs = obs_of(model, 4)
+    obs[:, 9:] = 1
+    inputs, _ = model.forward(obs)
+    parts = {"camera": obs[:, :4].reshape(4, 2, 2, 1), "legs.0": obs[:, 4:7], "legs.1": obs[:, 7:9]}
+    if name == "by_name":
+        del parts["legs.0"]
+    wanted = model.keras_model(parts, training=False)
+    np.testing.assert_allclose(inputs, wanted[0] if name == "by_name" else wanted, rtol=1e-5, atol=1e-6)
+    policy = OnnxPolicy(*export_acting_graph(model))
+    policy.set_weights(model.get_weights())
+    np.testing.assert_allclose(policy.graph.run(obs)[0], inputs, rtol=1e-4, atol=1e-5)
+
+
+def test_parts_of_an_observation_without_any_are_the_observation():
+    told = custom("told_but_flat")
+    assert told.forward(obs_of(told, 2))[0].shape == (2, 3)
+    assert custom("ByName").keras_model.wanted == {"obs": (4,)}
 
 
 def test_names_and_weights_follow_the_seed_alone():

@@ -13,16 +13,18 @@ from aiorl.data.actions import ActionLayout
 from aiorl.models.distributions import make_distribution, to_tf_distribution
 from aiorl.policy import distributions as acting
 
+BITS = spaces.MultiBinary(2)
 SPACES = [
     (spaces.Discrete(2), False),
     (spaces.Discrete(6, start=-2), False),
     (spaces.MultiDiscrete([3, 2, 4]), False),
     (spaces.MultiDiscrete(np.array([[3, 3], [3, 3]]), start=np.array([[0, 1], [2, 3]])), False),
+    (spaces.MultiBinary((2, 2)), False),
     (spaces.Box(-1.0, 1.0, (3,)), False),
     (spaces.Box(-1.0, 1.0, (2, 2), np.float64), False),
     (spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32)), True),
     (spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, (2, 2))]), False),
-    (spaces.Dict({"b": spaces.Discrete(3, start=4), "a": spaces.Tuple([spaces.Box(-2.0, 1.0, (2,))])}), True),
+    (spaces.Dict({"b": spaces.Discrete(3, start=4), "a": spaces.Tuple([spaces.Box(-2.0, 1.0, (2,)), BITS])}), True),
 ]
 TWINS = [
     (acting.make_distribution(space, squash=squash), make_distribution(space, squash=squash))

@@ -44,6 +44,13 @@ MODELS = {
         SMALL | {"use_gru": True, "lstm_use_prev_action_reward": True, "vf_share_layers": True},
     ),
     "tuple": ((4,), "float32", make_distribution(spaces.Tuple([spaces.Discrete(3), BOX])), SMALL),
+    "bits": ((4,), "float32", make_distribution(spaces.MultiBinary(3)), SMALL),
+    "looks_back_at_bits": (
+        (4,),
+        "float32",
+        make_distribution(spaces.MultiBinary(3)),
+        SMALL | {"use_gru": True, "lstm_use_prev_action_reward": True},
+    ),
     "cnn_lstm": ((12, 12, 1), "uint8", DISCRETE, SMALL | {"conv_filters": [[4, 3, 2]], "use_lstm": True}),
 }
 

@@ -10,8 +10,10 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiorl.data.obs_layout import layout_of
 from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
 from aiorl.observation.preprocessors import (
+    BoxPreprocessor,
     DiscretePreprocessor,
     IdentityPreprocessor,
     Preprocessor,
@@ -183,3 +185,150 @@ def test_r23_a_custom_preprocessor_comes_first(monkeypatch):
 def test_other_spaces_are_refused_by_name(space):
     with pytest.raises(UnsupportedSpaceError, match="Box, Discrete, MultiBinary, MultiDiscrete"):
         preprocessor_for(space)
+
+
+class Scaled(BoxPreprocessor):
+    """Another range than its space."""
+
+    def transform(self, obs):
+        return super().transform(obs).astype(np.float32) / 255.0 - 0.5
+
+
+class Wider(Preprocessor):
+    """More numbers than its space has."""
+
+    def __init__(self, space):
+        super().__init__(space, (2, 3), np.float32)
+
+    def transform(self, obs):
+        return np.repeat(obs.reshape(len(obs), 2, 1), 3, axis=2).astype(np.float32)
+
+
+class Summed(Preprocessor):
+    """A nested space, of which it takes batches."""
+
+    def __init__(self, space):
+        super().__init__(space, (1,), np.float32)
+
+    def transform(self, obs):
+        return (obs["a"].sum(axis=1, keepdims=True) + obs["z"][1].sum(axis=(1, 2)).reshape(-1, 1)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "space"),
+    [
+        (Wider, spaces.Box(-1, 1, (2,))),
+        (Wider, spaces.MultiDiscrete([3, 3])),
+        (Scaled, spaces.Box(0, 255, (2, 2), np.uint8)),
+        (Summed, NESTED),
+    ],
+)
+def test_the_policys_space_is_that_of_what_a_custom_preprocessor_gives(kind, space):
+    """R23: SPEC 2.3. Nothing has to be overridden but what it is for."""
+    preprocessor = make_preprocessor(space, custom_preprocessor=kind)
+    space.seed(0)
+    out = preprocessor.transform_rows([space.sample() for _ in range(3)])
+    told = preprocessor.observation_space
+    assert (told.shape, told.dtype) == (preprocessor.shape, preprocessor.dtype)
+    assert not preprocessor.is_identity
+    if told.dtype == np.float32:
+        assert (told.low == -np.inf).all(), "bounds of the input say nothing of other values"
+        assert (told.high == np.inf).all()
+        assert all(told.contains(row) for row in out)
+
+
+def test_a_custom_preprocessor_that_gives_another_shape_than_it_says_is_told():
+    class Wrong(Wider):
+        def transform(self, obs):
+            return super().transform(obs)[:, 0]
+
+    with pytest.raises(BatchError, match=r"Wrong.transform to give \[1, 2, 3\], got \[1, 3\]"):
+        make_preprocessor(spaces.Box(-1, 1, (2,)), custom_preprocessor=Wrong).transform_rows([np.zeros(2)])
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(100_000), spaces.MultiDiscrete([10_000, 10_000])], ids=str)
+def test_more_values_than_a_row_can_hold_are_refused_with_advice(space):
+    for nested in (space, spaces.Dict({"a": space})):
+        with pytest.raises(UnsupportedSpaceError, match=r"Each row would hold \d+ numbers.*custom_preprocessor"):
+            preprocessor_for(nested)
+    assert preprocessor_for(spaces.Discrete(500)).shape == (500,)
+
+
+def test_parts_of_a_nested_observation_have_names():
+    layout = preprocessor_for(NESTED).layout
+    assert layout.parts == {"a": (2,), "image": (2, 2, 1), "z.0": (3,), "z.1": (2, 2)}
+    assert make_preprocessor(NESTED, custom_preprocessor=Summed).layout.parts == {}
+
+
+# --- action masks ---
+
+PIXELS = spaces.Box(0, 255, (4, 4, 1), np.uint8)
+
+
+def masked(inner, mask_space=None):
+    return spaces.Dict({"observation": inner, "action_mask": mask_space or spaces.Box(0, 1, (3,), np.int8)})
+
+
+@pytest.mark.parametrize("inner", [PIXELS, spaces.Box(-1, 1, (2, 2)), spaces.Discrete(4), NESTED], ids=str)
+def test_an_action_mask_lies_behind_what_the_rest_of_the_observation_gives_without_it(inner):
+    space = masked(inner)
+    preprocessor = make_preprocessor(space, action_space=spaces.Discrete(3))
+    plain = preprocessor_for(inner)
+    layout = preprocessor.layout
+    assert (layout.shape, layout.num_mask, layout.parts) == (plain.shape, 3, plain.layout.parts)
+    assert preprocessor.shape == layout.array_shape == (int(np.prod(plain.shape)) + 3,)
+    assert preprocessor.dtype == plain.dtype
+    space.seed(0)
+    observations = [space.sample() for _ in range(5)]
+    out = preprocessor.transform_rows(observations)
+    obs, mask = layout.split(out)
+    np.testing.assert_array_equal(obs, plain.transform_rows([one["observation"] for one in observations]))
+    np.testing.assert_array_equal(mask, [one["action_mask"] for one in observations])
+    told = preprocessor.observation_space
+    assert layout_of(told) == layout
+    assert all(told.contains(row) for row in out)
+    batch = gymnasium.vector.utils.concatenate(space, observations, gymnasium.vector.utils.create_empty_array(space, 5))
+    np.testing.assert_array_equal(preprocessor.transform(batch), out)
+
+
+def test_several_other_parts_are_one_vector_and_without_actions_a_mask_is_a_part_like_any():
+    space = spaces.Dict({"a": spaces.Discrete(2), "action_mask": spaces.MultiBinary(3), "b": spaces.Discrete(3)})
+    obs = {"a": 1, "action_mask": np.array([1, 0, 1]), "b": 2}
+    preprocessor = make_preprocessor(space, action_space=spaces.Discrete(3))
+    assert preprocessor.transform_rows([obs]).tolist() == [[0, 1, 0, 0, 1, 1, 0, 1]]
+    assert preprocessor.layout.parts == {"a": (2,), "b": (3,)}
+    assert make_preprocessor(space).transform_rows([obs]).tolist() == [[0, 1, 1, 0, 1, 0, 0, 1]]
+
+
+def test_a_custom_preprocessor_sees_no_mask():
+    space = masked(spaces.Box(-1, 1, (2,)))
+    preprocessor = make_preprocessor(space, action_space=spaces.Discrete(3), custom_preprocessor=Wider)
+    row = preprocessor.transform_rows([{"observation": np.array([1, 2]), "action_mask": np.array([0, 1, 0])}])
+    assert row.tolist() == [[1, 1, 1, 2, 2, 2, 0, 1, 0]]
+    assert preprocessor.observation_space.shape == (9,)
+    raw = make_preprocessor(space, action_space=spaces.Discrete(3), is_enabled=False)
+    assert raw.transform_rows([space.sample()]).shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    "obs",
+    [
+        np.zeros(2),
+        {"observation": np.zeros(2)},
+        {"observation": np.zeros(2), "action_mask": np.ones(2)},
+        {"observation": np.zeros(2), "action_mask": np.array([0, 1, 2])},
+        {"observation": np.zeros(3), "action_mask": np.ones(3)},
+    ],
+)
+def test_an_observation_with_a_mask_that_does_not_fit_is_refused(obs):
+    preprocessor = make_preprocessor(masked(spaces.Box(-1, 1, (2,))), action_space=spaces.Discrete(3))
+    with pytest.raises(BatchError, match=r"obs|action_mask"):
+        preprocessor.transform_rows([obs])
+
+
+def test_a_mask_that_is_none_of_the_action_space_is_refused_beforehand():
+    with pytest.raises(UnsupportedSpaceError, match="3 entries for the action space"):
+        make_preprocessor(masked(PIXELS, spaces.MultiBinary(4)), action_space=spaces.Discrete(3))
+    only = spaces.Dict({"action_mask": spaces.MultiBinary(3)})
+    with pytest.raises(UnsupportedSpaceError, match="nothing but an action mask"):
+        make_preprocessor(only, action_space=spaces.Discrete(3))

@@ -10,11 +10,14 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiorl.data.action_mask import MaskLayout
 from aiorl.errors import ConfigError, PolicyError, UnsupportedSpaceError
 from aiorl.policy.distributions import (
     LOG_STD_MAX,
     LOG_STD_MIN,
+    MASKED_LOGIT,
     QUADRATURE_WEIGHTS,
+    Bernoulli,
     Categorical,
     DiagGaussian,
     MultiCategorical,
@@ -32,6 +35,8 @@ SPACES = [
     (spaces.Discrete(7, start=-3), False),
     (spaces.MultiDiscrete([3, 2, 4]), False),
     (spaces.MultiDiscrete(np.array([[3, 3], [3, 3]]), start=np.array([[0, 1], [2, 3]])), False),
+    (spaces.MultiBinary(3), False),
+    (spaces.MultiBinary((2, 2)), False),
     (BOX, False),
     (BOX, True),
     (spaces.Box(-1.0, 1.0, (2, 2), np.float64), False),
@@ -56,7 +61,7 @@ def test_actions_belong_to_their_space_in_dtype_and_shape(space, squash, rows):
     for batch in (actions, distribution.deterministic(inputs), distribution.sample(inputs, rng)):
         assert batch.dtype == space.dtype
         assert batch.shape == (rows, *space.shape)
-        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) or squash:
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary) or squash:
             assert all(space.contains(np.asarray(action)) for action in batch)
     for figure in (logp, distribution.entropy(inputs), distribution.kl(inputs, inputs)):
         assert figure.dtype == np.float32
@@ -278,10 +283,9 @@ def test_quadrature_weights_are_those_of_a_probability():
 @pytest.mark.parametrize(
     ("space", "squash"),
     [
-        (spaces.MultiBinary(3), False),
         (spaces.Box(0, 10, (2,), np.int32), False),
         (spaces.Box(-np.inf, 1.0, (1,)), True),
-        (spaces.Tuple([spaces.MultiBinary(2)]), False),
+        (spaces.Tuple([spaces.Box(0, 10, (2,), np.int32)]), False),
         (spaces.Text(2), False),
     ],
     ids=str,
@@ -296,10 +300,12 @@ def test_a_squashed_component_without_room_is_refused():
         make_distribution(spaces.Box(np.zeros(2), np.array([1.0, 0.0]), dtype=np.float64), squash=True)
 
 
-@pytest.mark.parametrize("kind", [Categorical, TwoClassCategorical, MultiCategorical, DiagGaussian, SquashedGaussian])
+@pytest.mark.parametrize(
+    "kind", [Categorical, TwoClassCategorical, MultiCategorical, Bernoulli, DiagGaussian, SquashedGaussian]
+)
 def test_a_distribution_over_a_space_of_another_kind_is_refused(kind):
     with pytest.raises(UnsupportedSpaceError):
-        kind(spaces.MultiBinary(2))
+        kind(spaces.Text(2))
 
 
 def test_two_classes_are_not_three():
@@ -310,5 +316,130 @@ def test_two_classes_are_not_three():
 def test_distributions_are_made_by_name():
     assert isinstance(make_named_distribution("squashed_gaussian", BOX), SquashedGaussian)
     assert isinstance(make_named_distribution("categorical", spaces.Discrete(2)), TwoClassCategorical)
-    with pytest.raises(PolicyError, match="known: categorical"):
+    with pytest.raises(PolicyError, match="known: bernoulli, categorical"):
         make_named_distribution("beta", BOX)
+
+
+def test_bits_by_numpys_own_formulas():
+    """A bit is 1 with the probability 1 / (1 + exp(-logit)), each on its own."""
+    distribution = make_distribution(spaces.MultiBinary(3))
+    inputs, other = inputs_of(distribution, 200), inputs_of(distribution, 200, seed=1)
+    p, q = (1 / (1 + np.exp(-logits.astype(np.float64))) for logits in (inputs, other))
+    actions = distribution.sample(inputs, np.random.default_rng(2))
+    wanted = np.where(actions == 1, np.log(p), np.log(1 - p)).sum(axis=1)
+    np.testing.assert_allclose(distribution.logp(inputs, actions), wanted, rtol=1e-5, atol=1e-5)
+    entropy = -(p * np.log(p) + (1 - p) * np.log(1 - p)).sum(axis=1)
+    np.testing.assert_allclose(distribution.entropy(inputs), entropy, rtol=1e-5, atol=1e-5)
+    kl = (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).sum(axis=1)
+    np.testing.assert_allclose(distribution.kl(inputs, other), kl, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(distribution.deterministic(inputs), (p > 0.5).astype(np.int8))
+
+
+def test_bits_are_drawn_as_often_as_numpys_bernoulli_draws_them():
+    distribution = make_distribution(spaces.MultiBinary(2))
+    inputs = np.tile(np.array([[1.5, -0.7]], np.float32), (50_000, 1))
+    actions, logp = distribution.sample_with_logp(inputs, distribution.draw_noise(np.random.default_rng(0), 50_000))
+    drawn = np.random.default_rng(1).binomial(1, 1 / (1 + np.exp(-inputs.astype(np.float64))))
+    np.testing.assert_allclose(actions.mean(axis=0), drawn.mean(axis=0), atol=0.01)
+    np.testing.assert_array_equal(logp, distribution.logp(inputs, actions))
+
+
+MASKED = [
+    spaces.Discrete(2),
+    spaces.Discrete(5, start=3),
+    spaces.MultiDiscrete([3, 2, 4]),
+    spaces.MultiBinary(4),
+    spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,)), spaces.MultiBinary(2), spaces.MultiDiscrete([2, 2])]),
+]
+
+
+def legal_probabilities(leaf, inputs):
+    """Of each alternative of each choice, in float64 and without what is forbidden: [choices][alternatives]."""
+    allowed = inputs > 0.5 * MASKED_LOGIT
+    if isinstance(leaf, spaces.MultiBinary):
+        return [[1 - p, p] for p in np.where(allowed, 1 / (1 + np.exp(-np.where(allowed, inputs, 0.0))), 0.0)]
+    sizes = [leaf.n] if isinstance(leaf, spaces.Discrete) else leaf.nvec.tolist()
+    result, start = [], 0
+    for size in sizes:
+        weights = np.where(allowed, np.exp(np.where(allowed, inputs, 0.0)), 0.0)[start : start + size]
+        result.append((weights / weights.sum()).tolist())
+        start += size
+    return result
+
+
+@pytest.mark.parametrize("space", MASKED, ids=str)
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**31))
+def test_what_is_forbidden_is_never_drawn_and_counts_for_nothing(space, seed):
+    distribution = make_distribution(space)
+    rng = np.random.default_rng(seed)
+    rows = 40
+    inputs, other = (rng.standard_normal((2, rows, distribution.num_inputs)) * 2).astype(np.float32)
+    # the same mask in all rows, with one legal alternative of each choice at least
+    allowed = MaskLayout(space).from_rows([mask_of(space, rng)])[0] > 0
+    forbidden = distribution.choice_inputs[~allowed]
+    inputs[:, forbidden] = other[:, forbidden] = MASKED_LOGIT
+    actions, logp = distribution.sample_with_logp(inputs, distribution.draw_noise(rng, rows))
+    entropy, kl = distribution.entropy(inputs), distribution.kl(inputs, other)
+    mode = distribution.deterministic(inputs)
+    parts = getattr(distribution, "parts", None)
+    leaves = (
+        [(space, slice(None), slice(None))]
+        if parts is None
+        else [(part.distribution.action_space, part.inputs, part.actions) for part in parts]
+    )
+    for row in range(rows):
+        wanted = {"logp": 0.0, "entropy": 0.0, "kl": 0.0}
+        for leaf, own_inputs, own_actions in leaves:
+            given_inputs, given_other = inputs[row, own_inputs], other[row, own_inputs]
+            if isinstance(leaf, spaces.Box):
+                box = make_distribution(leaf)
+                wanted["logp"] += box.logp(given_inputs[None], actions[row, own_actions][None])[0]
+                wanted["entropy"] += box.entropy(given_inputs[None])[0]
+                wanted["kl"] += box.kl(given_inputs[None], given_other[None])[0]
+                continue
+            start = np.ravel(getattr(leaf, "start", 0))
+            chosen = np.ravel(np.atleast_1d(actions[row])[own_actions]).astype(int) - start
+            best = np.ravel(np.atleast_1d(mode[row])[own_actions]).astype(int) - start
+            for choice, p in enumerate(legal_probabilities(leaf, given_inputs.astype(np.float64))):
+                q = legal_probabilities(leaf, given_other.astype(np.float64))[choice]
+                assert p[chosen[choice]] > 0
+                assert p[best[choice]] > 0
+                wanted["logp"] += np.log(p[chosen[choice]])
+                wanted["entropy"] -= sum(x * np.log(x) for x in p if x)
+                wanted["kl"] += sum(x * np.log(x / y) for x, y in zip(p, q, strict=True) if x)
+        np.testing.assert_allclose([logp[row], entropy[row], kl[row]], list(wanted.values()), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(distribution.logp(inputs, actions), logp, rtol=1e-4, atol=1e-4)
+
+
+def mask_of(space, rng):
+    """A random mask, as one array for each leaf, with at least one legal alternative of each choice."""
+    if isinstance(space, spaces.Tuple):
+        return tuple(mask_of(part, rng) for part in space.spaces if not isinstance(part, spaces.Box))
+    if isinstance(space, spaces.MultiBinary):
+        return rng.integers(0, 2, space.shape)
+    masks = []
+    for size in [space.n] if isinstance(space, spaces.Discrete) else space.nvec:
+        mask = rng.integers(0, 2, size)
+        mask[rng.integers(size)] = 1
+        masks.append(mask)
+    return np.concatenate(masks)
+
+
+@pytest.mark.parametrize(
+    ("space", "only"), [(spaces.Discrete(2), [1]), (spaces.Discrete(4), [2]), (spaces.MultiDiscrete([2, 3]), [0, 4])]
+)
+def test_entropy_of_the_only_legal_action_is_exactly_nothing(space, only):
+    distribution = make_distribution(space)
+    inputs = np.full((2, distribution.num_inputs), MASKED_LOGIT, np.float32)
+    inputs[:, only] = [[0.3], [-7.0]]
+    assert distribution.entropy(inputs).tolist() == [0, 0]
+    assert distribution.logp(inputs, distribution.deterministic(inputs)).tolist() == [0, 0]
+
+
+def test_entropy_of_bits_that_are_all_forbidden_is_exactly_nothing():
+    distribution = make_distribution(spaces.MultiBinary(3))
+    inputs = np.full((2, 3), MASKED_LOGIT, np.float32)
+    assert distribution.entropy(inputs).tolist() == [0, 0]
+    assert distribution.logp(inputs, np.zeros((2, 3), np.int8)).tolist() == [0, 0]
+    assert distribution.kl(inputs, inputs).tolist() == [0, 0]

@@ -65,6 +65,27 @@ def test_masked_actions_are_never_taken():
 
 
 @pytest.mark.parametrize(
+    "settings",
+    ["Random", {"type": "EpsilonGreedy", "epsilon": 0.5}, {"type": "StochasticSampling", "random_timesteps": 9}],
+)
+@pytest.mark.parametrize(
+    ("space", "inputs", "legal"),
+    [
+        (spaces.Discrete(3), [0.0, MASKED_LOGIT, 1.0], {(0,), (2,)}),
+        (spaces.MultiDiscrete([2, 2]), [MASKED_LOGIT, 1.0, 0.0, 2.0], {(1, 0), (1, 1)}),
+        (spaces.MultiBinary(2), [MASKED_LOGIT, 1.0], {(0, 0), (0, 1)}),
+        (spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(1)]), [MASKED_LOGIT, 1.0, 0.0], {(1, 0), (1, 1)}),
+    ],
+    ids=str,
+)
+def test_no_exploration_takes_what_is_forbidden(settings, space, inputs, legal):
+    exploration = make_exploration(settings, make_distribution(space))
+    actions, logp = choose(exploration, repeated(inputs))
+    assert {tuple(np.atleast_1d(row)) for row in actions.tolist()} == legal
+    assert (np.exp(logp) >= 0.249).all()
+
+
+@pytest.mark.parametrize(
     "space", [spaces.MultiDiscrete([2, 3]), spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])], ids=str
 )
 def test_epsilon_greedy_explores_whole_actions_of_several_choices(space):

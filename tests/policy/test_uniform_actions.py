@@ -6,6 +6,7 @@ from gymnasium import spaces
 
 from aiorl.data.actions import ActionLayout
 from aiorl.errors import UnsupportedSpaceError
+from aiorl.policy.distributions import MASKED_LOGIT
 from aiorl.policy.uniform_actions import UniformActions
 
 ROWS = 20_000
@@ -60,3 +61,48 @@ def test_unbounded_components_beside_others_are_standard_normal():
 def test_a_space_without_a_uniform_distribution_is_refused():
     with pytest.raises(UnsupportedSpaceError):
         UniformActions(spaces.Text(3))
+
+
+FORBIDDEN = MASKED_LOGIT
+
+
+@pytest.mark.parametrize(
+    ("space", "inputs", "legal"),
+    [
+        (spaces.Discrete(4, start=1), [FORBIDDEN, 9.0, FORBIDDEN, 0.0], {(2,): 1 / 2, (4,): 1 / 2}),
+        (
+            spaces.MultiDiscrete([2, 3], start=[0, 5]),
+            [0.0, FORBIDDEN, 5.0, FORBIDDEN, 0.0],
+            {(0, 5): 1 / 2, (0, 7): 1 / 2},
+        ),
+        (spaces.MultiBinary(2), [FORBIDDEN, 3.0], {(0, 0): 1 / 2, (0, 1): 1 / 2}),
+        (
+            spaces.Tuple([spaces.MultiBinary(1), spaces.Discrete(3)]),
+            [0.0, FORBIDDEN, 0.0, 0.0],
+            {(bit, number): 1 / 4 for bit in (0, 1) for number in (1, 2)},
+        ),
+    ],
+    ids=str,
+)
+def test_what_the_inputs_forbid_is_never_chosen_and_the_rest_is_as_frequent(space, inputs, legal):
+    uniform, layout = UniformActions(space), ActionLayout(space)
+    noise = uniform.draw_noise(np.random.default_rng(0), ROWS)
+    actions, logp = np.empty((ROWS, *layout.shape), layout.dtype), np.empty(ROWS, np.float32)
+    uniform.choose_into(noise, actions, logp, np.tile(np.array(inputs, np.float32), (ROWS, 1)))
+    found, counts = np.unique(actions.reshape(ROWS, -1), axis=0, return_counts=True)
+    assert {tuple(row) for row in found.tolist()} == legal.keys()
+    np.testing.assert_allclose(counts / ROWS, list(legal.values()), atol=0.02)
+    np.testing.assert_allclose(np.exp(logp), next(iter(legal.values())), rtol=1e-5)
+
+
+def test_numbers_beside_forbidden_choices_stay_what_they_are():
+    space = spaces.Tuple([spaces.Discrete(2), spaces.Box(-2, 2, (1,)), spaces.Discrete(2)])
+    uniform = UniformActions(space)
+    noise = uniform.draw_noise(np.random.default_rng(0), ROWS)
+    free, masked = np.empty((2, ROWS, 3), np.float32)
+    logp = np.empty(ROWS, np.float32)
+    uniform.choose_into(noise, free, logp)
+    uniform.choose_into(noise, masked, logp, np.tile(np.array([0, 0, 0, 0, FORBIDDEN, 0], np.float32), (ROWS, 1)))
+    np.testing.assert_array_equal(masked[:, :2], free[:, :2])
+    assert set(masked[:, 2].tolist()) == {1.0}
+    np.testing.assert_allclose(logp, -np.log(2 * 4), rtol=1e-5)

@@ -40,6 +40,29 @@ class Poles(MultiAgentEnv):
         return obs, rewards, terminateds, truncateds, {}
 
 
+class Bits(gymnasium.Env[Any, Any]):
+    """Shows three bits, and wants them back; an action of any other form than NumPy's own is an error."""
+
+    observation_space = spaces.MultiBinary(3)
+    action_space = spaces.MultiBinary(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._draw(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self.action_space.contains(action):
+            raise RuntimeError(f"{action!r} is no action")
+        reward = float((action == self._bits).mean())
+        self._steps += 1
+        return self._draw(), reward, self._steps >= 20, False, {}
+
+    def _draw(self) -> Any:
+        self._bits = self.np_random.integers(0, 2, 3, dtype=np.int8)
+        return self._bits
+
+
 class Bytes(gymnasium.Env[Any, Any]):
     """Images of bytes."""
 

@@ -13,10 +13,10 @@ from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm, model_columns
 from aiorl.algorithms.compiled_update import CompiledUpdate
 from aiorl.algorithms.impala.config import IMPALAConfig
 from aiorl.algorithms.impala.update import impala_spec
-from aiorl.algorithms.schedules import Schedule
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.errors import InternalError
+from aiorl.policy.schedules import Schedule
 
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
@@ -91,7 +91,7 @@ class IMPALA(CompiledAlgorithm):
         )
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """What the update is told, after so many env steps."""
+        """Return the coefficients of the update after so many env steps."""
         own = self._config
         return {
             "lr": self._lr.value(env_steps_total),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from aiorl.algorithms.schedules import Schedule
 from aiorl.config.key import changed
 from aiorl.config.schema import CommonConfig, key
 from aiorl.errors import ConfigError
+from aiorl.policy.schedules import Schedule
 
 __all__ = ["IMPALAConfig"]
 

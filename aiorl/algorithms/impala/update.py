@@ -25,7 +25,7 @@ _COEFFICIENTS = ("lr", "gamma", "rho_bar", "rho_bar_pg", "vf_loss_coeff", "entro
 
 
 def impala_spec(config: IMPALAConfig, model: ActorCritic, buffers: BatchBuffers) -> UpdateSpec:
-    """What IMPALA compiles."""
+    """Return the update that IMPALA compiles."""
     return UpdateSpec(_loss(config, model, buffers), _METRICS, _COEFFICIENTS)
 
 

@@ -13,10 +13,10 @@ from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm, model_columns
 from aiorl.algorithms.compiled_update import CompiledUpdate
 from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.algorithms.ppo.update import ppo_spec
-from aiorl.algorithms.schedules import Schedule
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.errors import CheckpointError, InternalError
+from aiorl.policy.schedules import Schedule
 
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
@@ -104,7 +104,7 @@ class PPO(CompiledAlgorithm):
         return self.buffers.zeros(self.fitted(size, size))
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """What the update is told, after so many env steps."""
+        """Return the coefficients of the update after so many env steps."""
         own = self._config
         return {
             "lr": self._lr.value(env_steps_total),

@@ -25,7 +25,7 @@ _COEFFICIENTS = ("lr", "clip_param", "vf_loss_coeff", "entropy_coeff", "kl_coeff
 
 
 def ppo_spec(config: PPOConfig, model: ActorCritic, buffers: BatchBuffers) -> UpdateSpec:
-    """What PPO compiles: its loss for rows, or for sequences if the model is recurrent."""
+    """Return the update that PPO compiles: its loss over rows, or over sequences if the model is recurrent."""
     stop = None if config.kl_stop is None else ("kl", "kl_stop")
     return UpdateSpec(_loss(config, model, buffers), _METRICS, _COEFFICIENTS, stop)
 

@@ -10,11 +10,11 @@ from aiorl.errors import ConfigError
 from aiorl.models.networks import ConvFilter
 from aiorl.models.recurrent import GRUCell, LSTMCell, RecurrentCell
 
-__all__ = ["ModelConfig"]
+__all__ = ["NetworkConfig"]
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
+class NetworkConfig:
     """The settings that shape a built-in network.
 
     Attributes:
@@ -46,14 +46,14 @@ class ModelConfig:
     custom_model: str | None = None
 
     @classmethod
-    def from_mapping(cls, settings: Mapping[str, Any]) -> ModelConfig:
-        """From the keys of a model config; keys that don't shape a network are left to others.
+    def from_mapping(cls, settings: Mapping[str, Any]) -> NetworkConfig:
+        """Read the keys of a model config that shape a network; others are ignored.
 
         Args:
             settings: the keys named above; a filter of `conv_filters` is [channels, kernel, stride], kernel
                 and stride a number or a pair.
 
-        Raises: ConfigError for a value that makes no network.
+        Raises: ConfigError for an invalid value.
         """
         chosen = {name: settings[name] for name in cls.__dataclass_fields__ if name in settings}
         if "fcnet_hiddens" in chosen:
@@ -65,7 +65,7 @@ class ModelConfig:
         return config
 
     def check(self) -> None:
-        """Raise ConfigError for a value that makes no network."""
+        """Raise ConfigError for an invalid value."""
         for size in self.fcnet_hiddens:
             _check_positive("fcnet_hiddens", size, self.fcnet_hiddens)
         _check_positive("lstm_cell_size", self.lstm_cell_size, self.lstm_cell_size)

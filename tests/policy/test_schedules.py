@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aiorl.algorithms.schedules import Schedule
 from aiorl.errors import ConfigError
+from aiorl.policy.schedules import Schedule
 
 
 @pytest.mark.parametrize(

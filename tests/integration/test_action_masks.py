@@ -1,0 +1,64 @@
+"""Whole runs with real processes, whose environments take nothing that their mask forbids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+SMALL = (
+    "--seed=1", "--num-workers=1", "--num-envs-per-worker=4", "--rollout-fragment-length=32",
+    "--train-batch-size=256", "--xla=off", "--model.fcnet-hiddens=[16]",
+)  # fmt: skip
+PPO = ("--algo=ppo", "--sgd-minibatch-size=64", "--num-sgd-iter=2")
+IMPALA = ("--algo=impala",)
+
+
+def finished(learner: Any) -> list[dict[str, Any]]:
+    assert learner.wait(90.0) == 0, f"{learner.text}\n{learner.log}"
+    results: list[dict[str, Any]] = learner.results()
+    assert results[-1]["updates_total"] >= 3
+    return results
+
+
+@pytest.mark.parametrize("options", [PPO, pytest.param(IMPALA, marks=pytest.mark.slow)], ids=["ppo", "impala"])
+def test_tic_tac_toe_never_ends_by_an_illegal_move(processes: Any, options: Any) -> None:
+    """Whoever moves illegally gets -1, and the other player nothing; a legal game is worth nothing in all."""
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pygame")
+    learner = processes.learner(*SMALL, *options, "--env=pettingzoo:classic.tictactoe_v3", "--stop-timesteps=2000")
+    results = finished(learner)
+    assert results[-1]["episodes_total"] > 100
+    for result in results:
+        if result["episodes_this_iter"]:
+            assert (result["episode_reward_min"], result["episode_reward_max"]) == (0.0, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("observation_filter", ["NoFilter", "MeanStdFilter"])
+@pytest.mark.parametrize("cell", [(), ("--model.use-lstm=true",)], ids=["rows", "lstm"])
+@pytest.mark.parametrize("actions", ["discrete", "multi_discrete", "multi_binary", "tuple", "dict"])
+@pytest.mark.parametrize("options", [PPO, IMPALA], ids=["ppo", "impala"])
+def test_every_kind_of_choice_is_kept_from_what_is_forbidden(
+    processes: Any, options: Any, actions: str, cell: Any, observation_filter: str
+) -> None:
+    """The environment raises at a forbidden action, which would be seen as a worker's failure."""
+    if (observation_filter == "NoFilter") != (cell == ()):
+        pytest.skip("rows without a filter, sequences with one")
+    learner = processes.learner(
+        *SMALL, *options, *cell, "--env=aiorl.testing.masked_env:ForbiddingEnv", f"--env-config={{actions: {actions}}}",
+        f"--observation-filter={observation_filter}", "--stop-timesteps=1500",
+    )  # fmt: skip
+    results = finished(learner)
+    assert "forbidden" not in learner.log
+    assert 0 < results[-1]["learner"]["entropy"] < 10
+
+
+def test_masks_in_infos_and_a_recurrent_policy_over_streamed_batches(processes: Any) -> None:
+    learner = processes.learner(
+        *SMALL, *IMPALA, "--env=aiorl.env.action_mask:MaskFromInfo", "--model.use-gru=true",
+        "--env-config={env: 'aiorl.testing.masked_env:ForbiddingEnv', actions: tuple, in_info: true}",
+        "--observation-filter=MeanStdFilter", "--stop-timesteps=1500",
+    )  # fmt: skip
+    finished(learner)
+    assert "forbidden" not in learner.log
