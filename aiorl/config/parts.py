@@ -90,6 +90,10 @@ class TransportConfig(BaseModel):
     heartbeat_timeout_s: float = key(
         10.0, "Silence after which the other side counts as lost.", group="Transport", where="both", unit="s", gt=0
     )
+    build_timeout_s: float = key(
+        120.0, "The same for a worker that is building its environment, which may keep it from saying that it lives.",
+        group="Transport", unit="s", gt=0,
+    )  # fmt: skip
     lease_timeout_s: float = key(
         30.0, "A worker that brings no fragment for so long, and for several times as long as the others need, is "
         "named and what it owes is leased to the others.", group="Transport", unit="s", gt=0,
