@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_LABEL", "MAX_NAME", "indented", "is_label", "is_name", "many_lines", "one_line"]
+__all__ = ["MAX_LABEL", "MAX_NAME", "indented", "is_label", "is_name", "many_lines", "one_line", "without_numbers"]
 
 MAX_NAME = 64
 """Characters of a name that only programs read: of a worker, an incarnation, a run."""
@@ -19,6 +19,7 @@ MAX_LABEL = 256
 
 _NAME = re.compile(rf"[!-~]{{0,{MAX_NAME}}}")
 _CUT = "..."
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 def is_name(text: str) -> bool:
@@ -54,3 +55,8 @@ def many_lines(text: str, max_chars: int, *, keep_end: bool = False) -> str:
 def indented(text: str) -> str:
     """Lines after the first moved in, so that none of them passes for a line of its own."""
     return text.replace("\n", "\n    ")
+
+
+def without_numbers(text: str) -> str:
+    """A text by which those that say the same of another worker, step or process are known for the same."""
+    return _NUMBER.sub("#", text)

@@ -97,6 +97,10 @@ class TransportConfig(BaseModel):
 
     heartbeat_interval_s: float = _transport(1.0, "How often each side says that it lives.", unit="s", gt=0)
     heartbeat_timeout_s: float = _transport(10.0, "Silence after which the other side counts as lost.", unit="s", gt=0)
+    build_timeout_s: float = _transport(
+        120.0, "The same for a worker that is building its environment, which may keep it from saying that it lives.",
+        unit="s", gt=0, where="learner",
+    )  # fmt: skip
     lease_timeout_s: float = _transport(
         30.0, "A worker that brings no fragment for so long, and for several times as long as the others need, is "
         "named and what it owes is leased to the others.", unit="s", gt=0, where="learner",

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from aiorl.process.signals import end_at_once_on_stop_signals, on_stop_signals
+
+if __name__ == "__main__":
+    end_at_once_on_stop_signals("aiorl")  # before what takes a second to load
+
 import asyncio
 import contextlib
 import faulthandler
@@ -20,7 +25,6 @@ from aiorl.config.parser import usage_error
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError, UnsupportedEnvError
 from aiorl.extras import install_command, missing
-from aiorl.process.signals import on_stop_signals
 from aiorl.process.standard_output import keep_output_from_failing
 
 if TYPE_CHECKING:
@@ -137,14 +141,7 @@ async def _train(config: CommonConfig, directory: object, plan: LearningPlan | N
 
     assert isinstance(directory, RunDirectory)
     run = Run(config, directory, plan=plan)
-    asked = False
-
-    def stop(name: str) -> None:
-        nonlocal asked
-        asked = True
-        run.request_stop(f"Ended by {name}.")
-
-    on_stop_signals(stop)
+    on_stop_signals(lambda name: run.request_stop(f"Ended by {name}."))
     # If even that hangs, say where and end, with status 1; by a thread that needs neither the loop nor Python's lock
     run.on_release = lambda: faulthandler.dump_traceback_later(_END_WITHIN_S, exit=True)
     try:
@@ -158,7 +155,7 @@ async def _train(config: CommonConfig, directory: object, plan: LearningPlan | N
     except Exception as error:
         logger.exception("the run failed")
         return _failed(f"unexpected {type(error).__name__}: {error}", directory.log)
-    picture = "" if asked else await asyncio.to_thread(_draw, directory.path, config)
+    picture = await asyncio.to_thread(_draw, directory.path, config) if outcome.result else ""
     run.show(run.summary(outcome, picture))
     return 0 if outcome.ok else 1
 

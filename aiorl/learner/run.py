@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import CheckpointError, ConfigError, WorkerError
+from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learner.build import Learning, LearningPlan, build_learning
 from aiorl.learner.checkpoint import Checkpoint, check_compatible, list_checkpoints, load_newest_valid
 from aiorl.learner.publish import Publisher
 from aiorl.learner.run_dir import RunDirectory
+from aiorl.learner.run_files import RunFiles
 from aiorl.learner.saving import Saver, identity_of
 from aiorl.learner.service import Counters, LearnerService
 from aiorl.learner.state import RunState
@@ -36,16 +37,12 @@ from aiorl.learner.update_thread import (
     UpdateThread,
     WarmUpDone,
 )
+from aiorl.learner.worker_failures import WorkerFailures
 from aiorl.learner.worker_set import LocalWorkers
-from aiorl.process.restarts import status_text
-from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildKilled, ChildRestarting
 from aiorl.process.tasks import Tasks, first_of
-from aiorl.protocol.events import WorkerFailed
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.protocol.ledger import Ledger
 from aiorl.report.console import Display, DisplayHandler, Headline, Summary, make_display
-from aiorl.report.log_files import LogFile
-from aiorl.report.loggers import Loggers, open_loggers
 from aiorl.report.results import Results
 from aiorl.report.system import SystemUsage
 from aiorl.text import indented, many_lines
@@ -133,14 +130,14 @@ class Run:
         self._checkpointed = time.monotonic()
         self._last_result: dict[str, Any] = {}
         self._last_heard = time.monotonic()
-        self._loggers: Loggers | None = None
+        self._files = RunFiles(self._config, directory, self._tell)
         self._saver: Saver | None = None
         self._hurry = asyncio.Event()
-        self._directory_fault = ""
+        self._status = ""
+        self._join_command = ""
         self._warm = False
         self._is_over = False
         self._tasks = Tasks(self._fail)
-        self._last_failure = ""
 
     # The way through ------------------------------------------------------------------------------------------
 
@@ -161,6 +158,9 @@ class Run:
         reason = "the learner failed"
         try:
             self._display.start(time.monotonic())
+            if self._config.stop_time_s is not None:
+                time_s = self._config.stop_time_s
+                self._loop.call_later(time_s, self._stop, True, f"Done: {time_s:g} s have passed.")
             logging.getLogger().addHandler(self._display_logs)
             prepare_environment(self._config)
             checkpoint = self._checkpoint_to_resume()
@@ -168,13 +168,10 @@ class Run:
             self._tasks.start(self._tick(), "display")
             address = self._bind()
             self._directory.save_address(address)
-            self._tell(
-                f"more workers join with: python -m aiorl.worker --connect {reachable_from_elsewhere(address)}",
-                logging.INFO,
-            )
+            self._show_how_to_join(address)
             workers = self._workers = self._make_workers()
             await workers.start()
-            self._loggers = self._open_loggers(checkpoint)
+            self._open_files(checkpoint)
             learning = self._learning = await self._until_stopped(self._build(checkpoint))
             updates = self._updates = UpdateThread(
                 learning.group,
@@ -190,10 +187,11 @@ class Run:
                 self._service,
                 self._results,
                 self._tasks,
-                before_writing=self._keep_directory,
+                before_writing=self._files.keep,
                 on_error=lambda error: self._tell(f"{error}; training goes on", logging.ERROR),
             )
             updates.start()
+            self._say_status("compiling the update")
             self._service.begin(learning, updates, Publisher(learning.filters))
             await self._until_stopped(self._first_workers())
             self._service.grant_leases()
@@ -272,6 +270,7 @@ class Run:
             LearnerSettings(
                 heartbeat_interval_s=transport.heartbeat_interval_s,
                 heartbeat_timeout_s=transport.heartbeat_timeout_s,
+                build_timeout_s=transport.build_timeout_s,
                 max_workers=max_workers_of(limits_of(transport)),
                 lease_timeout_s=transport.lease_timeout_s,
                 num_workers=config.num_workers,
@@ -285,7 +284,7 @@ class Run:
             self._results,
             on_event=self._tell,
             on_failure=self._fail,
-            on_worker_failed=self._on_worker_failed,
+            on_worker_failed=lambda failed: self._failures.on_failed(failed),
             limits=limits_of(transport),
         )
         self._counters = Counters() if state is None else state.counters
@@ -308,21 +307,36 @@ class Run:
         address = service.start()
         self._service = service
         service.counters = self._counters
+        self._sampled_before = self._counters.env_steps_sampled
         if self._restored is not None:
             self._results.from_state(self._restored.results, time.monotonic(), service.progress(None))
         return address
 
-    def _open_loggers(self, checkpoint: Checkpoint | None) -> Loggers:
+    def _open_files(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None or self._restored is None:
-            return open_loggers(self._directory.path)
-        return open_loggers(
-            self._directory.path,
-            resume_iteration=self._results.training_iteration,
-            resume_step=self._restored.counters.env_steps_sampled,
-        )
+            self._files.open()
+        else:
+            self._files.open(
+                resume_iteration=self._results.training_iteration,
+                resume_step=self._restored.counters.env_steps_sampled,
+            )
+
+    def _show_how_to_join(self, address: str) -> None:
+        keys = "" if self._config.keys is None else f" --keys {shlex.quote(self._config.keys)}"
+        self._join_command = f"python -m aiorl.worker --connect {reachable_from_elsewhere(address)}{keys}"
+        logger.info("more workers join with: %s", self._join_command)
+        self._display.join(self._join_command, time.monotonic())
 
     def _make_workers(self) -> LocalWorkers:
         config, session = self._config, self._service.session
+        self._failures = WorkerFailures(
+            config,
+            self._directory.worker_log,
+            tell=self._tell,
+            fail=self._fail,
+            has_others=lambda slots: any(slot not in slots for slot in (*session.slots, *self._workers.pids)),
+            has_sampled=lambda: self._service.counters.env_steps_sampled > self._sampled_before,
+        )
         environment = {
             "OMP_NUM_THREADS": str(config.num_cpus_per_worker),
             **config.extra_python_environs_for_worker,
@@ -336,14 +350,15 @@ class Run:
             log_path=self._directory.worker_log,
             reserve=session.reserve_slot,
             on_ended=lambda worker_id, reason: session.lose_worker_id(worker_id, reason, time.monotonic()),
-            on_event=self._on_child,
+            on_event=self._failures.on_child,
             on_failure=self._fail,
             registered=lambda: None if self._is_over or self._service.publisher is None else session.slots,
+            has_brought=session.has_brought,
         )
 
     async def _build(self, checkpoint: Checkpoint | None) -> Learning:
         """Load TensorFlow and build, in a daemon thread: a stop during the import need not wait for it."""
-        self._display.status("loading TensorFlow and building the model", time.monotonic())
+        self._say_status("loading TensorFlow and building the model")
         done: asyncio.Future[Learning] = self._loop.create_future()
 
         def tell(set_it: Callable[[Any], None], value: object) -> None:
@@ -388,6 +403,20 @@ class Run:
                 self._tell(self._service.waiting_for(time.monotonic()), logging.INFO)
             else:
                 self._tell(f"waiting for workers: {present} of {wanted} are here", logging.INFO)
+
+    def _say_status(self, text: str) -> None:
+        """Say what is waited for, until there is a result."""
+        if text != self._status:
+            self._status = text
+            self._display.status(text, time.monotonic())
+
+    def _status_of_start(self) -> str:
+        wanted, present = max(1, self._config.num_workers), len(self._service.session.slots)
+        if not self._warm:
+            return "compiling the update"
+        if self._service.is_granting:
+            return "sampling the first train batch"
+        return f"the update is compiled; waiting for workers: {present} of {wanted} are here"
 
     # While it goes --------------------------------------------------------------------------------------------
 
@@ -436,11 +465,12 @@ class Run:
         # and the files of long runs stay small
         pace_s = config.min_iter_time_s or min(_PACE_S, _PACE_SHARE * (now - self._began))
         is_due = now - self._iteration_began >= pace_s and grown >= config.timesteps_per_iteration
-        if reason or is_due or counters.updates == 1:  # the first at once: it shows that all is well
-            self._finish_iteration(now)
-        if reason:
+        if reason:  # the last result is of all updates, those under way included
             self._stop(True, reason)
-        elif config.checkpoint_interval_s and now - self._checkpointed >= config.checkpoint_interval_s:
+            return
+        if is_due or counters.updates == 1:  # the first at once: it shows that all is well
+            self._finish_iteration(now)
+        if config.checkpoint_interval_s and now - self._checkpointed >= config.checkpoint_interval_s:
             self._checkpointed = now
             if self._saver is not None:
                 self._saver.save_in_passing()
@@ -451,8 +481,6 @@ class Run:
             return f"Solved: mean return {self._results.mean_last():.1f} over the last 100 episodes."
         if config.stop_timesteps is not None and counters.env_steps_trained >= config.stop_timesteps:
             return f"Done: {counters.env_steps_trained:,} env steps were trained on."
-        if config.stop_time_s is not None and now - self._began >= config.stop_time_s:
-            return f"Done: {now - self._began:.0f} s have passed."
         return ""
 
     def _finish_iteration(self, now: float) -> None:
@@ -463,9 +491,7 @@ class Run:
         self._steps_at_iteration = self._service.counters.env_steps_trained
         self._tell_callbacks(result)
         self._last_result = result
-        self._keep_directory()
-        if self._loggers is not None:
-            self._loggers.write(result)
+        self._files.write(result)
         self._display.update(result, now)
 
     def _tell_callbacks(self, result: dict[str, Any]) -> None:
@@ -485,34 +511,6 @@ class Run:
                 f"callbacks {self._config.callbacks!r}: on_train_result failed: {error!r:.500}", key="callbacks"
             ) from error
 
-    def _on_child(self, event: ChildEvent) -> None:
-        match event:
-            case ChildRestarting(slot, status, restarts, wait_s):
-                self._tell(
-                    f"local worker {slot} ended with {status_text(status)}; restart {restarts} of "
-                    f"{self._config.max_worker_restarts} in {wait_s:g} s",
-                    logging.WARNING,
-                )
-            case ChildGaveUp(slot, status, restarts):
-                text = f"local worker {slot} ended with {status_text(status)} after {restarts} restarts and stays down"
-                log = self._directory.worker_log(slot)
-                others = len(self._service.session.slots) or len(self._workers.pids)
-                if self._config.ignore_worker_failures and others:
-                    self._tell(f"{text}; training goes on with the others (log: {log})", logging.ERROR)
-                else:
-                    self._fail(WorkerError(slot, f"{self._last_failure or text} (log: {log})"))
-            case ChildKilled(slot):
-                self._tell(f"local worker {slot} is lost, but its process runs: it is killed", logging.WARNING)
-            case _:
-                logger.info("%s", event)
-
-    def _on_worker_failed(self, failed: WorkerFailed) -> None:
-        """A worker of this host that could not be set up would fail the same way again: the run ends at once."""
-        self._last_failure = failed.message
-        is_local = 1 <= failed.slot <= self._config.num_workers  # its process may be gone when this is heard
-        if failed.kind == "setup" and is_local and not self._config.ignore_worker_failures:
-            self._fail(WorkerError(failed.slot, failed.message, failed.traceback))
-
     def _tell(self, text: str, level: int) -> None:
         text = indented(many_lines(text, _MAX_EVENT))  # parts of it may come from a peer or a file
         logger.log(level, "%s", text, extra={"shown": True})
@@ -525,9 +523,8 @@ class Run:
             now = time.monotonic()
             self._display_logs.drain(self._display, now)
             self._display.tick(now)
-            config = self._config
-            if config.stop_time_s is not None and now - self._began >= config.stop_time_s and self._warm:
-                self._stop(True, f"Done: {now - self._began:.0f} s have passed.")
+            if self._saver is not None and not self._last_result:
+                self._say_status(self._status_of_start())
             silent = now - max(self._last_heard, self._began)
             if self._warm and silent > _SAY_WAITING_S and now - said > 3 * _SAY_WAITING_S:
                 said = now
@@ -579,29 +576,6 @@ class Run:
                 ),
             )
 
-    def _keep_directory(self) -> None:
-        """Make the run directory again if it is gone, so that at least what was learned is not lost with it."""
-        try:
-            if not self._directory.make_again(self._config):
-                return
-            self._loggers, former = open_loggers(self._directory.path), self._loggers
-            if former is not None:
-                former.close()
-            for handler in logging.getLogger().handlers:
-                if isinstance(handler, LogFile):
-                    handler.open_again()
-        except ConfigError as error:
-            if str(error) != self._directory_fault:
-                self._directory_fault = str(error)
-                self._tell(f"the run directory is gone, and can't be made again: {error}", logging.ERROR)
-        else:
-            self._directory_fault = ""
-            self._tell(
-                f"the run directory {self._directory.path} was removed or renamed; it is made again, without "
-                "the results and checkpoints that were in it, and training goes on",
-                logging.ERROR,
-            )
-
     async def _release(
         self,
         updates: UpdateThread | None,
@@ -625,8 +599,7 @@ class Run:
             goodbyes.append(_end("the workers", lambda: workers.stop(grace_s=_GOODBYE_S)))
         await asyncio.gather(*goodbyes)
         await _end("the run's tasks", self._tasks.close)
-        if self._loggers is not None:
-            await _end("the files", self._loggers.close)
+        await _end("the files", self._files.close)
         await _end("the display", self._close_display)
 
     def _close_display(self) -> None:
@@ -639,13 +612,15 @@ class Run:
     def summary(self, outcome: Outcome, picture: str) -> Summary:
         """What to show at the end."""
         directory = shlex.quote(str(self._directory.path))
+        if outcome.ok and not outcome.result:
+            return Summary(f"{outcome.reason} (run directory: {directory})", "")
         steps = []
         checkpoint = "" if self._saver is None else self._saver.newest
         if checkpoint:
             steps.append(("go on training from here", f"python -m aiorl.learner --resume {directory}"))
         steps.append(("draw the learning curve again", f"python -m aiorl.report.plot {directory}"))
         steps.append(("look at all figures", f"tensorboard --logdir {directory}"))
-        steps.append(("add workers to a running learner", "python -m aiorl.worker --connect tcp://HOST:PORT"))
+        steps.append(("add workers while it trains, from any host", self._join_command))
         return Summary(
             reason=outcome.reason,
             run_dir=str(self._directory.path),

@@ -30,7 +30,7 @@ from aiorl.protocol.learner_session import BROADCAST, LearnerSession
 from aiorl.protocol.pacing import Pacing
 from aiorl.protocol.rates import EventRates
 from aiorl.report.results import Progress, Results
-from aiorl.text import one_line
+from aiorl.text import one_line, without_numbers
 from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Event, EventKind, LearnerEndpoint
 from aiorl.wire.decoding import decode, decode_hello
@@ -137,6 +137,11 @@ class LearnerService:
     def address(self) -> str:
         """Where workers connect to."""
         return self._endpoint.address
+
+    @property
+    def is_granting(self) -> bool:
+        """Whether workers get leases."""
+        return self._granting
 
     @property
     def _is_streaming(self) -> bool:
@@ -248,16 +253,22 @@ class LearnerService:
 
     def _on_endpoint_event(self, event: Event) -> None:
         match event.kind:
-            case EventKind.DISCONNECTED | EventKind.DROPPED:
+            case EventKind.DISCONNECTED | EventKind.SILENT | EventKind.DROPPED:
+                was_silent = event.kind is EventKind.SILENT
                 if event.peer:
-                    self.session.peer_gone(event.peer, time.monotonic())
-                if event.kind is EventKind.DROPPED:
-                    self._tell_of("connections cut off", _host(event.address), event.reason, logging.WARNING)
+                    self.session.peer_gone(event.peer, time.monotonic(), was_silent=was_silent)
+                if event.kind is not EventKind.DISCONNECTED:
+                    self._tell_of_connection("ended" if was_silent else "dropped", event)
             case EventKind.REFUSED:
-                self._tell_of("connections refused", _host(event.address), event.reason, logging.WARNING)
+                self._tell_of_connection("refused", event)
             case _:
                 logger.debug("connection: %s", event)
         self._pump()
+
+    def _tell_of_connection(self, fate: str, event: Event) -> None:
+        """One line a minute of each host, which has a port of its own for each try."""
+        said = f"the connection from {event.address or 'a peer'} was {fate}: {event.reason}"
+        self._tell_of(f"connections {fate}", _host(event.address), said, logging.WARNING, at_most=1)
 
     async def _tick(self) -> None:
         while True:
@@ -312,12 +323,14 @@ class LearnerService:
                 self._stream()
             case ev.WorkerLost(slot, incarnation, _, reason, lost_env_steps):
                 lost = f"; {lost_env_steps:,} env steps on their way are lost" if lost_env_steps else ""
-                self._tell_of("workers lost", slot, f"worker {slot} lost: {reason}{lost}", logging.WARNING)
+                said = f"worker {slot} lost: {reason}{lost}"
+                what = without_numbers(reason) if reason.startswith("failed: ") else None  # the failure is told already
+                self._tell_of("workers lost", slot, said, logging.WARNING, what=what)
                 if self.publisher is not None:
                     self.publisher.forget(incarnation)
             case ev.WorkerFailed(slot, _, _, message, text, _):
                 said = f"worker {slot} failed: {message}\n{text}".rstrip()
-                self._tell_of("failures of workers", slot, said, logging.ERROR)
+                self._tell_of("failures of workers", slot, said, logging.ERROR, what=without_numbers(message))
                 self._on_worker_failed(event)
             case ev.LeaseOverdue(slot, fragments, waited_s):
                 said = (
@@ -325,20 +338,30 @@ class LearnerService:
                     f"the {fragments} fragments that it owes are leased to others"
                 )
                 self._tell_of("workers that bring nothing", slot, said, logging.WARNING)
-            case ev.PeerRejected(peer, reason, dropped):
-                said = f"a peer {'was dropped' if dropped else 'erred'}: {reason}"
-                self._tell_of("peers that broke the protocol", peer, said, logging.WARNING)
+            case ev.PeerRejected(peer, reason, dropped):  # where it is dropped, that is told, with its address
+                logger.debug("peer %s %s: %s", peer.hex(), "is to be dropped" if dropped else "erred", reason)
             case ev.CallReplied(slot, _, ok, result):
                 if ok:
                     said = result if isinstance(result, str) else "(it does not say)"
                     self._tell_of("stacks of workers", slot, f"what worker {slot} is doing:\n{said}", logging.WARNING)
 
-    def _tell_of(self, kind: str, source: object, text: str, level: int) -> bool:
+    def _tell_of(
+        self,
+        kind: str,
+        source: object,
+        text: str,
+        level: int,
+        *,
+        at_most: int | None = None,
+        what: str | None = None,
+    ) -> bool:
         """Tell the user what a peer has done, the one way there is, but not more often than anybody can read.
+
+        ``at_most`` and ``what`` are those of `EventRates.allow`.
 
         Returns: False if it was only counted.
         """
-        is_told = self._rates.allow(kind, source, time.monotonic())
+        is_told = self._rates.allow(kind, source, time.monotonic(), at_most=at_most, what=what)
         if is_told:
             self._on_event(text, level)
         return is_told

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import psutil
 
+from aiorl.process.handover import KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE
 from aiorl.process.restarts import status_text
 from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildRestarting, ChildStarted, Supervisor
 from aiorl.process.tasks import Tasks
-from aiorl.transport.run_keys import KEYS_VARIABLE, WORKER_ID_VARIABLE, to_variable
+from aiorl.transport.run_keys import to_variable
 from aiorl.transport.security import WorkerKeys
 
 __all__ = ["LocalWorkers"]
@@ -46,6 +47,7 @@ class LocalWorkers:
         on_event: Callable[[ChildEvent], None],
         on_failure: Callable[[BaseException], None],
         registered: Callable[[], Container[int] | None],
+        has_brought: Callable[[int], bool] = lambda slot: True,
         come_back_s: float = 5.0,
     ) -> None:
         """Get ready to start them.
@@ -62,20 +64,24 @@ class LocalWorkers:
             on_event: told of starts, restarts and surrenders.
             on_failure: told of an error of ours, after which workers may not be looked after any more.
             registered: the slots of the workers that are registered; None while none can be.
+            has_brought: slot -> whether the worker that is registered has brought a fragment.
             come_back_s: seconds in which a worker that was lost may register again, or end, before it is killed; one
                 whose process is stopped gets none.
         """
         self.given_up: dict[int, int] = {}
         self._address = address
         self._keys = keys
+        self._log_path = log_path
         self._reserve = reserve
         self._on_ended = on_ended
         self._on_event = on_event
         self._registered = registered
+        self._has_brought = has_brought
         self._come_back_s = come_back_s
         self._worker_ids: dict[int, str] = {}
         self._absent: dict[int, tuple[int, float]] = {}
         self._has_joined: dict[int, int] = {}
+        self._worked: set[int] = set()
         self._tasks = Tasks(on_failure)
         self._supervisor = Supervisor(
             self._command,
@@ -86,12 +92,17 @@ class LocalWorkers:
             log_path=log_path,
             on_event=self._handle,
             environment_of=self._handed_over,
+            has_worked=self.has_worked,
         )
 
     @property
     def pids(self) -> dict[int, int]:
         """Process id of every running worker by slot."""
         return self._supervisor.pids
+
+    def has_worked(self, slot: int) -> bool:
+        """Whether the process of a slot that was started last has brought a fragment."""
+        return slot in self._worked
 
     async def start(self) -> None:
         """Start every worker.
@@ -121,7 +132,7 @@ class LocalWorkers:
     def _handed_over(self, slot: int) -> dict[str, str]:
         """What only the worker is to know: other users can read a process's arguments, but not its environment."""
         keys = {} if self._keys is None else {KEYS_VARIABLE: to_variable(self._keys)}
-        return {WORKER_ID_VARIABLE: self._worker_ids[slot], **keys}
+        return {WORKER_ID_VARIABLE: self._worker_ids[slot], LOG_VARIABLE: str(self._log_path(slot).absolute()), **keys}
 
     def _handle(self, event: ChildEvent) -> None:
         match event:
@@ -131,6 +142,7 @@ class LocalWorkers:
                     self.given_up[slot] = status
             case ChildStarted(slot):
                 self.given_up.pop(slot, None)
+                self._worked.discard(slot)
         self._on_event(event)
 
     async def _look_for_lost(self) -> None:
@@ -148,6 +160,8 @@ class LocalWorkers:
             if slot in registered:
                 self._has_joined[slot] = pid
                 self._absent.pop(slot, None)
+                if self._has_brought(slot):
+                    self._worked.add(slot)
                 continue
             if self._absent.get(slot, (0, 0.0))[0] != pid:
                 self._absent[slot] = (pid, now)

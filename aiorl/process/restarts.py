@@ -47,7 +47,7 @@ def status_text(status: int) -> str:
 class Restarts:
     """Counts the restarts of one child.
 
-    At most ``max_restarts`` in a row, after pauses that grow. A child that has run healthily for ``healthy_after_s``
+    At most ``max_restarts`` in a row, after pauses that grow. A child that has worked, and run for ``healthy_after_s``,
     gets its allowance back. If a signal ended it (a kill, a lack of memory, an abort in a C library), ten seconds are
     enough: that says little about the child.
 
@@ -60,15 +60,17 @@ class Restarts:
         self._healthy_after_s = healthy_after_s
         self.in_a_row = 0
 
-    def pause_after(self, status: int, lived_s: float) -> float | None:
+    def pause_after(self, status: int, lived_s: float, *, has_worked: bool = True) -> float | None:
         """Seconds to wait before the next start, which counts as made; None if there shall be none.
 
         Args:
             status: exit status of the child that has ended, negative for a signal.
             lived_s: how long it ran, seconds.
+            has_worked: whether it has done anything of what it is there for, as far as its parent knows.
         """
         by_signal = status < 0 or status > 128
-        if lived_s > (min(_HEALTHY_BEFORE_A_SIGNAL_S, self._healthy_after_s) if by_signal else self._healthy_after_s):
+        healthy_s = min(_HEALTHY_BEFORE_A_SIGNAL_S, self._healthy_after_s) if by_signal else self._healthy_after_s
+        if has_worked and lived_s > healthy_s:
             self.in_a_row = 0
         if status in (RUN_IS_OVER, HOPELESS, WRONG_USAGE) or self.in_a_row >= self._max_restarts:
             return None

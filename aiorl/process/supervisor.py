@@ -94,6 +94,7 @@ class Supervisor:
         healthy_after_s: float = 60.0,
         on_event: Callable[[ChildEvent], None] = lambda event: None,
         environment_of: Callable[[int], dict[str, str]] = lambda slot: {},
+        has_worked: Callable[[int], bool] = lambda slot: True,
     ) -> None:
         """Take the command line of each slot.
 
@@ -104,13 +105,15 @@ class Supervisor:
             on_failure: told of an error of the supervisor's own, after which a child is looked after no more.
             environment: variables added to this process's own.
             log_path: slot -> file its output is appended to; None = this process's own output.
-            healthy_after_s: seconds after which a running child's restarts are forgotten.
+            healthy_after_s: seconds after which the restarts of a running child that has worked are forgotten.
             on_event: told of every start, restart and surrender.
             environment_of: slot -> further variables, asked after ``command`` before each start.
+            has_worked: slot -> whether its child has done anything of what it is there for, asked when it has ended.
         """
         self._command = command
         self._environment = {**os.environ, **(environment or {})}
         self._environment_of = environment_of
+        self._has_worked = has_worked
         self._log_path = log_path
         self._on_event = on_event
         self._children = {slot: _Child(slot, Restarts(max_restarts, healthy_after_s=healthy_after_s)) for slot in slots}
@@ -196,7 +199,8 @@ class Supervisor:
         began = loop.time()
         status = await child.process.wait()
         while not self._stopping.is_set() and status != RUN_IS_OVER:
-            wait_s = child.restarts.pause_after(status, loop.time() - began)
+            has_worked = self._has_worked(child.slot)
+            wait_s = child.restarts.pause_after(status, loop.time() - began, has_worked=has_worked)
             if wait_s is None:
                 self._on_event(ChildGaveUp(child.slot, status, child.restarts.in_a_row))
                 return

@@ -29,6 +29,7 @@ from aiorl.protocol.leases import LeaseBook
 from aiorl.protocol.ledger import Ledger
 from aiorl.protocol.rates import Allowances
 from aiorl.protocol.roster import MAX_REMEMBERED, Worker, WorkerInfo
+from aiorl.protocol.worker_settings import BUILDING
 from aiorl.text import MAX_NAME, is_name, one_line
 from aiorl.wire import messages as m
 
@@ -177,6 +178,11 @@ class LearnerSession:
         """Slots of the live workers, rising."""
         return sorted(self._roster.by_slot)
 
+    def has_brought(self, slot: int) -> bool:
+        """Whether the live worker in a slot has brought a fragment."""
+        worker = self._roster.by_slot.get(slot)
+        return worker is not None and worker.last_seq > 0
+
     @property
     def num_waiting(self) -> int:
         """Workers that have said Hello and are not registered yet."""
@@ -249,10 +255,15 @@ class LearnerSession:
         what = one_line(str(error), _MAX_REASON)
         self._members.violated(peer, "sent frames that do not decode", f"sent frames that do not decode: {what}")
 
-    def peer_gone(self, peer: bytes, now: float) -> None:
-        """A connection has ended; its worker may come back over another one until it counts as silent."""
+    def peer_gone(self, peer: bytes, now: float, *, was_silent: bool = False) -> None:
+        """A connection has ended; its worker may come back over another one until it counts as silent.
+
+        ``was_silent``: we ended it, since nothing was heard over it.
+        """
         self._note_time(now)
         worker = self._roster.by_peer.get(peer)
+        if worker is not None:
+            worker.hung_up = not was_silent
         self._admission.peer_gone(peer)
         if worker is not None:
             self._roster.unbind(worker)
@@ -334,8 +345,10 @@ class LearnerSession:
 
     def _watch(self, worker: Worker, now: float) -> None:
         settings = self.settings
-        silent_s = now - worker.last_heard
-        if silent_s > settings.heartbeat_timeout_s:
+        silent_s, patience_s = now - worker.last_heard, settings.heartbeat_timeout_s
+        if worker.state == BUILDING and not worker.hung_up:
+            patience_s = max(patience_s, settings.build_timeout_s)
+        if silent_s > patience_s:
             self._members.bury(worker, "heartbeats stopped")
         elif worker.gap_since is not None and now - worker.gap_since > settings.heartbeat_timeout_s:
             self._members.worker_violated(

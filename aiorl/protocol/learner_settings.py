@@ -16,6 +16,8 @@ class LearnerSettings:
     Attributes:
         heartbeat_interval_s: a LearnerBeat this often, to each worker and to all.
         heartbeat_timeout_s: silence after which a worker is lost.
+        build_timeout_s: the same for one that says it is building its environment, where that is longer: some of that
+            keeps a whole process from doing anything else.
         max_workers: slots; more workers are asked to try again later. At most `max_workers_of` the limits of messages.
         lease_timeout_s: time for a fragment, after which others get its lease; more where the others are slow too.
         num_workers: told to workers: how many the run is configured for.
@@ -27,6 +29,7 @@ class LearnerSettings:
 
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
+    build_timeout_s: float = 0.0
     max_workers: int = MAX_WORKERS
     lease_timeout_s: float = 30.0
     num_workers: int = 0

@@ -58,8 +58,8 @@ class Allowances:
 class EventRates:
     """Decides which of the things that peers do are told one by one; the others are counted by kind.
 
-    Kinds are few and ours; sources may be anything a peer chooses. No more than ``per_kind`` sources are remembered for
-    each kind, and all are forgotten when the window ends.
+    Kinds are few and ours; sources, and what is said, may be anything a peer chooses. No more than ``per_kind`` of each
+    are remembered for each kind, and all are forgotten when the window ends.
     """
 
     def __init__(self, per_source: int = 10, per_kind: int = 60, window_s: float = 60.0) -> None:
@@ -75,20 +75,34 @@ class EventRates:
         self._window_s = window_s
         self._ends = float("-inf")
         self._told: Counter[str] = Counter()
-        self._told_of: Counter[tuple[str, object]] = Counter()
+        self._told_of: Counter[tuple[object, ...]] = Counter()
         self._left_out: Counter[str] = Counter()
 
-    def allow(self, kind: str, source: object, now: float) -> bool:
-        """Whether this event is to be told; if not, it is counted."""
+    def allow(
+        self, kind: str, source: object, now: float, *, at_most: int | None = None, what: str | None = None
+    ) -> bool:
+        """Whether this event is to be told; if not, it is counted.
+
+        Args:
+            kind: which of our kinds it is.
+            source: who it is of.
+            now: the time.
+            at_most: of this kind from this source, where it is not ``per_source``.
+            what: told once in a window, whoever it is of.
+        """
+        most = self._per_source if at_most is None else at_most
         if now >= self._ends:
             self._ends = now + self._window_s
             self._told.clear()
             self._told_of.clear()
-        if self._told[kind] >= self._per_kind or self._told_of[kind, source] >= self._per_source:
+        is_known = what is not None and self._told_of[kind, "what", what] > 0
+        if is_known or self._told[kind] >= self._per_kind or self._told_of[kind, source] >= most:
             self._left_out[kind] += 1
             return False
         self._told[kind] += 1
         self._told_of[kind, source] += 1
+        if what is not None:
+            self._told_of[kind, "what", what] = 1
         return True
 
     def take_left_out(self, now: float) -> dict[str, int]:

@@ -47,7 +47,10 @@ class WorkerInfo:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """What the learner knows of one incarnation; ``peer`` is None while its connection is gone."""
+    """What the learner knows of one incarnation.
+
+    ``peer`` is None while its connection is gone, which it has ended itself if it has ``hung_up``.
+    """
 
     slot: int
     incarnation: str
@@ -67,6 +70,7 @@ class Worker:
     gave_snapshot: float = float("-inf")
     state: str = "joining"
     in_env_s: float = 0.0
+    hung_up: bool = False
     claimant: bytes | None = None
     claimed: float = 0.0
 
@@ -152,6 +156,7 @@ class Roster:
         self.unbind(worker)
         worker.peer = peer
         worker.claimant = None
+        worker.hung_up = False
         self.by_peer[peer] = worker
 
     def unbind(self, worker: Worker) -> None:

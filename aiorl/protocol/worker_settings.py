@@ -8,7 +8,11 @@ from enum import StrEnum
 from aiorl.errors import ConfigError
 from aiorl.text import MAX_NAME, is_name
 
-__all__ = ["WorkerSettings", "WorkerState"]
+__all__ = ["BUILDING", "WorkerSettings", "WorkerState"]
+
+BUILDING = "building its environment"
+"""What a worker says that it does, and then perhaps nothing for a while: an environment may be built by code that lets
+no other code of its process run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,10 @@ class Display(Protocol):
         """Says what is waited for, until the first result: "waiting for 2 workers"."""
         ...
 
+    def join(self, command: str, now: float) -> None:
+        """Says how more workers join, for as long as the run goes on."""
+        ...
+
     def update(self, result: Mapping[str, Any], now: float) -> None:
         """Shows a result's figures; cheap enough to be called for each iteration."""
         ...
@@ -101,6 +105,10 @@ class PlainDisplay:
     def status(self, text: str, now: float) -> None:
         """Says what is waited for."""
         self._line(text, now)
+
+    def join(self, command: str, now: float) -> None:
+        """Says how more workers join."""
+        self._line(f"more workers join with: {command}", now)
 
     def update(self, result: Mapping[str, Any], now: float) -> None:
         """Writes a result's figures, if the last ones are a second old; else keeps them for the end."""

@@ -54,7 +54,7 @@ class Summary:
 
     Attributes:
         reason: one sentence, such as "Solved: mean return 476.2 over the last 100 episodes."
-        run_dir: where its files are.
+        run_dir: where its files are, or "" if there is nothing to show.
         ok: whether it ended as it should.
         checkpoint: the newest checkpoint, or "" if there is none.
         picture: the learning curve's picture, or "" if there is none.
@@ -70,7 +70,9 @@ class Summary:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """The summary as plain lines."""
+    """The summary as plain lines; just the reason where there is nothing to show."""
+    if not summary.run_dir:
+        return [summary.reason]
     lines = ["", summary.reason, "", f"  run directory   {summary.run_dir}"]
     if summary.picture:
         lines.append(f"  learning curve  {summary.picture}")

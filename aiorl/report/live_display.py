@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console, Group
+from rich.control import Control
 from rich.live import Live
 from rich.panel import Panel
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
@@ -46,6 +48,9 @@ class LiveDisplay:
         self._returns: list[float] = []
         self._events: deque[tuple[float, str, int]] = deque(maxlen=_NUM_EVENTS)
         self._status = "starting"
+        self._join = ""
+        self._shown: Panel | None = None
+        self._size = console.size
         self._started = self._now = self._drawn = math.nan
 
     def start(self, now: float) -> None:
@@ -57,6 +62,11 @@ class LiveDisplay:
     def status(self, text: str, now: float) -> None:
         """Says what is waited for, until the first result."""
         self._status = text
+        self._draw(now, force=True)
+
+    def join(self, command: str, now: float) -> None:
+        """Says how more workers join, whole: on as many lines as it takes."""
+        self._join = command
         self._draw(now, force=True)
 
     def update(self, result: Mapping[str, Any], now: float) -> None:
@@ -98,7 +108,23 @@ class LiveDisplay:
         if not self._live.is_started or (not force and now - self._drawn < _REFRESH_S):
             return
         self._drawn = now
-        self._live.update(self._panel(), refresh=True)
+        self._take_back_what_was_wrapped()
+        self._shown = self._panel()
+        self._live.update(self._shown, refresh=True)
+
+    def _take_back_what_was_wrapped(self) -> None:
+        """Erase what a narrower terminal has made of the last frame: each of its lines stands on several now.
+
+        rich erases as many lines as it has drawn.
+        """
+        former, self._size = self._size, self._console.size
+        if self._shown is None or self._size.width >= former.width:
+            return
+        options = self._console.options.update_dimensions(former.width, former.height).update(height=None)
+        num_lines = min(len(self._console.render_lines(self._shown, options, pad=False)), former.height)
+        num_more = num_lines * (math.ceil(former.width / self._size.width) - 1)
+        erase, up = (ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)
+        self._console.control(Control(ControlType.CARRIAGE_RETURN, *(erase, up) * num_more))
 
     def _panel(self) -> Panel:
         head, result = self._headline, self._result
@@ -114,6 +140,8 @@ class LiveDisplay:
             curve = sparkline(self._returns, width=min(width, 90))
             ends = f" {min(self._returns):.4g} to {max(self._returns):.4g}"
             parts.append(Text.assemble(("return  ", "dim"), (curve, "cyan"), (ends, "dim")))
+        if self._join:
+            parts.append(Text.assemble(("join    ", "dim"), self._join, overflow="fold"))
         if self._events:
             parts.append(Text(""))
             for at, text, level in self._events:

@@ -125,15 +125,15 @@ class LogFile(logging.Handler):
                 num_lost, self._num_lost = self._num_lost, 0
                 logger.warning("%s is written again; %d records in between are missing", self._path, num_lost)
 
-    def open_again(self) -> None:
-        """Go on in the file that has the name now, if there is one or one can be made: ours may have been removed."""
-        self.acquire()
-        try:
-            with contextlib.suppress(OSError):
+    def open_again(self) -> bool:
+        """Go on in the file that has the name now, since ours may have been removed; False if there can't be one."""
+        with self.lock or contextlib.nullcontext():
+            try:
                 self._file, former = AppendedFile(self._path), self._file
-                former.close()
-        finally:
-            self.release()
+            except OSError:
+                return False
+            former.close()
+            return True
 
     def close(self) -> None:
         """Close the file."""

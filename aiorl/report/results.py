@@ -16,6 +16,7 @@ import itertools
 import logging
 import math
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,7 @@ _MAX_SAID = 10  # names that are left out, of a kind, that the log names
 _SLACK = 256  # values of a window that are held beyond those kept, so that summing up is worth the call
 # A name is forgotten once it is silent for the longer time; for the shorter one, where episodes without it have ended
 _FORGET_S, _FORGET_EARLY_S, _FORGET_EPISODES = 1800.0, 60.0, 1000
+_RATE_S = 1.0  # rates are over so much time at least, where the run has had that much
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class Results:
         self._time_total_s = 0.0
         self._last_now = now
         self._last = Progress(0, 0)
+        self._before = deque([(now, self._last)])  # ends of iterations, from the last that is _RATE_S old on
 
     @property
     def training_iteration(self) -> int:
@@ -168,7 +171,8 @@ class Results:
             timestamp: wall clock, seconds since the epoch.
         Returns: a dict of numbers, strings, lists and dicts.
         """
-        last, seconds = self._last, max(now - self._last_now, 1e-9)
+        last = self._last
+        rate = self._rates(now, progress)
         self._iteration += 1
         self._time_total_s += now - self._last_now
         last_100 = self.mean_last()
@@ -184,8 +188,8 @@ class Results:
             "timestamp": timestamp,
             **self._take_episodes(now),
             "episode_reward_mean_last_100": last_100,
-            "sampled_steps_per_s": (progress.env_steps_sampled - last.env_steps_sampled) / seconds,
-            "trained_steps_per_s": (progress.env_steps_trained - last.env_steps_trained) / seconds,
+            "sampled_steps_per_s": rate("env_steps_sampled"),
+            "trained_steps_per_s": rate("env_steps_trained"),
             "num_healthy_workers": progress.num_healthy_workers,
             "updates_total": progress.updates,
             "updates_this_iter": progress.updates - last.updates,
@@ -195,8 +199,8 @@ class Results:
             "sampler_perf": self._take_perf(),
             "metrics_left_out": sum(named.num_left_out for named in self._named()),
             "transport": {
-                "bytes_in_per_s": (progress.bytes_in - last.bytes_in) / seconds,
-                "bytes_out_per_s": (progress.bytes_out - last.bytes_out) / seconds,
+                "bytes_in_per_s": rate("bytes_in"),
+                "bytes_out_per_s": rate("bytes_out"),
                 **progress.transport,
             },
             "learner": dict(progress.learner),
@@ -204,7 +208,19 @@ class Results:
         if progress.perf is not None:
             result["perf"] = dict(progress.perf)
         self._last, self._last_now = progress, now
+        self._before.append((now, progress))
         return result
+
+    def _rates(self, now: float, progress: Progress) -> Callable[[str], float]:
+        """Counter of `Progress` -> what it has grown by in a second, over the last second at least.
+
+        An iteration may take a few milliseconds, the last one of a run above all: what happens in those says nothing.
+        """
+        while len(self._before) > 1 and now - self._before[1][0] >= _RATE_S:
+            self._before.popleft()
+        since, then = self._before[0]
+        seconds = max(now - since, 1e-9)
+        return lambda name: float((getattr(progress, name) - getattr(then, name)) / seconds)
 
     def to_state(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain data fit for JSON."""
@@ -235,6 +251,7 @@ class Results:
         for name, named in zip(("policy_rewards", "custom", "hist"), self._named(), strict=True):
             named.from_state(state.get(name, {}), now, self._episodes_total)
         self._last, self._last_now = progress, now
+        self._before = deque([(now, progress)])
 
     def _named(self) -> tuple[_Named, _Named, _Named]:
         return self._policy_rewards, self._custom, self._hist

@@ -44,6 +44,8 @@ class EventKind(StrEnum):
     """Both channels are up: say hello [worker]. A peer has opened a connection [learner; no peer id yet]."""
     DISCONNECTED = "disconnected"
     """The connection is gone; all that came over it has been delivered [both]."""
+    SILENT = "silent"
+    """As DISCONNECTED: we have ended the connection, since nothing was heard over it for too long [learner]."""
     REFUSED = "refused"
     """A handshake failed; ``reason`` says why in plain words [both]."""
     WAITING = "waiting"

@@ -24,11 +24,10 @@ from pathlib import Path
 import zmq
 
 from aiorl.errors import SecurityError
+from aiorl.process.handover import KEYS_VARIABLE
 from aiorl.transport.security import LearnerKeys, WorkerKeys, parse_worker_keys, read_worker_file
 
 __all__ = [
-    "KEYS_VARIABLE",
-    "WORKER_ID_VARIABLE",
     "RunKeyFile",
     "find_run_keys",
     "forget_run_keys",
@@ -39,12 +38,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-KEYS_VARIABLE = "AIORL_RUN_KEYS"
-"""Environment variable by which a learner hands the run's keys to workers it starts."""
-
-WORKER_ID_VARIABLE = "AIORL_WORKER_ID"
-"""Environment variable by which a learner gives a worker that it starts the name it will know it by."""
 
 _TEXT = """# Made for the run whose learner listens on port {port} of this host. PRIVATE: who has it can join the run.
 curve

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import struct
 from collections import deque
@@ -45,9 +44,6 @@ _MAX_SUBSCRIBER_BYTES = 16 << 10
 _SUBSCRIPTIONS_PER_LOOK = 64
 _NOT_A_SUBSCRIPTION = "it sent more than a subscription to the broadcast port"
 _ANNOUNCE_S = 0.002
-_MAX_REMEMBERED = 1024
-_MAX_LINES, _LINES_WITHIN_S = 20, 10.0
-_NUMBER = re.compile(r"\d+")
 _KEEP_FILE_S = 60.0
 
 
@@ -93,12 +89,10 @@ class ZmqLearnerEndpoint:
         self._taken = self._taken_at_survey = 0
         self._num_silent = {"samples": 0, "broadcast": 0}
         self._failure = {"samples": "", "broadcast": ""}
-        self._reported: dict[tuple[str, str], int] = {}  # at most _MAX_REMEMBERED
         self._gone: deque[tuple[float, str, Connection]] = deque()  # ended in the last _GONE_WITHIN_S
         self._parting: dict[bytes, tuple[float, Connection]] = {}  # each still in self._peers, or ended just now
         # descriptors of subscribers that have ended, until all that came is read: it may be theirs or their successors'
         self._reused: set[int] = set()
-        self._logged_at: deque[float] = deque(maxlen=_MAX_LINES)
         self._discarding = False
         self._max_peers = self._limits.max_peers
         self._max_short, self._overhead, self._long_overhead = wire_overhead(curve=self._keys is not None)
@@ -522,7 +516,8 @@ class ZmqLearnerEndpoint:
         self._queues.forget(connection.peer)
         self._parting.pop(connection.peer, None)
         reason = connection.reason or "its connection ended"
-        self.on_event(Event(EventKind.DISCONNECTED, reason, connection.peer, connection.address))
+        kind = EventKind.SILENT if connection.silent_s > self._limits.silence_s else EventKind.DISCONNECTED
+        self.on_event(Event(kind, reason, connection.peer, connection.address))
 
     def _cut(self, table: ConnectionTable, connection: Connection, reason: str) -> None:
         if connection.reason:
@@ -545,7 +540,7 @@ class ZmqLearnerEndpoint:
         """From now on nothing is taken from this connection."""
         connection.reason = reason
         self._dropped += 1
-        self._report(connection.address, f"cut off: {reason}")
+        logger.debug("%s cut off: %s", connection.address or "a peer", reason)
 
     def _part(self) -> None:
         """Cut off those that were dropped once what was sent to them has left; they can't hold it up for long.
@@ -569,7 +564,7 @@ class ZmqLearnerEndpoint:
         if not connection.delivered:
             self._num_silent[port] = max(0, self._num_silent[port] - 1)
         connection.reason = f"nothing was heard from it for {connection.silent_s:.1f} s"
-        self._report(connection.address, f"cut off: {connection.reason}")
+        logger.debug("%s cut off: %s", connection.address or "a peer", connection.reason)
         table.cut(connection)
 
     def _on_unauthenticated(self, ip: str, reason: str) -> None:
@@ -577,23 +572,8 @@ class ZmqLearnerEndpoint:
 
     def _on_refused(self, address: str, reason: str) -> None:
         self._refused += 1
-        self._report(address, f"refused: {reason}")
+        logger.debug("%s refused: %s", address or "a peer", reason)
         self.on_event(Event(EventKind.REFUSED, reason, address=address))
-
-    def _report(self, address: str, what: str) -> None:
-        """Log once per host and reason, and only so many lines in a while; count the rest."""
-        host = address.rpartition(":")[0] or address or "a peer"
-        key = (host, _NUMBER.sub("#", what))
-        if key not in self._reported and len(self._reported) >= _MAX_REMEMBERED:
-            self._reported.pop(next(iter(self._reported)))
-        count = self._reported[key] = self._reported.get(key, 0) + 1
-        now = self._loop.time()
-        is_full = len(self._logged_at) == _MAX_LINES and now - self._logged_at[0] < _LINES_WITHIN_S
-        if count == 1 and not is_full:
-            self._logged_at.append(now)
-            logger.warning("%s %s", address or "a peer", what)
-        else:
-            logger.debug("%s %s (%d times)", address or "a peer", what, count)
 
     # --- upkeep
 

@@ -13,8 +13,10 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 import logging
 import sys
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aiorl.process.handover import KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE, take_handed_over
 from aiorl.process.restarts import FAILED, HOPELESS
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def _keep_workers(words: list[str]) -> int:
     from aiorl.config.worker_command_line import parse_worker_args
     from aiorl.process.keeper import Keeper
 
+    take_handed_over()  # is for one worker, not for several
     args = parse_worker_args(words)
     _log_to_stderr(args.log_level)
     command = [sys.executable, "-m", "aiorl.worker", *words, _PARENTED]
@@ -99,23 +102,23 @@ async def _work(args: WorkerArgs) -> int:
 
     from aiorl.process.parent_watch import watch_parent
     from aiorl.process.signals import on_stop_signals
+    from aiorl.process.standard_output import keep_output_in
     from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
     from aiorl.transport.buffers import share_one_heap
     from aiorl.transport.descriptors import raise_open_file_limit
-    from aiorl.transport.run_keys import KEYS_VARIABLE, WORKER_ID_VARIABLE, from_variable
+    from aiorl.transport.run_keys import from_variable
     from aiorl.transport.security import load_worker_keys
     from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
     from aiorl.worker.service import WorkerService
 
     share_one_heap()
     raise_open_file_limit()  # libzmq may abort where it can have no descriptor
-    # taken out, so that nothing that the environment starts inherits them
-    worker_id, run_keys = (os.environ.pop(name, "") for name in (WORKER_ID_VARIABLE, KEYS_VARIABLE))
-    keys = from_variable(run_keys) if run_keys else None
+    handed_over = take_handed_over()
+    keys = from_variable(handed_over[KEYS_VARIABLE]) if handed_over[KEYS_VARIABLE] else None
     if args.keys is not None:
         keys = load_worker_keys(args.keys)
     settings = WorkerSettings(
-        worker_id=worker_id or secrets.token_hex(8),
+        worker_id=handed_over[WORKER_ID_VARIABLE] or secrets.token_hex(8),
         host=socket.gethostname(),
         pid=os.getpid(),
         slot_hint=args.slot or 0,
@@ -130,6 +133,8 @@ async def _work(args: WorkerArgs) -> int:
             service.fail(error)
 
     loop.set_exception_handler(on_stray_error)
+    if handed_over[LOG_VARIABLE]:
+        keep_output_in(Path(handed_over[LOG_VARIABLE]))
     if args.exit_with_parent:
 
         def on_lost() -> None:

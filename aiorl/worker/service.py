@@ -38,6 +38,7 @@ from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.process.tasks import Tasks
 from aiorl.protocol import events as ev
 from aiorl.protocol.worker_session import WorkerSession, WorkerState
+from aiorl.protocol.worker_settings import BUILDING
 from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
 from aiorl.wire.decoding import decode
@@ -130,6 +131,7 @@ class WorkerService:
         self._sender: asyncio.Task[None] | None = None
         self._running: list[_Running] = []
         self._building: asyncio.Task[None] | None = None
+        self._is_building = False
         self._newest: Snapshot | None = None
         self._has_sent = False
         self._wake = asyncio.Event()
@@ -210,7 +212,7 @@ class WorkerService:
         while True:
             now = time.monotonic()
             in_env_s = max((r.unit.in_env_s for r in self._running if r.unit is not None), default=0.0)
-            self._session.note_progress(0, state=self._session.status_text(now), in_env_s=in_env_s)
+            self._session.note_progress(0, state=self._status_text(now), in_env_s=in_env_s)
             self._session.tick(now)
             self._pump()
             self._tell_status(now)
@@ -300,9 +302,12 @@ class WorkerService:
         if self._done is not None and not self._done.done():
             self._done.set_result(outcome)
 
+    def _status_text(self, now: float) -> str:
+        return BUILDING if self._is_building else self._session.status_text(now)
+
     def _tell_status(self, now: float) -> None:
         """One INFO line when what the worker waits for has changed and stayed so; again once a minute."""
-        text = self._session.status_text(now)
+        text = self._status_text(now)
         kind = re.sub(r"\d+(\.\d+)?", "#", text)
         if kind != self._status:
             self._status, self._status_since = kind, now
@@ -343,6 +348,7 @@ class WorkerService:
             self._take_settings(part.transport)
             os.environ.update(part.extra_python_environs_for_worker)
             logging.getLogger("aiorl").setLevel(part.log_level.replace("WARN", "WARNING"))
+            self._say_that_it_builds()
             for index in range(part.samplers_per_worker):
                 running = _Running(index, incarnation)
                 self._running.append(running)
@@ -357,6 +363,15 @@ class WorkerService:
             if self._is_current(incarnation):
                 logger.exception("the samplers could not be built")
             self._fail_of(incarnation, "setup", f"{type(error).__name__}: {error}", traceback.format_exc())
+        finally:
+            self._is_building = False
+
+    def _say_that_it_builds(self) -> None:
+        """Before it begins: if that keeps this process from doing anything else, the learner is patient."""
+        self._is_building = True
+        self._session.note_progress(0, state=BUILDING)
+        if self._session.state is WorkerState.REGISTERED:
+            self._say(self._session.beat())
 
     def _fail_of(self, incarnation: str, kind: str, message: str, traceback_text: str) -> None:
         """As `_fail`; but what goes wrong in samplers of a registration that is over says nothing of those after it."""

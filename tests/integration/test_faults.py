@@ -114,13 +114,15 @@ def test_several_workers_under_one_supervisor_join_and_leave(processes, until) -
 @pytest.mark.parametrize(
     ("env_config", "said"),
     [
-        ("{fault: step, at_step: 3}", "at step 3 of its episode"),
+        ("{fault: step, at_step: 70}", "at step 70 of its episode"),
         ("{fault: reset}", "at reset"),
         ("{fault: nan_obs, at_step: 2}", "at step 2 of its episode"),
         ("{fault: nan_reward, at_step: 2}", "at step 2 of its episode"),
     ],
 )
-def test_a_broken_environment_is_reported_restarted_and_then_ends_the_run(processes, env_config, said) -> None:
+def test_a_broken_environment_is_reported_and_ends_the_run_restarted_if_it_had_brought_something(
+    processes, env_config, said
+) -> None:
     env = "aiorl.testing.envs:FaultyEnv"
     learner = processes.learner(
         f"--env={env}", f"--env-config={env_config}", "--num-workers=1", "--max-worker-restarts=1",
@@ -128,7 +130,8 @@ def test_a_broken_environment_is_reported_restarted_and_then_ends_the_run(proces
     )  # fmt: skip
     assert learner.wait(90) == 1, learner.text
     assert said in learner.text
-    assert "restart 1 of 1" in learner.text
+    assert ("restart 1 of 1" in learner.text) == ("step 70" in said)
+    assert ("before anything was sampled" in learner.text) == ("step 70" not in said)
     assert env in learner.text
 
 

@@ -69,8 +69,9 @@ def test_ctrl_c_saves_says_goodbye_and_ends_with_0_within_5_s(processes, until) 
     began = time.monotonic()
     assert learner.wait(10) == 0
     assert time.monotonic() - began < 5
-    assert "Ended by SIGINT" in learner.text
+    assert "Ended by Ctrl-C" in learner.text
     assert list((learner.run_dir / "checkpoints").glob("checkpoint-*"))
+    assert (learner.run_dir / "learning_curve.png").exists()
     until(lambda: not any(worker.is_running() for worker in workers), what="the end of the workers")
 
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import shutil
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import LENGTH, NUM_ENVS, BlockingEnv, FakeAlgorithm, fake_learning, with_settings
 
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import EndpointClosed
+from aiorl.errors import EndpointClosed, WorkerError
+from aiorl.keys import make_keys
 from aiorl.learner import run as module
-from aiorl.learner.run import Run
+from aiorl.learner.run import Outcome, Run
 from aiorl.learner.run_dir import RunDirectory
 from aiorl.learner.update_thread import UpdateFailed, WarmUpDone
 from aiorl.report.console import PlainDisplay
-from aiorl.report.log_files import LogFile
-from aiorl.report.loggers import Loggers, open_loggers, read_results
+from aiorl.report.figures import summary_lines
+from aiorl.report.loggers import read_results
+
+ROOT = Path(__file__).parents[2]
 
 
 class SilentDisplay:
@@ -33,6 +36,10 @@ class SilentDisplay:
     def start(self, now: float) -> None: ...
 
     def status(self, text: str, now: float) -> None: ...
+
+    def join(self, command: str, now: float) -> None: ...
+
+    def update(self, result: Any, now: float) -> None: ...
 
     def event(self, text: str, now: float, level: int = 0) -> None: ...
 
@@ -112,7 +119,7 @@ def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
 
     async def main() -> None:
         run.on_release = lambda: released.append("begun")
-        run._service = run._loggers = part
+        run._service = run._files = part
         await asyncio.wait_for(run._release(None, part, "the end", final=True), 10)
 
     asyncio.run(main())
@@ -161,45 +168,6 @@ def test_how_patient_the_learner_is_with_its_workers_is_what_the_config_says(
     assert (settings.heartbeat_interval_s, settings.heartbeat_timeout_s, settings.lease_timeout_s) == (11, 33, 44)
 
 
-def test_files_of_a_directory_that_was_removed_are_opened_anew_and_closed_at_the_end(
-    start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, _ = start()
-    directory = run._directory
-    directory.save_address("tcp://127.0.0.1:5557")
-    opened: list[Loggers] = []
-    closed: list[Loggers] = []
-
-    def open_them(path: Path) -> Loggers:
-        opened.append(open_loggers(path, tensorboard=False))
-        monkeypatch.setattr(opened[-1], "close", functools.partial(close, opened[-1], opened[-1].close))
-        return opened[-1]
-
-    def close(loggers: Loggers, close_files: Callable[[], None]) -> None:
-        closed.append(loggers)
-        close_files()
-
-    monkeypatch.setattr(module, "open_loggers", open_them)
-    run._loggers = open_them(directory.path)
-    log = LogFile(directory.log)
-    logging.getLogger().addHandler(log)
-    try:
-        logging.getLogger("aiorl").warning("before")
-        shutil.rmtree(directory.path)
-        run._keep_directory()
-        logging.getLogger("aiorl").warning("after")
-        run._keep_directory()
-        run._loggers.write({"training_iteration": 1})
-        asyncio.run(run._release(None, None, "the end", final=True))
-    finally:
-        logging.getLogger().removeHandler(log)
-        log.close()
-    assert len(opened) == 2
-    assert closed == opened
-    assert "after" in directory.log.read_text()
-    assert [result["training_iteration"] for result in read_results(directory.path)] == [1]
-
-
 class Recorder(PlainDisplay):
     """Keeps what it is to show."""
 
@@ -230,3 +198,137 @@ def test_no_line_of_what_is_told_passes_for_a_line_of_the_log(tmp_path: Path, ca
     ]
     assert len(long) <= 24_000
     assert [record.getMessage() for record in caplog.records] == [first, long]
+
+
+@pytest.mark.parametrize("while_it", ["loads", "compiles"])
+def test_a_time_to_stop_counts_from_the_start_of_the_run_whatever_it_is_doing(
+    start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, while_it: str
+) -> None:
+    run, _ = start(stop_time_s=0.5)
+    done = threading.Event()
+    if while_it == "compiles":
+        algorithm = FakeAlgorithm(run._config)
+        monkeypatch.setattr(algorithm, "warm_up", lambda: done.wait(30))
+
+        async def build(self: Run, checkpoint: Any) -> Any:
+            return fake_learning(self._config, algorithm)
+
+        monkeypatch.setattr(Run, "_build", build)
+    try:
+        outcome = asyncio.run(asyncio.wait_for(run.run(), 20))
+    finally:
+        done.set()
+    assert outcome == Outcome(
+        True, "Done: 0.5 s have passed. Nothing was trained yet, so there is nothing to save.", {}
+    )
+    assert read_results(run._directory.path) == []
+    assert list(run._directory.checkpoints.iterdir()) == []
+
+
+class Showing(SilentDisplay):
+    """Notes what is shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, str]] = []
+
+    def status(self, text: str, now: float) -> None:
+        self.shown.append(("status", text))
+
+    def join(self, command: str, now: float) -> None:
+        self.shown.append(("join", command))
+
+    def update(self, result: Any, now: float) -> None:
+        self.shown.append(("result", ""))
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any, Outcome]]:
+    """Runs that train a fake algorithm with a real worker process, to their end."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'learner'}")
+
+    def train(algorithm: type[FakeAlgorithm] = FakeAlgorithm, **options: Any) -> tuple[Run, Any, Outcome]:
+        def build(config: CommonConfig, *arguments: Any) -> Any:
+            return fake_learning(config, algorithm(config))
+
+        monkeypatch.setattr(module, "build_learning", build)
+        settings = {"env": "CartPole-v1", "seed": 1, "num_workers": 1, "run_dir": str(tmp_path / "run"), **options}
+        config = CommonConfig.from_mapping(settings)
+        display: Any = Showing()
+        with RunDirectory.open(config) as directory:
+            run = Run(config, directory, display)
+            outcome = asyncio.run(asyncio.wait_for(run.run(), 60))
+        return run, display, outcome
+
+    return train
+
+
+def test_the_last_result_is_of_all_updates_and_its_rates_are_over_a_second(
+    trained: Callable[..., tuple[Run, Any, Outcome]],
+) -> None:
+    steps = 200 * 4 * LENGTH * NUM_ENVS
+    run, _, outcome = trained(with_settings(mode="streaming", update_s=0.005), stop_timesteps=steps)
+    assert outcome.ok
+    assert outcome.reason.startswith("Done: ")
+    results = read_results(run._directory.path)
+    last, before = results[-1], results[-2]
+    assert last["env_steps_trained_total"] == last["ledger"]["trained"] >= steps > before["env_steps_trained_total"]
+    assert last["updates_total"] == int(sorted(path.name for path in run._directory.checkpoints.iterdir())[-1][-6:])
+    mean_rate = last["env_steps_trained_total"] / last["time_total_s"]
+    assert all(result["trained_steps_per_s"] < 20 * mean_rate for result in results)
+
+
+def test_what_is_done_before_the_first_update_is_said_and_how_to_join_too(
+    trained: Callable[..., tuple[Run, Any, Outcome]],
+) -> None:
+    run, display, outcome = trained(with_settings(warm_up=lambda self: time.sleep(0.2)), stop_timesteps=100)
+    said = [text for kind, text in display.shown if kind == "status"]
+    assert said[:2] == ["loading TensorFlow and building the model", "compiling the update"]
+    (command,) = [text for kind, text in display.shown if kind == "join"]
+    assert command == f"python -m aiorl.worker --connect {run._service.address}"
+    steps = dict(run.summary(outcome, "").next_steps)
+    assert command in steps.values()
+
+
+def test_how_to_join_names_the_keys_where_keys_are_in_use(
+    start: Callable[..., tuple[Run, Any]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "my keys"
+    make_keys(folder)
+    run, _ = start(keys=str(folder), stop_time_s=0.2)
+    run._display = display = Showing()
+    asyncio.run(asyncio.wait_for(run.run(), 20))
+    assert display.shown[0] == (
+        "join",
+        f"python -m aiorl.worker --connect {run._service.address} --keys '{folder}'",
+    )
+
+
+def test_an_environment_that_fails_in_every_worker_at_once_ends_the_run(
+    trained: Callable[..., tuple[Run, Any, Outcome]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(WorkerError, match=r"boom.*each of the 2 workers failed so before anything was sampled; log: "):
+        trained(env="test_run:BrokenEnv", num_workers=2)
+    told = [record.getMessage() for record in caplog.records if "shown" in vars(record)]
+    assert sum(": boom" in text and "Traceback" in text for text in told) == 1
+    assert sum("restart 2" in text for text in told) == 0
+
+
+class BrokenEnv(BlockingEnv):
+    """Its first step fails."""
+
+    def step(self, action: Any) -> Any:
+        raise RuntimeError(f"boom {id(self)}")
+
+
+def test_a_run_that_was_ended_before_it_trained_is_summed_up_in_one_line(
+    start: Callable[..., tuple[Run, Any]],
+) -> None:
+    run, _ = start()
+
+    async def main() -> Outcome:
+        asyncio.get_running_loop().call_later(0.1, run.request_stop, "Ended by Ctrl-C.")
+        return await asyncio.wait_for(run.run(), 20)
+
+    outcome = asyncio.run(main())
+    (line,) = summary_lines(run.summary(outcome, ""))
+    assert line.startswith("Ended by Ctrl-C. Nothing was trained yet, so there is nothing to save. (run directory: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import threading
 import time
 from typing import Any
@@ -12,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from in_process import LENGTH, NUM_ENVS, InProcess, with_settings
+from over_tcp import learner_over_tcp, until
 
 from aiorl.algorithms.algorithm import UpdateResult
 from aiorl.data import columns as c
@@ -568,9 +570,9 @@ def test_a_flood_of_failures_costs_its_sender_its_place_and_is_told_in_a_few_lin
 
     both = among("villain", change=change)
     assert sum(map(len, both.events)) < 300_000
-    assert sum("failed: boom" in text for text in both.events) == 10
+    assert sum("failed: boom" in text for text in both.events) == 1
     (rest,) = [text for text in both.events if "beside those told" in text]
-    assert "failures of workers: 50" in rest
+    assert "failures of workers: 59" in rest
     assert any("lost: broke the protocol: you reported more failures" in text for text in both.events)
 
 
@@ -653,3 +655,42 @@ def test_of_many_workers_that_are_waited_for_a_few_are_named() -> None:
     said = asyncio.run(main())
     assert said.count("worker ") == 8
     assert said.endswith("; and 4 more")
+
+
+def test_the_same_failure_of_many_workers_is_told_once_and_other_ones_too() -> None:
+    async def change(both: InProcess, villains: list[Peer]) -> None:
+        for number, villain in enumerate(villains):
+            villain.say(villain.hello)
+            await villain.hears(m.Welcome)
+            message = f"environment {number} of pid {number + 100}: " + ("no key" if number == 3 else "no licence")
+            villain.say(m.Failure("env", message, f"Traceback of {number}", fatal=True))
+        async with asyncio.timeout(10):
+            while len(both.service.session.slots) > 2:
+                await both.updates_done(len(both.updates) + 1)
+
+    both = among("a", "b", "c", "d", change=change)
+    for fate in ("failed: ", "lost: failed: "):
+        told = [text.split("\n")[0] for text in both.events if re.match(rf"worker \d+ {fate}", text)]
+        assert [text.rpartition(": ")[2] for text in told] == ["no licence", "no key"], both.events
+
+
+def test_refused_connections_are_told_in_one_line_a_host_with_the_address() -> None:
+    async def main() -> tuple[list[str], list[str]]:
+        both = learner_over_tcp()
+        port = int(both.service.address.rpartition(":")[2])
+        addresses, connected = [], []
+        on_event = both.service._endpoint.on_event
+        both.service._endpoint.on_event = lambda event: (connected.append(event), on_event(event))
+        for number in range(5):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            addresses.append("{}:{}".format(*writer.get_extra_info("sockname")))
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            await until(lambda: sum(event.kind is EventKind.CONNECTED for event in connected) > number)  # noqa: B023
+            writer.close()
+        await until(lambda: both.service.progress(None).transport["refused_connections"] == 5)
+        await both.close()
+        return both.events, addresses
+
+    events, addresses = asyncio.run(main())
+    (told,) = [text for text in events if "refused" in text]
+    assert any(f"the connection from {address} was refused: " in told for address in addresses)

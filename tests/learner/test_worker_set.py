@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 import os
 import signal
@@ -13,11 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
-from in_process import InProcess
+from in_process import BlockingEnv, InProcess
 from over_tcp import learner_over_tcp, until
 
 from aiorl.learner.worker_set import LocalWorkers
-from aiorl.process.supervisor import ChildEvent, ChildKilled, ChildRestarting
+from aiorl.process.supervisor import ChildEvent, ChildKilled, ChildRestarting, ChildStarted
+from aiorl.protocol.learner_settings import LearnerSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +31,7 @@ def local_workers(both: InProcess, folder: Path, events: list[ChildEvent], **opt
         service.address,
         max_restarts=3,
         keys=None,
-        environment={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"},
+        environment={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'learner'}"},
         log_path=lambda slot: folder / f"{slot}.txt",
         reserve=service.session.reserve_slot,
         on_ended=lambda worker_id, reason: service.session.lose_worker_id(worker_id, reason, time.monotonic()),
@@ -70,6 +72,31 @@ def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(
         assert between == [ChildKilled(1), ChildRestarting(1, -signal.SIGKILL, 1, 0.2)]
 
 
+class SlowlyBuilt(BlockingEnv):
+    """Building it keeps all other code of its process from running for longer than any heartbeat may take."""
+
+    def __init__(self) -> None:
+        super().__init__(step_s=0.0)
+        ctypes.PyDLL(None).usleep(2_500_000)  # holds Python's lock
+
+
+def test_a_worker_whose_environment_is_built_in_silence_is_neither_lost_nor_killed(tmp_path: Path) -> None:
+    async def main() -> list[ChildEvent]:
+        events: list[ChildEvent] = []
+        settings = LearnerSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build_timeout_s=60.0)
+        both = learner_over_tcp(session_settings=settings, env="test_worker_set:SlowlyBuilt")
+        workers = local_workers(both, tmp_path, events, come_back_s=0.2)
+        await workers.start()
+        await both.updates_done(2, 60)
+        assert sum("joined" in text for text in both.events) == 1
+        leaving = asyncio.create_task(workers.stop(5.0))
+        await both.close()
+        await leaving
+        return events
+
+    assert [type(event) for event in asyncio.run(main())] == [ChildStarted]
+
+
 class Watched:
     """LocalWorkers above processes that are none, with a clock of its own."""
 
@@ -82,7 +109,8 @@ class Watched:
         both: Any = SimpleNamespace(
             service=SimpleNamespace(address="tcp://nowhere:1", session=SimpleNamespace(reserve_slot=None))
         )
-        self.workers = local_workers(both, Path(), [], come_back_s=5.0)
+        self.working: set[int] = set()
+        self.workers = local_workers(both, Path(), [], come_back_s=5.0, has_brought=self.working.__contains__)
         fake: Any = SimpleNamespace(pids=self.pids, kill=self.killed.append)
         self.workers._supervisor = fake
         monkeypatch.setattr(module, "_is_stopped", lambda pid: pid in self.stopped)
@@ -143,3 +171,18 @@ def test_who_never_registers_is_killed_after_a_long_time(monkeypatch: pytest.Mon
     watched = Watched(monkeypatch)
     assert watched.look(0.0, 2) == watched.look(100.0, 2) == []
     assert watched.look(130.0, 2) == [1]
+
+
+def test_restarts_are_forgotten_only_of_a_worker_that_has_brought_a_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    supervised = watched.workers.has_worked
+    watched.look(0.0, 1, 2)
+    assert not supervised(1)
+    watched.working.add(1)
+    watched.look(0.2, 1, 2)
+    watched.working.clear()  # it is lost, and its process ends
+    watched.look(0.4, 2)
+    assert supervised(1)
+    assert not supervised(2)
+    watched.workers._handle(ChildStarted(1, 103, 1))
+    assert not supervised(1)

@@ -42,3 +42,9 @@ def test_where_no_restart_is_allowed_there_is_none_whatever_ended_the_child() ->
 
 def test_a_status_is_told_with_the_name_of_its_signal() -> None:
     assert [status_text(number) for number in (1, -9, -6)] == ["status 1", "status -9 (SIGKILL)", "status -6 (SIGABRT)"]
+
+
+@pytest.mark.parametrize("status", [FAILED, -signal.SIGKILL])
+def test_who_lives_long_but_does_no_work_is_given_up(status: int) -> None:
+    restarts = Restarts(2)
+    assert [restarts.pause_after(status, 500.0, has_worked=False) for _ in range(3)] == [0.2, 0.5, None]

@@ -22,9 +22,33 @@ def test_the_first_signal_asks_and_a_later_second_one_ends_at_once() -> None:
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)  # as `timeout` sends it: to the process and to its group
-    assert process.stdout.readline() == "SIGINT\n"
+    assert process.stdout.readline() == "Ctrl-C\n"
     time.sleep(0.7)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(5) == 128 + signal.SIGTERM
     process.stdout.close()
+
+
+def test_before_a_run_begins_a_signal_ends_the_program_with_one_line() -> None:
+    code = """
+from aiorl.process.signals import end_at_once_on_stop_signals
+end_at_once_on_stop_signals("aiorl")
+print("ready", flush=True)
+import time
+time.sleep(30)
+"""
+    for number, name in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=5)
+        assert (process.returncode, errors) == (0, f"aiorl: ended by {name} before the run began\n")
+
+
+def test_signals_are_looked_after_before_anything_large_is_loaded() -> None:
+    code = "import sys; import aiorl.process.signals; assert not {'asyncio', 'numpy', 'pydantic'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,6 +12,7 @@ from aiorl.errors import BadFrame, LocalProtocolError
 from aiorl.protocol import events as ev
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
 from aiorl.protocol.pacing import Pacing
+from aiorl.protocol.worker_settings import BUILDING
 from aiorl.wire import messages as m
 
 A, B = b"peer-a", b"peer-b"
@@ -812,3 +813,34 @@ def test_thousands_of_bad_peers_take_bounded_memory() -> None:
     assert len(session._roster._buried) <= 4096
     assert len(session._strangers._known) <= 4096
     assert len(session._strangers._dropped) <= 4096
+
+
+def test_who_builds_its_environment_may_be_silent_for_longer_unless_it_has_hung_up() -> None:
+    building = m.Beat(0, BUILDING)
+    session = make(heartbeat_timeout_s=10.0, build_timeout_s=60.0)
+    for peer, name in ((A, "a"), (B, "b"), (b"c", "c")):
+        join(session, peer, name)
+        session.receive(peer, building, 0.0)
+    session.receive(b"c", m.Beat(0, "sampling"), 0.5)  # it has built it
+    session.peer_gone(A, 1.0, was_silent=True)
+    session.peer_gone(B, 1.0)
+    slots = {}
+    for quarter in range(400):
+        now = quarter / 4
+        if now == 20.0:  # it is there again, and builds on
+            session.receive(b"a2", hello("a", learner_incarnation="learner-1"), now, key="key-a")
+            session.receive(b"a2", building, now, key="key-a")
+        session.tick(now)
+        slots[now] = session.slots
+    assert slots[10.0] == [1, 2, 3]
+    assert slots[11.0] == slots[79.0] == [1]
+    assert slots[81.0] == []
+
+
+def test_it_is_known_who_has_brought_a_fragment() -> None:
+    session = make()
+    join(session)
+    assert not session.has_brought(1)
+    session.receive(A, fragment(1, lease(session)), 0.5)
+    assert session.has_brought(1)
+    assert not session.has_brought(2)

@@ -76,3 +76,7 @@ def test_returns_by_policy_are_shown_where_there_are_several() -> None:
     assert policy_returns_text({"policy_reward_mean": {"left": 1.04, "right": -1.0}}) == "left 1.0, right -1.0"
     many = policy_returns_text({"policy_reward_mean": {f"p{number}": 0.0 for number in range(9)}})
     assert many.endswith("p5 0.0 and 3 more")
+
+
+def test_a_run_of_which_nothing_came_is_summed_up_in_one_line() -> None:
+    assert summary_lines(Summary("Ended by Ctrl-C.", "")) == ["Ended by Ctrl-C."]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -108,3 +109,68 @@ def test_the_returns_of_several_policies_have_a_line_of_their_own(make: Any, wid
     display.update({**RESULT, "policy_reward_mean": {"left": 1.0, "right": -1.0}}, 2.0)
     assert "policies  left 1.0, right -1.0" in last_frame(console)
     display.close()
+
+
+def test_how_to_join_is_readable_on_80_columns_for_as_long_as_the_run_goes_on(make: Any) -> None:
+    command = "python -m aiorl.worker --connect tcp://learner-0.training.example.org:50571 --keys /home/me/keys"
+    display, console = make(80)
+    display.start(0.0)
+    display.join(command, 0.1)
+    for number in range(20):
+        display.event(f"event number {number};", float(number))
+    display.update(RESULT, 30.0)
+    inside = [line.strip("│ ").strip() for line in last_frame(console).splitlines()]
+    assert command in " ".join(inside)
+    display.close()
+
+
+class Screen(io.StringIO):
+    """A terminal of changing width that wraps what it shows anew when it gets narrower, as most do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = [""]
+        self.row = 0
+
+    def write(self, text: str) -> int:
+        for part in re.findall(r"\x1b\[\??\d*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
+            if part == "\n":
+                self.row += 1
+                self.rows += [""] * (self.row + 1 - len(self.rows))
+            elif part == "\x1b[1A":
+                self.row = max(0, self.row - 1)
+            elif part == "\x1b[2K":
+                self.rows[self.row] = ""
+            elif not part.startswith(("\x1b", "\r")):
+                self.rows[self.row] += part
+        return len(text)
+
+    def shrink(self, width: int) -> None:
+        wrapped = [[row[at : at + width] for at in range(0, max(1, len(row)), width)] for row in self.rows]
+        self.row = sum(map(len, wrapped[: self.row + 1])) - 1
+        self.rows = [row for rows in wrapped for row in rows]
+
+
+@pytest.mark.parametrize("widths", [(120, 80), (120, 50), (80, 79), (100, 80, 60, 40)])
+def test_a_terminal_that_gets_narrower_keeps_no_fragments(widths: tuple[int, ...]) -> None:
+    screen = Screen()
+    console = Console(file=screen, force_terminal=True, width=widths[0], height=60, color_system=None)
+    display = LiveDisplay(Headline("ppo", "CartPole-v1", 2), console)
+    screen.write("$ what was typed before\n")
+    display.start(0.0)
+    display.join("python -m aiorl.worker --connect tcp://127.0.0.1:5557", 0.1)
+    for number, width in enumerate(widths):
+        if number:
+            screen.shrink(width)
+            console.width = width
+        display.update(RESULT, float(number))
+    shown = [row for row in screen.rows if row]
+    assert shown[0].startswith("$ what was typed before"[: min(widths)])
+    assert sum("╭" in row for row in shown) == 1
+    assert sum("╰" in row for row in shown) == 1
+    assert len(shown) == 1 + len(last_frame_of(shown)), "\n".join(shown)
+    display.close()
+
+
+def last_frame_of(rows: list[str]) -> list[str]:
+    return rows[max(number for number, row in enumerate(rows) if "╭" in row) :]

@@ -372,3 +372,17 @@ def test_what_is_remembered_stays_small() -> None:
         results.finish_iteration(float(number + 1), Progress(0, 0))
     assert len(results.to_state()["rewards"]) == 100
     assert results.episodes_total == 50_000
+
+
+def test_rates_are_over_a_second_at_least_also_in_an_iteration_of_two_milliseconds() -> None:
+    results = Results(100, now=0.0)
+    rates = []
+    for now in (0.5, 1.0, 1.5, 3.0, 3.002):
+        steps = round(1000 * now) + (5000 if now == 3.002 else 0)
+        result = results.finish_iteration(now, Progress(steps, steps, bytes_in=2 * steps))
+        assert result["transport"]["bytes_in_per_s"] == pytest.approx(2 * result["trained_steps_per_s"])
+        rates.append(result["sampled_steps_per_s"])
+    assert rates == pytest.approx([1000.0, 1000.0, 1000.0, 1000.0, 1000.0 + 5000 / 1.502])
+    assert result["time_this_iter_s"] == pytest.approx(0.002)
+    results.from_state(results.to_state(), 10.0, Progress(steps, steps))
+    assert results.finish_iteration(10.5, Progress(steps + 500, steps))["sampled_steps_per_s"] == pytest.approx(1000.0)

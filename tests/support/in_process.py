@@ -35,7 +35,16 @@ from aiorl.transport.memory_endpoint import MemoryNetwork
 from aiorl.worker.service import WorkerOutcome, WorkerService
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
-__all__ = ["LENGTH", "NUM_ENVS", "BlockingEnv", "ExitingEnv", "FakeAlgorithm", "InProcess", "with_settings"]
+__all__ = [
+    "LENGTH",
+    "NUM_ENVS",
+    "BlockingEnv",
+    "ExitingEnv",
+    "FakeAlgorithm",
+    "InProcess",
+    "fake_learning",
+    "with_settings",
+]
 
 LENGTH, NUM_ENVS = 8, 2
 
@@ -89,12 +98,37 @@ class FakeAlgorithm(Algorithm):
         pass
 
 
+def fake_learning(config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int = NUM_ENVS) -> Learning:
+    """What a learner builds, without TensorFlow: for observations of four numbers and two actions."""
+    graph, spec = make_acting_graph(4, spaces.Discrete(2), 2, algorithm.weights)
+    part = WorkerPart.of(
+        config.updated(
+            {
+                "rollout_fragment_length": LENGTH, "num_envs_per_worker": num_envs, "vectorize": "serial",
+                "transport": {"heartbeat_interval_s": 0.1, "heartbeat_timeout_s": 1.0, "resend_after_s": 0.3},
+            }
+        ),
+        algorithm.sample_plan(config),
+        sampling="general" if config.sampling == "general" else "columnar",
+    )  # fmt: skip
+    return Learning(
+        PolicyGroup({DEFAULT_POLICY_ID: algorithm}), algorithm.lease_plan(config), part,
+        {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}},
+        {DEFAULT_POLICY_ID: make_filter(config.observation_filter, (4,))}, {}, {},
+    )  # fmt: skip
+
+
 class InProcess:
     """One learner and its workers; use within a running loop."""
 
     def __init__(
-        self, algorithm: type[FakeAlgorithm] = FakeAlgorithm, network: MemoryNetwork | None = None, **settings: Any
+        self,
+        algorithm: type[FakeAlgorithm] = FakeAlgorithm,
+        network: MemoryNetwork | None = None,
+        session_settings: LearnerSettings | None = None,
+        **settings: Any,
     ) -> None:
+        self._session_settings = session_settings or LearnerSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0)
         self.config = CommonConfig.from_mapping({"env": "CartPole-v1", "seed": 3, "num_workers": 2, **settings})
         self.network = network or MemoryNetwork()
         self.num_envs = NUM_ENVS
@@ -109,7 +143,7 @@ class InProcess:
 
     def start(self, num_workers: int = 2) -> None:
         self._loop = asyncio.get_running_loop()
-        session = LearnerSession("run", "life1", LearnerSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0))
+        session = LearnerSession("run", "life1", self._session_settings)
         self.service = LearnerService(
             self.config,
             self.network.learner(),
@@ -121,26 +155,10 @@ class InProcess:
         self.service.start()
         for _ in range(num_workers):
             self.add_worker()
-        graph, spec = make_acting_graph(4, spaces.Discrete(2), 2, self.algorithm.weights)
-        part = WorkerPart.of(
-            self.config.updated(
-                {
-                    "rollout_fragment_length": LENGTH, "num_envs_per_worker": self.num_envs, "vectorize": "serial",
-                    "transport": {"heartbeat_interval_s": 0.1, "heartbeat_timeout_s": 1.0, "resend_after_s": 0.3},
-                }
-            ),
-            self.algorithm.sample_plan(self.config),
-            sampling="general" if self.config.sampling == "general" else "columnar",
-        )  # fmt: skip
-        filters = {DEFAULT_POLICY_ID: make_filter(self.config.observation_filter, (4,))}
-        group = PolicyGroup({DEFAULT_POLICY_ID: self.algorithm})
-        learning = Learning(
-            group, self.algorithm.lease_plan(self.config), part,
-            {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}, filters, {}, {},
-        )  # fmt: skip
-        self.thread = UpdateThread(group, self._on_thread, max_queued=1)
+        learning = fake_learning(self.config, self.algorithm, self.num_envs)
+        self.thread = UpdateThread(learning.group, self._on_thread, max_queued=1)
         self.thread.start()
-        self.service.begin(learning, self.thread, Publisher(filters))
+        self.service.begin(learning, self.thread, Publisher(learning.filters))
 
     def add_worker(self, change: Callable[[WorkerService], None] = lambda service: None) -> WorkerService:
         number = next(self._numbers)

@@ -729,20 +729,6 @@ def test_more_connections_than_allowed_are_cut_off_and_the_first_ones_stay(run):
     run(test)
 
 
-def test_the_same_refusal_is_logged_once_per_host(run, caplog):
-    async def test(stage):
-        learner, _ = await stage.pair(limits=FAST)
-        for _ in range(20):
-            _, writer = await asyncio.open_connection("127.0.0.1", _ports(learner)[0])
-            writer.write(b"GET / HTTP/1.0\r\n\r\n")
-            writer.close()
-        await learner.until_event(EventKind.REFUSED, count=20)
-
-    with caplog.at_level("WARNING"):
-        run(test)
-    assert len([record for record in caplog.records if "refused" in record.getMessage()]) <= 2
-
-
 def test_a_broadcast_with_a_foreign_head_is_rejected_by_the_worker(run):
     async def test(stage):
         learner, worker = await stage.pair()
