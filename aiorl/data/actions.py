@@ -64,11 +64,14 @@ class ActionLayout:
 
         Args:
             actions: an array ``[N, ...]``; for a nested space either ``[N, A]`` already in column form, or one
-                batch per component, nested as the space is.
+                batch per component, nested as the space is. The batches in a list must be arrays: a list of lists
+                or tuples could as well be one of rows.
         Returns: ``[N, *shape]`` in `dtype`; the array given where it has that form.
         Raises: BatchError if the batches don't fit the space, or hold anything but whole numbers where it does.
         """
         if self.is_nested and not isinstance(actions, np.ndarray):
+            if _is_row_wise(self.space, actions):
+                raise BatchError("actions", "one array per component, of all rows", f"rows: {_described(actions)}")
             batches = list(_leaf_values(self.space, actions))
             rows = len(batches[0])
             for batch, leaf in zip(batches, self.leaves, strict=True):
@@ -241,6 +244,19 @@ def _leaf_values(space: spaces.Space[Any], value: Any) -> Iterator[Any]:
             yield from _leaf_values(part, value[name])
     else:
         yield value
+
+
+def _is_row_wise(space: spaces.Space[Any], actions: Any) -> bool:
+    """Whether a sequence for a Tuple holds the components of each row, not the rows of each component."""
+    if isinstance(space, spaces.Tuple) and isinstance(actions, Sequence):
+        rows = tuple | list if isinstance(actions, list) else tuple
+        return any(
+            _is_row_wise(part, batch) if isinstance(part, spaces.Tuple | spaces.Dict) else isinstance(batch, rows)
+            for part, batch in zip(space.spaces, actions, strict=False)
+        )
+    if isinstance(space, spaces.Dict) and isinstance(actions, Mapping):
+        return any(_is_row_wise(part, actions.get(name)) for name, part in space.spaces.items())
+    return False
 
 
 def _described(value: Any) -> str:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from aiorl.env.copied import copied
 from aiorl.errors import EnvContractError, EnvError
 
 __all__ = [
@@ -81,7 +82,7 @@ class Poll(NamedTuple):
 
 
 def as_poll(result: Any) -> Poll:
-    """A Poll from what a user's own BaseEnv returned.
+    """A Poll from what a BaseEnv returned, with infos of its own: environments may go on using theirs.
 
     Args:
         result: a Poll, or a tuple of five dicts (obs, rewards, dones, infos, off_policy_actions); such dones
@@ -91,16 +92,25 @@ def as_poll(result: Any) -> Poll:
         EnvContractError: neither of the two.
     """
     if isinstance(result, Poll):
-        return result
+        return _with_own_infos(result)
     is_whole = isinstance(result, tuple) and len(result) in (5, 6)
     if not is_whole or not all(isinstance(part, Mapping) for part in result):
         given = f"({', '.join(type(part).__name__ for part in result)})" if is_whole else f"{result!r:.200}"
         raise EnvContractError("BaseEnv", f"poll returned {given}, expected a Poll or a tuple of five dicts", step=-1)
     if len(result) == 6:
-        return Poll(*result)
+        return as_poll(Poll(*result))
     obs, rewards, dones, infos, off_policy_actions = result
     truncateds = {env_id: dict.fromkeys(flags, False) for env_id, flags in dones.items()}
-    return Poll(obs, rewards, dones, truncateds, infos, off_policy_actions)
+    return as_poll(Poll(obs, rewards, dones, truncateds, infos, off_policy_actions))
+
+
+def _with_own_infos(poll: Poll) -> Poll:
+    """The poll with copies of its infos; itself if there is nothing in them."""
+    try:
+        is_empty = not any(info for by_agent in poll.infos.values() for info in by_agent.values())
+    except AttributeError:  # told better where the rows are made
+        is_empty = True
+    return poll if is_empty else poll._replace(infos=copied(poll.infos))
 
 
 class BaseEnv(ABC):
@@ -140,6 +150,11 @@ class BaseEnv(ABC):
             later poll.
         """
         return None
+
+    @property
+    def can_reset(self) -> bool:
+        """Whether its environments can be told to begin a new episode, so that a horizon can be honoured."""
+        return type(self).try_reset is not BaseEnv.try_reset
 
     def get_unwrapped(self) -> Sequence[Any]:
         """The environment objects behind this one, with the wrappers they were made with; may be empty."""

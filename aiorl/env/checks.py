@@ -19,6 +19,7 @@ __all__ = [
     "NestedCheck",
     "ObservationCheck",
     "as_reward",
+    "as_rewards",
     "check_rewards",
     "env_fault",
     "raise_env_fault",
@@ -237,6 +238,18 @@ def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:
         message = f"reward is {number}, expected a finite number"
         raise BadRewardError(env_id, message, vector_index=index, step=step)
     return number
+
+
+def as_rewards(rewards: Mapping[Any, Any], env_id: str, index: int, step: int) -> dict[Any, float]:
+    """Rewards by agent as floats; None counts as 0.0.
+
+    Raises:
+        BadRewardError: one is no finite number.
+    """
+    return {
+        agent_id: 0.0 if reward is None else as_reward(reward, env_id, index, step)
+        for agent_id, reward in rewards.items()
+    }
 
 
 def check_rewards(env_id: str, rewards: NDArray[Any], step_of: StepOf) -> None:

@@ -15,18 +15,15 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from aiorl.env.base_env import ALL_AGENTS
-from aiorl.env.checks import as_reward
+from aiorl.env.checks import as_rewards
+from aiorl.env.copied import copied
 from aiorl.errors import ClosedEpisodeError, ConfigError, EnvContractError, EpisodeTimeout, SamplerDied
 
 __all__ = ["EpisodeTable", "Item"]
 
 _REMEMBERED = 1 << 16
 """Ids of ended episodes that are kept, so that none is started twice."""
-
-_PLAIN = (int, float, bool, str)
 
 
 @dataclass(slots=True, eq=False)
@@ -160,13 +157,10 @@ class EpisodeTable:
         """
         with self._changed:
             episode = self._get(episode_id)
-            numbers = {
-                agent_id: as_reward(reward, str(episode_id), 0, episode.published)
-                for agent_id, reward in rewards.items()
-            }
+            numbers = as_rewards(rewards, str(episode_id), 0, episode.published)
             for agent_id, number in numbers.items():
                 episode.rewards[agent_id] = episode.rewards.get(agent_id, 0.0) + number
-            episode.infos.update((agent_id, dict(info)) for agent_id, info in infos.items() if info)
+            episode.infos.update((agent_id, copied(info)) for agent_id, info in infos.items() if info)
             episode.dones.update((agent_id, bool(done)) for agent_id, done in dones.items())
 
     def length_of(self, episode_id: Hashable) -> int:
@@ -355,12 +349,12 @@ class EpisodeTable:
         dones[ALL_AGENTS] = last
         item = Item(
             episode.published,
-            {agent_id: _copied(value) for agent_id, value in obs.items()},
+            {agent_id: copied(value) for agent_id, value in obs.items()},
             rewards,
             dones,
             {agent_id: cut and not done for agent_id, done in dones.items()},
             infos,
-            None if off_policy is None else {agent_id: _copied(action) for agent_id, action in off_policy.items()},
+            None if off_policy is None else {agent_id: copied(action) for agent_id, action in off_policy.items()},
         )
         episode.published += 1
         episode.rewards = {}
@@ -403,14 +397,3 @@ def _is_hashable(value: object) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _copied(value: Any) -> Any:
-    """The same value with arrays, lists and dicts of its own: the client may go on using those it gave."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, Mapping):
-        return {key: _copied(inner) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(inner if type(inner) in _PLAIN else _copied(inner) for inner in value)
-    return value

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll
-from aiorl.env.checks import as_reward, raise_env_fault
+from aiorl.env.checks import as_rewards, raise_env_fault
 from aiorl.env.gym_like import check_seedable, seed_env
 from aiorl.env.lockstep import env_seeds
 from aiorl.errors import BadObservationError, EnvContractError, UnsupportedEnvError
@@ -173,9 +173,7 @@ class MultiAgentCopy:
             if back:
                 raise self._broken(f"agents that were done have been observed again: {_keys(back)}")
         self._check_finite(obs)
-        checked = {
-            agent_id: as_reward(reward, self._env_id, self._index, self._step) for agent_id, reward in rewards.items()
-        }
+        checked = as_rewards(rewards, self._env_id, self._index, self._step)
         for flags in (terminateds, truncateds):
             self._gone.update(agent_id for agent_id, flag in flags.items() if flag and agent_id != ALL_AGENTS)
         self._ended = bool(terminateds[ALL_AGENTS]) or bool(truncateds[ALL_AGENTS])

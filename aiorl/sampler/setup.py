@@ -61,6 +61,13 @@ class SamplerSetup:
             UnsupportedEnvError: it is none (also a ValueError).
         """
         object.__setattr__(self, "base_env", to_base_env(self.base_env))
+        if self.horizon and math.isfinite(self.horizon) and not self.base_env.can_reset:
+            raise ConfigError(
+                f"horizon is {self.horizon}, but {type(self.base_env).__name__} cannot be reset where it cuts.",
+                key="horizon",
+                value=self.horizon,
+                hint="Leave horizon out.",
+            )
 
     def get_worker(self) -> Any:
         """What callbacks are told is the worker.

@@ -147,6 +147,24 @@ def test_batches_that_do_not_fit_are_refused(actions):
         ActionLayout(WHOLE).to_column(actions)
 
 
+PAIR = spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)])
+
+
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [
+        (PAIR, [(1, 2), (0, 1)]),
+        (PAIR, [[1, 2], [0, 1]]),
+        (PAIR, ((1, 2), (0, 1))),
+        (spaces.Tuple([PAIR, PAIR]), [((1, 2), (0, 1)), ((1, 1), (2, 0))]),
+        (spaces.Dict({"a": PAIR}), {"a": [(1, 2), (0, 1)]}),
+    ],
+)
+def test_r117_a_list_of_row_wise_tuples_is_refused_also_when_rows_and_components_are_equally_many(space, actions):
+    with pytest.raises(BatchError, match="one array per component"):
+        ActionLayout(space).to_column(actions)
+
+
 MIXED = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,))])
 BYTES = spaces.Box(0, 255, (1,), np.uint8)
 

@@ -210,6 +210,36 @@ def test_r123_r158_an_external_env_is_never_reset_and_shows_no_environment_objec
     assert base.get_unwrapped() == []
 
 
+def test_a_reward_of_none_counts_as_nothing():
+    """SPEC 4.5."""
+
+    def drive(env):
+        env.start_episode("e")
+        env.get_action("e", 0)
+        env.log_returns("e", None)
+        env.get_action("e", 1)
+        env.log_returns("e", 2.0)
+        env.log_returns("e", None)
+        env.end_episode("e", 2)
+
+    assert [poll.rewards["e"][AGENT] for poll in drain(ExternalBaseEnv(Driven(drive)))] == [0.0, 0.0, 2.0]
+
+
+def test_infos_are_kept_although_the_client_reuses_their_arrays():
+    def drive(env):
+        array = np.zeros(1)
+        env.start_episode("e")
+        for step in range(3):
+            array[:] = step
+            env.log_returns("e", 0.0, {"where": array})
+            array[:] = -1
+            env.get_action("e", 0)
+        env.end_episode("e", 0)
+
+    infos = [poll.infos["e"][AGENT] for poll in drain(ExternalBaseEnv(Driven(drive)))]
+    assert [info["where"].tolist() for info in infos] == [[0], [1], [2], [2]]
+
+
 def test_observations_are_kept_although_the_client_reuses_its_array():
     def drive(env):
         array = np.zeros(2)
@@ -425,7 +455,7 @@ def test_an_environment_that_names_no_observation_space_is_not_checked():
     env.end_episode("e", {"a": "anything"})
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "much", None])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "much"])
 def test_a_clients_bad_reward_is_its_own_error_and_adds_nothing(reward):
     env = MultiDriven(lambda env: None)
     env.start_episode("e")

@@ -89,6 +89,17 @@ def test_r127_r128_a_rule_that_is_broken_is_named_with_copy_and_step(fault, erro
         assert isinstance(caught.value, ValueError)
 
 
+def test_a_reward_of_none_counts_as_nothing():
+    """SPEC 4.5."""
+
+    class Unrewarded(CountingMultiAgentEnv):
+        def step(self, action_dict):
+            obs, _, terminateds, truncateds, infos = super().step(action_dict)
+            return obs, {"a0": None, "a1": 2}, terminateds, truncateds, infos
+
+    assert run(base(Unrewarded()), 1).rewards[0] == {"a0": 0.0, "a1": 2.0}
+
+
 def test_a_new_episode_forgets_who_was_done():
     subject = base(CountingMultiAgentEnv((1, 1)))
     run(subject, 1)

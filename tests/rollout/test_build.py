@@ -640,6 +640,18 @@ def test_several_external_environments_are_refused_and_what_was_built_is_stopped
     assert closed == [True]
 
 
+def test_r158_an_external_environment_with_a_horizon_is_refused_and_stopped(make_worker):
+    closed = []
+
+    class Closing(Idle):
+        def close(self):
+            closed.append(True)
+
+    with pytest.raises(ValueError, match=r"horizon is 9, but .* cannot be reset"):
+        make_worker(lambda context: Closing(ACTIONS, VECTOR), episode_horizon=9)
+    assert closed == [True]
+
+
 @pytest.mark.parametrize("failing", [0, 2])
 def test_an_environments_constructor_that_fails_is_named_with_its_copy(make_worker, failing):
     def create(context):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import threading
 
@@ -17,7 +18,7 @@ from aiorl.env.adapt import to_base_env
 from aiorl.env.external_env import ExternalEnv
 from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.env.remote_base_env import RemoteSettings
-from aiorl.errors import SamplerDied
+from aiorl.errors import ConfigError, SamplerDied
 from aiorl.policy.policy import Policy
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.scripted_env import RecordingPolicy
@@ -109,13 +110,42 @@ def test_interleaved_external_episodes_give_separate_trajectories(make_sampler, 
     base_env.stop()
 
 
-def test_an_external_env_with_a_horizon_is_an_error(make_sampler):
-    """R123, R158: at the end of the first episode, whose batch comes first."""
-    base_env = to_base_env(Clients(1, 1))
-    sampler = make_sampler(base_env, SumPolicy(), horizon=50)
-    assert sampler.get_data().count > 0
-    with pytest.raises(ValueError, match="cannot be reset"):
-        sampler.get_data()
+def test_r158_an_external_env_with_a_finite_horizon_is_refused_before_any_row(make_sampler):
+    class Idle(ExternalEnv):
+        def run(self):
+            pass
+
+    base_env = to_base_env(Idle(spaces.Discrete(2), SPACE))
+    with pytest.raises(ConfigError, match="horizon is 50, but ExternalBaseEnv cannot be reset"):
+        make_sampler(base_env, SumPolicy(), horizon=50)
+    for none in (0, None, math.inf):
+        make_sampler(base_env, SumPolicy(), horizon=none)
+    base_env.stop()
+
+
+class Reusing(gymnasium.Env):
+    """Changes the same info, and the same array in it, at every step."""
+
+    observation_space, action_space = SPACE, spaces.Discrete(50)
+
+    def __init__(self):
+        self.info = {"where": np.zeros(1), "deep": {"steps": [0]}}
+
+    def reset(self, *, seed=None, options=None):
+        self.step_count = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.step_count += 1
+        self.info["where"][0] = self.info["deep"]["steps"][0] = self.step_count
+        return np.zeros(3, np.float32), 1.0, self.step_count == 4, False, self.info
+
+
+def test_r96_infos_in_rows_stay_as_they_were_although_the_environment_goes_on_using_them(make_sampler):
+    base_env = to_base_env(Reusing())
+    batch = make_sampler(base_env, SumPolicy()).get_data()
+    assert [info["where"].tolist() for info in batch["infos"]] == [[1.0], [2.0], [3.0], [4.0]]
+    assert [info["deep"]["steps"] for info in batch["infos"]] == [[1], [2], [3], [4]]
     base_env.stop()
 
 
