@@ -14,7 +14,7 @@ from aiorl.env.adapt import to_base_env
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.lockstep import checked_horizon
 from aiorl.env.vector_env import episode_limit
-from aiorl.errors import SamplerDied
+from aiorl.errors import ConfigError, SamplerDied
 from aiorl.observation.filters import ObservationFilter
 from aiorl.observation.preprocessors import Preprocessor
 from aiorl.policy.policy import Policy
@@ -59,13 +59,15 @@ class SamplerSetup:
 
         Raises:
             UnsupportedEnvError: it is none (also a ValueError).
+            ConfigError: a horizon, and an environment that can't be reset.
         """
         object.__setattr__(self, "base_env", to_base_env(self.base_env))
-        if self.horizon and math.isfinite(self.horizon) and not self.base_env.can_reset:
+        horizon = self.settings.horizon
+        if horizon is not None and not self.base_env.can_reset:
             raise ConfigError(
-                f"horizon is {self.horizon}, but {type(self.base_env).__name__} cannot be reset where it cuts.",
+                f"horizon is {horizon}, but {type(self.base_env).__name__} cannot be reset where it cuts.",
                 key="horizon",
-                value=self.horizon,
+                value=horizon,
                 hint="Leave horizon out.",
             )
 
