@@ -74,10 +74,15 @@ def learner_rate(options: Mapping[str, object], seconds: float) -> float:
 
 
 def learner_rows(options: Mapping[str, object], seconds: float, start_s: float = 5.0) -> list[dict[str, Any]]:
-    """Results of the last seconds of a learner's run; ``start_s`` and as many seconds before them are left out.
+    """Results of the last seconds of a learner's run, but for the very last, which is made when the run is stopped.
+
+    Args:
+        options: of the learner.
+        seconds: how long they go on for; the run begins to train as long before them, or earlier.
+        start_s: how long the learner and its workers may take to start.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: it failed, or trained for too short a time to tell its rate.
     """
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
@@ -85,7 +90,10 @@ def learner_rows(options: Mapping[str, object], seconds: float, start_s: float =
         words = [f"--{name}={value}" for name, value in {**options, **added}.items()]
         run_command([sys.executable, "-m", "aiorl.learner", *words])
         rows = [json.loads(line) for line in (run_dir / "result.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["time_total_s"] >= rows[-1]["time_total_s"] - seconds]
+    late = [row for row in rows[:-1] if row["time_total_s"] >= rows[-2]["time_total_s"] - seconds]
+    if len(late) < 5 or late[-1]["time_total_s"] - late[0]["time_total_s"] < seconds / 2:
+        raise RuntimeError(f"{len(late)} results in the last {seconds:g} s: too few to measure by; give start_s more")
+    return late
 
 
 def rate_of(rows: Sequence[Mapping[str, Any]]) -> float:

@@ -4,7 +4,8 @@ Fragments leased, queued and in the learner's hands are bounded by what can be t
 ``B`` fragments to a batch and samples at most ``L`` policy versions old, the last of ``(L + 1) B`` fragments in a
 queue is ``L`` versions old when its turn comes. Below that bound the budget follows the learner: it grows while the
 learner waits for fragments that workers were not let make, and shrinks while more than a batch waits for the learner,
-so that samples are as fresh as can be.
+so that samples are as fresh as can be; and while more than a few come too old, which they do where workers are in each
+other's way on one host.
 
 A worker whose fragment takes so long that the policy outruns it is left out until the policy slows down. The others
 share by time: who has been given the least work comes first, and a fast worker makes more fragments of its share. Only
@@ -51,6 +52,9 @@ _MARGIN = 0.5
 _LESS_TRUST, _MORE_TRUST = 0.02, 5e-5
 """How a fragment that came too old, or not, changes the share of L that is made use of."""
 _LEAST_TRUST = 0.25
+_STALE_SMOOTHING = 1 / 200
+_MAX_STALE = (0.001, 0.004)
+"""Share of fragments that come too old: above the first the budget doesn't grow, above the second it shrinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ class Pacing:
         self._is_scarce = False
         self._num_arrived = 0
         self._num_stale = 0
+        self._stale = 0.0
         self._since_change = 0
         self._trust = 1.0
 
@@ -177,6 +182,7 @@ class Pacing:
         self._num_arrived += 1
         self._since_change += 1
         self._trust = min(1.0, self._trust + _MORE_TRUST)
+        self._stale -= _STALE_SMOOTHING * self._stale
         pace.is_tried = pace.mean_s < 0 or pace.is_risked
         pace.is_risked = False
         if pace.mean_s >= 0:
@@ -193,6 +199,7 @@ class Pacing:
         pace = self._paces.get(slot)
         if pace is not None and not pace.is_tried:
             self._trust = max(_LEAST_TRUST, self._trust * (1 - _LESS_TRUST))
+            self._stale += _STALE_SMOOTHING
 
     def slow_workers(self) -> list[SlowWorker]:
         """Workers left out because the policy outruns their fragments."""
@@ -221,8 +228,11 @@ class Pacing:
         self._set_scarce(self.budget >= self.largest and self._starved > _SCARCE[not self._is_scarce])
         if self._since_change < self.outstanding:
             return  # what the change before has brought about is not to be seen yet
-        if starved > _STARVED:
-            if held_back:
+        grow_below, shrink_above = _MAX_STALE
+        if self._stale > shrink_above:
+            self._change(self.budget - max(1, self.budget // 10))
+        elif starved > _STARVED:
+            if held_back and self._stale < grow_below:
                 self._change(self.budget + max(1, self.budget // 4))
         elif queued > self._batch:
             self._change(self.budget - max(1, (queued - self._batch) // 2))
