@@ -20,6 +20,7 @@ import zmq
 
 from aiorl.config.address import is_loopback, split_address
 from aiorl.errors import EndpointClosed, SecurityError
+from aiorl.transport.broadcaster import BROADCAST_HEAD
 from aiorl.transport.buffers import keep_message_buffers
 from aiorl.transport.connections import bytes_received
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
@@ -27,7 +28,6 @@ from aiorl.transport.monitor import SocketMonitor, reason_seen_by_worker
 from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
 from aiorl.transport.run_keys import find_run_keys
 from aiorl.transport.security import WorkerKeys
-from aiorl.transport.zmq_learner import BROADCAST_HEAD
 from aiorl.transport.zmq_sockets import make_socket, present, term, url
 
 __all__ = ["ZmqWorkerEndpoint"]
