@@ -11,7 +11,7 @@ import zmq
 
 from aiorl.transport.connections import Connection
 from aiorl.transport.endpoint import Buffer
-from aiorl.transport.listening_port import ConnectionLog, ListeningPort
+from aiorl.transport.listening_port import ListeningPort
 from aiorl.transport.pump import SocketPump, send_frames
 from aiorl.transport.zmq_sockets import fd_of, user_id_of
 
@@ -33,7 +33,6 @@ class Broadcaster:
     Args:
         socket: an XPUB.
         port: its connections.
-        log: what is told of them.
         check_key: cuts a connection off whose key is not admitted any more.
         announce_soon: has `announce` called in a moment.
 
@@ -45,14 +44,12 @@ class Broadcaster:
         self,
         socket: zmq.Socket[bytes],
         port: ListeningPort,
-        log: ConnectionLog,
         check_key: Callable[[ListeningPort, Connection], None],
         announce_soon: Callable[[], None],
     ) -> None:
         self.pump = SocketPump(socket, self._receive)
         self._socket = socket
         self._port = port
-        self._log = log
         self._check_key = check_key
         self._announce_soon = announce_soon
         self._epoch = secrets.token_bytes(8)
@@ -94,7 +91,7 @@ class Broadcaster:
     def cut_talkative(self, connection: Connection) -> None:
         """Cut a subscriber off that says what it has no need to say."""
         if not connection.reason:
-            self._log.rejected += 1
+            self._port.rejected += 1
             self._port.cut(connection, _NOT_A_SUBSCRIPTION)
 
     def _head(self) -> bytes:

@@ -14,38 +14,9 @@ from aiorl.transport.monitor import SocketMonitor, reason_seen_by_learner
 from aiorl.transport.pump import SocketPump
 from aiorl.transport.security import LearnerKeys
 
-__all__ = ["ConnectionLog", "ListeningPort"]
+__all__ = ["ListeningPort"]
 
 logger = logging.getLogger(__name__)
-
-
-class ConnectionLog:
-    """Counts, logs and tells what becomes of connections.
-
-    Attributes:
-        refused: handshakes that failed, and connections that never made one.
-        dropped: connections that were cut off.
-        rejected: messages thrown away because they broke a limit.
-    """
-
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        """Take who is told of each event."""
-        self.refused = self.dropped = self.rejected = 0
-        self._tell = tell
-
-    def tell(self, kind: EventKind, connection: Connection, reason: str = "") -> None:
-        """An event of a connection."""
-        self._tell(Event(kind, reason, connection.peer, connection.address))
-
-    def refuse(self, address: str, reason: str) -> None:
-        """A connection was refused."""
-        self.refused += 1
-        self.report(address, f"refused: {reason}")
-        self._tell(Event(EventKind.REFUSED, reason, address=address))
-
-    def report(self, address: str, what: str) -> None:
-        """Log what has become of a connection; its user tells people what they need to know."""
-        logger.debug("%s %s", address or "a peer", what)
 
 
 class ListeningPort:
@@ -55,13 +26,16 @@ class ListeningPort:
         socket: not bound yet.
         table: its connections.
         keys: the learner's, None if it does without.
-        log: what is told of them.
+        tell: told of each event.
         on_gone: told of each connection that has ended and of which that is to be told, once what it sent was read.
         max_connections: beyond this, new ones are cut off.
 
     Attributes:
         guard: what bounds unread bytes; None until it is set, and where the kernel can't tell.
         pump: what reads the socket, where that is to bound what ended connections have left behind.
+        refused: handshakes that failed, and connections that never made one.
+        dropped: connections that were cut off.
+        rejected: messages thrown away because they broke a limit.
         ended_fds: descriptors of connections that have ended, until their user empties it: they may be others' since.
     """
 
@@ -70,7 +44,7 @@ class ListeningPort:
         socket: zmq.Socket[bytes],
         table: ConnectionTable,
         keys: LearnerKeys | None,
-        log: ConnectionLog,
+        tell: Callable[[Event], None],
         on_gone: Callable[[ListeningPort, Connection], None],
         max_connections: int,
     ) -> None:
@@ -78,14 +52,25 @@ class ListeningPort:
         self.max_connections = max_connections
         self.guard: BacklogGuard | None = None
         self.pump: SocketPump | None = None
+        self.refused = self.dropped = self.rejected = 0
         self.ended_fds: set[int] = set()
         self.monitor = SocketMonitor(socket, self._on_monitor)
         self._keys = keys
-        self._log = log
+        self._tell = tell
         self._on_gone = on_gone
         self._num_silent = 0  # connections that made a handshake and have not said a word
         self._num_ended = 0  # connections that have ended and are still to be judged
         self._failure = ""
+
+    def tell(self, kind: EventKind, connection: Connection, reason: str = "") -> None:
+        """Tell of something that has happened to a connection."""
+        self._tell(Event(kind, reason, connection.peer, connection.address))
+
+    def refuse(self, address: str, reason: str) -> None:
+        """Tell that a connection was refused."""
+        self.refused += 1
+        logger.debug("%s refused: %s", address or "a peer", reason)
+        self._tell(Event(EventKind.REFUSED, reason, address=address))
 
     def spoke(self) -> None:
         """One of those that had not said a word has said the first one."""
@@ -102,20 +87,20 @@ class ListeningPort:
         if self._num_silent > 0:
             self._num_silent -= 1
         else:
-            self._log.refuse(connection.address, "it made no ZeroMQ handshake: is something else calling this port?")
+            self.refuse(connection.address, "it made no ZeroMQ handshake: is something else calling this port?")
 
     def cut(self, connection: Connection, reason: str) -> None:
         """Cut a connection off at once; what is on its way either way is thrown away."""
         if not connection.reason:
             self.condemn(connection, reason)
             self.table.cut(connection, reset=True)
-            self._log.tell(EventKind.DROPPED, connection, reason)
+            self.tell(EventKind.DROPPED, connection, reason)
 
     def condemn(self, connection: Connection, reason: str) -> None:
         """From now on nothing is taken from this connection."""
         connection.reason = reason
-        self._log.dropped += 1
-        self._log.report(connection.address, f"cut off: {reason}")
+        self.dropped += 1
+        logger.debug("%s cut off: %s", connection.address or "a peer", reason)
 
     def end_silent(self, connection: Connection) -> None:
         """Close a connection over which nothing has come for too long."""
@@ -124,7 +109,7 @@ class ListeningPort:
         if not connection.delivered:
             self._num_silent = max(0, self._num_silent - 1)
         connection.reason = f"nothing was heard from it for {connection.silent_s:.1f} s"
-        self._log.report(connection.address, f"cut off: {connection.reason}")
+        logger.debug("%s cut off: %s", connection.address or "a peer", connection.reason)
         self.table.cut(connection)
 
     def _on_monitor(self, event: int, value: int) -> None:
@@ -135,7 +120,7 @@ class ListeningPort:
             elif self._is_backlog_full():
                 self.cut(connection, "others have left too much behind that is unread, and ended")
             else:
-                self._log.tell(EventKind.CONNECTED, connection)
+                self.tell(EventKind.CONNECTED, connection)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._num_silent = min(self._num_silent + 1, len(self.table) + self._num_ended)
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
@@ -164,7 +149,7 @@ class ListeningPort:
             return  # we have cut it off, and told so
         if not connection.peer and failure:
             if failure != "-":
-                self._log.refuse(connection.address, failure)
+                self.refuse(connection.address, failure)
         elif connection.peer or not connection.delivered:
             self._num_ended += 1
             self._on_gone(self, connection)

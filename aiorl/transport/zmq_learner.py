@@ -17,7 +17,7 @@ from aiorl.transport.buffers import keep_message_buffers
 from aiorl.transport.connections import CAN_TELL_BYTES, Connection, ConnectionTable
 from aiorl.transport.descriptors import open_file_limit, peers_per_port
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
-from aiorl.transport.listening_port import ConnectionLog, ListeningPort
+from aiorl.transport.listening_port import ListeningPort
 from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
 from aiorl.transport.run_keys import RunKeyFile, forget_run_keys, make_learner_keys, make_worker_keys
 from aiorl.transport.security import AdmittedKeys, LearnerKeys, WorkerKeys, check_bind
@@ -74,7 +74,7 @@ class ZmqLearnerEndpoint:
         self._subscribers = ConnectionTable()
         self._surveyed = 0.0
         self._taken = self._taken_at_survey = 0
-        self._log = ConnectionLog(lambda event: self.on_event(event))
+        self._ports: tuple[ListeningPort, ...] = ()
         self._gone: deque[tuple[float, ListeningPort, Connection]] = deque()  # ended in the last _GONE_WITHIN_S
         self._parting: dict[bytes, tuple[float, Connection]] = {}  # each still in self._peers, or ended just now
         self._discarding = False
@@ -117,12 +117,12 @@ class ZmqLearnerEndpoint:
         self._xpub.sndhwm = self._limits.broadcast_messages
         self._xpub.maxmsgsize = MAX_SUBSCRIPTION_BYTES
         self._xpub.setsockopt(zmq.XPUB_VERBOSER, 1)
-        self._authenticator = Authenticator(self._context, self._admitted, self._log.refuse)
         self._ports = tuple(
-            ListeningPort(socket, table, self._keys, self._log, self._on_gone, self._limits.max_peers)
+            ListeningPort(socket, table, self._keys, self.on_event, self._on_gone, self._limits.max_peers)
             for socket, table in ((self._router, self._peers), (self._xpub, self._subscribers))
         )
         self._samples_port, self._broadcast_port = self._ports
+        self._authenticator = Authenticator(self._context, self._admitted, self._samples_port.refuse)
         try:
             self._port = bind_pair(self._router, self._xpub, self._host, self._port)
         except BaseException:
@@ -137,7 +137,6 @@ class ZmqLearnerEndpoint:
         self._broadcaster = Broadcaster(
             self._xpub,
             self._broadcast_port,
-            self._log,
             self._check_key,
             lambda: self._later("announce", _ANNOUNCE_S, self._broadcaster.announce),
         )
@@ -218,7 +217,7 @@ class ZmqLearnerEndpoint:
         self._samples_port.condemn(connection, reason)
         self._parting[peer] = (self._loop.time(), connection)
         self._later("part", _RETRY_S, self._part)
-        self._log.tell(EventKind.DROPPED, connection, reason)
+        self._samples_port.tell(EventKind.DROPPED, connection, reason)
 
     def host_of(self, peer: bytes) -> str:
         """Address of the host that a peer calls from, without its port; "" where that can't be told."""
@@ -235,9 +234,9 @@ class ZmqLearnerEndpoint:
             queued_messages=self._queues.num_messages,
             queued_bytes=self._queues.num_bytes,
             peers=self._peers.num_peers,
-            rejected=self._log.rejected,
-            refused=self._log.refused,
-            dropped=self._log.dropped,
+            rejected=sum(port.rejected for port in self._ports),
+            refused=sum(port.refused for port in self._ports),
+            dropped=sum(port.dropped for port in self._ports),
             stalls=self._stalls,
         )
 
@@ -329,19 +328,19 @@ class ZmqLearnerEndpoint:
             more = frame.more
             if len(frames) > self._limits.max_frames or num_bytes > self._limits.max_message_bytes:
                 self._discarding = more
-                self._log.rejected += 1
+                self._samples_port.rejected += 1
                 if connection is not None:
                     reason = f"its message is beyond the limit: {len(frames)} frames, {num_bytes} bytes"
                     self._samples_port.cut(connection, reason)
                 return
         self._taken += 1
         if connection is None:
-            self._log.rejected += 1  # its end has been told
+            self._samples_port.rejected += 1  # its end has been told
             return
         connection.delivered += 1
         connection.taken_bytes += wire_bytes
         if connection.reason:
-            self._log.rejected += 1  # it was cut off; this was on its way before
+            self._samples_port.rejected += 1  # it was cut off; this was on its way before
             return
         if not num_bytes and len(frames) == 1:
             self._answer(connection)
@@ -406,11 +405,11 @@ class ZmqLearnerEndpoint:
         self._parting.pop(connection.peer, None)
         reason = connection.reason or "its connection ended"
         kind = EventKind.SILENT if connection.silent_s > self._limits.silence_s else EventKind.DISCONNECTED
-        self._log.tell(kind, connection, reason)
+        self._samples_port.tell(kind, connection, reason)
 
     def _on_backlog(self, connection: Connection, reason: str) -> None:
         if not self._closed:
-            self._log.rejected += 1
+            self._samples_port.rejected += 1
             self._samples_port.cut(connection, reason)
 
     def _on_talkative(self, connection: Connection, reason: str) -> None:
