@@ -9,7 +9,6 @@ from typing import Any
 
 from aiorl.protocol import events as ev
 from aiorl.protocol.learner_members import Members
-from aiorl.protocol.learner_settings import LearnerSettings
 from aiorl.protocol.rates import Allowance, Allowances
 from aiorl.protocol.roster import MAX_REMEMBERED, Worker
 from aiorl.wire import messages as m
@@ -99,19 +98,18 @@ class Admission:
         closing: the goodbye that whoever says Hello hears, once we have said it.
     """
 
-    def __init__(self, run_id: str, learner_incarnation: str, settings: LearnerSettings, members: Members) -> None:
+    def __init__(self, run_id: str, learner_incarnation: str, members: Members) -> None:
         self.config: Mapping[str, Any] | None = None
         self.graphs: Mapping[str, m.PolicyGraph] = {}
         self.snapshot: m.Snapshot | None = None
         self.closing: m.Bye | None = None
         self._run_id = run_id
         self._learner_incarnation = learner_incarnation
-        self._settings = settings
+        self._settings = members.settings
         self._members = members
         self._roster = members.roster
         self._strangers = members.strangers
-        self._outbox = members.outbox
-        self._waiting = _Queue(settings.max_workers)
+        self._waiting = _Queue(members.settings.max_workers)
         self._hellos = Allowances(_HELLOS_AT_ONCE, _HELLOS_PER_S, MAX_REMEMBERED)
         self._registrations = Allowance(_REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST)
         self._answers = Allowance(_ANSWERS_AT_ONCE, _ANSWERS_PER_S)
@@ -129,7 +127,7 @@ class Admission:
     def hello(self, peer: bytes, hello: m.Hello, now: float, key: str | None, host: str) -> None:
         """A worker introduces itself: for the first time, or again after it or its connection broke."""
         if self.closing is not None:
-            self._outbox.to_peer(peer, self.closing)
+            self._members.to_peer(peer, self.closing)
             return
         before = self._waiting.get(peer)
         is_known = hello.incarnation in self._roster.by_incarnation or (
@@ -149,7 +147,7 @@ class Admission:
         if self._waiting.put(waiting):
             self.admit_waiting(now)
             if peer in self._waiting:
-                self._outbox.to_peer(peer, m.LearnerBeat(self._learner_incarnation, self.version))
+                self._members.to_peer(peer, m.LearnerBeat(self._learner_incarnation, self.version))
 
     def stranger(self, peer: bytes, num_bytes: int) -> None:
         """So much that is no Hello has come over a connection that no live worker speaks over."""
@@ -165,8 +163,8 @@ class Admission:
         else:
             self._members.count(_SPOKE_BEFORE)
             if self._strangers.first_time(peer):
-                self._outbox.tell(ev.PeerRejected(peer, _SPOKE_BEFORE, dropped=False))
-            self._outbox.to_peer(peer, m.Refused(f"you {_SPOKE_BEFORE}", True, m.RefusalCode.HELLO_FIRST))
+                self._members.tell(ev.PeerRejected(peer, _SPOKE_BEFORE, dropped=False))
+            self._members.to_peer(peer, m.Refused(f"you {_SPOKE_BEFORE}", True, m.RefusalCode.HELLO_FIRST))
 
     def peer_gone(self, peer: bytes) -> None:
         """A connection has ended."""
@@ -199,7 +197,7 @@ class Admission:
     def beat(self, beat: m.LearnerBeat) -> None:
         """Let those that wait know that we are there."""
         for waiting in self._waiting:
-            self._outbox.to_peer(waiting.peer, beat)
+            self._members.to_peer(waiting.peer, beat)
 
     def give_snapshot(self, worker: Worker, have_version: int, now: float) -> None:
         """The newest snapshot for a worker that asks for it, but not too often."""
@@ -211,7 +209,7 @@ class Admission:
             and self._answers.take(now, self._snapshot_cost())
         ):
             worker.gave_snapshot = now
-            self._outbox.to_worker(worker, snapshot)
+            self._members.to_worker(worker, snapshot)
 
     def _snapshot_cost(self) -> float:
         """What one more worker that gets the newest snapshot costs us, in registrations."""
@@ -293,13 +291,13 @@ class Admission:
         slot = self._roster.free_slot(hello.slot_hint, hello.worker_id)
         if not slot:
             reason = f"all {self._settings.max_workers} slots are taken"
-            self._outbox.to_peer(peer, m.Refused(reason, True, m.RefusalCode.FULL, hello.incarnation))
+            self._members.to_peer(peer, m.Refused(reason, True, m.RefusalCode.FULL, hello.incarnation))
             return
         worker = self._roster.add(slot, hello, peer, waiting.key, now, waiting.source)
         self._strangers.forget(peer)
         self._members.ledger.open(worker.incarnation, slot)
         self._members.leases.join(slot)
-        self._outbox.tell(
+        self._members.tell(
             ev.WorkerJoined(slot, worker.incarnation, worker.worker_id, worker.host, worker.pid, worker.local)
         )
         self._welcome(worker, now)
@@ -310,7 +308,7 @@ class Admission:
             return
         worker.welcomed = worker.gave_snapshot = now
         life = self._roster.lives[worker.slot]
-        self._outbox.to_worker(
+        self._members.to_worker(
             worker,
             m.Welcome(
                 worker.slot,

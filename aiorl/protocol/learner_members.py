@@ -2,41 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from aiorl.errors import LocalProtocolError
 from aiorl.protocol import events as ev
-from aiorl.protocol.learner_calls import Calls
-from aiorl.protocol.learner_outbox import Outbox
 from aiorl.protocol.leases import Grant, LeaseBook
 from aiorl.protocol.ledger import Ledger
 from aiorl.protocol.roster import Roster, Strangers, Worker
 from aiorl.wire import messages as m
+from aiorl.wire.limits import MAX_WORKERS
 
-__all__ = ["Members"]
+__all__ = ["BROADCAST", "LearnerSettings", "Members", "Target"]
+
+Target: TypeAlias = bytes | None
+"""Whom a message is for: a peer, or BROADCAST."""
+BROADCAST: Final = None
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSettings:
+    """How patient and how large; times in seconds.
+
+    Attributes:
+        heartbeat_interval_s: a LearnerBeat this often, to each worker and to all.
+        heartbeat_timeout_s: silence after which a worker is lost.
+        build_timeout_s: the same for one that says it is building its environment, where that is longer: some of that
+            keeps a whole process from doing anything else.
+        max_workers: slots; more workers are asked to try again later. At most `max_workers_of` the limits of messages.
+        lease_timeout_s: time for a fragment, after which others get its lease; more where the others are slow too.
+        num_workers: told to workers: how many the run is configured for.
+        hello_grace: messages without a Hello after which a peer is dropped.
+        resend_ask_s: how often at most a worker is asked to send again what is missing.
+        snapshot_interval_s: how often at most a worker gets the newest snapshot on request.
+        call_timeout_s: a call not answered for this long has failed.
+    """
+
+    heartbeat_interval_s: float = 1.0
+    heartbeat_timeout_s: float = 10.0
+    build_timeout_s: float = 0.0
+    max_workers: int = MAX_WORKERS
+    lease_timeout_s: float = 30.0
+    num_workers: int = 0
+    hello_grace: int = 64
+    resend_ask_s: float = 0.25
+    snapshot_interval_s: float = 0.5
+    call_timeout_s: float = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    worker: Worker
+    message: m.Call
+    deadline: float
 
 
 class Members:
-    """Who is registered, what each of them owes, and what follows when one is lost.
+    """Who is registered, what each of them owes and is asked, what is to be said and told, and what a loss leads to.
+
+    Messages and events wait in order until the shell takes them after each turn: a few for each message that came.
 
     Attributes:
+        settings: how patient the learner is.
         roster: the registered workers.
         strangers: peers that speak for none of them.
         ledger: the account of env steps.
         leases: what each may sample.
-        calls: what each is asked to run.
-        outbox: what is to be said and told.
         now: the time of the newest input.
     """
 
-    def __init__(self, max_workers: int, ledger: Ledger, leases: LeaseBook) -> None:
-        self.outbox = Outbox()
+    def __init__(self, settings: LearnerSettings, ledger: Ledger, leases: LeaseBook) -> None:
+        self.settings = settings
         self.now = 0.0
-        self.roster = Roster(max_workers)
+        self.roster = Roster(settings.max_workers)
         self.strangers = Strangers()
         self.ledger = ledger
         self.leases = leases
-        self.calls = Calls(self.outbox)
+        self._calls: dict[int, _Call] = {}  # those not answered yet; only we make any
+        self._next_call = 1
+        self._messages: list[tuple[Target, m.DownMessage]] = []
+        self._events: list[ev.LearnerEvent] = []
+        self._ack_due: list[Worker] = []
 
     def worker(self, slot: int) -> Worker:
         """The worker in a slot.
@@ -48,12 +95,86 @@ class Members:
             raise LocalProtocolError(f"no worker in slot {slot}; live slots: {sorted(self.roster.by_slot)}")
         return worker
 
+    # What is to be said and told --------------------------------------------------------------------------
+
+    def to_peer(self, peer: bytes, message: m.DownMessage) -> None:
+        """Say something over a connection, whoever is there."""
+        self._messages.append((peer, message))
+
+    def to_all(self, message: m.DownMessage) -> None:
+        """Say something to all that listen."""
+        self._messages.append((BROADCAST, message))
+
+    def to_worker(self, worker: Worker, message: m.DownMessage) -> None:
+        """To a worker without connection nothing is sent: it hears all that matters when it comes back."""
+        if worker.peer is not None:
+            self._messages.append((worker.peer, message))
+
+    def ack(self, worker: Worker) -> None:
+        """The worker will hear how far its fragments have come."""
+        if not worker.ack_due:
+            worker.ack_due = True
+            self._ack_due.append(worker)
+
+    def _forget_ack(self, worker: Worker) -> None:
+        if worker.ack_due:
+            worker.ack_due = False
+            self._ack_due.remove(worker)
+
+    def tell(self, event: ev.LearnerEvent) -> None:
+        """Something has happened."""
+        self._events.append(event)
+
+    def take_messages(self) -> list[tuple[Target, m.DownMessage]]:
+        """All messages, acknowledgements last; they are gone from here."""
+        messages, self._messages = self._messages, []
+        for worker in self._ack_due:
+            worker.ack_due = False
+            if worker.peer is not None:
+                messages.append((worker.peer, m.Ack(worker.last_seq)))
+        self._ack_due.clear()
+        return messages
+
+    def take_events(self) -> list[ev.LearnerEvent]:
+        """All events; they are gone from here."""
+        events, self._events = self._events, []
+        return events
+
+    # Calls ------------------------------------------------------------------------------------------------
+
+    def call(self, worker: Worker, method: str, args: Mapping[str, m.Plain], deadline: float) -> int:
+        """Ask a worker to run a method; the call's id. It is answered or fails, once."""
+        message = m.Call(self._next_call, method, args)
+        self._next_call += 1
+        self._calls[message.call_id] = _Call(worker, message, deadline)
+        self.to_worker(worker, message)
+        return message.call_id
+
+    def answer_call(self, worker: Worker, reply: m.Reply) -> None:
+        """A worker has replied; to a call that is over, or another's, this means nothing."""
+        call = self._calls.get(reply.call_id)
+        if call is not None and call.worker is worker:
+            del self._calls[reply.call_id]
+            self.tell(ev.CallReplied(worker.slot, reply.call_id, reply.ok, reply.result))
+
+    def expire_calls(self, now: float) -> None:
+        """Calls that have waited long enough fail."""
+        for call in [call for call in self._calls.values() if now >= call.deadline]:
+            self._fail_call(call, "timed out")
+
+    def _calls_of(self, worker: Worker) -> list[_Call]:
+        return [call for call in self._calls.values() if call.worker is worker]
+
+    def _fail_call(self, call: _Call, reason: str) -> None:
+        del self._calls[call.message.call_id]
+        self.tell(ev.CallReplied(call.worker.slot, call.message.call_id, False, reason))
+
     # Leases -----------------------------------------------------------------------------------------------
 
     def send_grants(self, grants: Iterable[Grant]) -> None:
         """Tell workers of leases they were given."""
         for slot, lease in grants:
-            self.outbox.to_worker(self.roster.by_slot[slot], lease)
+            self.to_worker(self.roster.by_slot[slot], lease)
 
     def redeal(self) -> None:
         """Lease what is held to those that are there."""
@@ -62,8 +183,9 @@ class Members:
     def say_open_again(self, worker: Worker) -> None:
         """Say again what the worker owes us; whatever it has heard before changes nothing."""
         for lease in self.leases.outstanding_leases(worker.slot):
-            self.outbox.to_worker(worker, lease)
-        self.calls.say_again(worker)
+            self.to_worker(worker, lease)
+        for call in self._calls_of(worker):
+            self.to_worker(worker, call.message)
 
     # Ends -------------------------------------------------------------------------------------------------
 
@@ -81,17 +203,18 @@ class Members:
             if notify:
                 self.refuse_ended(peer, worker.incarnation)
         self.roster.bury(worker)
-        self.outbox.forget_ack(worker)
-        self.calls.lose(worker, reason)
+        self._forget_ack(worker)
+        for call in self._calls_of(worker):
+            self._fail_call(call, f"the worker was lost: {reason}")
         lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
         self.leases.drop_slot(worker.slot)
-        self.outbox.tell(ev.WorkerLost(worker.slot, worker.incarnation, worker.worker_id, reason, lost))
+        self.tell(ev.WorkerLost(worker.slot, worker.incarnation, worker.worker_id, reason, lost))
         self.redeal()
 
     def refuse_ended(self, peer: bytes, incarnation: str) -> None:
         """Tell a peer that its incarnation has ended."""
         reason = "this incarnation has ended and its samples are counted lost; come back as a new one"
-        self.outbox.to_peer(peer, m.Refused(reason, True, m.RefusalCode.ENDED, incarnation))
+        self.to_peer(peer, m.Refused(reason, True, m.RefusalCode.ENDED, incarnation))
 
     # Violations -------------------------------------------------------------------------------------------
 
@@ -119,9 +242,9 @@ class Members:
         worker = self.roster.by_peer.get(peer)
         if worker is not None:
             self.bury(worker, f"broke the protocol: {refusal.reason}", notify=False)
-        self.outbox.to_peer(peer, refusal)
+        self.to_peer(peer, refusal)
         self.strangers.drop(peer)
-        self.outbox.tell(ev.PeerRejected(peer, refusal.reason.removeprefix("you "), dropped=True))
+        self.tell(ev.PeerRejected(peer, refusal.reason.removeprefix("you "), dropped=True))
 
     def is_dropped(self, peer: bytes) -> bool:
         """Whether a peer is not listened to any more; that it speaks nevertheless is counted."""

@@ -21,21 +21,18 @@ from typing import Any
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.protocol import events as ev
 from aiorl.protocol.learner_admission import Admission
-from aiorl.protocol.learner_intake import Intake
-from aiorl.protocol.learner_members import Members
-from aiorl.protocol.learner_outbox import BROADCAST, Target
-from aiorl.protocol.learner_settings import LearnerSettings
+from aiorl.protocol.learner_members import BROADCAST, LearnerSettings, Members, Target
 from aiorl.protocol.leases import LeaseBook
 from aiorl.protocol.ledger import Ledger
 from aiorl.protocol.rates import Allowances
 from aiorl.protocol.roster import MAX_REMEMBERED, Worker, WorkerInfo
-from aiorl.protocol.worker_settings import BUILDING
 from aiorl.text import MAX_NAME, is_name, one_line
 from aiorl.wire import messages as m
 
 __all__ = ["BROADCAST", "LearnerSession", "LearnerSettings", "Target", "WorkerInfo"]
 
 _MAX_REASON = 300
+_BROKE_ACCOUNT = "broke its lease or its account"
 _FAILURES_AT_ONCE, _FAILURES_PER_S = 60, 1.0
 """Of one source, whatever it registers as. One that ends its worker is none of them: it costs a registration."""
 
@@ -72,10 +69,8 @@ class LearnerSession:
         self.ledger = ledger or Ledger()
         # ids of two learner lives must not be mistaken for each other by a worker that outlives one
         self.leases = LeaseBook(first_id=(zlib.crc32(learner_incarnation.encode()) << 20) + 1)
-        self._members = Members(self.settings.max_workers, self.ledger, self.leases)
-        self._admission = Admission(run_id, learner_incarnation, self.settings, self._members)
-        self._intake = Intake(self.settings, self._members)
-        self._outbox = self._members.outbox
+        self._members = Members(self.settings, self.ledger, self.leases)
+        self._admission = Admission(run_id, learner_incarnation, self._members)
         self._roster = self._members.roster
         self._strangers = self._members.strangers
         self._failures = Allowances(_FAILURES_AT_ONCE, _FAILURES_PER_S, MAX_REMEMBERED)
@@ -102,7 +97,7 @@ class LearnerSession:
         snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
         self._admission.snapshot = snapshot
         if self._roster.by_slot:
-            self._outbox.to_all(snapshot)
+            self._members.to_all(snapshot)
         self._admission.admit_waiting(now)
 
     def deal(self, version: int, fragments: int) -> None:
@@ -139,7 +134,7 @@ class LearnerSession:
         Raises: LocalProtocolError if no worker has that slot.
         """
         wait = self.settings.call_timeout_s if timeout_s is None else timeout_s
-        return self._members.calls.start(self._members.worker(slot), method, args, now + wait)
+        return self._members.call(self._members.worker(slot), method, args, now + wait)
 
     def lose(self, slot: int, reason: str, now: float) -> None:
         """A worker is known to be gone, its process has ended: do not wait for the heartbeat to say so."""
@@ -162,9 +157,9 @@ class LearnerSession:
         """Say goodbye to all, now and to whoever still says Hello."""
         goodbye = m.Bye(reason, final)
         self._admission.closing = goodbye
-        self._outbox.to_all(goodbye)
+        self._members.to_all(goodbye)
         for worker in self._roster.workers():
-            self._outbox.to_worker(worker, goodbye)
+            self._members.to_worker(worker, goodbye)
 
     # Queries ----------------------------------------------------------------------------------------------
 
@@ -203,11 +198,11 @@ class LearnerSession:
 
     def messages_to_send(self) -> list[tuple[Target, m.DownMessage]]:
         """What to send, in order; drained by the call. Acknowledgements are made here, one for each worker."""
-        return self._outbox.take_messages()
+        return self._members.take_messages()
 
     def events(self) -> list[ev.LearnerEvent]:
         """What has happened, in order; drained by the call."""
-        return self._outbox.take_events()
+        return self._members.take_events()
 
     # Inputs -----------------------------------------------------------------------------------------------
 
@@ -234,7 +229,7 @@ class LearnerSession:
         worker.last_heard = now
         worker.claimant = None
         if type(message) is m.Samples:
-            self._intake.samples(worker, message, self.version, now)
+            self._samples(worker, message, now)
         else:
             self._other(worker, message, now)
 
@@ -280,16 +275,16 @@ class LearnerSession:
             self._watch(worker, now)
         self._admission.forget_silent(now)
         self._admission.admit_waiting(now)
-        self._members.calls.expire(now)
+        self._members.expire_calls(now)
         for overdue in self.leases.take_overdue(settings.lease_timeout_s, now):
-            self._outbox.tell(ev.LeaseOverdue(*overdue))
+            self._members.tell(ev.LeaseOverdue(*overdue))
             self._members.redeal()
         if now - self._last_beat >= settings.heartbeat_interval_s:
             self._last_beat = now
             beat = m.LearnerBeat(self.learner_incarnation, self.version)
-            self._outbox.to_all(beat)
+            self._members.to_all(beat)
             for worker in self._roster.workers():
-                self._outbox.to_worker(worker, beat)
+                self._members.to_worker(worker, beat)
                 self._members.say_open_again(worker)
             self._admission.beat(beat)
 
@@ -308,12 +303,65 @@ class LearnerSession:
 
     # Registered workers -----------------------------------------------------------------------------------
 
+    def _samples(self, worker: Worker, samples: m.Samples, now: float) -> None:
+        """Take a fragment: each once, in order, within a lease, and accounted for."""
+        due = worker.last_seq + 1
+        if samples.seq != due:
+            self._out_of_order(worker, samples.seq, due, now)
+            return
+        wrong = self._accept(worker, samples, now)
+        if wrong:
+            self._members.worker_violated(worker, _BROKE_ACCOUNT, f"sent {wrong}")
+            return
+        worker.gap_since = None
+        worker.last_seq = due
+        self._members.ack(worker)
+        self._members.tell(ev.SamplesAccepted(worker.slot, worker.incarnation, samples))
+
+    def _report(self, worker: Worker, sampled_total: int, abandoned_total: int) -> bool:
+        """What a worker says it has sampled so far; False if that cannot be, and the worker is lost for it."""
+        try:
+            self.ledger.report(worker.incarnation, sampled_total, abandoned_total)
+        except RemoteProtocolError as error:
+            self._members.worker_violated(worker, _BROKE_ACCOUNT, f"sent counts that do not add up: {error}")
+            return False
+        return True
+
+    def _accept(self, worker: Worker, samples: m.Samples, now: float) -> str:
+        """Enter a fragment into ledger and lease book; what is wrong with it in plain words, or ""."""
+        if not samples.first_version <= samples.last_version <= self.version:
+            return (
+                f"a fragment of policy versions {samples.first_version} to {samples.last_version}, "
+                f"the newest being {self.version}"
+            )
+        wrong = self.leases.use(worker.slot, samples.lease_id, samples.first_version, now)
+        if wrong:
+            return wrong
+        try:
+            self.ledger.report(worker.incarnation, samples.sampled_total, samples.abandoned_total)
+            self.ledger.receive(worker.incarnation, samples.env_steps)
+        except RemoteProtocolError as error:
+            return f"counts that do not add up: {error}"
+        return ""
+
+    def _out_of_order(self, worker: Worker, seq: int, due: int, now: float) -> None:
+        if seq < due:
+            self._members.count("double fragments (sent again after a reconnect)")
+            self._members.ack(worker)
+            return
+        self._members.count("fragments ahead of a missing one")
+        if worker.gap_since is None:
+            worker.gap_since = now
+        if now - worker.asked_resend >= self.settings.resend_ask_s:
+            worker.asked_resend = now
+            self._members.to_worker(worker, m.Ack(worker.last_seq, resend=True))
+
     def _other(self, worker: Worker, message: m.Message, now: float) -> None:
         match message:
             case m.Beat():
                 worker.state = message.state
                 worker.in_env_s = message.in_env_s
-                self._intake.report(worker, message.sampled_total, message.abandoned_total)
+                self._report(worker, message.sampled_total, message.abandoned_total)
             case m.SnapshotRequest():
                 self._admission.give_snapshot(worker, message.have_version, now)
             case m.Failure():
@@ -322,7 +370,7 @@ class LearnerSession:
                         worker, "reported failures without end", "reported more failures than anybody can read"
                     )
                     return
-                self._outbox.tell(
+                self._members.tell(
                     ev.WorkerFailed(
                         worker.slot,
                         worker.incarnation,
@@ -335,9 +383,9 @@ class LearnerSession:
                 if message.fatal:
                     self._members.bury(worker, f"failed: {one_line(message.message, _MAX_REASON)}", notify=False)
             case m.Reply():
-                self._members.calls.answer(worker, message)
+                self._members.answer_call(worker, message)
             case m.Leaving():
-                if self._intake.report(worker, message.sampled_total, message.abandoned_total):
+                if self._report(worker, message.sampled_total, message.abandoned_total):
                     self._members.bury(worker, f"left: {one_line(message.reason, _MAX_REASON)}", notify=False)
             case _:
                 name = type(message).__name__
@@ -346,7 +394,7 @@ class LearnerSession:
     def _watch(self, worker: Worker, now: float) -> None:
         settings = self.settings
         silent_s, patience_s = now - worker.last_heard, settings.heartbeat_timeout_s
-        if worker.state == BUILDING and not worker.hung_up:
+        if worker.state == m.BUILDING and not worker.hung_up:
             patience_s = max(patience_s, settings.build_timeout_s)
         if silent_s > patience_s:
             self._members.bury(worker, "heartbeats stopped")

@@ -14,20 +14,27 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
+from enum import StrEnum
 
 from aiorl.errors import RemoteProtocolError
 from aiorl.protocol import events as ev
 from aiorl.protocol.leases import WorkerLeases
-from aiorl.protocol.worker_fragments import SentFragments
-from aiorl.protocol.worker_greeting import Greeting
-from aiorl.protocol.worker_settings import WorkerSettings, WorkerState
-from aiorl.protocol.worker_versions import VersionWatch
+from aiorl.protocol.worker_retries import Greeting, SentFragments, VersionWatch, WorkerSettings
 from aiorl.wire import messages as m
 
 __all__ = ["WorkerSession", "WorkerSettings", "WorkerState"]
 
 _KEPT_REPLIES = 64
 _KEPT_FAILURES = 16
+
+
+class WorkerState(StrEnum):
+    """Where a worker stands with its learner."""
+
+    CONNECTING = "connecting"
+    REGISTERED = "registered"
+    PAUSED = "paused"
+    ENDED = "ended"
 
 
 class WorkerSession:

@@ -17,7 +17,7 @@ from aiorl.transport.endpoint import EndpointLimits
 from aiorl.transport.security import LearnerKeys, WorkerKeys
 from aiorl.transport.zap import ZAP_DOMAIN
 
-__all__ = ["bind_pair", "make_socket", "present", "serve", "term", "url"]
+__all__ = ["bind_pair", "fd_of", "make_socket", "present", "serve", "term", "url", "user_id_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -139,3 +139,19 @@ async def term(context: zmq.Context[zmq.Socket[bytes]], sockets: Iterable[zmq.So
             await freed.wait()
     except TimeoutError:
         logger.warning("ZeroMQ did not let go of its sockets within %.1f s; leaving it behind", linger_s + _TERM_S)
+
+
+def fd_of(frame: zmq.Frame) -> int:
+    """Descriptor of the connection a frame came over, -1 if it came over none."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
+def user_id_of(frame: zmq.Frame) -> str:
+    """The public key (Z85) that the connection a frame came over has proved, "" without keys."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""

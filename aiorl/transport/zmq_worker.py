@@ -14,20 +14,19 @@ import random
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import zmq
 
 from aiorl.config.address import is_loopback, split_address
 from aiorl.errors import EndpointClosed, SecurityError
+from aiorl.transport.broadcaster import BROADCAST_HEAD
 from aiorl.transport.buffers import keep_message_buffers
-from aiorl.transport.connections import bytes_received
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_worker
-from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
+from aiorl.transport.pump import SocketPump, send_frames, total_bytes
 from aiorl.transport.run_keys import find_run_keys
 from aiorl.transport.security import WorkerKeys
-from aiorl.transport.zmq_learner import BROADCAST_HEAD
+from aiorl.transport.worker_channel import Channel
 from aiorl.transport.zmq_sockets import make_socket, present, term, url
 
 __all__ = ["ZmqWorkerEndpoint"]
@@ -42,34 +41,6 @@ _SETTLE_S = 0.1
 _RETRY_S = 0.02
 _PATIENCE_S = 2.0
 _ROUTING_ID_BYTES = 16
-
-
-@dataclass(slots=True)
-class _Channel:
-    """One socket of a pair and how far its connection has come."""
-
-    name: str
-    port: int
-    socket: zmq.Socket[bytes]
-    fd: int = -1
-    tcp_since: float | None = None
-    shook_hands: bool = False
-    ready: bool = False
-    heard: bool = True
-    received: int = 0
-    silent_s: float = 0.0
-    pump: SocketPump = field(init=False)
-    monitor: SocketMonitor = field(init=False)
-
-    def close(self) -> None:
-        self.pump.close()
-        self.monitor.close()
-
-    def listen(self, elapsed_s: float) -> None:
-        """Note whether anything was heard since the look before, also if it was a part of a message."""
-        received = self.received if self.heard else bytes_received(self.fd) or 0
-        self.silent_s = 0.0 if self.heard or received != self.received else self.silent_s + elapsed_s
-        self.heard, self.received = False, received
 
 
 class ZmqWorkerEndpoint:
@@ -91,7 +62,7 @@ class ZmqWorkerEndpoint:
         self._presented = keys
         self._on_loopback = is_loopback(self._host)
         self._limits = limits or EndpointLimits()
-        self._channels: tuple[_Channel, ...] = ()
+        self._channels: tuple[Channel, ...] = ()
         self._connected = False
         self._ending = False
         self._since = 0.0
@@ -248,22 +219,9 @@ class ZmqWorkerEndpoint:
 
     # --- receiving
 
-    def _receive(self, channel: _Channel) -> list[memoryview]:
-        """One whole message; [] if it was beyond the limits."""
-        socket = channel.socket
-        frames: list[memoryview] = []
-        num_bytes = 0
-        more = True
-        while more:
-            frame = socket.recv(zmq.DONTWAIT, copy=False)
-            more = frame.more
-            num_bytes += len(frame)
-            if len(frames) <= self._limits.max_frames and num_bytes <= self._limits.max_message_bytes:
-                frames.append(keep(frame))
-        channel.heard = True
-        if len(frames) > self._limits.max_frames or num_bytes > self._limits.max_message_bytes:
-            self._rejected += 1
-            return []
+    def _receive(self, channel: Channel) -> list[memoryview]:
+        frames = channel.receive()
+        self._rejected += not frames
         return frames
 
     def _receive_message(self) -> None:
@@ -312,7 +270,7 @@ class ZmqWorkerEndpoint:
             self._wait_for(f"cannot open a connection to {self.address}: {error.strerror}.", kind="cannot open")
             self._again(self._next_pause())
 
-    def _open_channels(self, undo: contextlib.ExitStack) -> tuple[_Channel, ...]:
+    def _open_channels(self, undo: contextlib.ExitStack) -> tuple[Channel, ...]:
         """Two sockets that begin to connect; ``undo`` closes what there is of them when one cannot be had."""
         ipv6 = ":" in self._host
         dealer = make_socket(self._context, zmq.DEALER, self._limits, ipv6=ipv6)
@@ -324,7 +282,7 @@ class ZmqWorkerEndpoint:
         undo.callback(sub.close, 0)
         sub.rcvhwm = self._limits.broadcast_messages
         sub.subscribe(b"")
-        channels = (_Channel("samples", self._port, dealer), _Channel("broadcast", self._port + 1, sub))
+        channels = (Channel(self._port, dealer, self._limits), Channel(self._port + 1, sub, self._limits))
         for channel, receive in zip(channels, (self._receive_message, self._receive_broadcast), strict=True):
             present(channel.socket, self._presented)
             channel.monitor = SocketMonitor(channel.socket, self._monitor_handler(channel))
@@ -336,10 +294,10 @@ class ZmqWorkerEndpoint:
             channel.socket.connect(url(self._host, channel.port))
         return channels
 
-    def _monitor_handler(self, channel: _Channel) -> Callable[[int, int], None]:
+    def _monitor_handler(self, channel: Channel) -> Callable[[int, int], None]:
         return lambda event, value: self._on_monitor(channel, event, value)
 
-    def _on_monitor(self, channel: _Channel, event: int, value: int) -> None:
+    def _on_monitor(self, channel: Channel, event: int, value: int) -> None:
         if self._ending or channel not in self._channels:
             return
         if event == zmq.EVENT_CONNECTED:
@@ -350,7 +308,7 @@ class ZmqWorkerEndpoint:
             channel.shook_hands = True
             if channel is self._channels[0]:
                 channel.ready = True
-                self._introduce(channel)
+                channel.introduce()
                 self._on_progress()
         elif event in (
             zmq.EVENT_HANDSHAKE_FAILED_AUTH,
@@ -375,12 +333,6 @@ class ZmqWorkerEndpoint:
             self._log_once(str(error))
             return None
 
-    def _introduce(self, channel: _Channel) -> None:
-        """Send the empty message by which the learner's endpoint learns of our routing id and tells of our end."""
-        with contextlib.suppress(zmq.Again):
-            channel.socket.send(b"", zmq.DONTWAIT)
-        channel.pump.schedule()
-
     def _on_progress(self) -> None:
         if self._connected or not all(channel.ready for channel in self._channels):
             return
@@ -394,12 +346,12 @@ class ZmqWorkerEndpoint:
         if not self._queue:
             self._wake_writers()
 
-    def _on_ended(self, channel: _Channel) -> None:
+    def _on_ended(self, channel: Channel) -> None:
         """The connection of an accepted pair has ended; deliver what has come before, then tell."""
         self._ending = True
         self._set_timer("ended", _SETTLE_S, lambda: self._report_ended(channel))
 
-    def _report_ended(self, channel: _Channel) -> None:
+    def _report_ended(self, channel: Channel) -> None:
         if self._closed:
             return
         for each in self._channels:
@@ -421,7 +373,7 @@ class ZmqWorkerEndpoint:
         else:
             self._again(self._next_pause())
 
-    def _on_refused(self, channel: _Channel, reason: str) -> None:
+    def _on_refused(self, channel: Channel, reason: str) -> None:
         was_connected, self._connected = self._connected, False
         self._ending = True
         self._refused += 1
@@ -496,7 +448,7 @@ class ZmqWorkerEndpoint:
         self._unshown_s += elapsed_s
         if self._unshown_s >= beat_s:
             if dealer.shook_hands and (dealer.silent_s >= beat_s or self._messages_out == self._shown):
-                self._introduce(dealer)
+                dealer.introduce()
             self._unshown_s, self._shown = 0.0, self._messages_out
         return False
 

@@ -221,23 +221,16 @@ def encode(message: m.Message, *, compress: bool = True, limits: Limits = DEFAUL
     """
     kind = MESSAGE_TYPES_BY_CLASS[type(message)]
     writer = _Writer(compress, limits)
-    if isinstance(message, m.Samples):
-        for field, tree in kind.arrays.items():
-            writer.add_tree(0, field, getattr(message, field), tree)
-        scalars = {field: getattr(message, field) for field in kind.scalars}
-    elif isinstance(message, m.Welcome):
-        scalars = _welcome_scalars(message, writer)
-    elif isinstance(message, (m.Call, m.Reply)):
+    if isinstance(message, m.Welcome):
+        return writer.finish(kind.name, _welcome_scalars(message, writer))
+    scalars = {field: getattr(message, field) for field in kind.scalars}
+    kind.fit_texts(scalars)
+    if isinstance(message, (m.Call, m.Reply)):
         field = "args" if isinstance(message, m.Call) else "result"
-        scalars = {name: getattr(message, name) for name in kind.scalars}
-        kind.fit_texts(scalars)
-        node = writer.add_node(0, field)
-        scalars[field] = _take_arrays(scalars[field], node, writer, limits.max_depth)
+        scalars[field] = _take_arrays(scalars[field], writer.add_node(0, field), writer, limits.max_depth)
     else:
         for field, tree in kind.arrays.items():
             writer.add_tree(0, field, getattr(message, field), tree)
-        scalars = {field: getattr(message, field) for field in kind.scalars}
-        kind.fit_texts(scalars)
     return writer.finish(kind.name, scalars)
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias, TypedDict
 
 from numpy.typing import NDArray
 
 __all__ = [
+    "BUILDING",
     "PROTOCOL_VERSION",
     "Ack",
     "AnyArray",
@@ -169,6 +170,11 @@ class Samples:
     perf: Mapping[str, float]
     sampled_total: Count = 0
     abandoned_total: Count = 0
+
+
+BUILDING: Final = "building its environment"
+"""What a worker says that it does, and then perhaps nothing for a while: an environment may be built by code that lets
+no other code of its process run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,12 @@ from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.process.tasks import Tasks
 from aiorl.protocol import events as ev
 from aiorl.protocol.worker_session import WorkerSession, WorkerState
-from aiorl.protocol.worker_settings import BUILDING
 from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
 from aiorl.wire.decoding import decode
 from aiorl.wire.encoding import encode
 from aiorl.wire.limits import DEFAULT_LIMITS, Limits, limits_of
-from aiorl.wire.messages import Message, RefusalCode, Samples, Snapshot, Welcome
+from aiorl.wire.messages import BUILDING, Message, RefusalCode, Samples, Snapshot, Welcome
 from aiorl.worker.apply import StopSampling
 from aiorl.worker.make_unit import make_unit
 from aiorl.worker.unit import Produced, SamplerUnit, UnitPlace

@@ -19,7 +19,7 @@ from over_tcp import learner_over_tcp, until
 
 from aiorl.learner.worker_set import LocalWorkers
 from aiorl.process.supervisor import ChildEvent, ChildKilled, ChildRestarting, ChildStarted
-from aiorl.protocol.learner_settings import LearnerSettings
+from aiorl.protocol.learner_session import LearnerSettings
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,6 @@ from aiorl.errors import BadFrame, LocalProtocolError
 from aiorl.protocol import events as ev
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
 from aiorl.protocol.pacing import Pacing
-from aiorl.protocol.worker_settings import BUILDING
 from aiorl.wire import messages as m
 
 A, B = b"peer-a", b"peer-b"
@@ -580,6 +579,36 @@ def test_a_call_has_an_answer_in_any_case() -> None:
             command()
 
 
+def test_a_call_is_answered_by_the_worker_it_was_made_to_and_said_again_while_it_is_open() -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    first, second = session.call(1, "ping", {}, 0.0), session.call(2, "ping", {}, 0.0)
+    sent(session)
+    session.receive(B, m.Reply(first, True, "forged"), 1.0)
+    session.receive(A, m.Reply(first, True, "pong"), 1.0)
+    (event,) = told(session, ev.CallReplied)
+    assert (event.call_id, event.result) == (first, "pong")
+    session.tick(2.0)
+    assert [message.call_id for message in sent(session, m.Call)] == [second]
+
+
+def test_each_worker_gets_one_acknowledgement_after_all_else_and_none_without_a_connection() -> None:
+    session = make()
+    leases = []
+    for peer, name in ((A, "a"), (B, "b")):
+        join(session, peer, name)
+        leases.append(lease(session, len(leases) + 1))
+    for seq in (1, 2):
+        session.receive(A, fragment(seq, leases[0]), 1.0)
+        session.receive(B, fragment(seq, leases[1]), 1.0)
+    session.peer_gone(B, 1.0)
+    session.call(1, "ping", {}, 1.0)
+    assert [type(message) for message in sent(session)] == [m.Call, m.Ack]
+    session.receive(A, fragment(3, leases[0]), 1.0)
+    assert [message.seq for message in sent(session)] == [3]
+
+
 def test_goodbye_reaches_workers_and_latecomers() -> None:
     session = make()
     join(session)
@@ -816,7 +845,7 @@ def test_thousands_of_bad_peers_take_bounded_memory() -> None:
 
 
 def test_who_builds_its_environment_may_be_silent_for_longer_unless_it_has_hung_up() -> None:
-    building = m.Beat(0, BUILDING)
+    building = m.Beat(0, m.BUILDING)
     session = make(heartbeat_timeout_s=10.0, build_timeout_s=60.0)
     for peer, name in ((A, "a"), (B, "b"), (b"c", "c")):
         join(session, peer, name)

@@ -49,11 +49,8 @@ def _protocol(*modules: str) -> tuple[str, ...]:
     return tuple(f"aiorl.protocol.{module}" for module in modules)
 
 
-_LEARNER = _protocol(
-    "learner_session", "learner_admission", "learner_members", "learner_intake", "learner_calls", "learner_outbox",
-    "leases", "ledger", "roster", "rates",
-)  # fmt: skip
-_WORKER = _protocol("worker_session", "worker_fragments", "worker_greeting", "worker_versions", "leases")
+_LEARNER = _protocol("learner_session", "learner_admission", "learner_members", "leases", "ledger", "roster", "rates")
+_WORKER = _protocol("worker_session", "worker_retries", "leases")
 _DECODING = ("aiorl.wire.decoding", "aiorl.wire.schema", "aiorl.wire.compression", "aiorl.wire.frame_stacks")
 _CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.protocol.ledger", "json")
 
