@@ -1,6 +1,6 @@
 """Layout of an observation in the one array that a policy takes.
 
-Nested observations are flattened, their parts one after the other. An action mask lies behind the observation's own
+Nested observations are flattened, their parts one after the other. An action mask lies before the observation's own
 numbers, in the same row: so it goes wherever the observation goes, and reaches whoever needs it.
 """
 
@@ -29,7 +29,7 @@ class ObsLayout:
         shape: shape of the observation, without the mask.
         parts: shape of each part of a nested observation by its name, in order: the keys and positions that lead to
             it, joined by dots. Empty for an observation that has none.
-        num_mask: M, entries of the action mask behind the observation; 0 = there is no mask, and the array has the
+        num_mask: M, entries of the action mask before the observation; 0 = there is no mask, and the array has the
             shape of the observation. With a mask it is flat.
     """
 
@@ -51,7 +51,7 @@ class ObsLayout:
         """Split arrays [..., *array_shape] into observations [..., *shape] and masks [..., M], None without masks."""
         if not self.num_mask:
             return obs, None
-        return obs[..., : self.size].reshape(*obs.shape[:-1], *self.shape), obs[..., self.size :]
+        return obs[..., self.num_mask :].reshape(*obs.shape[:-1], *self.shape), obs[..., : self.num_mask]
 
     def slices(self) -> dict[str, slice]:
         """Return the place of each part in a flattened observation."""

@@ -237,8 +237,8 @@ class ActorCritic:
         """Observations [B, *layout.shape] and masks [B, M] (None without) of arrays [B, *obs_shape]."""
         if not self.layout.num_mask:
             return obs, None
-        size = self.layout.size
-        return tf.reshape(obs[:, :size], [-1, *self.layout.shape]), obs[:, size:]
+        size = self.layout.num_mask
+        return tf.reshape(obs[:, size:], [-1, *self.layout.shape]), obs[:, :size]
 
     def _masked(self, dist_inputs: Any, mask: Any) -> Any:
         """Inputs of the distribution [B, P], those of forbidden actions MASKED_LOGIT."""

@@ -292,7 +292,7 @@ class MeanStdFilter(ObservationFilter):
     Attributes:
         shape: shape of one observation.
         clip: outputs are limited to ``[-clip, clip]``; None = not at all.
-        num_kept: so many numbers at the end of a flat observation, such as an action mask, come through as they are
+        num_kept: so many numbers at the start of a flat observation, such as an action mask, come through as they are
             and enter no statistic.
     """
 
@@ -346,15 +346,15 @@ class MeanStdFilter(ObservationFilter):
 
     def _changed(self, obs: NDArray[Any]) -> NDArray[Any]:
         """Return the numbers of observations [B, *shape] that are filtered."""
-        return obs[:, : -self.num_kept] if self.num_kept else obs
+        return obs[:, self.num_kept :] if self.num_kept else obs
 
     def _finished(self, out: NDArray[np.float32], obs: NDArray[Any]) -> NDArray[np.float32]:
-        """Clip filtered numbers and append those of observations [B, *shape] that are kept."""
+        """Clip filtered numbers and put those of observations [B, *shape] before them that are kept."""
         if self.clip is not None:
             np.clip(out, -self.clip, self.clip, out=out)
         if not self.num_kept:
             return out
-        return np.concatenate([out, obs[:, -self.num_kept :].astype(np.float32)], axis=1)
+        return np.concatenate([obs[:, : self.num_kept].astype(np.float32), out], axis=1)
 
     def one_by_one(self, obs: NDArray[Any]) -> NDArray[np.float32]:
         """See ObservationFilter."""
@@ -521,7 +521,7 @@ def make_filter(name: str, shape: tuple[int, ...], num_kept: int = 0) -> Observa
     Args:
         name: one of FILTER_NAMES.
         shape: shape of one observation.
-        num_kept: so many numbers at the end of a flat observation are left as they are.
+        num_kept: so many numbers at the start of a flat observation are left as they are.
 
     Raises:
         ConfigError: no filter of that name (also a ValueError).

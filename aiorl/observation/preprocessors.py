@@ -249,13 +249,13 @@ class NestedPreprocessor(Preprocessor):
 
 
 class MaskedPreprocessor(Preprocessor):
-    """Observations with an action mask: the rest of the observation as it is without one, and the mask behind it.
+    """Observations with an action mask: the rest of the observation as it is without one, with the mask before it.
 
     Masks are not fed to the model or to observation filters; see `aiorl.data.obs_layout`.
     """
 
     def __init__(self, space: spaces.Dict, action_space: spaces.Space[Any], inner: Preprocessor) -> None:
-        """Put a mask behind what another preprocessor gives.
+        """Put a mask before what another preprocessor gives.
 
         Args:
             space: the environment's space, with the part "action_mask".
@@ -285,7 +285,7 @@ class MaskedPreprocessor(Preprocessor):
         if not isinstance(inner, spaces.Box):
             return _unbounded(self._layout, self.dtype)
         low, high = (
-            np.concatenate([bound.ravel(), np.full(self._masks.size, end, self.dtype)])
+            np.concatenate([np.full(self._masks.size, end, self.dtype), bound.ravel()])
             for bound, end in ((inner.low, 0), (inner.high, 1))
         )
         return LaidOutBox(low, high, self._layout, self.dtype)
@@ -309,9 +309,8 @@ class MaskedPreprocessor(Preprocessor):
 
     def _joined(self, inputs: NDArray[Any], masks: NDArray[np.uint8]) -> NDArray[Any]:
         out = np.empty((len(inputs), *self.shape), self.dtype)
-        size = self._layout.size
-        out[:, :size] = inputs.reshape(len(inputs), size)
-        out[:, size:] = masks
+        out[:, : self._masks.size] = masks
+        out[:, self._masks.size :] = inputs.reshape(len(inputs), self._layout.size)
         return out
 
 
@@ -385,7 +384,7 @@ def make_preprocessor(
 ) -> Preprocessor:
     """The preprocessor a worker uses: a user's own, none at all, or the one for the space.
 
-    An action mask in the observations is kept off any of these, and behind what they give.
+    An action mask in the observations is kept off any of these, and put before what they give.
 
     Args:
         space: the environment's observation space.

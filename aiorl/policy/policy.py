@@ -136,7 +136,7 @@ class Policy(ABC):
 
     @property
     def has_action_mask(self) -> bool:
-        """Whether observations bring an action mask, behind their own numbers (`aiorl.data.obs_layout`)."""
+        """Whether observations bring an action mask, before their own numbers (`aiorl.data.obs_layout`)."""
         return layout_of(self.observation_space).num_mask > 0
 
     def rows_without_action(self, obs: NDArray[Any]) -> NDArray[np.int64]:

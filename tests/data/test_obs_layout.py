@@ -10,8 +10,8 @@ def test_an_observation_and_its_mask_lie_in_one_row_and_come_apart_again():
     layout = ObsLayout((2, 3), num_mask=2)
     assert layout.array_shape == (8,)
     obs, mask = layout.split(np.arange(16).reshape(2, 8))
-    assert obs.tolist() == [[[0, 1, 2], [3, 4, 5]], [[8, 9, 10], [11, 12, 13]]]
-    assert mask.tolist() == [[6, 7], [14, 15]]
+    assert mask.tolist() == [[0, 1], [8, 9]]
+    assert obs.tolist() == [[[2, 3, 4], [5, 6, 7]], [[10, 11, 12], [13, 14, 15]]]
 
 
 def test_without_a_mask_the_array_is_the_observation():

@@ -56,18 +56,18 @@ def masked_model(actions, inner=(3,), dtype="float32", **settings):
 
 def masked_obs(model, *leading, seed=0):
     rng = np.random.default_rng(seed)
-    size = model.layout.size
+    size = model.layout.num_mask
     obs = rng.standard_normal((*leading, *model.obs_shape)).astype(np.float32)
     if model.obs_dtype == "uint8":
         obs = rng.integers(0, 256, (*leading, *model.obs_shape), dtype=np.uint8)
-    obs[..., size:] = rng.integers(0, 2, obs[..., size:].shape)
+    obs[..., :size] = rng.integers(0, 2, obs[..., :size].shape)
     return obs
 
 
 def forbidden(model, obs):
     """Which inputs of the distribution the masks forbid."""
     found = np.zeros((*obs.shape[:-1], model.distribution.num_inputs), bool)
-    found[..., model.distribution.choice_inputs] = obs[..., model.layout.size :] == 0
+    found[..., model.distribution.choice_inputs] = obs[..., : model.layout.num_mask] == 0
     return found
 
 
@@ -86,7 +86,7 @@ def test_the_mask_forbids_in_what_comes_out_and_is_no_input(name, actions):
     obs = masked_obs(model, 6)
     inputs, values, _ = step(model, obs)
     everything = obs.copy()
-    everything[:, 3:] = 1
+    everything[:, : model.layout.num_mask] = 1
     free_inputs, free_values, _ = step(model, everything)
     is_forbidden = forbidden(model, obs)
     assert is_forbidden.any()
@@ -126,7 +126,7 @@ def test_a_workers_graph_forbids_too(actions, name, inner, dtype):
     policy.set_weights(model.get_weights())
     obs = masked_obs(model, 50)
     layout = MaskLayout(policy.action_space)
-    alive = np.setdiff1d(np.arange(50), layout.rows_without_action(obs[:, model.layout.size :]))
+    alive = np.setdiff1d(np.arange(50), layout.rows_without_action(obs[:, : model.layout.num_mask]))
     obs = obs[alive]
     result = policy.act(obs, policy.initial_state(len(obs)), prev=policy._previous(len(obs), None, None))
     np.testing.assert_array_equal(
@@ -147,7 +147,7 @@ def test_no_gradient_reaches_what_is_forbidden_and_all_are_finite(actions, compi
     model = masked_model(actions)
     distribution = to_tf_distribution(model.distribution)
     obs = masked_obs(model, 8)
-    masks = obs[:, 3:]
+    masks = obs[:, : model.layout.num_mask]
     for row in MaskLayout(ACTION_SPACES[actions]).rows_without_action(masks):
         masks[row] = 1
     rng = np.random.default_rng(0)
@@ -208,7 +208,7 @@ def legal_fragment(model, plan, seed, never):
     rng = np.random.default_rng(seed)
     shape = (8, 4)
     obs = masked_obs(model, *shape, seed=seed)
-    masks = obs[..., 3:]
+    masks = obs[..., :5]
     masks[..., never], masks[..., seed] = 0, 1
     inputs = np.where(forbidden(model, obs), np.float32(MASKED_LOGIT), np.float32(0.0)).reshape(32, -1)
     actions, logp = model.distribution.sample_with_logp(inputs, model.distribution.draw_noise(rng, 32))
@@ -230,7 +230,7 @@ def test_a_policy_of_the_users_own_that_learns_by_itself_gets_masked_outputs():
     layout = ObsLayout((3,), num_mask=5)
     policy = TFPolicy(LaidOutBox(-np.inf, np.inf, layout, np.float32), ACTION_SPACES["discrete"], {"model": SMALL})
     obs = masked_obs(policy.model, 4)
-    obs[:, 3:] = [0, 1, 0, 0, 0]
+    obs[:, :5] = [0, 1, 0, 0, 0]
     assert policy.compute_actions(obs)[0].tolist() == [3] * 4
     assert policy.compute_single_action(obs[0])[0] == 3
     with pytest.raises(PolicyError, match="action mask forbids every one"):

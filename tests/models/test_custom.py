@@ -193,9 +193,10 @@ def test_a_model_may_ask_for_the_parts_of_a_nested_observation_by_name(name, num
     settings = {"custom_model": f"users_models:{name}"}
     model = build_model(layout.array_shape, "float32", DISCRETE, settings, seed=0, layout=layout)
     obs = obs_of(model, 4)
-    obs[:, 9:] = 1
+    obs[:, :num_mask] = 1
     inputs, _ = model.forward(obs)
-    parts = {"camera": obs[:, :4].reshape(4, 2, 2, 1), "legs.0": obs[:, 4:7], "legs.1": obs[:, 7:9]}
+    own = obs[:, num_mask:]
+    parts = {"camera": own[:, :4].reshape(4, 2, 2, 1), "legs.0": own[:, 4:7], "legs.1": own[:, 7:9]}
     if name == "by_name":
         del parts["legs.0"]
     wanted = model.keras_model(parts, training=False)

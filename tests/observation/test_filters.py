@@ -401,21 +401,21 @@ def test_a_delta_that_would_overflow_the_statistics_is_refused_and_changes_nothi
 
 @pytest.mark.parametrize("name", ["MeanStdFilter", "ConcurrentMeanStdFilter"])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
-def test_numbers_kept_at_the_end_come_through_and_enter_no_statistic(name, dtype):
+def test_numbers_kept_at_the_start_come_through_and_enter_no_statistic(name, dtype):
     """An action mask is one; see data.obs_layout."""
     rng = np.random.default_rng(0)
     batches = [(rng.random((rows, 5)) * 9).astype(dtype) for rows in (1, 4, 3)]
     kept, plain = make_filter(name, (5,), 2), make_filter(name, (3,))
     for batch in batches:
         out = kept(batch)
-        np.testing.assert_array_equal(out[:, :3], plain(batch[:, :3]))
-        np.testing.assert_array_equal(out[:, 3:], batch[:, 3:])
+        np.testing.assert_array_equal(out[:, 2:], plain(batch[:, 2:]))
+        np.testing.assert_array_equal(out[:, :2], batch[:, :2])
         assert out.dtype == np.float32
-    np.testing.assert_array_equal(kept.one_by_one(batches[1])[:, :3], plain.one_by_one(batches[1][:, :3]))
-    np.testing.assert_array_equal(kept.one_by_one(batches[1])[:, 3:], batches[1][:, 3:])
-    plain.one_by_one(batches[1][:, :3])
+    np.testing.assert_array_equal(kept.one_by_one(batches[1])[:, 2:], plain.one_by_one(batches[1][:, 2:]))
+    np.testing.assert_array_equal(kept.one_by_one(batches[1])[:, :2], batches[1][:, :2])
+    plain.one_by_one(batches[1][:, 2:])
     assert kept(batches[0][0]).shape == (5,)
-    plain(batches[0][0, :3])
+    plain(batches[0][0, 2:])
     copies = (kept.copy(), kept.as_serializable())
     for one in (kept, *copies):
         for mine, theirs in zip(one.state().values(), plain.state().values(), strict=True):
@@ -423,7 +423,7 @@ def test_numbers_kept_at_the_end_come_through_and_enter_no_statistic(name, dtype
     learner = make_filter(name, (5,), 2)
     learner.merge_delta(kept.take_delta())
     kept.adopt(learner.state(), 1)
-    np.testing.assert_allclose(kept(batches[2], update=False)[:, :3], plain(batches[2][:, :3], update=False), rtol=1e-5)
+    np.testing.assert_allclose(kept(batches[2], update=False)[:, 2:], plain(batches[2][:, 2:], update=False), rtol=1e-5)
     copies[0].sync(learner)
     copies[0].apply_changes(copies[1])
     with pytest.raises(ValueError, match="expected a MeanStdFilter"):

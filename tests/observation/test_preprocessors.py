@@ -270,7 +270,7 @@ def masked(inner, mask_space=None):
 
 
 @pytest.mark.parametrize("inner", [PIXELS, spaces.Box(-1, 1, (2, 2)), spaces.Discrete(4), NESTED], ids=str)
-def test_an_action_mask_lies_behind_what_the_rest_of_the_observation_gives_without_it(inner):
+def test_an_action_mask_lies_before_what_the_rest_of_the_observation_gives_without_it(inner):
     space = masked(inner)
     preprocessor = make_preprocessor(space, action_space=spaces.Discrete(3))
     plain = preprocessor_for(inner)
@@ -289,13 +289,16 @@ def test_an_action_mask_lies_behind_what_the_rest_of_the_observation_gives_witho
     assert all(told.contains(row) for row in out)
     batch = gymnasium.vector.utils.concatenate(space, observations, gymnasium.vector.utils.create_empty_array(space, 5))
     np.testing.assert_array_equal(preprocessor.transform(batch), out)
+    if inner is not PIXELS and inner is not NESTED:
+        flat = [gymnasium.spaces.flatten(space, one) for one in observations]
+        np.testing.assert_array_equal(out, flat, "as Gymnasium flattens the two")
 
 
 def test_several_other_parts_are_one_vector_and_without_actions_a_mask_is_a_part_like_any():
     space = spaces.Dict({"a": spaces.Discrete(2), "action_mask": spaces.MultiBinary(3), "b": spaces.Discrete(3)})
     obs = {"a": 1, "action_mask": np.array([1, 0, 1]), "b": 2}
     preprocessor = make_preprocessor(space, action_space=spaces.Discrete(3))
-    assert preprocessor.transform_rows([obs]).tolist() == [[0, 1, 0, 0, 1, 1, 0, 1]]
+    assert preprocessor.transform_rows([obs]).tolist() == [[1, 0, 1, 0, 1, 0, 0, 1]]
     assert preprocessor.layout.parts == {"a": (2,), "b": (3,)}
     assert make_preprocessor(space).transform_rows([obs]).tolist() == [[0, 1, 1, 0, 1, 0, 0, 1]]
 
@@ -304,7 +307,7 @@ def test_a_custom_preprocessor_sees_no_mask():
     space = masked(spaces.Box(-1, 1, (2,)))
     preprocessor = make_preprocessor(space, action_space=spaces.Discrete(3), custom_preprocessor=Wider)
     row = preprocessor.transform_rows([{"observation": np.array([1, 2]), "action_mask": np.array([0, 1, 0])}])
-    assert row.tolist() == [[1, 1, 1, 2, 2, 2, 0, 1, 0]]
+    assert row.tolist() == [[0, 1, 0, 1, 1, 1, 2, 2, 2]]
     assert preprocessor.observation_space.shape == (9,)
     raw = make_preprocessor(space, action_space=spaces.Discrete(3), is_enabled=False)
     assert raw.transform_rows([space.sample()]).shape == (1, 5)

@@ -27,7 +27,7 @@ from traced_parts import TracedPolicy, traced_callbacks
 from aiorl.env.registry import EnvContext
 from aiorl.errors import EnvContractError
 from aiorl.observation.filters import make_filter
-from aiorl.observation.preprocessors import preprocessor_for
+from aiorl.observation.preprocessors import make_preprocessor
 from aiorl.rollout.rollout_worker import RolloutWorker
 from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.sync_sampler import SyncSampler
@@ -79,7 +79,8 @@ def make_worker(
 
 
 def make_reference(case: Case, tape: Tape, config: dict[str, Any]) -> ReferenceSampler:
-    preprocessor = preprocessor_for(OBS_SPACES[case.config["obs"]])
+    spaces = OBS_SPACES[case.config["obs"]], ACTION_SPACES[case.config["action"]]
+    preprocessor = make_preprocessor(spaces[0], action_space=spaces[1])
     specs = policy_specs(case, "reference")
     policies = {
         policy_id: kind(preprocessor.observation_space, action_space, policy_config)
@@ -94,7 +95,10 @@ def make_reference(case: Case, tape: Tape, config: dict[str, Any]) -> ReferenceS
         policies,
         mapping_of(case, tape),
         dict.fromkeys(policies, preprocessor),
-        {policy_id: make_filter(case.filter, preprocessor.shape) for policy_id in policies},
+        {
+            policy_id: make_filter(case.filter, preprocessor.shape, preprocessor.layout.num_mask)
+            for policy_id in policies
+        },
         Settings(
             fragment_length=math.inf if case.complete else case.fragment,
             pack=not case.complete,

@@ -169,10 +169,12 @@ def cases(draw: Any, kind: str, *, remote: bool = False) -> Case:
     copies = 1 if remote else 1 + rnd.randrange(3)
     config: dict[str, Any] = {
         "plays": [random_play(rnd, agents, **what) for _ in range(copies)],
-        "obs": rnd.choice(["box", "box", "matrix", "discrete", "bytes", "dict"]),
+        "obs": rnd.choice(["box", "box", "matrix", "discrete", "bytes", "dict", "masked"]),
         "action": rnd.choice(["discrete", "box", "tuple"]),
         "resets": "replaced" if remote else "inline",
     }
+    if config["obs"] == "masked":
+        config["action"] = "discrete"  # whose choices the mask is about
     case = Case(
         kind,
         config,

@@ -42,6 +42,9 @@ OBS_SPACES = {
     "dict": spaces.Dict(
         {"number": spaces.Discrete(11, start=-2), "rest": spaces.Box(-np.inf, np.inf, (6,), np.float32)}
     ),
+    "masked": spaces.Dict(
+        {"action_mask": spaces.Box(0, 1, (5,), np.int8), "observation": spaces.Box(-np.inf, np.inf, (6,), np.float32)}
+    ),
 }
 ACTION_SPACES = {
     "discrete": spaces.Discrete(5, start=-1),
@@ -139,6 +142,9 @@ class Stage:
                 return (rest * 3).astype(np.int64).astype(np.uint8)
             case "dict":
                 return {"number": whole, "rest": rest}
+            case "masked":
+                mask = np.array([1, *(noise >> bit & 1 for bit in range(4))], np.int8)
+                return {"action_mask": mask, "observation": rest}
         return rest
 
 
