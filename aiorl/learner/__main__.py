@@ -8,7 +8,6 @@ if __name__ == "__main__":
     end_at_once_on_stop_signals("aiorl")  # before what takes a second to load
 
 import asyncio
-import contextlib
 import faulthandler
 import logging
 import logging.handlers
@@ -36,7 +35,7 @@ logger = logging.getLogger("aiorl.learner")
 
 _NEEDED = ("tensorflow", "keras", "tf2onnx", "onnx", "safetensors")
 _MAX_EARLY = 1000  # log records kept until there is a file for them
-_END_WITHIN_S = 60.0  # the picture included
+_END_WITHIN_S = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,18 +154,8 @@ async def _train(config: CommonConfig, directory: object, plan: LearningPlan | N
     except Exception as error:
         logger.exception("the run failed")
         return _failed(f"unexpected {type(error).__name__}: {error}", directory.log)
-    picture = await asyncio.to_thread(_draw, directory.path, config) if outcome.result else ""
-    run.show(run.summary(outcome, picture))
+    run.show(run.summary(outcome))
     return 0 if outcome.ok else 1
-
-
-def _draw(path: Path, config: CommonConfig) -> str:
-    from aiorl.report.plot import plot_learning_curve
-
-    with contextlib.suppress(ImportError, OSError):
-        picture = plot_learning_curve(path, title=f"{config.algo} on {config.env}", stop_return=config.stop_return)
-        return "" if picture is None else str(picture)
-    return ""
 
 
 def _failed(sentence: str, log: Path) -> int:
@@ -194,6 +183,7 @@ def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
 
 def command() -> None:
     """Be the program: train and end the process, whatever threads are left."""
+    end_at_once_on_stop_signals("aiorl")  # until the run looks after them
     keep_output_from_failing()
     status = main()
     logging.shutdown()

@@ -572,4 +572,7 @@ class LearnerService:
 
 
 def _host(address: str) -> str:
-    return address.rpartition(":")[0]
+    """The host of an address, which may be all that is known of it."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["Tasks", "first_of"]
+__all__ = ["Tasks", "end_in_time", "first_of"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_END_S = 10.0
 
 
 class Tasks:
@@ -53,6 +55,24 @@ class Tasks:
         if error is not None:
             logger.error("the task %s failed", task.get_name(), exc_info=error)
             self._on_failure(error)
+
+
+async def end_in_time(what: str, step: Callable[[], Awaitable[None] | None]) -> None:
+    """End something that was started: that has its time, and what goes wrong is logged, so that others end too.
+
+    Args:
+        what: what is ended, for the log.
+        step: ends it.
+    """
+    try:
+        async with asyncio.timeout(_END_S):
+            waiting = step()
+            if waiting is not None:
+                await waiting
+    except TimeoutError:
+        logger.error("%s could not be ended within %g s", what, _END_S)
+    except Exception:
+        logger.exception("%s could not be ended", what)
 
 
 async def first_of(step: Coroutine[Any, Any, T], other: asyncio.Future[Any]) -> asyncio.Task[T] | None:

@@ -1,4 +1,4 @@
-"""What a learner refuses before it has made anything: status 2, one sentence, and no directory."""
+"""What a learner refuses, or is told to leave, before it has made anything: one sentence, and no directory."""
 
 from __future__ import annotations
 
@@ -33,6 +33,18 @@ class ActedInSequence(Plain):
 
 gymnasium.register("Sized-v0", "refused_envs:Sized")
 gymnasium.register("Half-v0", "refused_envs:Sized", kwargs={"size": 1})
+"""
+
+WHILE_IT_LOADS = """
+import builtins, os, runpy, signal, sys
+load = builtins.__import__
+def interrupted(name, *arguments, **options):
+    if name.startswith("aiorl.algorithms"):
+        os.kill(os.getpid(), signal.{name})
+    return load(name, *arguments, **options)
+builtins.__import__ = interrupted
+sys.argv = ["learner", "--env", "CartPole-v1"]
+runpy.run_module("aiorl.learner", run_name="__main__", alter_sys=True)
 """
 
 Refused = Callable[..., str]
@@ -122,3 +134,10 @@ def test_help_whose_reader_has_gone_ends_quietly(program: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     scripts = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert f'= "{program}:command"' in scripts
+
+
+@pytest.mark.parametrize(("name", "said"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
+def test_a_signal_while_the_program_loads_is_answered_in_one_line(name: str, said: str) -> None:
+    code = WHILE_IT_LOADS.replace("{name}", name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"aiorl: ended by {said} before the run began\n")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from in_process import LENGTH, NUM_ENVS, BlockingEnv, FakeAlgorithm, fake_learni
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import EndpointClosed, WorkerError
 from aiorl.keys import make_keys
-from aiorl.learner import run as module
+from aiorl.learner import training as module
 from aiorl.learner.run import Outcome, Run
 from aiorl.learner.run_dir import RunDirectory
+from aiorl.learner.training import Training
 from aiorl.learner.update_thread import UpdateFailed, WarmUpDone
+from aiorl.process import tasks as tasks_module
 from aiorl.report.console import PlainDisplay
 from aiorl.report.figures import summary_lines
 from aiorl.report.loggers import read_results
@@ -56,10 +58,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     """Makes runs without workers whose model is never ready."""
     monkeypatch.setattr(module, "prepare_environment", lambda config: None)
 
-    async def never(self: Run, checkpoint: Any) -> None:
+    async def never(self: Training) -> None:
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(Run, "_build", never)
+    monkeypatch.setattr(Training, "_build", never)
 
     def make(**options: Any) -> tuple[Run, Any]:
         config = CommonConfig.from_mapping(
@@ -69,6 +71,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
         return Run(config, RunDirectory.open(config), display), display
 
     return make
+
+
+def training_of(run: Run) -> Training:
+    assert run.training is not None
+    return run.training
 
 
 def test_a_task_of_the_run_that_dies_ends_it_with_its_error(start: Callable[..., tuple[Run, Any]]) -> None:
@@ -96,36 +103,40 @@ def test_an_error_in_a_callback_of_the_loop_ends_the_run_and_all_is_released(
     assert display.is_closed
     assert "a callback is broken" in caplog.text
     with pytest.raises(EndpointClosed):
-        run._service._endpoint.broadcast([b""])
+        training_of(run).service._endpoint.broadcast([b""])
 
 
 def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
     start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, display = start()
-    monkeypatch.setattr(module, "_END_STEP_S", 0.05)
+    monkeypatch.setattr(tasks_module, "_END_S", 0.05)
     released = []
+    closes: list[Callable[[], Awaitable[None]]] = []
 
-    class Part:
-        """Something started that does not end as it should."""
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise ZeroDivisionError("it cannot be closed")
 
-        def close(self, reason: str = "", *, final: bool = False) -> Any:
-            raise ZeroDivisionError("it cannot be closed")
-
-        def stop(self, grace_s: float = 0.0) -> Awaitable[None]:
-            return asyncio.sleep(60)
-
-    part: Any = Part()
+    def end() -> None:
+        training = training_of(run)
+        closes.append(functools.partial(training.service.close, "at last", final=True))
+        closes.append(functools.partial(asyncio.to_thread, run._files.close))
+        monkeypatch.setattr(training.service, "close", fail)
+        monkeypatch.setattr(training.workers, "stop", lambda grace_s: asyncio.sleep(60))
+        monkeypatch.setattr(run._files, "close", fail)
+        run.request_stop("enough")
 
     async def main() -> None:
         run.on_release = lambda: released.append("begun")
-        run._service = run._files = part
-        await asyncio.wait_for(run._release(None, part, "the end", final=True), 10)
+        asyncio.get_running_loop().call_later(0.1, end)
+        await asyncio.wait_for(run.run(), 10)
+        for close in closes:
+            await close()
 
     asyncio.run(main())
     assert released == ["begun"]
     assert display.is_closed
-    told = [record.getMessage() for record in caplog.records]
+    told = [record.getMessage() for record in caplog.records if "could not be ended" in record.getMessage()]
     assert told == [
         "the connections could not be ended",
         "the workers could not be ended within 0.05 s",
@@ -144,12 +155,13 @@ def test_what_the_update_thread_says_after_the_end_is_left_out(start: Callable[.
         assert outcome.ok
         loop.set_exception_handler(lambda loop, context: errors.append(context))
         for event in (WarmUpDone(1.0), UpdateFailed(ZeroDivisionError())):
-            run._on_update_thread(event)
+            training_of(run)._on_update_thread(event)
         await asyncio.sleep(0.01)
 
     asyncio.run(main())
     assert not errors
-    late = threading.Thread(target=run._on_update_thread, args=(WarmUpDone(1.0),))  # when the loop is closed
+    hear = training_of(run)._on_update_thread
+    late = threading.Thread(target=hear, args=(WarmUpDone(1.0),))  # when the loop is closed
     late.start()
     late.join(5)
 
@@ -164,7 +176,7 @@ def test_how_patient_the_learner_is_with_its_workers_is_what_the_config_says(
         await asyncio.wait_for(run.run(), 20)
 
     asyncio.run(main())
-    settings = run._service.session.settings
+    settings = training_of(run).service.session.settings
     assert (settings.heartbeat_interval_s, settings.heartbeat_timeout_s, settings.lease_timeout_s) == (11, 33, 44)
 
 
@@ -210,10 +222,10 @@ def test_a_time_to_stop_counts_from_the_start_of_the_run_whatever_it_is_doing(
         algorithm = FakeAlgorithm(run._config)
         monkeypatch.setattr(algorithm, "warm_up", lambda: done.wait(30))
 
-        async def build(self: Run, checkpoint: Any) -> Any:
+        async def build(self: Training) -> Any:
             return fake_learning(self._config, algorithm)
 
-        monkeypatch.setattr(Run, "_build", build)
+        monkeypatch.setattr(Training, "_build", build)
     try:
         outcome = asyncio.run(asyncio.wait_for(run.run(), 20))
     finally:
@@ -228,17 +240,24 @@ def test_a_time_to_stop_counts_from_the_start_of_the_run_whatever_it_is_doing(
 class Showing(SilentDisplay):
     """Notes what is shown."""
 
+    compiling = threading.Event()
+    on_result: Callable[[Any], None] = staticmethod(lambda result: None)
+
     def __init__(self) -> None:
         self.shown: list[tuple[str, str]] = []
+        self.compiling.clear()
 
     def status(self, text: str, now: float) -> None:
         self.shown.append(("status", text))
+        if "compil" in text:
+            self.compiling.set()
 
     def join(self, command: str, now: float) -> None:
         self.shown.append(("join", command))
 
     def update(self, result: Any, now: float) -> None:
         self.shown.append(("result", ""))
+        self.on_result(result)
 
 
 @pytest.fixture
@@ -246,7 +265,11 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     """Runs that train a fake algorithm with a real worker process, to their end."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'learner'}")
 
-    def train(algorithm: type[FakeAlgorithm] = FakeAlgorithm, **options: Any) -> tuple[Run, Any, Outcome]:
+    def train(
+        algorithm: type[FakeAlgorithm] = FakeAlgorithm,
+        on_result: Callable[[Run, Any], None] = lambda run, result: None,
+        **options: Any,
+    ) -> tuple[Run, Any, Outcome]:
         def build(config: CommonConfig, *arguments: Any) -> Any:
             return fake_learning(config, algorithm(config))
 
@@ -256,6 +279,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
         display: Any = Showing()
         with RunDirectory.open(config) as directory:
             run = Run(config, directory, display)
+            display.on_result = functools.partial(on_result, run)
             outcome = asyncio.run(asyncio.wait_for(run.run(), 60))
         return run, display, outcome
 
@@ -280,12 +304,13 @@ def test_the_last_result_is_of_all_updates_and_its_rates_are_over_a_second(
 def test_what_is_done_before_the_first_update_is_said_and_how_to_join_too(
     trained: Callable[..., tuple[Run, Any, Outcome]],
 ) -> None:
-    run, display, outcome = trained(with_settings(warm_up=lambda self: time.sleep(0.2)), stop_timesteps=100)
+    compiles = with_settings(warm_up=lambda self: Showing.compiling.wait(20))
+    run, display, outcome = trained(compiles, stop_timesteps=100)
     said = [text for kind, text in display.shown if kind == "status"]
     assert said[:2] == ["loading TensorFlow and building the model", "compiling the update"]
     (command,) = [text for kind, text in display.shown if kind == "join"]
-    assert command == f"python -m aiorl.worker --connect {run._service.address}"
-    steps = dict(run.summary(outcome, "").next_steps)
+    assert command == f"python -m aiorl.worker --connect {training_of(run).service.address}"
+    steps = dict(run.summary(outcome).next_steps)
     assert command in steps.values()
 
 
@@ -299,7 +324,7 @@ def test_how_to_join_names_the_keys_where_keys_are_in_use(
     asyncio.run(asyncio.wait_for(run.run(), 20))
     assert display.shown[0] == (
         "join",
-        f"python -m aiorl.worker --connect {run._service.address} --keys '{folder}'",
+        f"python -m aiorl.worker --connect {training_of(run).service.address} --keys '{folder}'",
     )
 
 
@@ -330,5 +355,20 @@ def test_a_run_that_was_ended_before_it_trained_is_summed_up_in_one_line(
         return await asyncio.wait_for(run.run(), 20)
 
     outcome = asyncio.run(main())
-    (line,) = summary_lines(run.summary(outcome, ""))
+    (line,) = summary_lines(run.summary(outcome))
     assert line.startswith("Ended by Ctrl-C. Nothing was trained yet, so there is nothing to save. (run directory: ")
+
+
+def test_a_run_that_the_user_ends_leaves_a_checkpoint_and_its_curve(
+    trained: Callable[..., tuple[Run, Any, Outcome]],
+) -> None:
+    def end(run: Run, result: Any) -> None:
+        if result["episodes_total"]:
+            run.request_stop("Ended by Ctrl-C.")
+
+    run, _, outcome = trained(on_result=end)
+    assert (outcome.ok, outcome.reason) == (True, "Ended by Ctrl-C.")
+    summary = run.summary(outcome)
+    assert Path(summary.picture) == run._directory.path / "learning_curve.png"
+    assert Path(summary.picture).stat().st_size > 1000
+    assert Path(summary.checkpoint).parent == run._directory.checkpoints

@@ -684,13 +684,14 @@ def test_refused_connections_are_told_in_one_line_a_host_with_the_address() -> N
         for number in range(5):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             addresses.append("{}:{}".format(*writer.get_extra_info("sockname")))
-            writer.write(b"GET / HTTP/1.0\r\n\r\n")
             await until(lambda: sum(event.kind is EventKind.CONNECTED for event in connected) > number)  # noqa: B023
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
             writer.close()
         await until(lambda: both.service.progress(None).transport["refused_connections"] == 5)
         await both.close()
         return both.events, addresses
 
     events, addresses = asyncio.run(main())
-    (told,) = [text for text in events if "refused" in text]
+    told, *more = [text for text in events if "refused" in text]
+    assert not more, events
     assert any(f"the connection from {address} was refused: " in told for address in addresses)

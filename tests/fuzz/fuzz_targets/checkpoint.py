@@ -13,8 +13,8 @@ from safetensors.numpy import save as save_tensors
 
 from aiorl.errors import CheckpointError
 from aiorl.learner.checkpoint import FORMAT_VERSION, load_newest_valid, save_checkpoint
+from aiorl.learner.saving import RunState
 from aiorl.learner.service import Counters
-from aiorl.learner.state import RunState
 from aiorl.protocol.ledger import Ledger
 from aiorl.report.results import Results
 from fuzz_targets.folder import Rewritten, make_folder

@@ -1,0 +1,95 @@
+"""The learner's service as the configuration wants it, listening for workers."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError
+from aiorl.learner.run_dir import RunDirectory
+from aiorl.learner.service import LearnerService
+from aiorl.protocol.events import WorkerFailed
+from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.protocol.ledger import Ledger
+from aiorl.report.results import Results
+from aiorl.transport.descriptors import raise_open_file_limit
+from aiorl.transport.endpoint import EndpointLimits
+from aiorl.transport.security import WorkerKeys, load_learner_keys
+from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.wire.limits import limits_of, max_workers_of
+
+__all__ = ["listen"]
+
+
+def listen(
+    config: CommonConfig,
+    directory: RunDirectory,
+    results: Results,
+    ledger: Ledger | None,
+    *,
+    tell: Callable[[str, int], None],
+    fail: Callable[[BaseException], None],
+    on_worker_failed: Callable[[WorkerFailed], None],
+) -> tuple[LearnerService, WorkerKeys | None]:
+    """Listen where the run listened before a resume if that is free, else where the configuration says.
+
+    Args:
+        config: the effective configuration.
+        directory: the run's.
+        results: where episodes and lags go.
+        ledger: the account of the run to resume.
+        tell: told (text, logging level) what users want to know.
+        fail: told of an error of a task, after which the service is of no use.
+        on_worker_failed: told what workers report of failures of their own.
+    Returns: the service, and what workers that the learner starts have to prove; None without keys.
+    Raises: ConfigError if the address can't be bound, or the keys can't be used.
+    """
+    keys = None if config.keys is None else load_learner_keys(Path(config.keys))
+    raise_open_file_limit()
+
+    def listen_on(bind: str) -> tuple[LearnerService, WorkerKeys | None]:
+        endpoint = ZmqLearnerEndpoint(bind, keys=keys, insecure=config.insecure, limits=_endpoint_limits(config))
+        service = LearnerService(
+            config,
+            endpoint,
+            LearnerSession(directory.run_id, secrets.token_hex(8), _session_settings(config), ledger),
+            results,
+            on_event=tell,
+            on_failure=fail,
+            on_worker_failed=on_worker_failed,
+            limits=limits_of(config.transport),
+        )
+        service.start()
+        return service, endpoint.worker_keys
+
+    if directory.last_address and config.bind.endswith(":0"):
+        try:
+            return listen_on(directory.last_address)
+        except ConfigError as error:
+            tell(f"workers will not find the learner where it was: {error}", logging.WARNING)
+    return listen_on(config.bind)
+
+
+def _endpoint_limits(config: CommonConfig) -> EndpointLimits:
+    transport = config.transport
+    return EndpointLimits(
+        max_frame_bytes=transport.max_message_bytes,
+        max_message_bytes=transport.max_message_bytes,
+        send_messages=transport.send_queue_length,
+        dead_after_s=transport.heartbeat_timeout_s,
+    )
+
+
+def _session_settings(config: CommonConfig) -> LearnerSettings:
+    transport = config.transport
+    return LearnerSettings(
+        heartbeat_interval_s=transport.heartbeat_interval_s,
+        heartbeat_timeout_s=transport.heartbeat_timeout_s,
+        build_timeout_s=transport.build_timeout_s,
+        max_workers=max_workers_of(limits_of(transport)),
+        lease_timeout_s=transport.lease_timeout_s,
+        num_workers=config.num_workers,
+    )
