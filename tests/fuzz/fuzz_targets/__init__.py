@@ -57,11 +57,11 @@ _CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.protocol.ledger", "json")
 TARGETS = {
     target.name: target
     for target in (
-        Target("decode", 0.42, _DECODING, 1024),
-        Target("worker_session", 0.20, _WORKER, 256),
-        Target("learner_session", 0.14, _LEARNER, 256),
+        Target("decode", 0.44, _DECODING, 1024),
+        Target("worker_session", 0.18, _WORKER, 256),
+        Target("learner_session", 0.12, _LEARNER, 256),
         Target("crowd", 0.02, _LEARNER, 16),
-        Target("graph", 0.14, ("aiorl.policy",), 4096),
+        Target("graph", 0.16, ("aiorl.policy",), 4096),
         Target("checkpoint", 0.05, _CHECKPOINT, 2048),
         Target("run_directory", 0.03, ("aiorl.config", "aiorl.learner.run_dir"), 512),
     )
