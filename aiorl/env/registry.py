@@ -5,6 +5,7 @@ What a name can be, tried in this order:
 * a name given to ``register_env`` in this process;
 * ``gym:ID``, an environment of the old ``gym`` package, through shimmy (extra ``gym``);
 * ``pettingzoo:MODULE``, a multi-agent environment (extra ``pettingzoo``);
+* ``envpool:TASK``, all copies of an environment stepped together in C++ (extra ``envpool``);
 * ``package.module:Name``, a class or function; a class derived from ``gymnasium.Env`` gets the environment
   config as keyword arguments (or as one mapping, if its first parameter is called ``config``, ``env_config``,
   ``context`` or ``env_context``), a function gets the ``EnvContext``;
@@ -44,6 +45,7 @@ _CONTEXT_PARAMETERS = frozenset({"config", "env_config", "context", "env_context
 _SOURCES = {
     "gym": "aiorl.env.old_gym:old_gym_creator",
     "pettingzoo": "aiorl.env.pettingzoo:pettingzoo_creator",
+    "envpool": "aiorl.env.envpool:envpool_creator",
 }
 """Prefix of a name -> function that gives what makes the environments of a whole name."""
 
