@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from aiorl.data.fragment import Fragment
     from aiorl.data.multi_agent_batch import MultiAgentBatch
     from aiorl.data.sample_batch import SampleBatch
-    from aiorl.env.adapt import to_base_env
     from aiorl.env.base_env import ASYNC_RESET_RETURN, BaseEnv, Poll
+    from aiorl.env.env_maker import to_base_env
     from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
     from aiorl.env.multi_agent_env import MultiAgentEnv
     from aiorl.env.registry import EnvContext, register_env
-    from aiorl.env.stepped_vector_env import VectorEnv
+    from aiorl.env.vector_env import VectorEnv
     from aiorl.models.tf_policy import TFPolicy as TFPolicy
     from aiorl.observation.preprocessors import Preprocessor
     from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator
@@ -65,10 +65,10 @@ _HOME = {
     "SamplerInput": "aiorl.offline.io",
     "SyncSampler": "aiorl.sampler.sync_sampler",
     "TFPolicy": "aiorl.models.tf_policy",
-    "VectorEnv": "aiorl.env.stepped_vector_env",
+    "VectorEnv": "aiorl.env.vector_env",
     "get_global_worker": "aiorl.rollout.rollout_worker",
     "register_env": "aiorl.env.registry",
-    "to_base_env": "aiorl.env.adapt",
+    "to_base_env": "aiorl.env.env_maker",
 }
 
 # all but TFPolicy, so that `from aiorl import *` works without TensorFlow, and never loads it

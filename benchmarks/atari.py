@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.env.adapt import make_lockstep_env
+from aiorl.env.env_maker import make_lockstep_env
 from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.wrapping import Wrapping
 from aiorl.policy.acting_graph import ActingSpec
@@ -34,10 +34,11 @@ from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure
 from benchmarks.sampler import PPO_COLUMNS
 
-__all__ = ["atari_sampler_1", "atari_sampler_8", "atari_wire"]
+__all__ = ["atari_sampler_1", "atari_sampler_8", "atari_vector_8", "atari_wire"]
 
 ENV_ID = "ALE/Pong-v5"
 TARGET_RATIO = 0.7
+TARGET_VECTOR = 1.3
 TARGET_WIRE = 0.1
 ROUND_S = 2.0
 ROUNDS = 5
@@ -68,6 +69,14 @@ def _measured(num_envs: int) -> list[Figure]:
         run_fresh("benchmarks.atari", "export", directory)
         value, baseline = run_fresh("benchmarks.atari", "sample", directory, str(num_envs))
     return [Figure(f"sampler, Pong x {num_envs}, Nature CNN", value, "steps/s", baseline, target_ratio=TARGET_RATIO)]
+
+
+def atari_vector_8() -> list[Figure]:
+    """Eight games by ale-py's vector environment, beside the same sampler with Gymnasium's wrappers, on all cores."""
+    with TemporaryDirectory() as directory:
+        run_fresh("benchmarks.atari", "export", directory)
+        value, baseline = run_fresh("benchmarks.atari", "vector", directory, "8")
+    return [Figure("sampler, Pong x 8, ale-py's vector env", value, "steps/s", baseline, target_ratio=TARGET_VECTOR)]
 
 
 def atari_wire() -> list[Figure]:
@@ -110,10 +119,10 @@ def load_policy(directory: Path) -> OnnxPolicy:
 # The sampler ----------------------------------------------------------------------------------------------
 
 
-def make_subject(policy: OnnxPolicy, num_envs: int, steps: int) -> Advance:
+def make_subject(policy: OnnxPolicy, num_envs: int, steps: int, vectorize: str = "serial") -> Advance:
     """Pong with the DeepMind preprocessing in the columnar sampler."""
     sampler = ColumnarSampler(
-        make_env(num_envs),
+        make_env(num_envs, vectorize),
         policy,
         fragment_length=steps,
         columns=PPO_COLUMNS,
@@ -124,9 +133,9 @@ def make_subject(policy: OnnxPolicy, num_envs: int, steps: int) -> Advance:
     return lambda: sampler.sample().env_steps
 
 
-def make_env(num_envs: int) -> LockstepEnv:
+def make_env(num_envs: int, vectorize: str = "serial") -> LockstepEnv:
     """Pong as a worker makes it."""
-    return make_lockstep_env(ENV_ID, {}, num_envs, wrapping=Wrapping(deepmind=True))
+    return make_lockstep_env(ENV_ID, {}, num_envs, vectorize, wrapping=Wrapping(deepmind=True))
 
 
 class Emulator:
@@ -229,6 +238,14 @@ def _sample(directory: Path, num_envs: int) -> tuple[float, float]:
     return alternate(lambda: _rate(subject), lambda: _rate(baseline), ROUNDS)
 
 
+def _vector(directory: Path, num_envs: int) -> tuple[float, float]:
+    policy = load_policy(directory)
+    subject = make_subject(policy, num_envs, FRAGMENT, "native")
+    baseline = make_subject(policy, num_envs, FRAGMENT, "serial")
+    subject(), baseline()
+    return alternate(lambda: _rate(subject), lambda: _rate(baseline), ROUNDS)
+
+
 # The wire -------------------------------------------------------------------------------------------------
 
 
@@ -288,6 +305,8 @@ def main(role: str, *arguments: str) -> None:
         export_nature_cnn(Path(arguments[0]))
     elif role == "sample":
         result = _sample(Path(arguments[0]), int(arguments[1]))
+    elif role == "vector":
+        result = _vector(Path(arguments[0]), int(arguments[1]))
     else:
         pin_to_one_core()
         result = measure_wire(make_fragment(8, FRAGMENT, RANDOM_STEPS))

@@ -26,7 +26,8 @@ from aiorl.config.worker import WorkerConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
-from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv
+from aiorl.env.serial_env import Copies
+from aiorl.env.vector_env import VectorBaseEnv
 from aiorl.observation.filters import NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.sampler.setup import SamplerSetup
@@ -104,7 +105,7 @@ def _make_subject(kind: str, num_envs: int) -> Advance:
         ids, mapping = ("policy_0", "policy_1"), _policy_of
     else:
         copies = [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(num_envs)]
-        env = VectorBaseEnv(CopiesVectorEnv(copies, seed=0))
+        env = VectorBaseEnv(Copies(copies, seed=0))
         ids, mapping = (DEFAULT_POLICY_ID,), None  # type: ignore[assignment]
     space = CartPoleEnv().observation_space
     policies = {

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.env.adapt import make_lockstep_env
+from aiorl.env.env_maker import make_lockstep_env
 from aiorl.sampler.columnar import ColumnarSampler
 from benchmarks.acting_mlp import NumpyActor, make_onnx_policy, mlp_weights
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh

@@ -31,9 +31,11 @@ __all__ = [
     "RealGames",
     "StackFrames",
     "UndrawnFrames",
+    "finished_games",
     "game_counters",
     "is_atari",
     "wrap_deepmind",
+    "wrap_lives",
 ]
 
 Pixels = NDArray[np.uint8]
@@ -45,10 +47,12 @@ _FRAME_SKIP = 4
 def is_atari(env: Any) -> bool:
     """Whether an environment is an Atari game that shows its screen (not its memory).
 
-    Its unwrapped form has an emulator, and an observation has more than two dimensions.
+    Its unwrapped form has an emulator, and an observation has more than two dimensions, or is preprocessed by it.
     """
     shape = getattr(getattr(env, "observation_space", None), "shape", None)
-    return shape is not None and len(shape) > 2 and hasattr(getattr(env, "unwrapped", env), "ale")
+    game = getattr(env, "unwrapped", env)
+    shows_screen = shape is not None and (len(shape) > 2 or getattr(game, "is_preprocessed", False))
+    return shows_screen and hasattr(game, "ale")
 
 
 def wrap_deepmind(
@@ -87,6 +91,11 @@ def wrap_deepmind(
             hint=f"Install them with: {install_command('atari')}",
         ) from error
     importlib.import_module("cv2").setNumThreads(1)  # a frame is too small to share; a worker has one core
+    return wrap_lives(env, framestack)
+
+
+def wrap_lives(env: gymnasium.Env[Any, Any], framestack: bool = True) -> gymnasium.Env[Any, Any]:
+    """A game that shows grey frames [H, W], with an episode for each life, FIRE pressed and its frames stacked."""
     env = EpisodicLife(RealGames(env))
     meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
     if len(meanings) > 2 and meanings[1] == "FIRE":
@@ -166,6 +175,11 @@ def game_counters(envs: Sequence[Any]) -> list[RealGames] | None:
     counters = [_find_counter(env) for env in envs]
     found = [counter for counter in counters if counter is not None]
     return found if found and len(found) == len(counters) else None
+
+
+def finished_games(counters: Sequence[RealGames] | None) -> list[FinishedGame] | None:
+    """Games of ``game_counters`` that ended since the last call; None where there are no counters."""
+    return None if counters is None else [game for counter in counters for game in counter.take_finished()]
 
 
 def _find_counter(env: Any) -> RealGames | None:

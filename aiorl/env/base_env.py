@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.copied import copied
 from aiorl.errors import EnvContractError, EnvError
+
+if TYPE_CHECKING:
+    from aiorl.env.lockstep import LockstepEnv
 
 __all__ = [
     "ALL_AGENTS",
@@ -24,6 +28,7 @@ __all__ = [
     "Poll",
     "as_poll",
     "opening_poll",
+    "stepped_poll",
 ]
 
 EnvId = Hashable
@@ -156,6 +161,20 @@ class BaseEnv(ABC):
         """Whether its environments can be told to begin a new episode, so that a horizon can be honoured."""
         return type(self).try_reset is not BaseEnv.try_reset
 
+    def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
+        """The same environments, stepped together as whole arrays; None where that cannot be.
+
+        Called at most once, and before anything else; whoever drives one of the two leaves the other alone. The first
+        ``reset`` applies the seed that this object was made with.
+
+        Args:
+            horizon: truncate episodes at this many steps; None or 0 = the environments' own limit.
+
+        Raises:
+            ConfigError: a horizon that they cannot have.
+        """
+        return None
+
     def get_unwrapped(self) -> Sequence[Any]:
         """The environment objects behind this one, with the wrappers they were made with; may be empty."""
         return []
@@ -194,5 +213,24 @@ def opening_poll(obs: MultiEnvDict) -> Poll:
         flags,
         {env_id: dict(by_agent) for env_id, by_agent in flags.items()},
         {env_id: {agent_id: {} for agent_id in agents} for env_id, agents in obs.items()},
+        {},
+    )
+
+
+def stepped_poll(
+    obs: Sequence[Any],
+    rewards: Sequence[float],
+    terminateds: Sequence[bool],
+    truncateds: Sequence[bool],
+    infos: Sequence[Any],
+) -> Poll:
+    """The poll of environments 0, 1, ... with one agent each that stepped together."""
+    agent = DEFAULT_AGENT_ID
+    return Poll(
+        {index: {agent: value} for index, value in enumerate(obs)},
+        {index: {agent: value} for index, value in enumerate(rewards)},
+        {index: {agent: flag, ALL_AGENTS: flag} for index, flag in enumerate(terminateds)},
+        {index: {agent: flag, ALL_AGENTS: flag} for index, flag in enumerate(truncateds)},
+        {index: {agent: info or {}} for index, info in enumerate(infos)},
         {},
     )

@@ -35,10 +35,10 @@ def is_gym_like(env: Any) -> bool:
 
 
 def check_gym_like(env: Any, env_id: str) -> None:
-    """Nothing, for a gym-like environment.
+    """Raise if an environment is not gym-like.
 
     Raises:
-        UnsupportedEnvError: anything else.
+        UnsupportedEnvError: it has no reset, step and spaces.
     """
     if callable(getattr(env, "observation_space", None)) and hasattr(env, "possible_agents"):
         raise UnsupportedEnvError(
@@ -52,7 +52,7 @@ def check_gym_like(env: Any, env_id: str) -> None:
 
 
 def check_seedable(env: Any, env_id: str) -> None:
-    """Nothing, for an environment whose ``reset`` takes a seed or that has a ``seed`` method.
+    """Raise if an environment has neither a ``reset`` that takes a seed nor a ``seed`` method.
 
     Raises:
         ConfigError: there is no way to seed it.
@@ -75,8 +75,13 @@ def seed_env(env: Any, seed: int) -> dict[str, int]:
     return {}
 
 
-def seed_env_now(env: Any, seed: int) -> None:
-    """Seed an environment of a kind whose episodes begin by other methods than ``reset``."""
+def seed_env_now(env: Any, env_id: str, seed: int) -> None:
+    """Seed an environment of a kind whose episodes begin by other methods than ``reset``.
+
+    Raises:
+        ConfigError: there is no way to seed it.
+    """
+    check_seedable(env, env_id)
     if callable(getattr(env, "seed", None)):
         env.seed(seed)
     else:

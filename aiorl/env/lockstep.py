@@ -99,6 +99,7 @@ class LockstepEnv(ABC):
         observation_space: space of one copy.
         action_space: space of one copy.
         max_episode_steps: length at which an episode is truncated, None = never as far as is known.
+        first_seeds: seeds of a first ``reset`` that is given none; None for none.
     """
 
     env_id: str
@@ -106,6 +107,7 @@ class LockstepEnv(ABC):
     observation_space: Space[Any]
     action_space: Space[Any]
     max_episode_steps: int | None
+    first_seeds: Sequence[int] | None = None
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
@@ -129,6 +131,27 @@ class LockstepEnv(ABC):
             EnvError: the environment raised, or returned what does not fit (BadObservationError,
                 BadRewardError).
         """
+
+    def seed(self, seed: int) -> None:
+        """Seed the first ``reset`` that is given no seeds with a worker's seed."""
+        self.first_seeds = env_seeds(seed, self.num_envs)
+
+    def limit_episodes(self, horizon: int | None) -> None:
+        """Cut episodes at this many steps; before the first reset.
+
+        Args:
+            horizon: steps; None or 0 = the environment's own limit.
+
+        Raises:
+            ConfigError: a horizon above the environment's own limit, or other than that where it cannot cut.
+        """
+        if checked_horizon(horizon, self.max_episode_steps) != self.max_episode_steps:
+            raise ConfigError(
+                f"horizon is {horizon}, but {self.env_id!r} cannot cut its episodes there.",
+                key="horizon",
+                value=horizon,
+                hint="Leave horizon out, or use vectorize: serial.",
+            )
 
     @abstractmethod
     def close(self) -> None:

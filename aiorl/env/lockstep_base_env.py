@@ -10,8 +10,8 @@ from gymnasium.spaces import MultiDiscrete
 from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_AGENT_ID
-from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll, opening_poll
-from aiorl.env.lockstep import LockstepEnv, env_seeds
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, FinishedGame, Poll, opening_poll
+from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.vector_infos import step_infos
 from aiorl.errors import EnvContractError
 
@@ -37,7 +37,8 @@ class LockstepBaseEnv(BaseEnv):
         self.num_envs = env.num_envs
         self.observation_space = env.observation_space
         self.action_space = env.action_space
-        self._seeds = None if seed is None else env_seeds(seed, env.num_envs)
+        if seed is not None:
+            env.seed(seed)
         space = env.action_space
         blank = np.asarray(space.start) if isinstance(space, MultiDiscrete) else getattr(space, "start", 0)
         self._actions: NDArray[Any] = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
@@ -51,7 +52,7 @@ class LockstepBaseEnv(BaseEnv):
     def poll(self) -> Poll:
         """The last step of every copy; the first poll resets them all."""
         if not self._started:
-            first = opening_poll(_by_index(self.lockstep_env.reset(self._seeds), range(self.num_envs)))
+            first = opening_poll(_by_index(self.lockstep_env.reset(), range(self.num_envs)))
             self._started = True
             return first
         if self._poll is None:
@@ -102,9 +103,18 @@ class LockstepBaseEnv(BaseEnv):
             return {DEFAULT_AGENT_ID: self._first_obs.pop(env_id)}
         return ASYNC_RESET_RETURN if env_id in self._resetting else None
 
+    def in_lockstep(self, horizon: int | None = None) -> LockstepEnv:
+        """See BaseEnv."""
+        self.lockstep_env.limit_episodes(horizon)
+        return self.lockstep_env
+
     def get_unwrapped(self) -> Sequence[Any]:
         """The environment objects, where they live in this process."""
         return self.lockstep_env.unwrapped
+
+    def take_finished_games(self) -> list[FinishedGame] | None:
+        """See BaseEnv."""
+        return self.lockstep_env.take_finished_games()
 
     def stop(self) -> None:
         """Close the copies."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from aiorl.env.checks import ObservationCheck, check_rewards, raise_env_fault
@@ -19,7 +19,7 @@ __all__ = ["NativeVectorEnv"]
 class NativeVectorEnv(LockstepEnv):
     """A ``gymnasium.vector.VectorEnv`` as a LockstepEnv."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], *, env_id: str, max_episode_steps: int | None = None) -> None:
+    def __init__(self, env: Any, *, env_id: str, max_episode_steps: int | None = None) -> None:
         """Take over the environment; it is closed with this object.
 
         Args:
@@ -55,14 +55,19 @@ class NativeVectorEnv(LockstepEnv):
     def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
         """First observations of new episodes; the first seed seeds the whole vector (see LockstepEnv)."""
         try:
-            obs, _ = self._env.reset(seed=int(seeds[0])) if seeds else self._env.reset()
+            obs = self._reset_all(self.first_seeds if seeds is None else seeds)
         except Exception as error:
             raise_env_fault(self.env_id, "reset", error, 0, 0)
+        self.first_seeds = None
         self._lengths.fill(0)
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._any_ended = False
         obs = self._check.check_batch_shape(obs, self.num_envs)
         self._check.check_values(obs, self._step_of)
+        return obs
+
+    def _reset_all(self, seeds: Sequence[int] | None) -> Any:
+        obs, _ = self._env.reset(seed=int(seeds[0])) if seeds else self._env.reset()
         return obs
 
     def step(self, actions: NDArray[Any]) -> VectorStep:

@@ -5,6 +5,7 @@ What a name can be, tried in this order:
 * a name given to ``register_env`` in this process;
 * ``gym:ID``, an environment of the old ``gym`` package, through shimmy (extra ``gym``);
 * ``pettingzoo:MODULE``, a multi-agent environment (extra ``pettingzoo``);
+* ``envpool:TASK``, all copies of an environment stepped together in C++ (extra ``envpool``);
 * ``package.module:Name``, a class or function; a class derived from ``gymnasium.Env`` gets the environment
   config as keyword arguments (or as one mapping, if its first parameter is called ``config``, ``env_config``,
   ``context`` or ``env_context``), a function gets the ``EnvContext``;
@@ -18,7 +19,6 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
-import io
 import re
 import sys
 import warnings
@@ -42,6 +42,13 @@ __all__ = [
 ]
 
 _CONTEXT_PARAMETERS = frozenset({"config", "env_config", "context", "env_context", "ctx"})
+_SOURCES = {
+    "gym": "aiorl.env.old_gym:old_gym_creator",
+    "pettingzoo": "aiorl.env.pettingzoo:pettingzoo_creator",
+    "envpool": "aiorl.env.envpool:envpool_creator",
+}
+"""Prefix of a name -> function that gives what makes the environments of a whole name."""
+
 _registered: dict[str, Callable[[EnvContext], Any]] = {}
 
 
@@ -52,6 +59,7 @@ class EnvContext(dict[str, Any]):
         worker_index: slot of the worker, 0 = local.
         vector_index: which copy in that worker, from 0.
         remote: the copy lives in a process of its own.
+        num_envs: how many copies the worker wants; of interest where one object holds them all.
     """
 
     def __init__(
@@ -60,12 +68,14 @@ class EnvContext(dict[str, Any]):
         worker_index: int = 0,
         vector_index: int = 0,
         remote: bool = False,
+        num_envs: int = 1,
     ) -> None:
         """Copy the config, with the dicts and lists in it, and note the place."""
         super().__init__({key: _own(value) for key, value in (env_config or {}).items()})
         self.worker_index = worker_index
         self.vector_index = vector_index
         self.remote = remote
+        self.num_envs = num_envs
 
     def copy_with_overrides(
         self,
@@ -81,6 +91,7 @@ class EnvContext(dict[str, Any]):
             self.worker_index if worker_index is None else worker_index,
             self.vector_index if vector_index is None else vector_index,
             self.remote if remote is None else remote,
+            self.num_envs,
         )
 
 
@@ -169,12 +180,10 @@ def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreato
         return EnvCreator(name, _caller_of(env))
     if env in _registered:
         return EnvCreator(env, _registered[env])
-    if env.startswith("gym:"):
-        return _old_gym(env)
-    if env.startswith("pettingzoo:"):
-        from aiorl.env.pettingzoo import pettingzoo_creator
-
-        return EnvCreator(env, pettingzoo_creator(env))
+    source = _SOURCES.get(env.partition(":")[0])
+    if source is not None:
+        module_name, _, function = source.partition(":")
+        return EnvCreator(env, getattr(importlib.import_module(module_name), function)(env))
     if ":" in env:
         return _by_path(env)
     return _gymnasium_id(env, env)
@@ -357,36 +366,3 @@ def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
             value=context[unknown[0]],
             hint=nearest(unknown[0], known).strip(),
         )
-
-
-def _old_gym(name: str) -> EnvCreator:
-    gym_id = name.removeprefix("gym:")
-    try:
-        # The old package prints a notice to stderr when imported, and warns about NumPy.
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            gym = importlib.import_module("gym")
-            compatibility = importlib.import_module("shimmy.openai_gym_compatibility")
-    except ImportError as error:
-        raise ConfigError(
-            f"environment {name!r} needs the old gym package: {error}.",
-            key="env",
-            value=name,
-            hint=f"Install it with: {install_command('gym')}",
-        ) from error
-    known = list(gym.envs.registry)
-    if gym_id not in known:
-        raise UnknownEnvError(
-            f"unknown environment {name!r}.",
-            key="env",
-            value=name,
-            hint=nearest(gym_id, known).strip() or "Give the id of an environment of the old gym package.",
-        )
-
-    def create(context: EnvContext) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "out of date" notices of the old package
-            env = gym.make(gym_id, disable_env_checker=True, **context)
-        return compatibility.GymV26CompatibilityV0(env=env)
-
-    return EnvCreator(name, create)

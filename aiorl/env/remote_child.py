@@ -1,8 +1,9 @@
 """The child's side of RemoteEnv: one environment in a process of its own, ``python -m aiorl.env.remote_child``.
 
-Frames on a socket pair, both ways: kind (1 byte), length (4 bytes), payload. Settings and errors are JSON,
-arrays are raw bytes in the dtype and shape that the spaces give. The process ends when its parent does: the
-parent holds the other end of a second pipe, which a thread here waits on.
+Frames on a socket pair, both ways: kind (1 byte), length (4 bytes), payload. Settings, READY and errors are JSON, all
+else is packed by ``nested_codec``. A RESET has the seed to begin with, or None; a STEP the actions by agent; what a
+RESULT has is in ``_packed``. The process ends when its parent does: the parent holds the other end of a second pipe,
+which a thread here waits on.
 """
 
 from __future__ import annotations
@@ -15,46 +16,33 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from aiorl.data.spaces import space_to_dict
+from aiorl.env.base_env import BaseEnv, FinishedGame, Poll, opening_poll
 from aiorl.env.checks import env_fault
+from aiorl.env.kinds import check_can_be_remote, kind_of
+from aiorl.env.nested_codec import pack, pack_infos, unpack
 from aiorl.env.registry import EnvContext, resolve_env
-from aiorl.env.vector_env import SerialEnv
+from aiorl.env.serial_env import Copies, episode_limit
 from aiorl.env.wrapping import Wrapping
-from aiorl.errors import AiorlError, ConfigError, EnvError
+from aiorl.errors import AiorlError, ConfigError, EnvError, InternalError, UnsupportedSpaceError
 
 __all__ = [
     "ERROR",
-    "FINAL",
-    "GAME",
     "MAX_FRAME_BYTES",
     "READY",
     "RESET",
     "RESULT",
     "SETUP",
     "STEP",
-    "STEP_HEAD",
-    "TERMINATED",
-    "TRUNCATED",
-    "make_copy",
     "receive_frame",
-    "run_child",
     "send_frame",
 ]
 
 SETUP, READY, RESET, STEP, RESULT, ERROR = b"u", b"y", b"r", b"s", b"o", b"e"
-TERMINATED, TRUNCATED, FINAL = 1, 2, 4
 HEAD = struct.Struct("<cI")
-STEP_HEAD = struct.Struct("<dBxHxxxx")
-"""Reward, flags and number of finished games before the observation bytes of a result; the games are behind them."""
-GAME = struct.Struct("<dq")
-"""Reward and length of a finished game."""
-SEED = struct.Struct("<?q")
 MAX_FRAME_BYTES = 1 << 30
 
 
@@ -92,21 +80,12 @@ def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
 
 
 def main() -> int:
-    """Serve the parent until it closes the connection or dies."""
-    return run_child(_serve)
-
-
-def run_child(serve: Callable[[socket.socket], None]) -> int:
-    """A child's whole life: serve the parent, and tell it of an error; the exit status.
-
-    Args:
-        serve: serves on the connection until that is closed.
-    """
+    """Serve the parent until it closes the connection or dies, and tell it of an error; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     threading.Thread(target=_end_with_parent, args=(int(sys.argv[2]),), daemon=True).start()
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         try:
-            serve(connection)
+            _serve(connection)
         except (EOFError, OSError):
             return 0
         except Exception as error:
@@ -123,49 +102,63 @@ def _end_with_parent(life: int) -> None:
 def _serve(connection: socket.socket) -> None:
     _, payload = receive_frame(connection)
     settings: dict[str, Any] = json.loads(payload)
-    env = _make_env(settings)
     vector_index = int(settings["vector_index"])
+    env_id, made = _make_copy(settings)
+    check_can_be_remote(made, env_id)
+    env = kind_of(made, env_id).to_base_env([made], env_id, settings["seed"])
+    copies = getattr(env, "vector_env", None)
     ready = {
-        "env_id": env.env_id,
-        "observation_space": space_to_dict(env.observation_space),
-        "action_space": space_to_dict(env.action_space),
-        "max_episode_steps": env.max_episode_steps,
+        "env_id": env_id,
+        "observation_space": _space_as_data(env.observation_space),
+        "action_space": _space_as_data(env.action_space),
+        "max_episode_steps": episode_limit(made),
         "counts_games": env.take_finished_games() is not None,
     }
     send_frame(connection, READY, json.dumps(ready).encode())
-    action_dtype = np.dtype(env.action_space.dtype)
-    action_shape = tuple(env.action_space.shape or ())
     try:
+        is_started = False
         while True:
             kind, payload = receive_frame(connection)
+            given = unpack(payload)
             if kind == RESET:
-                seeded, seed = SEED.unpack(payload)
-                send_frame(connection, RESULT, env.reset([seed] if seeded else None).tobytes())
-                continue
-            action: NDArray[Any] = np.frombuffer(payload, action_dtype).reshape(1, *action_shape)
-            step = env.step(action)
-            flags = TERMINATED * bool(step.terminateds[0]) + TRUNCATED * bool(step.truncateds[0])
-            final = b""
-            if step.final_obs is not None:
-                flags |= FINAL
-                final = step.final_obs.tobytes()
-            games = env.take_finished_games() or []
-            head = STEP_HEAD.pack(float(step.rewards[0]), flags, len(games))
-            tail = b"".join(GAME.pack(game.reward, game.length) for game in games)
-            send_frame(connection, RESULT, head, step.obs.tobytes(), final, tail)
+                if given is not None and isinstance(copies, Copies):
+                    copies.seeds = [given]
+                poll = _reset(env) if is_started else env.poll()
+                is_started = True
+            else:
+                env.send_actions({0: given})
+                poll = env.poll()
+            send_frame(connection, RESULT, _packed(poll, env.take_finished_games() or []))
     except EnvError as error:
         error.vector_index = vector_index
         raise
     finally:
-        env.close()
+        env.stop()
 
 
-def _make_env(settings: dict[str, Any]) -> SerialEnv:
-    env_id, copy = make_copy(settings)
-    return SerialEnv([copy], env_id=env_id, horizon=settings["horizon"])
+def _reset(env: BaseEnv) -> Poll:
+    obs = env.try_reset(0)
+    if not isinstance(obs, dict):
+        raise InternalError(f"{type(env).__name__} is reset at once, and yet gave {obs!r}")
+    return opening_poll({0: obs})
 
 
-def make_copy(settings: Mapping[str, Any]) -> tuple[str, Any]:
+def _packed(poll: Poll, games: list[FinishedGame]) -> bytes:
+    """The list (obs, rewards, terminateds, truncateds, packed infos, finished games, number of dropped infos)."""
+    infos, dropped = pack_infos(poll.infos[0])
+    games_as_lists = [list(game) for game in games]
+    return pack([
+        poll.obs[0], poll.rewards[0], poll.terminateds[0], poll.truncateds[0], infos, games_as_lists, dropped
+    ])  # fmt: skip
+
+
+def _space_as_data(space: Any) -> dict[str, Any] | None:
+    with contextlib.suppress(UnsupportedSpaceError):
+        return None if space is None else space_to_dict(space)
+    return None
+
+
+def _make_copy(settings: Mapping[str, Any]) -> tuple[str, Any]:
     """The environment that the parent's settings ask for: its name, and it with its wrappers.
 
     Raises:

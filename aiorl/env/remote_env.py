@@ -1,148 +1,329 @@
-"""RemoteEnv: each copy of an environment in a process of its own, all stepped at the same time.
+"""RemoteEnv: environments of any kind in processes of their own, each polled as soon as it is ready.
 
-Worth it when a step takes milliseconds: the waits of the copies overlap. The children are fresh Python
-processes (nothing is forked or pickled), so the environment must be known by id or import path. A child ends
-with its parent, however that ends.
+Worth it when a step takes milliseconds, or when steps take very different times. The children are fresh Python
+processes (nothing is forked or pickled), so environments are named by id or import path.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import math
+import selectors
+import socket
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.data.spaces import space_from_dict
 from aiorl.env import remote_child as wire
-from aiorl.env.base_env import FinishedGame
-from aiorl.env.checks import ObservationCheck
+from aiorl.env.base_env import ASYNC_RESET_RETURN, BaseEnv, FinishedGame, Poll
 from aiorl.env.child_process import ChildProcess
-from aiorl.env.lockstep import LockstepEnv, VectorStep
+from aiorl.env.lockstep import SEED_STRIDE
+from aiorl.env.nested_codec import pack, unpack
+from aiorl.env.registry import EnvCreator, registered_creator
 from aiorl.env.wrapping import Wrapping
+from aiorl.errors import ConfigError, EnvContractError, EnvError, SamplerDied
 
-__all__ = ["RemoteEnv"]
+__all__ = ["RemoteEnv", "RemoteSettings", "remote_name"]
+
+logger = logging.getLogger(__name__)
+_HOUR_S = 3600.0
+_WARN_EVERY_S = 60.0
 
 
-class RemoteEnv(LockstepEnv):
-    """N environments in N child processes."""
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """How environments in processes of their own are made.
+
+    Attributes:
+        env: id or import path; see ``remote_name``.
+        env_config: the environment's own settings; must be expressible in JSON.
+        worker_index: slot of the worker, for the environments' EnvContext.
+        wrapping: wrappers put around each environment in its process.
+        timeout_s: longest wait for one answer of a child.
+        max_restarts_per_hour: how often the process of one environment may be replaced when it fails; 0 makes
+            every failure an error.
+    """
+
+    env: str
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    worker_index: int = 0
+    wrapping: Wrapping = field(default_factory=Wrapping)
+    timeout_s: float = 600.0
+    max_restarts_per_hour: int = 0
+
+
+class RemoteEnv(BaseEnv):
+    """N environments in N child processes, as a BaseEnv.
+
+    Attributes:
+        env_id: name for messages.
+        max_episode_steps: length at which the environments truncate episodes, None = never as far as is known.
+        dropped_infos: entries of info dicts that had no form in which they could be sent.
+        restarts: processes replaced so far.
+    """
 
     def __init__(
-        self,
-        env: str,
-        env_config: Mapping[str, Any] | None = None,
-        num_envs: int = 1,
-        *,
-        worker_index: int = 0,
-        horizon: int | None = None,
-        timeout_s: float = 600.0,
-        wrapping: Wrapping | None = None,
+        self, settings: RemoteSettings, num_envs: int, *, batch_wait_ms: float = 0.0, seed: int | None = None
     ) -> None:
         """Start the processes and wait until each has made its environment.
 
         Args:
-            env: id or import path; names given to ``register_env`` exist only in the process that gave them.
-            env_config: the environment's own settings; must be expressible in JSON.
+            settings: which environment, and how it is made.
             num_envs: number of copies N.
-            worker_index: slot of the worker, for the environments' EnvContext.
-            horizon: truncate episodes at this many steps; None or 0 = the environment's own limit.
-            timeout_s: longest wait for one answer of a child.
-            wrapping: wrappers put around each copy in its process; None for none.
+            batch_wait_ms: how long a poll waits for more environments once one is ready.
+            seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
 
         Raises:
-            ConfigError: the children refuse the name, config or horizon.
+            ConfigError: the children refuse the name or config.
             EnvError: an environment's constructor raised, or a child died.
         """
-        self.env_id = env
         self.num_envs = num_envs
-        self._children: list[ChildProcess] = []
-        self._closed = False
+        self.dropped_infos = 0
+        self.restarts = 0
+        self._settings = settings
+        self.env_id = self._env_id = settings.env
+        self._batch_wait_s = batch_wait_ms / 1000.0
+        self._seed = seed
+        self._selector = selectors.DefaultSelector()
+        self._copies: list[_Copy] = []
+        self._games: list[FinishedGame] = []
+        self._warned_at = -math.inf
+        self._started = False
+        self._woken, self._waker = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        # children end too when nobody keeps this object
+        self._end = weakref.finalize(self, _end, self._selector, (self._woken, self._waker), self._copies)
+        self._end.atexit = False
         try:
             for index in range(num_envs):
-                settings = {
-                    "env": env,
-                    "env_config": dict(env_config or {}),
-                    "worker_index": worker_index,
-                    "vector_index": index,
-                    "horizon": horizon,
-                    "wrapping": (wrapping or Wrapping()).to_dict(),
-                }
-                self._children.append(ChildProcess(env, index, settings, timeout_s))
-            ready = [json.loads(child.receive(wire.READY)) for child in self._children]
+                self._copies.append(self._start_copy(index))
+            ready = [json.loads(copy.child.receive(wire.READY)) for copy in self._copies]
         except BaseException:
-            self.close()
+            self.stop()
             raise
-        self.observation_space = space_from_dict(ready[0]["observation_space"])
-        self.action_space = space_from_dict(ready[0]["action_space"])
-        self.max_episode_steps = ready[0]["max_episode_steps"]
-        check = ObservationCheck(env, self.observation_space)
-        self._counts_games = all(facts["counts_games"] for facts in ready)
-        self._games: list[FinishedGame] = []
-        self._action_dtype = np.dtype(self.action_space.dtype)
-        self._obs: NDArray[Any] = np.zeros((num_envs, *check.shape), check.dtype)
-        self._obs_bytes = self._obs[0].nbytes
-        self._rewards = np.zeros(num_envs, np.float64)
-        self._terminateds = np.zeros(num_envs, np.bool_)
-        self._truncateds = np.zeros(num_envs, np.bool_)
+        for copy in self._copies:
+            copy.is_starting = False
+        self._counts_games = bool(ready) and all(facts["counts_games"] for facts in ready)
+        self.max_episode_steps: int | None = ready[0]["max_episode_steps"]
+        self.observation_space = _space(ready[0]["observation_space"])
+        self.action_space = _space(ready[0]["action_space"])
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the children."""
-        return [child.process.pid for child in self._children]
+        return [copy.child.process.pid for copy in self._copies]
 
-    def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
-        """First observations of new episodes; see LockstepEnv."""
-        for index, child in enumerate(self._children):
-            seed = 0 if seeds is None else int(seeds[index])
-            child.send(wire.RESET, wire.SEED.pack(seeds is not None, seed))
-        for index, child in enumerate(self._children):
-            self._obs[index] = self._to_obs(child.receive(wire.RESULT), 0)
-        return self._obs
+    def poll(self) -> Poll:
+        """Results of the environments that are ready, at least one; the first poll resets them all.
 
-    def step(self, actions: NDArray[Any]) -> VectorStep:
-        """Step every copy at the same time; see LockstepEnv."""
-        actions = np.ascontiguousarray(actions, self._action_dtype)
-        for child, action in zip(self._children, actions, strict=True):
-            child.send(wire.STEP, action.tobytes())
-        finals: list[NDArray[Any]] = []
-        final_index: list[int] = []
-        for index, child in enumerate(self._children):
-            payload = child.receive(wire.RESULT)
-            self._rewards[index], flags, num_games = wire.STEP_HEAD.unpack_from(payload)
-            self._terminateds[index] = bool(flags & wire.TERMINATED)
-            self._truncateds[index] = bool(flags & wire.TRUNCATED)
-            self._obs[index] = self._to_obs(payload, wire.STEP_HEAD.size)
-            if flags & wire.FINAL:
-                child.steps = 0
-                final_index.append(index)
-                finals.append(self._to_obs(payload, wire.STEP_HEAD.size + self._obs_bytes))
-            for number in range(num_games):
-                offset = len(payload) - wire.GAME.size * (num_games - number)
-                self._games.append(FinishedGame(*wire.GAME.unpack_from(payload, offset)))
-        result = VectorStep(self._obs, self._rewards, self._terminateds, self._truncateds)
-        if finals:
-            result.final_index = np.array(final_index, np.int64)
-            result.final_obs = np.stack(finals)
-        return result
+        Raises:
+            EnvError: an environment failed and may not be restarted.
+            SamplerDied: after ``interrupt``.
+        """
+        if not self._started:
+            self._started = True
+            for index in range(self.num_envs):
+                self.begin(index)
+        if not any(copy.is_busy for copy in self._copies):
+            raise EnvContractError(self._settings.env, "it was polled, but no environment was given anything to do")
+        faults: dict[Any, EnvError] = {}
+        poll = Poll({}, {}, {}, {}, {}, {}, faults)
+        gather_until: float | None = None
+        while True:
+            now = time.monotonic()
+            if poll.obs or faults:
+                if gather_until is None:
+                    gather_until = now + self._batch_wait_s
+                wait_s = gather_until - now
+                if wait_s <= 0 or not any(copy.is_busy for copy in self._copies):
+                    return poll
+            else:
+                wait_s = max(0.0, min(copy.answer_due for copy in self._copies if copy.is_busy) - now)
+            for key, _ in self._selector.select(wait_s):
+                if key.data is None:
+                    raise SamplerDied("the wait for environments in other processes was interrupted")
+                self._take(key.data, poll, faults)
+            self._find_overdue(faults)
 
-    def _to_obs(self, payload: bytearray, offset: int) -> NDArray[Any]:
-        count = self._obs[0].size
-        return np.frombuffer(payload, self._obs.dtype, count, offset).reshape(self._obs.shape[1:])
+    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+        """Let the environments that actions are given for step; doesn't wait."""
+        for index, actions in action_dict.items():
+            copy = self._copies[index]
+            if copy.is_busy:
+                raise EnvContractError(
+                    self._settings.env, "it was given actions, but not polled since the last", vector_index=index
+                )
+            copy.ask(wire.STEP, pack(dict(actions)), self._settings.timeout_s)
+
+    def try_reset(self, env_id: Any) -> str:
+        """Let one environment begin a new episode; its first observation comes by a later poll."""
+        self.begin(env_id)
+        return ASYNC_RESET_RETURN
+
+    def begin(self, index: int, seed: int | None = None) -> None:
+        """Let one environment begin a new episode, seeded if a seed is given; doesn't wait."""
+        self._started = True
+        self._copies[index].ask(wire.RESET, pack(seed), self._settings.timeout_s)
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """Real games that ended since the last call; see LockstepEnv."""
+        """See BaseEnv."""
         if not self._counts_games:
             return None
         games, self._games = self._games, []
         return games
 
-    def close(self) -> None:
+    def interrupt(self) -> None:
+        """See BaseEnv."""
+        with contextlib.suppress(OSError):  # stopped already
+            self._waker.send(b"0")
+
+    def stop(self) -> None:
         """End the children; one that does not end by itself within 2 s is killed."""
-        if self._closed:
+        self._end()
+
+    def _start_copy(self, index: int, incarnation: int = 0) -> _Copy:
+        settings = self._settings
+        child = ChildProcess(
+            settings.env,
+            index,
+            {
+                "env": settings.env,
+                "env_config": dict(settings.env_config),
+                "worker_index": settings.worker_index,
+                "vector_index": index,
+                "wrapping": settings.wrapping.to_dict(),
+                # A process that replaces another must not play the same episodes again.
+                "seed": None if self._seed is None else self._seed + SEED_STRIDE * index + incarnation,
+            },
+            settings.timeout_s,
+        )
+        copy = _Copy(index, child, answer_due=time.monotonic() + settings.timeout_s)
+        self._selector.register(child.connection, selectors.EVENT_READ, copy)
+        return copy
+
+    def _take(self, copy: _Copy, poll: Poll, faults: dict[Any, EnvError]) -> None:
+        """Take in what a child has sent."""
+        index = copy.index
+        try:
+            if copy.is_starting:
+                copy.child.receive(wire.READY)
+                copy.is_starting = False
+                copy.ask(wire.RESET, pack(None), self._settings.timeout_s)
+                return
+            payload = copy.child.receive(wire.RESULT)
+        except EnvError as error:
+            faults[index] = error
+            self._replace(copy, error)
             return
-        self._closed = True
-        for child in self._children:
-            child.hang_up()
-        for child in self._children:
-            child.wait()
+        copy.is_busy = False
+        obs, rewards, terminateds, truncateds, infos, games, dropped = unpack(payload)
+        poll.obs[index] = obs
+        poll.rewards[index] = rewards
+        poll.terminateds[index] = terminateds
+        poll.truncateds[index] = truncateds
+        poll.infos[index] = unpack(infos)
+        self._games.extend(FinishedGame(*game) for game in games)
+        if dropped and not self.dropped_infos:
+            logger.warning("environment %s: infos that cannot be sent between processes are dropped", copy.child.env_id)
+        self.dropped_infos += dropped
+
+    def _find_overdue(self, faults: dict[Any, EnvError]) -> None:
+        now = time.monotonic()
+        for copy in list(self._copies):
+            if copy.is_busy and copy.answer_due < now:
+                error = EnvError(
+                    copy.child.env_id,
+                    f"gave no answer within {self._settings.timeout_s:g} s",
+                    vector_index=copy.index,
+                    step=copy.child.steps,
+                )
+                faults[copy.index] = error
+                self._replace(copy, error)
+
+    def _replace(self, copy: _Copy, error: EnvError) -> None:
+        """A new process for a copy that failed, if it may have one; else raise the error."""
+        now = time.monotonic()
+        while copy.failed_at and copy.failed_at[0] < now - _HOUR_S:
+            copy.failed_at.popleft()
+        if len(copy.failed_at) >= self._settings.max_restarts_per_hour:
+            raise error
+        self._selector.unregister(copy.child.connection)
+        copy.child.hang_up()
+        copy.child.kill()
+        self.restarts += 1
+        # where environments crash often, one warning a minute has to do; the log file has them all
+        level = logging.WARNING if now - self._warned_at >= _WARN_EVERY_S else logging.INFO
+        if level == logging.WARNING:
+            self._warned_at = now
+        logger.log(level, "restarting an environment (%d restarts so far): %s", self.restarts, error)
+        fresh = self._start_copy(copy.index, self.restarts)
+        fresh.failed_at = copy.failed_at
+        fresh.failed_at.append(now)
+        self._copies[copy.index] = fresh
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """One environment and what is expected of its process."""
+
+    index: int
+    child: ChildProcess
+    answer_due: float
+    is_starting: bool = True
+    is_busy: bool = True
+    failed_at: deque[float] = field(default_factory=deque)
+
+    def ask(self, kind: bytes, payload: bytes, timeout_s: float) -> None:
+        self.is_busy = True
+        self.answer_due = time.monotonic() + timeout_s
+        self.child.send(kind, payload)
+
+
+def _end(selector: selectors.BaseSelector, wakers: Sequence[socket.socket], copies: Sequence[_Copy]) -> None:
+    selector.close()
+    for waker in wakers:
+        waker.close()
+    for copy in copies:
+        copy.child.hang_up()
+    for copy in copies:
+        copy.child.wait()
+
+
+def remote_name(env: str | type[Any] | Callable[..., Any]) -> str:
+    """The name by which another process can make the same environment.
+
+    Args:
+        env: id or import path; or a class or function that stands at the top of an importable module.
+
+    Raises:
+        ConfigError: there is no such name.
+    """
+    if isinstance(env, EnvCreator):
+        env = env.env_id
+    if isinstance(env, str):
+        creator = registered_creator(env)
+        if creator is None:
+            return env
+        # Registered names exist in this process only; the function behind may be importable.
+        env = creator
+    module_name, name = getattr(env, "__module__", ""), getattr(env, "__qualname__", "")
+    hint = "Give an id, an import path, or a class or function at the top of an importable module."
+    if module_name == "__main__" or not name or "<" in name:
+        raise ConfigError(f"another process cannot import the environment's creator {env!r}.", key="env", hint=hint)
+    found: Any = importlib.import_module(module_name)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not env:
+        raise ConfigError(f"'{module_name}:{name}' is not the environment's creator {env!r}.", key="env", hint=hint)
+    return f"{module_name}:{name}"
+
+
+def _space(data: dict[str, Any] | None) -> Any:
+    return None if data is None else space_from_dict(data)

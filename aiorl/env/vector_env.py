@@ -1,193 +1,173 @@
-"""SerialEnv: plain Gymnasium environments stepped in turn, each reset at once when its episode ends."""
+"""VectorEnv: several environments stepped by one call but reset one by one, and its form as a BaseEnv."""
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-import gymnasium
-import numpy as np
-from gymnasium import spaces
-from numpy.typing import NDArray
+from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.env.atari import finished_games, game_counters
+from aiorl.env.base_env import BaseEnv, FinishedGame, Poll, opening_poll, stepped_poll
+from aiorl.env.checks import raise_env_fault
+from aiorl.env.gym_like import to_five_values
+from aiorl.env.lockstep import LockstepEnv
+from aiorl.errors import EnvContractError, UnsupportedEnvError
 
-from aiorl.env.atari import game_counters
-from aiorl.env.base_env import FinishedGame
-from aiorl.env.checks import ObservationCheck, check_rewards, raise_env_fault
-from aiorl.env.gym_like import reset_env, to_five_values
-from aiorl.env.lockstep import LockstepEnv, VectorStep, checked_horizon, training_disabled_error
-from aiorl.errors import BadRewardError, UnsupportedEnvError
-from aiorl.log_once import log_once, summarize
+__all__ = ["VectorBaseEnv", "VectorEnv"]
 
-__all__ = ["SerialEnv", "episode_limit"]
-
-logger = logging.getLogger(__name__)
-
-_NEVER = sys.maxsize
+_UNKNOWN_STEP = -1  # a VectorEnv's environments are at different ones
+_NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
+_OLD_NAMES = ("observations", "rewards", "dones", "infos")
 
 
-def episode_limit(env: Any) -> int | None:
-    """Steps after which the environment truncates an episode, from its spec or wrappers; None when unknown."""
-    limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
-    while limit is None and isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, gymnasium.wrappers.TimeLimit):
-            limit = env._max_episode_steps  # the wrapper has no public name for it
-        env = env.env
-    return int(limit) if isinstance(limit, Integral) else None
+class VectorEnv(ABC):
+    """Environments that step together; subclass it to vectorise an environment yourself.
 
-
-class SerialEnv(LockstepEnv):
-    """N Gymnasium environments, stepped one after the other in the calling thread.
-
-    Infos go no further, but for one: ``step`` refuses a ``training_enabled`` that is false.
+    Attributes:
+        num_envs: number of environments N.
+        observation_space: space of one environment.
+        action_space: space of one environment.
     """
 
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], *, env_id: str, horizon: int | None = None) -> None:
-        """Take over the environments; they are closed with this object.
+    num_envs: int
+    observation_space: Any = None
+    action_space: Any = None
+
+    @abstractmethod
+    def vector_reset(self) -> Sequence[Any]:
+        """First observations of new episodes in all N environments."""
+
+    @abstractmethod
+    def reset_at(self, index: int) -> Any:
+        """First observation of a new episode in one environment."""
+
+    @abstractmethod
+    def vector_step(self, actions: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+        """Step every environment.
 
         Args:
-            envs: copies with equal spaces.
-            env_id: name for messages.
-            horizon: truncate episodes at this many steps; None or 0 = the environment's own limit, whether the
-                environment keeps to it or not.
+            actions: N actions.
+        Returns: observations, rewards, terminateds, truncateds and infos, N of each; or, the old form,
+            observations, rewards, dones and infos.
+        """
+
+    def get_unwrapped(self) -> Sequence[Any]:
+        """The environment objects behind this one; may be empty."""
+        return []
+
+    def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
+        """The same environments as whole arrays; see BaseEnv."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release everything; may be called more than once."""
+
+
+class VectorBaseEnv(BaseEnv):
+    """A VectorEnv as a BaseEnv: every poll returns all of its environments."""
+
+    def __init__(self, vector_env: VectorEnv, *, env_id: str = "vector environment") -> None:
+        """Take over the environments; they are closed with this object.
 
         Raises:
-            ConfigError: a horizon above the environment's own limit.
-            UnsupportedEnvError: no environments, or something that is none.
-            UnsupportedSpaceError: an observation space without a single array per observation.
+            UnsupportedEnvError: it does not say how many environments it has.
         """
-        if not envs:
-            raise UnsupportedEnvError(f"environment {env_id!r}: no copies were given")
-        for env in envs:
-            if not (hasattr(env, "reset") and hasattr(env, "step") and hasattr(env, "action_space")):
-                raise UnsupportedEnvError(
-                    f"environment {env_id!r} made a {type(env).__name__}, which has no reset, step and spaces"
-                )
-        self.env_id = env_id
-        self.num_envs = len(envs)
-        self.observation_space = envs[0].observation_space
-        self.action_space = envs[0].action_space
-        self.max_episode_steps = checked_horizon(horizon, episode_limit(envs[0]))
-        self._first_cut = _NEVER  # no episode gets as long as max_episode_steps before this step
-        self._envs = list(envs)
-        self._steps = [env.step for env in envs]
-        self._games = game_counters(envs)
-        self._check = ObservationCheck(env_id, self.observation_space)
-        self._actions_as_list = isinstance(self.action_space, spaces.Discrete)
-        self._obs = np.zeros((self.num_envs, *self._check.shape), self._check.dtype)
-        self._rewards = np.zeros(self.num_envs, np.float64)
-        self._terminateds = np.zeros(self.num_envs, np.bool_)
-        self._truncateds = np.zeros(self.num_envs, np.bool_)
-        self._result = VectorStep(self._obs, self._rewards, self._terminateds, self._truncateds)
-        self._flags_dirty = False
-        self._training_disabled = False
-        self._step = 0
-        self._started_at = np.zeros(self.num_envs, np.int64)
+        self.vector_env = vector_env
+        num_envs = getattr(vector_env, "num_envs", None)
+        if not isinstance(num_envs, Integral) or num_envs < 1:
+            raise UnsupportedEnvError(
+                f"num_envs of {type(vector_env).__name__} is {num_envs!r}, expected a whole number of at least 1"
+            )
+        self.num_envs = int(num_envs)
+        self.observation_space = vector_env.observation_space
+        self.action_space = vector_env.action_space
+        self._env_id = getattr(vector_env, "env_id", env_id)
+        self._started = False
+        self._closed = False
+        self._result: tuple[Sequence[Any], ...] | None = None
+        self._games = game_counters(vector_env.get_unwrapped())
 
-    def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
-        """First observations of new episodes; see LockstepEnv."""
-        self._started_at[:] = self._step
-        if self.max_episode_steps:
-            self._first_cut = self._step + self.max_episode_steps
-        for index in range(self.num_envs):
-            self._reset_at(index, None if seeds is None else int(seeds[index]))
-        self._check.check_values(self._obs, self._step_of)
-        return self._obs
+    def poll(self) -> Poll:
+        """The last step of every environment; the first poll resets them all."""
+        if not self._started:
+            obs = self._guarded("vector_reset", self.vector_env.vector_reset)
+            if isinstance(obs, tuple) and len(obs) == 2 and self._are_infos(obs[1]):
+                obs = obs[0]
+            self._check_length("observations", obs)
+            self._started = True
+            return opening_poll({index: {DEFAULT_AGENT_ID: value} for index, value in enumerate(obs)})
+        if self._result is None:
+            raise EnvContractError(self._env_id, "it was polled twice, with no actions sent in between")
+        obs, rewards, terminateds, truncateds, infos = self._result
+        self._result = None
+        return stepped_poll(obs, rewards, terminateds, truncateds, infos)
 
-    def step(self, actions: NDArray[Any]) -> VectorStep:
-        """Step every copy in turn; see LockstepEnv."""
-        result = self._result
-        obs_rows, rewards, shape, dtype = self._obs, self._rewards, self._check.shape, self._check.dtype
-        if self._flags_dirty:
-            self._terminateds.fill(False)
-            self._truncateds.fill(False)
-            result.final_index = result.final_obs = None
-            self._flags_dirty = False
-        self._step += 1
-        index = 0
-        ended = False
+    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+        """Step all environments; see BaseEnv.
+
+        Raises:
+            EnvContractError: an environment has no action, or the step returned what is no result.
+        """
         try:
-            for index, (step, action) in enumerate(
-                zip(self._steps, actions.tolist() if self._actions_as_list else actions, strict=True)
-            ):
-                returned = step(action)
-                try:
-                    obs, reward, terminated, truncated, info = returned
-                except (TypeError, ValueError):
-                    obs, reward, terminated, truncated, info = to_five_values(returned)
-                if type(obs) is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
-                    obs = self._check.coerce(obs, index, self._step_of(index))
-                obs_rows[index] = obs
-                try:
-                    rewards[index] = reward
-                except (TypeError, ValueError) as error:
-                    raise self._bad_reward(reward, index) from error
-                if terminated or truncated:
-                    self._terminateds[index] = terminated
-                    self._truncateds[index] = truncated
-                    ended = True
-                if info and "training_enabled" in info and not info["training_enabled"]:
-                    self._training_disabled = True
-                    ended = True  # looked at there, off the path of every step
-        except Exception as error:
-            raise_env_fault(self.env_id, "step", error, index, self._step_of(index))
-        check_rewards(self.env_id, rewards, self._step_of)
-        self._check.check_values(obs_rows, self._step_of)
-        if self._step >= self._first_cut:
-            ended |= self._cut_at_limit(self.max_episode_steps or _NEVER)
-        if ended:
-            if self._training_disabled:
-                raise training_disabled_error(self.env_id)
-            self._flags_dirty = True
-            if log_once("infos"):
-                logger.info("Infos from the environment (copy %d): %s", index, summarize(info))
-            done = np.flatnonzero(self._terminateds | self._truncateds)
-            result.final_index = done
-            result.final_obs = obs_rows[done]
-            for row in done.tolist():
-                self._started_at[row] = self._step
-                self._reset_at(row, None)
-            self._check.check_values(obs_rows, self._step_of)
-        return result
+            actions = [action_dict[index][DEFAULT_AGENT_ID] for index in range(self.num_envs)]
+        except KeyError as error:
+            raise EnvContractError(
+                self._env_id, f"all {self.num_envs} environments step together, but there are no actions for all"
+            ) from error
+        result = self._guarded("vector_step", self.vector_env.vector_step, actions)
+        if not isinstance(result, tuple | list) or len(result) not in (4, 5):
+            given = f"{len(result)} values" if isinstance(result, tuple | list) else f"{result!r:.200}"
+            message = f"vector_step returned {given}, expected 5 sequences (or 4)"
+            raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
+        for name, values in zip(_NAMES if len(result) == 5 else _OLD_NAMES, result, strict=True):
+            self._check_length(name, values)
+        if len(result) == 4:
+            obs, rewards, dones, infos = result
+            five = [to_five_values((None, None, done, info)) for done, info in zip(dones, infos, strict=True)]
+            result = (obs, rewards, [values[2] for values in five], [values[3] for values in five], infos)
+        self._result = tuple(result)
 
-    def _cut_at_limit(self, limit: int) -> bool:
-        """Cut the episodes that have come to the limit, and find out when the next one does at the earliest."""
-        ended = self._terminateds | self._truncateds
-        cut = (self._step - self._started_at >= limit) & ~ended
-        self._truncateds |= cut
-        self._first_cut = int(np.where(ended | cut, self._step, self._started_at).min()) + limit
-        return bool(cut.any())
+    def try_reset(self, env_id: Any) -> dict[Any, Any]:
+        """Reset one environment at once."""
+        return {DEFAULT_AGENT_ID: self._guarded("reset_at", self.vector_env.reset_at, env_id)}
 
-    def _reset_at(self, index: int, seed: int | None) -> None:
-        try:
-            obs, _ = reset_env(self._envs[index], None if seed is None else {"seed": seed})
-            self._obs[index] = self._check.coerce(obs, index, 0)
-        except Exception as error:
-            raise_env_fault(self.env_id, "reset", error, index, 0)
+    def get_unwrapped(self) -> Sequence[Any]:
+        """See BaseEnv."""
+        return self.vector_env.get_unwrapped()
 
-    def _step_of(self, index: int) -> int:
-        return int(self._step - self._started_at[index])
-
-    def _bad_reward(self, reward: Any, index: int) -> BadRewardError:
-        return BadRewardError(
-            self.env_id,
-            f"reward is {reward!r} ({type(reward).__name__}), expected a number",
-            vector_index=index,
-            step=self._step_of(index),
-        )
+    def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
+        """See BaseEnv."""
+        return self.vector_env.in_lockstep(horizon)
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """Real games that ended since the last call; see LockstepEnv."""
-        return None if self._games is None else [game for games in self._games for game in games.take_finished()]
+        """See BaseEnv."""
+        return finished_games(self._games)
 
-    def close(self) -> None:
-        """Close every copy."""
-        for env in self._envs:
-            env.close()
+    def stop(self) -> None:
+        """Close the environments."""
+        if not self._closed:
+            self._closed = True
+            self.vector_env.close()
 
-    @property
-    def unwrapped(self) -> list[Any]:
-        """The copies without their wrappers."""
-        return [env.unwrapped for env in self._envs]
+    def _guarded(self, doing: str, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise_env_fault(self._env_id, doing, error, 0, _UNKNOWN_STEP)
+
+    def _check_length(self, name: str, values: Any) -> None:
+        if isinstance(values, Mapping) or not hasattr(values, "__len__"):
+            message = f"it returned {values!r:.200} as {name}, expected a sequence of {self.num_envs}"
+            raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
+        if len(values) != self.num_envs:
+            message = f"it returned {len(values)} {name}, expected {self.num_envs}"
+            raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
+
+    def _are_infos(self, value: Any) -> bool:
+        return (
+            isinstance(value, Sequence)
+            and len(value) == self.num_envs
+            and all(isinstance(info, Mapping) for info in value)
+        )

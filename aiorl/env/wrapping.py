@@ -13,21 +13,12 @@ from gymnasium.envs.registration import load_env_creator
 
 from aiorl.config.worker import WorkerConfig
 from aiorl.env.atari import is_atari, wrap_deepmind
-from aiorl.env.base_env import BaseEnv
-from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.gym_like import AsGymnasium, is_gym_like
+from aiorl.env.kinds import kind_of
 from aiorl.env.monitor import monitor_env
-from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id
-from aiorl.env.stepped_vector_env import VectorEnv
 
-__all__ = ["HOLD_THEIR_COPIES", "NEVER_WRAPPED", "Wrapping"]
-
-HOLD_THEIR_COPIES = (BaseEnv, VectorEnv, gymnasium.vector.VectorEnv, ExternalEnv, ExternalMultiAgentEnv)
-"""Kinds of which one object is all the environments of a worker; none of these can have a process of its own."""
-
-NEVER_WRAPPED = (*HOLD_THEIR_COPIES, MultiAgentEnv)
-"""Kinds of environments that get no wrappers, even where they look like single gym-like ones."""
+__all__ = ["Wrapping"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +65,7 @@ class Wrapping:
         Raises:
             ConfigError: what the wrappers need is not installed.
         """
-        if isinstance(env, NEVER_WRAPPED) or not is_gym_like(env):
+        if not is_gym_like(env) or not kind_of(env, "").is_single:
             if self.monitor_path is not None:
                 logger.info("environments of kind %s are not monitored", type(env).__name__)
             return env
@@ -85,11 +76,6 @@ class Wrapping:
             single = env if isinstance(env, gymnasium.Env) else AsGymnasium(env)
             env = monitor_env(single, Path(self.monitor_path) / name)
         return env
-
-    def needs_single_envs(self, creator: EnvCreator) -> bool:
-        """Whether environments must be made one by one, since wrappers go around each."""
-        gym_id = creator.gym_id or ""
-        return self.monitor_path is not None or (self.deepmind and is_atari_id(gym_id))
 
     def env_config(self, creator: EnvCreator, env_config: Mapping[str, Any]) -> dict[str, Any]:
         """The environment's settings, with what the wrappers need and the user has not set.

@@ -21,8 +21,9 @@ from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.data.spaces import space_to_dict
+from aiorl.env.kinds import EnvFacts
 from aiorl.errors import ConfigError
-from aiorl.learner.look_at_env import EnvFacts, look_at_env
+from aiorl.learner.look_at_env import look_at_env
 from aiorl.learner.policy_group import PolicyGroup
 from aiorl.learner.policy_plan import PlannedPolicy, check_plain_policies, plan_policies
 from aiorl.learner.sampling_path import choose_sampling, general_reasons
@@ -85,7 +86,7 @@ def _for_env(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
     if config.seed is None and facts.is_seedable:
         config = config.model_copy(update={"seed": secrets.randbits(31)})
         logger.info("the seed of this run is %d", config.seed)
-    if not facts.is_external or config.num_envs_per_worker == 1:
+    if not facts.kind.is_external or config.num_envs_per_worker == 1:
         return config
     logger.info("num_envs_per_worker is 1: an external environment drives itself, and a worker has one")
     return config.updated({"num_envs_per_worker": 1})

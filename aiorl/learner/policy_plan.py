@@ -17,8 +17,8 @@ from aiorl.config.schema import CommonConfig
 from aiorl.config.user_function import check_takes
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import space_from_dict, space_to_dict
+from aiorl.env.kinds import EnvFacts
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
-from aiorl.learner.look_at_env import EnvFacts
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
 from aiorl.policy.distributions import make_distribution
 from aiorl.policy.policy import Policy
@@ -78,7 +78,7 @@ def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPol
     """
     entries = config.multiagent.policies or {DEFAULT_POLICY_ID: None}
     given = {policy_id: _entry(policy_id, entry) for policy_id, entry in entries.items()}
-    _check_agents(given, facts)
+    facts.check_policies(given, _KEY)
     _check_observation_fn(config)
     mapping = _Mapping(config, given, facts)
     trained = _trained(config, given)
@@ -89,7 +89,7 @@ def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPol
 
 
 def check_plain_policies(planned: Mapping[str, PlannedPolicy]) -> None:
-    """Nothing, where the users' own classes can be imported and are policies.
+    """Raise if a class of the users' own cannot be imported or is no policy.
 
     Raises:
         ConfigError: one cannot, or is none.
@@ -191,18 +191,6 @@ def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
                 f"{key}.{name} is {value!r:.200}, expected {wanted}, or null.", key=f"{key}.{name}", value=value
             )
     return given
-
-
-def _check_agents(given: Mapping[str, Any], facts: EnvFacts) -> None:
-    if facts.has_agents or set(given) == {DEFAULT_POLICY_ID}:
-        return
-    raise ConfigError(
-        f"the policies are {', '.join(sorted(given))}, but the environment has one agent, which only "
-        f"{DEFAULT_POLICY_ID!r} acts for.",
-        key=_KEY,
-        value=sorted(given),
-        hint="Use a MultiAgentEnv, an ExternalMultiAgentEnv or a BaseEnv.",
-    )
 
 
 def _check_observation_fn(config: CommonConfig) -> None:

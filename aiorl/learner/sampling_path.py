@@ -8,8 +8,8 @@ from typing import Literal
 from gymnasium import spaces
 
 from aiorl.config.schema import CommonConfig
+from aiorl.env.kinds import EnvFacts
 from aiorl.errors import ConfigError
-from aiorl.learner.look_at_env import EnvFacts
 
 __all__ = ["choose_sampling", "general_reasons"]
 

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.merge import deep_update
-from aiorl.env.adapt import to_base_env
 from aiorl.env.base_env import BaseEnv
-from aiorl.env.checks import env_fault
+from aiorl.env.env_maker import EnvMaker, EnvPlan
 from aiorl.env.external_env import ExternalMultiAgentEnv
-from aiorl.env.gym_like import check_gym_like, check_seedable
-from aiorl.env.registry import EnvContext, resolve_env
-from aiorl.env.remote_base_env import RemoteSettings, remote_name
-from aiorl.env.wrapping import HOLD_THEIR_COPIES, NEVER_WRAPPED
-from aiorl.errors import AiorlError, ConfigError
+from aiorl.errors import ConfigError
 from aiorl.log_once import log_once
 from aiorl.observation.filters import ObservationFilter, make_filter
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
@@ -38,8 +31,8 @@ from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.sync_sampler import SyncSampler
 
 __all__ = [
-    "EnvMaker",
     "Sampler",
+    "env_maker",
     "make_estimators",
     "make_filters",
     "make_input_reader",
@@ -47,6 +40,7 @@ __all__ = [
     "make_policies",
     "make_sampler",
     "set_environment_variables",
+    "set_rules_for_agents",
     "set_up_logging",
 ]
 
@@ -72,111 +66,36 @@ def set_up_logging(log_level: str | None, worker_index: int) -> None:
     log_once.set_up(worker_index, log_level)
 
 
-class EnvMaker:
-    """Makes and wraps a worker's environments, and brings them into the form that samplers drive.
+def env_maker(arguments: WorkerArguments) -> EnvMaker:
+    """What makes a worker's environments.
 
-    Attributes:
-        context: of environment 0.
-        is_deepmind: environment 0 got the DeepMind wrappers; known once it is made.
+    Raises:
+        UnknownEnvError: the creator is a name that nothing has, or cannot be called.
     """
+    settings = arguments.settings
+    plan = EnvPlan(
+        env=arguments.env_creator,
+        env_config=settings.env_config,
+        num_envs=settings.num_envs_per_worker,
+        vectorize="remote" if settings.remote_worker_envs else "serial",
+        worker_index=arguments.worker_index,
+        # at a soft horizon an environment is not to cut its episodes
+        horizon=None if settings.soft_horizon else settings.horizon,
+        wrapping=arguments.wrapping,
+        remote_wait_ms=settings.remote_env_batch_wait_ms,
+        max_restarts_per_hour=settings.max_env_restarts_per_hour,
+        seed=settings.seed,
+    )
+    return EnvMaker(plan)
 
-    def __init__(self, arguments: WorkerArguments) -> None:
-        """Find out what makes the environments.
 
-        Raises:
-            UnknownEnvError: the creator is a name that nothing has, or cannot be called.
-        """
-        self._arguments = arguments
-        self._settings = arguments.settings
-        self._creator = resolve_env(arguments.env_creator)
-        self._wrapping = arguments.wrapping
-        config = self._wrapping.env_config(self._creator, self._settings.env_config)
-        self.context = EnvContext(config, arguments.worker_index)
-        self.is_deepmind = False
-
-    def make_first(self) -> Any:
-        """Environment 0, wrapped.
-
-        Raises:
-            EnvError: the environment's constructor failed.
-            UnsupportedEnvError: what was made is no environment that we can drive (also a ValueError).
-        """
-        env = self._made(self.context.copy_with_overrides())  # creators may change what they are given
-        if not isinstance(env, NEVER_WRAPPED):
-            check_gym_like(env, self._creator.env_id)
-            self.is_deepmind = self._wrapping.wraps_atari(env)
-        if self._settings.remote_worker_envs:
-            # only its spaces are of interest; the one that is played, and monitored, lives in a child process
-            return self._wrap(env, self.context, is_monitored=False)
-        return self._wrap(env, self.context)
-
-    def check_seedable(self, env: Any) -> None:
-        """Nothing, for an environment that can be seeded.
-
-        Raises:
-            ConfigError: it cannot (also a ValueError).
-        """
-        check_seedable(env, self._creator.env_id)
-
-    def to_base_env(self, env: Any) -> BaseEnv:
-        """Environment 0 and as many more as are wanted.
-
-        Raises:
-            ConfigError: a number of environments or remote processes that this kind cannot have.
-            EnvError: a child process could not make its environment.
-        """
-        settings = self._settings
-        if isinstance(env, ExternalMultiAgentEnv):
-            is_rewritten = self._arguments.observation_fn is not None
-            env.leave_agents_to_sampler(observations_rewritten=is_rewritten, no_done_at_end=settings.no_done_at_end)
-        return to_base_env(
-            env,
-            self._make_copy,
-            settings.num_envs_per_worker,
-            settings.remote_worker_envs,
-            settings.remote_env_batch_wait_ms,
-            remote_settings=self._remote_settings(env) if settings.remote_worker_envs else None,
-            env_id=self._creator.env_id,
-            seed=settings.seed,
+def set_rules_for_agents(env: Any, arguments: WorkerArguments) -> None:
+    """Tell an environment whose clients are checked what the worker's settings make of the rules for agents."""
+    if isinstance(env, ExternalMultiAgentEnv):
+        is_rewritten = arguments.observation_fn is not None
+        env.leave_agents_to_sampler(
+            observations_rewritten=is_rewritten, no_done_at_end=arguments.settings.no_done_at_end
         )
-
-    def _make_copy(self, index: int) -> Any:
-        context = self.context.copy_with_overrides(vector_index=index, remote=self._settings.remote_worker_envs)
-        return self._wrap(self._made(context), context)
-
-    def _made(self, context: EnvContext) -> Any:
-        try:
-            return self._creator(context)
-        except AiorlError:
-            raise
-        except Exception as error:
-            # whatever an environment's constructor raises
-            creator = self._creator.env_id
-            raise env_fault(creator, "its constructor", error, context.vector_index, step=-1) from error
-
-    def _wrap(self, env: Any, context: EnvContext, *, is_monitored: bool = True) -> Any:
-        if isinstance(env, NEVER_WRAPPED):
-            return env
-        wrapping = self._wrapping if is_monitored else dataclasses.replace(self._wrapping, monitor_path=None)
-        return wrapping.wrap(env, context)
-
-    def _remote_settings(self, env: Any) -> RemoteSettings | None:
-        """How child processes make the environment; None where it is of a kind that has none."""
-        if isinstance(env, HOLD_THEIR_COPIES):
-            return None
-        return RemoteSettings(
-            remote_name(self._arguments.env_creator),
-            dict(self.context),
-            worker_index=self._arguments.worker_index,
-            wrapping=self._wrapping,
-            max_restarts_per_hour=self._settings.max_env_restarts_per_hour,
-        )
-
-
-def agent_spaces(env: Any) -> tuple[Any, Any]:
-    """Observation and action space of one agent, None where the environment names none."""
-    prefix = "single_" if isinstance(env, gymnasium.vector.VectorEnv) else ""
-    return getattr(env, f"{prefix}observation_space", None), getattr(env, f"{prefix}action_space", None)
 
 
 def make_policies(
@@ -231,7 +150,7 @@ def make_policies(
 
 
 def _check_initialised(policy_id: str, policy: Policy) -> None:
-    """Nothing, for a policy with the attributes that samplers and learners read."""
+    """Raise if a policy lacks attributes that samplers and learners read."""
     missing = [name for name in _POLICY_ATTRIBUTES if not hasattr(policy, name)]
     if missing:
         raise ConfigError(

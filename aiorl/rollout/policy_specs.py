@@ -9,13 +9,10 @@ from typing import Any, NamedTuple
 from gymnasium import spaces
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.env.base_env import BaseEnv
-from aiorl.env.external_env import ExternalMultiAgentEnv
-from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.errors import ConfigError
 from aiorl.policy.policy import Policy
 
-__all__ = ["ENV_SPACE", "PolicySpec", "check_multi_agent", "policy_classes", "policy_specs"]
+__all__ = ["ENV_SPACE", "PolicySpec", "policy_classes", "policy_specs"]
 
 ENV_SPACE: Any = object()
 """In a policy's 4-tuple: the environment's own space."""
@@ -75,23 +72,6 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
             raise _refused("policy", policy_id, "ids that are strings")
     given = (observation_space, action_space)
     return {policy_id: _spec(policy_id, policy[policy_id], given) for policy_id in sorted(policy)}
-
-
-def check_multi_agent(policy_ids: Mapping[str, Any], env: Any) -> None:
-    """Nothing, where the environment has agents for these policies.
-
-    Raises:
-        ConfigError: other policies than the default one, for an environment with a single agent (a ValueError).
-    """
-    if set(policy_ids) == {DEFAULT_POLICY_ID} or isinstance(env, MultiAgentEnv | ExternalMultiAgentEnv | BaseEnv):
-        return
-    raise ConfigError(
-        f"the policies are {', '.join(policy_ids)}, but environment {type(env).__name__} has one agent, which only "
-        f"{DEFAULT_POLICY_ID!r} acts for.",
-        key="policy",
-        value=list(policy_ids),
-        hint="Use a MultiAgentEnv, an ExternalMultiAgentEnv or a BaseEnv.",
-    )
 
 
 def _spec(policy_id: str, value: Any, env_spaces: tuple[Any, Any]) -> PolicySpec:

@@ -25,6 +25,7 @@ from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import BaseEnv
+from aiorl.env.kinds import facts_of
 from aiorl.errors import ConfigError, SamplerDied
 from aiorl.log_once import log_once, summarize
 from aiorl.observation.filters import ObservationFilter
@@ -44,7 +45,7 @@ from aiorl.rollout import build, frameworks, learning, rendezvous
 from aiorl.rollout.arguments import DEFAULTS, EnvSource, WorkerArguments
 from aiorl.rollout.interface import EvaluatorInterface
 from aiorl.rollout.minibatch_sgd import check_sgd, minibatch_sgd
-from aiorl.rollout.policy_specs import check_multi_agent, policy_classes, policy_specs
+from aiorl.rollout.policy_specs import policy_classes, policy_specs
 from aiorl.rollout.sample_stream import Ahead, SampleStream
 from aiorl.rollout.saved_state import SavedState, change_all, check_filter_states, dump_state, load_state
 from aiorl.sampler.async_sampler import AsyncSampler
@@ -188,11 +189,12 @@ class RolloutWorker(EvaluatorInterface):
         classes = policy_classes(arguments.policy)
         frameworks.enable_eager(self.policy_config, classes)
         build.set_up_logging(arguments.log_level, arguments.worker_index)
-        maker = build.EnvMaker(arguments)
+        maker = build.env_maker(arguments)
         self.callbacks = (arguments.callbacks or DefaultCallbacks)()
         self.env = maker.make_first()
         self.preprocessing_enabled = not maker.is_deepmind
-        specs = policy_specs(arguments.policy, *build.agent_spaces(self.env))
+        facts = facts_of(self.env, maker.env_id)
+        specs = policy_specs(arguments.policy, facts.observation_space, facts.action_space)
         if settings.seed is not None:
             maker.check_seedable(self.env)
             frameworks.seed_generators(settings.seed, classes)
@@ -200,8 +202,9 @@ class RolloutWorker(EvaluatorInterface):
         self.policy_map = PolicyMap(policies, arguments.policy_mapping_fn, arguments.policies_to_train)
         self.policies_to_train = list(self.policy_map.trainable_ids)
         self.multiagent = self.policy_map.is_multi_agent
-        check_multi_agent(specs, self.env)
+        facts.check_policies(specs, "policy")
         self.filters = build.make_filters(self.preprocessors, settings.observation_filter)
+        build.set_rules_for_agents(self.env, arguments)
         self.async_env: BaseEnv = maker.to_base_env(self.env)
         self.io_context = IOContext(arguments.log_dir, self.policy_config, arguments.worker_index, self)
         self.reward_estimators: list[OffPolicyEstimator] = build.make_estimators(arguments, self.io_context)

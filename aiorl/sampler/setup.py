@@ -10,10 +10,10 @@ from typing import Any
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.worker import WorkerConfig
-from aiorl.env.adapt import to_base_env
 from aiorl.env.base_env import BaseEnv
+from aiorl.env.env_maker import to_base_env
 from aiorl.env.lockstep import checked_horizon
-from aiorl.env.vector_env import episode_limit
+from aiorl.env.serial_env import episode_limit
 from aiorl.errors import ConfigError, SamplerDied
 from aiorl.observation.filters import ObservationFilter
 from aiorl.observation.preprocessors import Preprocessor

@@ -8,8 +8,8 @@ from typing import Any
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
-from aiorl.env.adapt import make_lockstep_env
 from aiorl.env.atari import is_atari
+from aiorl.env.env_maker import make_lockstep_env
 from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.registry import is_atari_id, resolve_env
 from aiorl.env.wrapping import Wrapping

@@ -7,8 +7,8 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
-from aiorl.env.adapt import to_base_env
 from aiorl.env.base_env import ALL_AGENTS
+from aiorl.env.env_maker import to_base_env
 from aiorl.env.external_env import ACTION_TIMEOUT_S, ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
 from aiorl.errors import (
     BadObservationError,

@@ -17,7 +17,7 @@ from aiorl.env.gym_like import (
     seed_env_now,
     to_five_values,
 )
-from aiorl.env.vector_env import episode_limit
+from aiorl.env.serial_env import episode_limit
 from aiorl.errors import ConfigError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv
 
@@ -119,8 +119,8 @@ def test_r80_the_limit_of_any_dialect_shows_through_wrappers():
 
 def test_r27_an_environment_that_nobody_resets_by_name_is_seeded_at_once():
     old, counting = OldEnv(), CountingEnv()
-    seed_env_now(old, 3)
-    seed_env_now(counting, 4)
+    seed_env_now(old, "old", 3)
+    seed_env_now(counting, "counting", 4)
     assert (old.seeded_with, counting.seeds) == ([3], [4])
 
 

@@ -7,11 +7,12 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
-from aiorl.env.adapt import to_base_env
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
+from aiorl.env.env_maker import to_base_env
 from aiorl.env.lockstep_base_env import LockstepBaseEnv
 from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv
+from aiorl.env.serial_env import Copies
+from aiorl.env.vector_env import VectorBaseEnv
 from aiorl.errors import EnvContractError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 
@@ -49,7 +50,7 @@ def trajectories(base, steps) -> dict:
 @pytest.mark.parametrize("end", ["terminate", "truncate"])
 @pytest.mark.parametrize("mode", MODES)
 def test_r161_every_autoreset_mode_shows_the_episodes_that_plain_copies_show(mode, end):
-    plain = VectorBaseEnv(CopiesVectorEnv([CountingEnv(2, end, 0), CountingEnv(3, end, 1)]))
+    plain = VectorBaseEnv(Copies([CountingEnv(2, end, 0), CountingEnv(3, end, 1)]))
     expected = trajectories(plain, 30)
     got = trajectories(native(mode, end=end), 30)
     for index in (0, 1):

@@ -5,8 +5,8 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.data.action_mask import is_masked
-from aiorl.env.adapt import to_base_env
 from aiorl.env.base_env import ALL_AGENTS
+from aiorl.env.env_maker import to_base_env
 from aiorl.env.pettingzoo import AECEnv, ParallelEnv, pettingzoo_creator
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError, UnknownEnvError

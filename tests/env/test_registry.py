@@ -11,7 +11,7 @@ import pytest
 
 from aiorl.env import registry
 from aiorl.env.registry import EnvContext, EnvCreator, register_env, registered_env_names, resolve_env
-from aiorl.env.vector_env import SerialEnv, episode_limit
+from aiorl.env.serial_env import SerialEnv, episode_limit
 from aiorl.errors import ConfigError, UnknownEnvError
 from aiorl.testing.envs import CountingEnv, RecallEnv
 

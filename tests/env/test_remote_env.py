@@ -1,189 +1,309 @@
 from __future__ import annotations
 
+import gc
 import os
-import select
 import signal
-import subprocess
-import sys
+import threading
+import time
+from functools import partial
 
 import numpy as np
+import psutil
 import pytest
+from gymnasium import spaces
 
-from aiorl.env.adapt import make_lockstep_env
-from aiorl.env.remote_env import RemoteEnv
-from aiorl.env.wrapping import Wrapping
-from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvError, UnknownEnvError
+from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
+from aiorl.env.registry import register_env, resolve_env
+from aiorl.env.remote_env import RemoteEnv, RemoteSettings, remote_name
+from aiorl.errors import BadObservationError, ConfigError, EnvContractError, EnvError, SamplerDied, UnknownEnvError
+from aiorl.testing.envs import CountingEnv
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
+COUNTING = "aiorl.testing.envs:CountingEnv"
 FAULTY = "aiorl.testing.envs:FaultyEnv"
-NO_ACTION = np.zeros(2, np.int64)
+MULTI = "aiorl.testing.multi_agent_envs:CountingMultiAgentEnv"
 
+SLEEPY = '''
+import time
+import numpy as np
+from gymnasium import spaces
+from aiorl.testing.envs import CountingEnv
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
-def test_copies_in_processes_give_what_copies_in_turn_give(name):
-    remote = make_lockstep_env(name, {}, 2, "remote")
-    serial = make_lockstep_env(name, {}, 2, "serial")
-    assert remote.observation_space == serial.observation_space
-    assert remote.action_space == serial.action_space
-    assert remote.max_episode_steps == serial.max_episode_steps
-    np.testing.assert_array_equal(remote.reset([3, 4]), serial.reset([3, 4]))
-    serial.action_space.seed(0)
-    ends = 0
-    for _ in range(210):
-        actions = np.stack([serial.action_space.sample() for _ in range(2)])
-        one, other = remote.step(actions), serial.step(actions)
-        for field in ("obs", "rewards", "terminateds", "truncateds", "final_index", "final_obs"):
-            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
-        ends += one.final_index is not None
-    assert ends
-    remote.close()
-    remote.close()
-    serial.close()
+class SleepyEnv(CountingEnv):
+    """Sleeps in each step; copy v sleeps ``seconds[v]``."""
 
+    def __init__(self, context):
+        super().__init__(context.get("length", 5), index=context.vector_index)
+        self.seconds = context["seconds"]
+        self.context = context
 
-def _ended(pid: int) -> bool:
-    """Wait up to 10 s for the end of a process that need not be our child."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], 10)[0])
-    finally:
-        os.close(descriptor)
+    def step(self, action):
+        time.sleep(self.seconds[self.context.vector_index])
+        obs, reward, terminated, truncated, info = super().step(action)
+        info = {"remote": self.context.remote, "worker": self.context.worker_index, "function": print}
+        return obs, reward, terminated, truncated, info
 
+class NestedEnv(CountingEnv):
+    """Dict observations with a tuple inside, Tuple actions that are shown back."""
 
-def test_a_dead_child_is_an_error_that_names_it():
-    """R164."""
-    env = RemoteEnv("aiorl.testing.envs:CountingEnv", {}, 2)
-    env.reset()
-    env.step(NO_ACTION)
-    os.kill(env.pids[1], signal.SIGKILL)
-    with pytest.raises(EnvError, match="died: killed by signal 9") as caught:
-        env.step(NO_ACTION)
-    assert (caught.value.vector_index, caught.value.env_id) == (1, "aiorl.testing.envs:CountingEnv")
-    env.close()
+    def __init__(self):
+        super().__init__(3)
+        self.observation_space = spaces.Dict(
+            {"x": spaces.Box(-9, 9, (2,)), "y": spaces.Tuple([spaces.Discrete(9), spaces.Discrete(9)])}
+        )
+        self.action_space = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,))])
+        self.shown = (np.int64(0), np.zeros(2, np.float32))
 
+    def reset(self, **keywords):
+        super().reset(**keywords)
+        return {"x": np.zeros(2, np.float32), "y": (1, 2)}, {}
 
-def test_an_environment_that_exits_is_reported_with_its_status():
-    env = RemoteEnv(FAULTY, {"fault": "exit", "at_step": 1}, 1)
-    env.reset()
-    with pytest.raises(EnvError, match="exit status 3"):
-        env.step(NO_ACTION[:1])
-    env.close()
-
-
-@pytest.mark.parametrize(
-    ("fault", "error", "text"),
-    [
-        ("step", EnvError, "step failed on purpose"),
-        ("nan_obs", BadObservationError, "NaN"),
-        ("nan_reward", BadRewardError, "nan"),
-    ],
-)
-def test_faults_in_a_child_come_with_copy_step_and_traceback(fault, error, text):
-    env = RemoteEnv(FAULTY, {"fault": fault, "at_step": 2}, 2)
-    env.reset()
-    env.step(NO_ACTION)
-    with pytest.raises(error, match=text) as caught:
-        env.step(NO_ACTION)
-    assert caught.value.step == 2
-    assert ("in step" in caught.value.traceback_text) == (fault == "step")
-    env.close()
-
-
-def test_what_a_child_cannot_make_is_told_at_once():
-    with pytest.raises(UnknownEnvError, match="CartPole-v1"):
-        RemoteEnv("CartPol-v1", {}, 2)
-    with pytest.raises(EnvError, match="this environment cannot be made"):
-        RemoteEnv(FAULTY, {"fault": "constructor"})
-    with pytest.raises(ConfigError, match="horizon is 501"):
-        RemoteEnv("CartPole-v1", horizon=501)
-    with pytest.raises(ConfigError, match="env_config"):
-        RemoteEnv("CartPole-v1", {"function": print})
+    def step(self, action):
+        _, *rest = super().step(0)
+        number, vector = action
+        return {"x": np.asarray(vector, np.float32), "y": (int(number), 2)}, *rest
+'''
 
 
 @pytest.fixture
-def stuck_env_path(tmp_path, monkeypatch):
-    """Folder with a module whose environment's step never returns; it is importable here and by children."""
-    (tmp_path / "stuck_env.py").write_text(
-        "import threading\n"
-        "from aiorl.testing.envs import CountingEnv\n"
-        "class StuckEnv(CountingEnv):\n"
-        "    def step(self, action):\n"
-        "        threading.Event().wait()\n"
-        "class UntrainedEnv(CountingEnv):\n"
-        "    def step(self, action):\n"
-        "        return (*super().step(action)[:4], {'training_enabled': False})\n"
-    )
+def sleepy(tmp_path, monkeypatch):
+    (tmp_path / "sleepy_env.py").write_text(SLEEPY)
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
 
 
-def test_an_answer_that_does_not_come_in_time_is_an_error(stuck_env_path):
-    env = RemoteEnv("stuck_env:StuckEnv", {}, 1)
-    env.reset()
-    env._children[0].connection.settimeout(0.2)
-    with pytest.raises(EnvError, match="no answer"):
-        env.step(NO_ACTION[:1])
-    pid = env.pids[0]
-    env.close()
-    assert _ended(pid), "a stuck child ends when its parent hangs up"
+@pytest.fixture
+def make_remote():
+    made = []
 
-
-def test_a_step_that_is_not_to_be_trained_on_is_refused_from_a_process_of_its_own_too(stuck_env_path):
-    """R102."""
-    env = RemoteEnv("stuck_env:UntrainedEnv", {}, 2)
-    env.reset()
-    with pytest.raises(ConfigError, match=r"UntrainedEnv': .*training_enabled.* Set sampling: general"):
-        env.step(NO_ACTION)
-    env.close()
-
-
-@pytest.mark.parametrize("name", ["aiorl.testing.envs:CountingEnv", "stuck_env:StuckEnv"])
-def test_no_child_outlives_a_parent_that_was_killed(name, stuck_env_path):
-    code = (
-        "import sys, threading\n"
-        f"sys.path.insert(0, {str(stuck_env_path)!r})\n"
-        "import numpy as np\n"
-        "from aiorl.env.remote_env import RemoteEnv\n"
-        f"env = RemoteEnv({name!r}, {{}}, 2)\n"
-        "env.reset()\n"
-        "for child in env._children:\n"
-        "    child.send(b's', bytes(8))\n"
-        "print(*env.pids, flush=True)\n"
-        "threading.Event().wait()\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 2
-        parent.kill()
-        parent.wait()
-        assert all(_ended(pid) for pid in pids)
-
-
-def test_games_that_lives_cut_into_episodes_are_counted_in_the_processes_too():
-    """R124."""
-    pytest.importorskip("ale_py")
-    made = {}
-    for vectorize in ("remote", "serial"):
-        env = make_lockstep_env(
-            "ALE/Breakout-v5", {}, 1, vectorize, wrapping=Wrapping(deepmind=True, dim=42, framestack=False)
+    def make(env, num_envs=1, *, wait_ms=0.0, seed=None, env_config=None, **settings) -> RemoteEnv:
+        made.append(
+            RemoteEnv(RemoteSettings(env, env_config or {}, **settings), num_envs, batch_wait_ms=wait_ms, seed=seed)
         )
-        rng = np.random.default_rng(0)
-        env.reset([1])
-        games, lost = [], 0
-        while not games:
-            step = env.step(rng.integers(0, 4, 1))
-            lost += int(step.terminateds.sum())
-            games = env.take_finished_games()
-        assert env.take_finished_games() == []
-        made[vectorize] = games, lost
-        env.close()
-    assert made["remote"] == made["serial"]
-    assert made["remote"][1] >= 5
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.stop()
 
 
-def test_without_a_counter_of_games_there_are_none():
-    env = RemoteEnv("CartPole-v1", {}, 1)
-    assert env.take_finished_games() is None
-    env.close()
+def poll_all(base: RemoteEnv) -> dict:
+    """Polls until every environment has reported; their observations."""
+    obs = {}
+    while len(obs) < base.num_envs:
+        obs.update(base.poll().obs)
+    return obs
+
+
+def test_r122_the_first_poll_opens_episodes_and_resets_come_by_later_polls(make_remote):
+    base = make_remote(COUNTING, env_config={"length": 2})
+    poll = base.poll()
+    assert (poll.obs[0][AGENT].tolist(), poll.rewards[0]) == ([0, 0, 0], {AGENT: None})
+    for _ in range(2):
+        base.send_actions({0: {AGENT: np.int64(1)}})
+        poll = base.poll()
+    assert (poll.obs[0][AGENT].tolist(), poll.rewards[0], poll.terminateds[0][ALL_AGENTS]) == (
+        [0, 2, 0],
+        {AGENT: 2.0},
+        True,
+    )
+    assert base.try_reset(0) == ASYNC_RESET_RETURN
+    poll = base.poll()
+    assert (poll.obs[0][AGENT].tolist(), poll.rewards[0], poll.dones[0][ALL_AGENTS]) == (
+        [1, 0, 0],
+        {AGENT: None},
+        False,
+    )
+    assert base.observation_space == CountingEnv().observation_space
+    assert base.get_unwrapped() == []
+    assert base.take_finished_games() is None
+
+
+def test_r20_r164_with_wait_0_a_poll_brings_those_that_are_ready(make_remote, sleepy):
+    base = make_remote("sleepy_env:SleepyEnv", 2, worker_index=3, env_config={"seconds": [0.0, 3.0]})
+    obs = poll_all(base)
+    start = time.monotonic()
+    base.send_actions({index: {AGENT: 0} for index in obs})
+    poll = base.poll()
+    assert list(poll.obs) == [0]
+    assert time.monotonic() - start < 2.5
+    assert poll.infos[0][AGENT] == {"remote": True, "worker": 3}
+    assert base.dropped_infos == 1
+    base.send_actions({0: {AGENT: 0}})
+    assert list(base.poll().obs) == [0]
+    assert list(base.poll().obs) == [1]
+
+
+def test_r164_with_a_wait_a_poll_gathers_more(make_remote, sleepy):
+    base = make_remote("sleepy_env:SleepyEnv", 2, wait_ms=20_000, env_config={"seconds": [0.0, 0.3]})
+    assert sorted(base.poll().obs) == [0, 1]
+    base.send_actions({0: {AGENT: 0}, 1: {AGENT: 0}})
+    start = time.monotonic()
+    assert sorted(base.poll().obs) == [0, 1]
+    assert time.monotonic() - start < 10
+
+
+def test_b4_8_environments_of_20_ms_give_300_steps_per_second(make_remote, sleepy):
+    base = make_remote("sleepy_env:SleepyEnv", 8, env_config={"seconds": [0.02] * 8, "length": 10_000})
+    base.send_actions({index: {AGENT: 0} for index in poll_all(base)})
+    steps, start = 0, time.monotonic()
+    while time.monotonic() - start < 1.0:
+        obs = base.poll().obs
+        steps += len(obs)
+        base.send_actions({index: {AGENT: 0} for index in obs})
+    rate = steps / (time.monotonic() - start)
+    assert rate > 150, rate  # 400 where the machine does nothing else; 50 in turn
+
+
+def test_r164_a_killed_child_is_reported(make_remote):
+    base = make_remote(COUNTING, 2)
+    poll_all(base)
+    os.kill(base.pids[1], signal.SIGKILL)
+    base.send_actions({1: {AGENT: 0}})
+    with pytest.raises(EnvError, match="died: killed by signal 9") as caught:
+        base.poll()
+    assert (caught.value.vector_index, caught.value.env_id) == (1, COUNTING)
+
+
+@pytest.mark.parametrize(("fault", "error"), [("step", EnvError), ("nan_obs", BadObservationError), ("exit", EnvError)])
+def test_a_fault_in_a_child_is_an_error_with_copy_and_step(make_remote, fault, error):
+    base = make_remote(FAULTY, env_config={"fault": fault, "at_step": 2})
+    base.poll()
+    base.send_actions({0: {AGENT: 0}})
+    base.poll()
+    base.send_actions({0: {AGENT: 0}})
+    with pytest.raises(error) as caught:
+        base.poll()
+    assert (caught.value.vector_index, caught.value.step) == (0, 2)
+
+
+def test_a_child_that_fails_is_replaced_as_often_as_allowed_and_the_fault_is_told(make_remote):
+    base = make_remote(FAULTY, 2, max_restarts_per_hour=2, env_config={"fault": "exit", "at_step": 1}, seed=5)
+    poll_all(base)
+    before = list(base.pids)
+    base.send_actions({0: {AGENT: 0}})
+    poll = base.poll()
+    assert list(poll.faults) == [0]
+    assert "exit status 3" in str(poll.faults[0])
+    assert poll.obs == {}
+    assert base.restarts == 1
+    assert base.pids[0] != before[0]
+    assert base.pids[1] == before[1]
+    poll = base.poll()
+    assert (poll.obs[0][AGENT].tolist(), poll.rewards[0]) == ([0, 0, 0], {AGENT: None})
+    base.send_actions({0: {AGENT: 0}})
+    assert list(base.poll().faults) == [0]
+    base.poll()
+    base.send_actions({0: {AGENT: 0}})
+    with pytest.raises(EnvError, match="exit status 3"):
+        base.poll()
+
+
+def test_a_process_that_replaces_another_does_not_play_the_same_episodes_again(make_remote):
+    base = make_remote("CartPole-v1", max_restarts_per_hour=1, seed=5)
+    first = base.poll().obs[0][AGENT]
+    os.kill(base.pids[0], signal.SIGKILL)
+    base.send_actions({0: {AGENT: 0}})
+    assert list(base.poll().faults) == [0]
+    assert base.poll().obs[0][AGENT].tolist() != first.tolist()
+
+
+def test_a_child_that_gives_no_answer_in_time_is_a_fault(make_remote, sleepy):
+    base = make_remote("sleepy_env:SleepyEnv", timeout_s=30.0, max_restarts_per_hour=1, env_config={"seconds": [60]})
+    base.poll()
+    base.send_actions({0: {AGENT: 0}})
+    base._copies[0].answer_due = time.monotonic() + 0.2
+    poll = base.poll()
+    assert "gave no answer" in str(poll.faults[0])
+    assert base.poll().obs[0][AGENT].tolist() == [0, 0, 0]
+
+
+def test_r161_multi_agent_environments_run_in_children_too(make_remote):
+    base = make_remote(MULTI, env_config={"lengths": [1, 2]}, seed=4)
+    local = CountingMultiAgentEnv([1, 2])
+    obs, _ = local.reset()
+    poll = base.poll()
+    assert {agent: value.tolist() for agent, value in poll.obs[0].items()} == {
+        agent: value.tolist() for agent, value in obs.items()
+    }
+    base.send_actions({0: {"a0": 0, "a1": 1}})
+    poll = base.poll()
+    assert poll.terminateds[0] == {"a0": True, "a1": False, ALL_AGENTS: False}
+    assert poll.infos[0] == {"a0": {"step": 1}, "a1": {"step": 1}}
+
+
+def test_r161_nested_observations_and_tuple_actions_travel(make_remote, sleepy):
+    base = make_remote("sleepy_env:NestedEnv")
+    first = base.poll().obs[0][AGENT]
+    assert (first["x"].tolist(), [int(part) for part in first["y"]]) == ([0, 0], [1, 2])
+    assert isinstance(base.action_space, spaces.Tuple)
+    base.send_actions({0: {AGENT: [np.int64(2), np.array([0.5, -0.5], np.float32)]}})
+    obs = base.poll().obs[0][AGENT]
+    assert (obs["x"].tolist(), int(obs["y"][0])) == ([0.5, -0.5], 2)
+
+
+def test_acting_on_an_environment_that_is_busy_and_polling_with_nothing_to_do_are_errors(make_remote):
+    base = make_remote(COUNTING)
+    base.poll()
+    with pytest.raises(EnvContractError, match="anything to do"):
+        base.poll()
+    base.send_actions({0: {AGENT: 0}})
+    with pytest.raises(EnvContractError, match="not polled"):
+        base.send_actions({0: {AGENT: 0}})
+
+
+def test_what_children_cannot_make_is_told_at_once():
+    with pytest.raises(UnknownEnvError, match="CartPole-v1"):
+        RemoteEnv(RemoteSettings("CartPol-v1"), 1)
+    with pytest.raises(EnvError, match="this environment cannot be made"):
+        RemoteEnv(RemoteSettings(FAULTY, {"fault": "constructor"}), 1)
+    with pytest.raises(ConfigError, match="env_config"):
+        RemoteEnv(RemoteSettings(COUNTING, {"length": print}), 1)
+
+
+def test_an_interrupt_ends_a_poll_that_waits_and_every_later_one(make_remote, sleepy):
+    env = make_remote("sleepy_env:SleepyEnv", 1, env_config={"seconds": [20.0]})
+    env.poll()
+    env.send_actions({0: {AGENT: 0}})
+    timer = threading.Timer(0.1, env.interrupt)
+    timer.start()
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(SamplerDied, match="interrupted"):
+            env.poll()
+    assert time.monotonic() - began < 2
+    timer.join()
+    env.stop()
+    env.interrupt()  # too late to matter
+
+
+def test_children_end_with_stop(make_remote):
+    base = make_remote(COUNTING, 2)
+    processes = [copy.child.process for copy in base._copies]
+    base.stop()
+    assert [process.returncode for process in processes] == [0, 0]
+
+
+def test_the_name_for_another_process_is_an_id_or_an_import_path(monkeypatch):
+    monkeypatch.setattr("aiorl.env.registry._registered", {})
+    assert remote_name("CartPole-v1") == "CartPole-v1"
+    assert remote_name(CountingEnv) == COUNTING
+    assert remote_name(resolve_env(COUNTING)) == COUNTING
+    register_env("counting", CountingEnv)
+    assert remote_name("counting") == COUNTING
+    assert remote_name(resolve_env("counting")) == COUNTING
+    for env in (lambda context: None, partial(CountingEnv, 3)):
+        with pytest.raises(ConfigError, match="cannot import") as caught:
+            remote_name(env)
+        assert "import path" in caught.value.hint
+    monkeypatch.setattr("aiorl.testing.envs.CountingEnv", None)
+    with pytest.raises(ConfigError, match="is not the environment's creator"):
+        remote_name(CountingEnv)
+
+
+def test_children_end_when_nobody_keeps_the_environment():
+    env = RemoteEnv(RemoteSettings(COUNTING), 2)
+    children = [psutil.Process(pid) for pid in env.pids]
+    del env
+    gc.collect()
+    assert not any(child.is_running() for child in children)

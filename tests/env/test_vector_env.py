@@ -1,294 +1,108 @@
 from __future__ import annotations
 
-import logging
-from types import SimpleNamespace
-
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 
-from aiorl.env.lockstep import checked_horizon, env_seeds
-from aiorl.env.vector_env import SerialEnv, episode_limit
-from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvError, UnsupportedEnvError
-from aiorl.log_once import log_once
-from aiorl.testing.envs import CountingEnv, FaultyEnv, counting_obs
-
-
-def serial(*envs, horizon=None) -> SerialEnv:
-    return SerialEnv(envs, env_id="counting", horizon=horizon)
+from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
+from aiorl.env.base_env import ALL_AGENTS
+from aiorl.env.vector_env import VectorBaseEnv, VectorEnv
+from aiorl.errors import (
+    EnvContractError,
+    EnvError,
+    UnsupportedEnvError,
+)
 
 
-NO_ACTION = np.zeros(2, np.int64)
+def act(*actions) -> dict:
+    return {index: {AGENT: action} for index, action in enumerate(actions)}
 
 
-def test_copies_step_together_and_each_resets_at_its_own_end():
-    env = serial(CountingEnv(2, index=0), CountingEnv(3, "truncate", index=1))
-    assert env.reset().tolist() == [[0, 0, 0], [0, 0, 1]]
-    step = env.step(NO_ACTION)
-    assert (step.final_index, step.final_obs, step.valid) == (None, None, None)
-    step = env.step(NO_ACTION)
-    assert step.obs.tolist() == [[1, 0, 0], [0, 2, 1]]
-    assert step.terminateds.tolist() == [True, False]
-    assert step.truncateds.tolist() == [False, False]
-    assert step.final_index.tolist() == [0]
-    assert step.final_obs.tolist() == [[0, 2, 0]]
-    step = env.step(NO_ACTION)
-    assert step.terminateds.tolist() == [False, False]
-    assert step.truncateds.tolist() == [False, True]
-    assert step.final_obs.tolist() == [[0, 3, 1]]
-    assert step.rewards.tolist() == [1.0, 3.0]
+def values(by_env) -> list:
+    return [np.asarray(by_agent[AGENT]).tolist() for by_agent in by_env.values()]
 
 
-def test_seeds_are_given_at_the_first_reset_only_each_copy_its_own():
-    copies = [CountingEnv(2), CountingEnv(2)]
-    env = serial(*copies)
-    env.reset(env_seeds(11, 2))
-    for _ in range(4):
-        env.step(NO_ACTION)
-    assert [copy.seeds for copy in copies] == [[11, None, None], [1_000_011, None, None]]
+class UserVectorEnv(VectorEnv):
+    """Two counters, in the old form or the new."""
+
+    num_envs = 2
+    observation_space = spaces.Discrete(100)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, form="old", fault=""):
+        self.form, self.fault = form, fault
+        self.counts = [0, 0]
+        self.closed = 0
+
+    def vector_reset(self):
+        self.counts = [0, 10]
+        return list(self.counts) if self.form == "old" else (list(self.counts), [{}, {}])
+
+    def reset_at(self, index):
+        self.counts[index] = 10 * index
+        return self.counts[index]
+
+    def vector_step(self, actions):
+        if self.fault == "raise":
+            raise RuntimeError("no more")
+        self.counts = [count + 1 for count in self.counts]
+        obs, rewards = list(self.counts), [float(action) for action in actions]
+        if self.fault == "short":
+            return obs, rewards[:1], [False, False], [{}, {}]
+        if self.fault == "three":
+            return obs, rewards, [False, False]
+        if self.fault == "nothing":
+            return None
+        if self.fault in ("one_info", "no_infos"):
+            return obs, rewards, [False, False], {} if self.fault == "one_info" else None
+        if self.form == "old":
+            return obs, rewards, [True, True], [{}, {"TimeLimit.truncated": True}]
+        return obs, rewards, [True, False], [False, True], [None, {}]
+
+    def close(self):
+        self.closed += 1
 
 
-def test_actions_arrive_at_their_copies():
-    copies = [CountingEnv(9), CountingEnv(9)]
-    env = serial(*copies)
-    env.reset()
-    env.step(np.array([0, 1]))
-    env.step(np.array([1, 1]))
-    assert [copy.last_actions for copy in copies] == [[0, 1], [1, 1]]
-
-
-@pytest.mark.parametrize("end", ["terminate", "never"])
-def test_a_horizon_is_a_truncation_but_a_real_end_on_it_is_a_real_end(end):
-    """R82, R83."""
-    env = serial(CountingEnv(3, end), CountingEnv(7, end, index=1), horizon=3)
-    env.reset()
-    for _ in range(2):
-        step = env.step(NO_ACTION)
-        assert step.final_index is None
-    step = env.step(NO_ACTION)
-    assert step.terminateds.tolist() == [end == "terminate", False]
-    assert step.truncateds.tolist() == [end != "terminate", True]
-    assert step.final_obs.tolist() == [counting_obs(0, 3, 0).tolist(), counting_obs(0, 3, 1).tolist()]
-    assert step.obs.tolist() == [[1, 0, 0], [1, 0, 1]]
-    assert env.max_episode_steps == 3
-
-
-def test_steps_are_counted_anew_in_each_episode():
-    """For the horizon as well as for the step that an error names."""
-    env = serial(CountingEnv(9, "never"), FaultyEnv("nan_obs", at_step=8), horizon=4)
-    env.reset()
-    cuts = [step.truncateds.tolist() for step in (env.step(NO_ACTION) for _ in range(9))]
-    assert cuts == [[number % 4 == 0] * 2 for number in range(1, 10)]
-
-    class FailsLater(CountingEnv):
-        def step(self, action):
-            obs, *rest = super().step(action)
-            return (obs * np.nan if self._episode == 1 and self._step == 2 else obs), *rest
-
-    env = serial(FailsLater(3))
-    env.reset()
-    for _ in range(4):
-        env.step(NO_ACTION[:1])
-    with pytest.raises(BadObservationError, match="at step 2 of its episode"):
-        env.step(NO_ACTION[:1])
-
-
-def test_a_horizon_above_the_limit_is_refused_and_an_equal_one_kept():
-    """R80, R81."""
-    make = lambda: gymnasium.make("CartPole-v1", disable_env_checker=True)  # noqa: E731
-    with pytest.raises(ConfigError, match=r"horizon is 501.* 500 steps"):
-        serial(make(), horizon=501)
-    assert serial(make(), horizon=500).max_episode_steps == 500
-    assert serial(make(), horizon=0).max_episode_steps == 500
-    assert serial(CountingEnv(3)).max_episode_steps is None
-    assert checked_horizon(None, None) is None
-    with pytest.raises(ConfigError, match="-3"):
-        checked_horizon(-3, None)
-
-
-class Limited(CountingEnv):
-    """Has a limit that it does not keep to."""
-
-    spec = EnvSpec("Limited-v0", max_episode_steps=5)
-
-
-@pytest.mark.parametrize("horizon", [None, 0, 5, 4])
-def test_a_limit_that_the_environment_does_not_keep_to_itself_is_kept(horizon):
-    """R81; a limit equal to the horizon is one (R80). Copies get to it each in its own time."""
-    env = serial(Limited(100), Limited(3, index=1), Limited(7, index=2), horizon=horizon)
-    env.reset()
-    length = horizon or 5
-    ends = [[], [], []]
-    for step in range(1, 41):
-        result = env.step(np.zeros(3, np.int64))
-        for index in range(3):
-            if result.truncateds[index] or result.terminateds[index]:
-                ends[index].append((step, bool(result.truncateds[index])))
-        if result.final_index is not None:
-            assert result.final_obs[:, 1].tolist() == [3 if index == 1 else length for index in result.final_index]
-    assert ends[0] == ends[2] == [(step, True) for step in range(length, 41, length)]
-    assert ends[1] == [(step, False) for step in range(3, 41, 3)]
-    env.reset()
-    assert not any(env.step(np.zeros(3, np.int64)).truncateds.any() for _ in range(length - 1))
-    assert env.step(np.zeros(3, np.int64)).truncateds.tolist() == [True, False, True]
-
-
-class Told(CountingEnv):
-    """Says in its infos whether a step is to be trained on."""
-
-    def __init__(self, *enabled, index=0):
-        super().__init__(100, index=index)
-        self.enabled = list(enabled)
-
-    def step(self, action):
-        return (*super().step(action)[:4], {"step": self._step, "training_enabled": self.enabled.pop(0)})
-
-
-@pytest.mark.parametrize("off", [False, 0, np.False_])
-def test_a_step_that_is_not_to_be_trained_on_is_refused_with_what_to_do_about_it(off):
-    """R102: this path cannot leave out a row, and must not train on it either."""
-    env = serial(Told(True, True), Told(1, off, index=1))
-    env.reset()
-    env.step(NO_ACTION)
-    with pytest.raises(ConfigError, match=r"'counting': .*training_enabled.*Set sampling: general") as caught:
-        env.step(NO_ACTION)
-    assert caught.value.key == "sampling"
-
-
-def test_infos_are_logged_once(caplog):
-    """4.11."""
-    log_once.reset()
-    env = serial(CountingEnv(2))
-    env.reset()
-    with caplog.at_level(logging.INFO):
-        for _ in range(6):
-            env.step(NO_ACTION[:1])
-    assert caplog.text.count("Infos from the environment (copy 0): {}") == 1
-    log_once.reset()
-
-
-def test_the_episode_limit_is_found_in_specs_and_wrappers():
-    assert episode_limit(CountingEnv()) is None
-    wrapped = gymnasium.wrappers.TimeLimit(CountingEnv(), 17)
-    assert episode_limit(gymnasium.wrappers.OrderEnforcing(wrapped)) == 17
-
-
-def test_r80_r81_a_limit_may_be_a_number_of_numpys():
-    env = CountingEnv(50)
-    env.spec = SimpleNamespace(max_episode_steps=np.int64(5))
-    assert episode_limit(env) == serial(env).max_episode_steps == 5
-    with pytest.raises(ConfigError, match="after 5 steps"):
-        serial(env, horizon=10)
+@pytest.mark.parametrize("form", ["old", "new"])
+def test_r161_a_users_vector_env_is_driven_as_it_is_in_either_form(form):
+    env = UserVectorEnv(form)
+    base = VectorBaseEnv(env)
+    assert values(base.poll().obs) == [0, 10]
+    base.send_actions(act(0, 1))
+    poll = base.poll()
+    assert (values(poll.obs), values(poll.rewards)) == ([1, 11], [0.0, 1.0])
+    assert [flags[ALL_AGENTS] for flags in poll.terminateds.values()] == [True, False]
+    assert [flags[ALL_AGENTS] for flags in poll.truncateds.values()] == [False, True]
+    assert poll.infos[0] == {AGENT: {}}
+    assert base.try_reset(1) == {AGENT: 10}
+    assert base.get_unwrapped() == []
+    base.stop()
+    base.stop()
+    assert env.closed == 1
 
 
 @pytest.mark.parametrize(
     ("fault", "error", "text"),
     [
-        ("step", EnvError, "step raised RuntimeError: step failed on purpose"),
-        ("nan_obs", BadObservationError, "NaN or infinity"),
-        ("inf_obs", BadObservationError, "NaN or infinity"),
-        ("wrong_shape", BadObservationError, r"shape \(2,\), expected \(3,\)"),
-        ("wrong_dtype", BadObservationError, "expected float32"),
-        ("nan_reward", BadRewardError, "reward is nan"),
-        ("text_reward", BadRewardError, "a lot"),
+        ("raise", EnvError, "vector_step raised RuntimeError: no more"),
+        ("short", EnvContractError, "1 rewards, expected 2"),
+        ("three", EnvContractError, "3 values"),
+        ("nothing", EnvContractError, "returned None, expected 5"),
+        ("one_info", EnvContractError, r"\{\} as infos, expected a sequence of 2"),
+        ("no_infos", EnvContractError, "None as infos, expected a sequence of 2"),
     ],
 )
-def test_a_fault_in_step_names_environment_copy_and_step(fault, error, text):
-    env = serial(CountingEnv(2), FaultyEnv(fault, at_step=4))
-    env.reset()
-    for _ in range(3):
-        env.step(NO_ACTION)
-    with pytest.raises(error, match=text) as caught:
-        env.step(NO_ACTION)
-    fault_found = caught.value
-    assert (fault_found.env_id, fault_found.vector_index, fault_found.step) == ("counting", 1, 4)
+def test_a_users_vector_env_that_breaks_a_rule_is_told_so(fault, error, text):
+    base = VectorBaseEnv(UserVectorEnv(fault=fault))
+    base.poll()
+    with pytest.raises(error, match=text):
+        base.send_actions(act(0, 0))
 
 
-def test_what_the_environment_raised_is_kept_with_its_traceback():
-    env = serial(FaultyEnv("reset"))
-    with pytest.raises(EnvError, match="at reset: reset raised RuntimeError") as caught:
-        env.reset()
-    assert isinstance(caught.value.__cause__, RuntimeError)
-    assert "in reset" in caught.value.traceback_text
-    env = serial(FaultyEnv("step", at_step=1))
-    env.reset()
-    with pytest.raises(EnvError) as caught:
-        env.step(NO_ACTION[:1])
-    assert 'raise RuntimeError("step failed on purpose")' in caught.value.traceback_text
+@pytest.mark.parametrize("number", [None, 0, -1, 1.5])
+def test_a_users_vector_env_has_to_say_how_many_environments_it_has(number):
+    class Unnumbered(UserVectorEnv):
+        num_envs = number
 
-
-class ShowsEnv(gymnasium.Env):
-    """Shows what it is given, whatever its space says."""
-
-    def __init__(self, space, *shown):
-        self.observation_space = space
-        self.action_space = spaces.Discrete(2)
-        self.shown = list(shown)
-
-    def reset(self, *, seed=None, options=None):
-        return self.shown.pop(0), {}
-
-    def step(self, action):
-        return self.shown.pop(0), 0.0, False, False, {}
-
-
-@pytest.mark.parametrize(
-    ("space", "shown"),
-    [
-        (spaces.Discrete(3), 2),
-        (spaces.Discrete(3, start=5), np.int64(6)),
-        (spaces.Box(-1, 1, (2,), np.float32), np.array([0.5, 1.0])),
-        (spaces.Box(-1, 1, (2,), np.float32), [0, 1]),
-        (spaces.Box(-1, 1, (), np.float32), 0.25),
-        (spaces.MultiDiscrete([2, 3]), np.array([1, 2], np.int32)),
-        (spaces.MultiBinary(2), np.array([True, False])),
-        (spaces.Box(0, 255, (2, 2), np.uint8), np.full((2, 2), 255)),
-    ],
-)
-def test_values_that_convert_safely_are_accepted(space, shown):
-    env = serial(ShowsEnv(space, shown, shown))
-    np.testing.assert_array_equal(env.reset()[0], np.asarray(shown))
-    np.testing.assert_array_equal(env.step(NO_ACTION[:1]).obs[0], np.asarray(shown))
-
-
-@pytest.mark.parametrize(
-    ("space", "shown"),
-    [
-        (spaces.Discrete(3), 3),
-        (spaces.Discrete(3), 1.5),
-        (spaces.Discrete(3, start=5), 4),
-        (spaces.MultiDiscrete([2, 3]), np.array([1, 3])),
-        (spaces.MultiBinary(2), np.array([0, 2])),
-        (spaces.Box(0, 255, (2, 2), np.uint8), np.full((2, 2), 256)),
-        (spaces.Box(0, 255, (2, 2), np.uint8), np.full((2, 2), 0.5)),
-        (spaces.Box(-1, 1, (2,), np.float32), None),
-        (spaces.Box(-1, 1, (2,), np.float32), [[1], [2, 3]]),
-        (spaces.Box(-1, 1, (2,), np.float32), np.zeros((1, 2), np.float32)),
-    ],
-)
-def test_values_outside_the_space_are_refused(space, shown):
-    with pytest.raises(BadObservationError):
-        serial(ShowsEnv(space, shown)).reset()
-
-
-def test_no_copies_and_no_environments_are_refused():
-    with pytest.raises(UnsupportedEnvError):
-        SerialEnv([], env_id="none")
-    with pytest.raises(UnsupportedEnvError, match="str"):
-        serial("CartPole-v1")
-
-
-def test_closing_closes_the_copies():
-    class Closing(CountingEnv):
-        closed = False
-
-        def close(self):
-            self.closed = True
-
-    copies = [Closing(), Closing()]
-    env = serial(*copies)
-    assert env.unwrapped == copies
-    env.close()
-    assert [copy.closed for copy in copies] == [True, True]
+    with pytest.raises(UnsupportedEnvError, match=f"num_envs of Unnumbered is {number}"):
+        VectorBaseEnv(Unnumbered())

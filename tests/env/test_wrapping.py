@@ -11,7 +11,7 @@ from aiorl.config.worker import WorkerConfig
 from aiorl.env.atari import game_counters
 from aiorl.env.gym_like import reset_env
 from aiorl.env.monitor import STATS_FILE, StatsFile
-from aiorl.env.registry import EnvContext, EnvCreator, resolve_env
+from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
@@ -125,14 +125,6 @@ def test_r23_a_game_with_continuous_actions_is_told_that_it_cannot_be_preprocess
     with pytest.raises(ConfigError, match=r"needs discrete actions, not Box.*preprocessor_pref: rllib"):
         Wrapping(deepmind=True).wrap(game, EnvContext())
     game.close()
-
-
-def test_only_wrappers_that_go_around_each_copy_keep_copies_from_being_made_together():
-    cart_pole, pong = resolve_env("CartPole-v1"), EnvCreator("pong", print, gym_id="ALE/Pong-v5")
-    assert not Wrapping(deepmind=True).needs_single_envs(cart_pole)
-    assert Wrapping(deepmind=True).needs_single_envs(pong)
-    assert not Wrapping().needs_single_envs(pong)
-    assert Wrapping(monitor_path="/tmp/monitor").needs_single_envs(cart_pole)
 
 
 def test_r23_atari_preprocessing_is_that_of_the_settings_and_gives_way_to_a_users_own():

@@ -14,7 +14,7 @@ from sampler_settings import sampler_settings
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.env.adapt import to_base_env
+from aiorl.env.env_maker import to_base_env
 from aiorl.models.catalog import build_model
 from aiorl.models.export import describe_policy
 from aiorl.observation.filters import NoFilter

@@ -4,7 +4,8 @@ import pytest
 from gymnasium import spaces
 from plain_policies import VECTOR, PlainPolicy
 
-from aiorl.rollout.policy_specs import ENV_SPACE, check_multi_agent, policy_classes, policy_specs
+from aiorl.env.kinds import facts_of
+from aiorl.rollout.policy_specs import ENV_SPACE, policy_classes, policy_specs
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 from aiorl.testing.scripted_env import ScriptedEnv
@@ -71,9 +72,9 @@ def test_classes_are_found_in_any_argument():
 def test_other_policies_than_the_default_one_need_several_agents():
     """R34."""
     with pytest.raises(ValueError, match="one agent"):
-        check_multi_agent({"a": GOOD}, CountingEnv())
+        facts_of(CountingEnv(), "env").check_policies({"a": GOOD}, "policy")
     with pytest.raises(ValueError, match="one agent"):
-        check_multi_agent({"a": GOOD, "default_policy": GOOD}, CountingEnv())
-    check_multi_agent({"default_policy": GOOD}, CountingEnv())
-    check_multi_agent({"a": GOOD}, CountingMultiAgentEnv())
-    check_multi_agent({"a": GOOD}, ScriptedEnv({}))
+        facts_of(CountingEnv(), "env").check_policies({"a": GOOD, "default_policy": GOOD}, "policy")
+    facts_of(CountingEnv(), "env").check_policies({"default_policy": GOOD}, "policy")
+    facts_of(CountingMultiAgentEnv(), "env").check_policies({"a": GOOD}, "policy")
+    facts_of(ScriptedEnv({}), "env").check_policies({"a": GOOD}, "policy")

@@ -17,7 +17,7 @@ from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.monitor import STATS_FILE
-from aiorl.env.stepped_vector_env import VectorEnv
+from aiorl.env.vector_env import VectorEnv
 from aiorl.errors import ConfigError
 from aiorl.offline.estimators import ImportanceSamplingEstimator, OffPolicyEstimate
 from aiorl.offline.io import InputReader, OutputWriter

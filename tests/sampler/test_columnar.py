@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorl.data import columns as c
-from aiorl.env.adapt import make_lockstep_env
+from aiorl.env.env_maker import make_lockstep_env
 from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.vector_env import SerialEnv
+from aiorl.env.serial_env import SerialEnv
 from aiorl.errors import BadObservationError, ConfigError, EnvError
 from aiorl.log_once import PERIOD_S, log_once
 from aiorl.observation.filters import MeanStdFilter

@@ -14,10 +14,10 @@ from gymnasium import spaces
 from sampler_settings import sampler_settings
 
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.env.adapt import to_base_env
+from aiorl.env.env_maker import to_base_env
 from aiorl.env.external_env import ExternalEnv
 from aiorl.env.multi_agent_env import MultiAgentEnv
-from aiorl.env.remote_base_env import RemoteSettings
+from aiorl.env.remote_env import RemoteSettings
 from aiorl.errors import ConfigError, SamplerDied
 from aiorl.policy.policy import Policy
 from aiorl.testing.envs import CountingEnv

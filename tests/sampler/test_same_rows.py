@@ -16,10 +16,10 @@ from sampler_settings import sampler_settings
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.env.adapt import to_base_env
+from aiorl.env.env_maker import to_base_env
 from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.stepped_vector_env import CopiesVectorEnv, VectorBaseEnv
-from aiorl.env.vector_env import SerialEnv
+from aiorl.env.serial_env import Copies, SerialEnv
+from aiorl.env.vector_env import VectorBaseEnv
 from aiorl.errors import ConfigError
 from aiorl.observation.filters import MeanStdFilter, NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
@@ -153,7 +153,7 @@ def both(
             worker=None,
             base_env=to_base_env(native(), seed=seed)
             if vector
-            else VectorBaseEnv(CopiesVectorEnv(envs(), env_id="random", seed=seed)),
+            else VectorBaseEnv(Copies(envs(), env_id="random", seed=seed)),
             policy_map={"default_policy": policy},
             policy_mapping_fn=None,
             preprocessors={"default_policy": preprocessor},
@@ -237,7 +237,7 @@ def test_the_policy_of_a_worker_gives_the_same_rows_on_both_paths(num_envs):
     general = SyncSampler(
         SamplerSetup(
             worker=None,
-            base_env=VectorBaseEnv(CopiesVectorEnv(copies(), seed=5)),
+            base_env=VectorBaseEnv(Copies(copies(), seed=5)),
             policy_map={"default_policy": acting},
             policy_mapping_fn=None,
             preprocessors={"default_policy": preprocessor_for(acting.observation_space)},
@@ -305,9 +305,7 @@ def test_rows_not_to_be_trained_on_are_left_out_in_general_sampling_and_refused_
     general = SyncSampler(
         SamplerSetup(
             worker=None,
-            base_env=to_base_env(native())
-            if mode
-            else VectorBaseEnv(CopiesVectorEnv([make() for make in copies()], seed=1)),
+            base_env=to_base_env(native()) if mode else VectorBaseEnv(Copies([make() for make in copies()], seed=1)),
             policy_map={"default_policy": AsPolicy(Untrained("box", 7), 1, False)},
             policy_mapping_fn=None,
             preprocessors={"default_policy": preprocessor_for(Untrained("box", 7).observation_space)},

@@ -27,7 +27,7 @@ from aiorl.env.base_env import ASYNC_RESET_RETURN, BaseEnv, Poll
 from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.env.registry import EnvContext
-from aiorl.env.stepped_vector_env import VectorEnv
+from aiorl.env.vector_env import VectorEnv
 from aiorl.errors import EnvError
 
 ONLY = "agent0"

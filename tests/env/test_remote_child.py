@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
-from aiorl.env import remote_base_child
 from aiorl.env import remote_child as wire
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.nested_codec import pack, unpack
 from aiorl.env.wrapping import Wrapping
+
+NOTHING = pack(None)
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def served(monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(wire, "_end_with_parent", lambda life: None)
     status = []
-    thread = threading.Thread(target=lambda: status.append(remote_base_child.main()))
+    thread = threading.Thread(target=lambda: status.append(wire.main()))
     thread.start()
 
     def send(kind, payload=b""):
@@ -37,7 +38,7 @@ def served(monkeypatch):
         send(wire.SETUP, json.dumps({**settings, "wrapping": Wrapping().to_dict()}).encode())
         return wire.receive_frame(ours)
 
-    def ask(kind, payload=b""):
+    def ask(kind, payload=NOTHING):
         send(kind, payload)
         return wire.receive_frame(ours)
 

@@ -6,19 +6,20 @@ import gymnasium
 import numpy as np
 import pytest
 
-from aiorl.env.adapt import choose_vectorize, make_lockstep_env, to_base_env
 from aiorl.env.atari import RealGames
 from aiorl.env.base_env import BaseEnv
+from aiorl.env.env_maker import choose_vectorize, make_lockstep_env, to_base_env
 from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.lockstep_base_env import LockstepBaseEnv
 from aiorl.env.monitor import STATS_FILE
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv
 from aiorl.env.native_vector_env import NativeVectorEnv
+from aiorl.env.polled_lockstep import PolledLockstep
 from aiorl.env.registry import resolve_env
-from aiorl.env.remote_base_env import RemoteBaseEnv, RemoteSettings
-from aiorl.env.remote_env import RemoteEnv
-from aiorl.env.stepped_vector_env import VectorBaseEnv, VectorEnv
-from aiorl.env.vector_env import SerialEnv
+from aiorl.env.remote_env import RemoteEnv, RemoteSettings
+from aiorl.env.serial_env import SerialEnv
+from aiorl.env.vector_env import VectorBaseEnv, VectorEnv
+from aiorl.env.vector_forms import Wanted
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, EnvError, UnknownEnvError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
@@ -28,7 +29,7 @@ COUNTING = "aiorl.testing.envs:CountingEnv"
 
 
 def choice(name, num_envs=4, horizon=None, **config) -> str:
-    return choose_vectorize(resolve_env(name), config, num_envs, horizon)
+    return choose_vectorize(Wanted(resolve_env(name), config, num_envs, horizon, Wrapping()))
 
 
 def test_auto_takes_the_native_form_where_there_is_one_and_it_pays():
@@ -109,14 +110,14 @@ def test_a_constructor_that_raises_is_an_env_error_with_its_traceback():
     assert "in __init__" in caught.value.traceback_text
 
 
-def test_an_environment_given_as_an_object_cannot_be_remote():
-    with pytest.raises(ConfigError, match=r"package.module:Name"):
-        make_lockstep_env(CountingEnv, {}, 1, "remote")
+def test_an_environment_that_no_other_process_can_import_cannot_be_remote():
+    with pytest.raises(ConfigError, match=r"another process cannot import"):
+        make_lockstep_env(lambda context: CountingEnv(), {}, 1, "remote")
 
 
 def test_remote_is_made_by_name():
     env = make_lockstep_env("aiorl.testing.envs:CountingEnv", {"length": 4}, 1, "remote", horizon=2)
-    assert isinstance(env, RemoteEnv)
+    assert isinstance(env, PolledLockstep)
     assert env.max_episode_steps == 2
     env.close()
 
@@ -211,7 +212,7 @@ def test_r161_remote_copies_are_made_in_children_and_the_local_one_is_closed():
         to_base_env(local, remote_envs=True)
     settings = RemoteSettings("aiorl.testing.envs:CountingEnv")
     base = to_base_env(local, None, 2, True, 10_000, remote_settings=settings)
-    assert isinstance(base, RemoteBaseEnv)
+    assert isinstance(base, RemoteEnv)
     assert local.closed
     assert sorted(base.poll().obs) == [0, 1]
     base.stop()
@@ -220,7 +221,7 @@ def test_r161_remote_copies_are_made_in_children_and_the_local_one_is_closed():
 def test_r26_lockstep_copies_are_wrapped_each_here_and_in_children(tmp_path):
     wrapping = Wrapping(monitor_path=str(tmp_path))
     assert isinstance(make_lockstep_env("CartPole-v1", {}, 2), NativeVectorEnv)
-    with pytest.raises(ConfigError, match="wrappers go around each copy"):
+    with pytest.raises(ConfigError, match="monitor goes around each copy"):
         make_lockstep_env("CartPole-v1", {}, 2, "native", wrapping=wrapping)
     for vectorize, worker_index in (("auto", 1), ("remote", 2)):
         env = make_lockstep_env(COUNTING, {"length": 1}, 2, vectorize, worker_index=worker_index, wrapping=wrapping)

@@ -1,0 +1,265 @@
+"""EnvPool's environments by name: ``envpool:TASK``, all copies stepped in C++ by a pool of threads (extra ``envpool``).
+
+``env_config`` is what ``envpool.make`` takes, such as ``num_threads``, and two settings of ours: with ``async: true``
+copies need not wait for each other, and each turn takes the ``batch_size`` that are ready first (half of them unless
+said otherwise). Pictures, which EnvPool shows as [channels, height, width], have their channels last.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll, opening_poll
+from aiorl.env.checks import ObservationCheck, as_reward, raise_env_fault
+from aiorl.env.lockstep import checked_horizon, env_seeds
+from aiorl.env.native_vector_env import NativeVectorEnv
+from aiorl.env.registry import EnvContext
+from aiorl.env.vector_infos import split_infos
+from aiorl.errors import ConfigError, EnvContractError, UnknownEnvError, nearest
+from aiorl.extras import install_command
+
+__all__ = ["AsyncEnvPoolEnv", "EnvPoolEnv", "envpool_creator"]
+
+_MAX_SEED = (1 << 31) - 1
+
+
+def envpool_creator(name: str) -> Callable[[EnvContext], EnvPoolEnv | AsyncEnvPoolEnv]:
+    """What makes the environments of ``envpool:TASK``.
+
+    Raises:
+        UnknownEnvError: EnvPool has no such task.
+        ConfigError: EnvPool is not installed.
+    """
+    module = _imported(name)
+    task = name.removeprefix("envpool:")
+    known = module.list_all_envs()
+    if task not in known:
+        raise UnknownEnvError(
+            f"unknown environment {name!r}: EnvPool has no task {task!r}.",
+            key="env",
+            value=name,
+            hint=nearest(task, known).strip() or "envpool.list_all_envs() gives their names.",
+        )
+
+    def create(context: EnvContext) -> EnvPoolEnv | AsyncEnvPoolEnv:
+        settings = dict(context)
+        is_async = settings.pop("async", False)
+        if not is_async and settings.get("batch_size", context.num_envs) != context.num_envs:
+            raise ConfigError(
+                f"batch_size is {settings['batch_size']!r}, but all {context.num_envs} environments step together.",
+                key="env_config.batch_size",
+                value=settings["batch_size"],
+                hint="Set env_config.async: true as well, or leave batch_size out.",
+            )
+        if is_async:
+            settings.setdefault("batch_size", max(1, context.num_envs // 2))
+        pool = _Pool(module, task, context.num_envs, settings)
+        return AsyncEnvPoolEnv(pool, name) if is_async else EnvPoolEnv(pool, name)
+
+    return create
+
+
+class _Pool:
+    """EnvPool's object, made at the first reset: its seeds are arguments of its constructor."""
+
+    metadata: Mapping[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, module: ModuleType, task: str, num_envs: int, settings: Mapping[str, Any]) -> None:
+        self._module = module
+        self._task = task
+        self.settings = {**settings, "num_envs": num_envs}
+        self.num_envs = num_envs
+        self.config = self._checked_config()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of bounds that float32 holds less exactly
+            spec = module.make_spec(task, **self.settings)
+            space, self.single_action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
+        self.action_space = self.single_action_space
+        self.is_picture = (
+            isinstance(space, spaces.Box)
+            and space.dtype == np.uint8
+            and len(space.shape) == 3
+            and space.shape[0] < space.shape[2]
+        )
+        if self.is_picture:
+            space = spaces.Box(0, 255, (*space.shape[1:], space.shape[0]), np.uint8)
+        self.single_observation_space: spaces.Space[Any] = space
+        self.made: Any = None
+
+    def _checked_config(self) -> dict[str, Any]:
+        """All settings that the task has, with the values they get."""
+        known: dict[str, Any] = self._module.make_spec(self._task).config._asdict()
+        for name, value in self.settings.items():
+            if name not in known or name in ("seed", "env_seed"):
+                hint = "Give the run a seed." if "seed" in name else nearest(name, known).strip()
+                raise ConfigError(
+                    f"EnvPool's {self._task} has no setting {name!r} that can be set.",
+                    key=f"env_config.{name}",
+                    value=value,
+                    hint=hint,
+                )
+        config = {**known, **self.settings}
+        if config["max_num_players"] > 1:
+            raise ConfigError(f"EnvPool's {self._task} has several players, which is not supported.", key="env")
+        if not 1 <= config["batch_size"] <= self.num_envs and "batch_size" in self.settings:
+            raise ConfigError(
+                f"batch_size is {config['batch_size']!r}, expected 1 to {self.num_envs}, the number of environments.",
+                key="env_config.batch_size",
+                value=config["batch_size"],
+            )
+        return config
+
+    def make(self, seeds: Sequence[int] | None) -> Any:
+        """Make it, with a seed for each copy; fresh ones where none are given."""
+        if seeds is None:
+            seeds = np.random.SeedSequence().generate_state(self.num_envs).tolist()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            settings = {**self.settings, "seed": [seed & _MAX_SEED for seed in seeds]}
+            self.made = self._module.make_gymnasium(self._task, **settings)
+            _ = self.made.observation_space, self.made.action_space  # made, with warnings, when they are first read
+        return self.made
+
+    def seen(self, obs: Any) -> Any:
+        """Observations as the space says."""
+        return np.moveaxis(obs, 1, -1) if self.is_picture else obs
+
+    def step(self, actions: NDArray[Any]) -> tuple[Any, ...]:
+        """Step every copy."""
+        obs, *rest = self.made.step(actions)
+        return self.seen(obs), *rest
+
+    def close(self) -> None:
+        """End its threads."""
+        if self.made is not None:
+            self.made.close()
+            self.made = None
+
+
+class EnvPoolEnv(NativeVectorEnv):
+    """A pool whose copies step together."""
+
+    def __init__(self, pool: _Pool, env_id: str) -> None:
+        """Take over a pool that is not yet made."""
+        self._pool = pool
+        super().__init__(pool, env_id=env_id, max_episode_steps=int(pool.config["max_episode_steps"]))
+
+    def limit_episodes(self, horizon: int | None) -> None:
+        """See LockstepEnv."""
+        self.max_episode_steps = checked_horizon(horizon, self.max_episode_steps)
+        self._pool.settings["max_episode_steps"] = self.max_episode_steps
+
+    def _reset_all(self, seeds: Sequence[int] | None) -> Any:
+        if seeds is not None or self._pool.made is None:
+            self._pool.close()
+            self._pool.make(seeds)
+        obs, _ = self._pool.made.reset()
+        return self._pool.seen(obs)
+
+    @property
+    def unwrapped(self) -> list[Any]:
+        """The pool, once it is made."""
+        return [] if self._pool.made is None else [self._pool.made]
+
+
+class AsyncEnvPoolEnv(BaseEnv):
+    """A pool of which each poll returns the copies that are ready first."""
+
+    def __init__(self, pool: _Pool, env_id: str) -> None:
+        """Take over a pool that is not yet made."""
+        self._pool = pool
+        self._env_id = env_id
+        self.num_envs = pool.num_envs
+        self.observation_space = pool.single_observation_space
+        self.action_space = pool.single_action_space
+        self._check = ObservationCheck(env_id, pool.single_observation_space)
+        self._seeds: Sequence[int] | None = None
+        self._fresh: set[int] = set()
+        self._waiting: set[int] = set()
+        self._steps = [0] * pool.num_envs
+
+    def seed(self, seed: int) -> None:
+        """Seed all copies, before the first poll."""
+        self._seeds = env_seeds(seed, self.num_envs)
+
+    def poll(self) -> Poll:
+        """The copies that are ready; waits for ``batch_size`` of them."""
+        if self._pool.made is None:
+            self._pool.make(self._seeds).async_reset()
+            self._fresh.update(range(self.num_envs))
+        elif len(self._waiting) > self.num_envs - self._pool.made.config["batch_size"]:
+            raise EnvContractError(self._env_id, "it was polled, but too few environments were given anything to do")
+        try:
+            obs, rewards, terminateds, truncateds, infos = self._pool.made.recv()
+        except Exception as error:
+            raise_env_fault(self._env_id, "recv", error, 0, -1)
+        ids = infos["env_id"].tolist()
+        obs = np.array(self._check.check_batch_shape(self._pool.seen(obs), len(ids)))
+        self._check.check_values(obs, lambda row: self._steps[ids[row]], ids.__getitem__)
+        self._waiting.update(ids)
+        rows = split_infos({name: info for name, info in infos.items() if name != "players"}, len(ids))
+        opening = [(index, row) for row, index in enumerate(ids) if index in self._fresh]
+        poll = opening_poll({index: {DEFAULT_AGENT_ID: obs[row]} for index, row in opening})
+        for row, index in enumerate(ids):
+            if index in self._fresh:
+                self._steps[index] = 0
+                continue
+            self._steps[index] += 1
+            terminated, truncated = bool(terminateds[row]), bool(truncateds[row])
+            poll.obs[index] = {DEFAULT_AGENT_ID: obs[row]}
+            poll.rewards[index] = {DEFAULT_AGENT_ID: as_reward(rewards[row], self._env_id, index, self._steps[index])}
+            poll.terminateds[index] = {DEFAULT_AGENT_ID: terminated, ALL_AGENTS: terminated}
+            poll.truncateds[index] = {DEFAULT_AGENT_ID: truncated, ALL_AGENTS: truncated}
+            poll.infos[index] = {DEFAULT_AGENT_ID: rows[row]}
+        self._fresh.difference_update(ids)
+        return poll
+
+    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+        """Let the copies that actions are given for step; doesn't wait."""
+        ids = [index for index, by_agent in action_dict.items() if DEFAULT_AGENT_ID in by_agent]
+        if not ids:
+            return
+        if not self._waiting.issuperset(ids):
+            raise EnvContractError(self._env_id, f"environments {ids} were given actions, but not all were polled")
+        actions = np.stack([np.asarray(action_dict[index][DEFAULT_AGENT_ID]) for index in ids])
+        self._pool.made.send(actions, np.array(ids, np.int32))
+        self._waiting.difference_update(ids)
+
+    def try_reset(self, env_id: Any) -> str:
+        """Let one copy begin a new episode; its first observation comes by a later poll."""
+        self._pool.made._reset(np.array([env_id], np.int32))  # its public reset waits for the observation
+        self._fresh.add(env_id)
+        self._waiting.discard(env_id)
+        return ASYNC_RESET_RETURN
+
+    def get_unwrapped(self) -> list[Any]:
+        """See BaseEnv."""
+        return [] if self._pool.made is None else [self._pool.made]
+
+    def stop(self) -> None:
+        """End the pool's threads."""
+        self._pool.close()
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("envpool")
+    except ImportError as error:
+        raise ConfigError(
+            f"environment {name!r} needs EnvPool: {error}.",
+            key="env",
+            value=name,
+            hint=f"Install it with: {install_command('envpool')}",
+        ) from error

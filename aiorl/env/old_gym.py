@@ -1,0 +1,55 @@
+"""Environments of the old gym package by name: ``gym:ID``, through shimmy (extra ``gym``)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from aiorl.env.registry import EnvContext
+from aiorl.errors import ConfigError, UnknownEnvError, nearest
+from aiorl.extras import install_command
+
+__all__ = ["old_gym_creator"]
+
+
+def old_gym_creator(name: str) -> Callable[[EnvContext], Any]:
+    """What makes the environment of ``gym:ID``.
+
+    Raises:
+        UnknownEnvError: the package has no such environment.
+        ConfigError: gym or shimmy is not installed.
+    """
+    gym_id = name.removeprefix("gym:")
+    try:
+        # The old package prints a notice to stderr when imported, and warns about NumPy.
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            gym = importlib.import_module("gym")
+            compatibility = importlib.import_module("shimmy.openai_gym_compatibility")
+    except ImportError as error:
+        raise ConfigError(
+            f"environment {name!r} needs the old gym package: {error}.",
+            key="env",
+            value=name,
+            hint=f"Install it with: {install_command('gym')}",
+        ) from error
+    known = list(gym.envs.registry)
+    if gym_id not in known:
+        raise UnknownEnvError(
+            f"unknown environment {name!r}.",
+            key="env",
+            value=name,
+            hint=nearest(gym_id, known).strip() or "Give the id of an environment of the old gym package.",
+        )
+
+    def create(context: EnvContext) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "out of date" notices of the old package
+            env = gym.make(gym_id, disable_env_checker=True, **context)
+        return compatibility.GymV26CompatibilityV0(env=env)
+
+    return create

@@ -1,0 +1,234 @@
+"""EnvPool's environments beside Gymnasium's of the same name."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import gymnasium
+import numpy as np
+import pytest
+
+from aiorl.config.schema import CommonConfig
+from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
+from aiorl.env.env_maker import EnvMaker, EnvPlan, make_lockstep_env, to_base_env
+from aiorl.env.envpool import AsyncEnvPoolEnv, EnvPoolEnv
+from aiorl.env.lockstep import SEED_STRIDE
+from aiorl.env.lockstep_base_env import LockstepBaseEnv
+from aiorl.env.registry import EnvContext, resolve_env
+from aiorl.errors import ConfigError, EnvContractError, UnknownEnvError
+from aiorl.learner.look_at_env import look_at_env
+from aiorl.policy.policy import Policy
+from aiorl.rollout.rollout_worker import RolloutWorker
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
+
+
+class ConstantPolicy(Policy):
+    """Pushes to the left."""
+
+    def __init__(self, observation_space, action_space, config):
+        super().__init__(observation_space, action_space, config)
+
+    def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+        return np.zeros(len(obs), np.int64), [], {}
+
+
+def asynchronous(num_envs=4, seed=3, **config):
+    env = resolve_env("envpool:CartPole-v1")(EnvContext({"async": True, **config}, num_envs=num_envs))
+    assert isinstance(env, AsyncEnvPoolEnv)
+    return to_base_env(env, num_envs=num_envs, seed=seed)
+
+
+def test_r161_rows_are_those_of_the_plain_environment_from_the_same_states():
+    """Initial states are EnvPool's own; from there its CartPole and Gymnasium's go the same way."""
+    pool = make_lockstep_env("envpool:CartPole-v1", {"num_threads": 1}, 3)
+    assert isinstance(pool, EnvPoolEnv)
+    plain = [gymnasium.make("CartPole-v1") for _ in range(3)]
+    assert pool.observation_space.shape == plain[0].observation_space.shape
+    assert pool.action_space == plain[0].action_space
+    obs = np.array(pool.reset([7, 8, 9]))
+
+    def follow(index):
+        plain[index].reset()
+        plain[index].unwrapped.state = tuple(map(float, obs[index]))
+
+    for index in range(3):
+        follow(index)
+    rng = np.random.default_rng(0)
+    resets = 0
+    for _ in range(150):
+        actions = rng.integers(0, 2, 3)
+        step = pool.step(actions)
+        obs = np.array(step.obs)
+        for index in range(3):
+            if step.valid is not None and not step.valid[index]:
+                follow(index)
+                resets += 1
+                continue
+            expected, reward, terminated, truncated, _ = plain[index].step(int(actions[index]))
+            np.testing.assert_allclose(obs[index], expected, atol=1e-5)
+            assert (step.rewards[index], step.terminateds[index]) == (reward, terminated)
+            assert step.truncateds[index] == truncated
+    assert resets > 5
+    pool.close()
+
+
+def test_r161_initial_states_have_the_plain_environments_statistics():
+    pool = make_lockstep_env("envpool:CartPole-v1", {}, 200)
+    obs = pool.reset(list(range(200)))
+    plain = gymnasium.make("CartPole-v1").unwrapped
+    theirs = np.array([plain.reset(seed=seed)[0] for seed in range(200)])
+    assert np.abs(obs).max() <= 0.05
+    error = np.sqrt(obs.var(axis=0) / 200 + theirs.var(axis=0) / 200)
+    assert (np.abs(obs.mean(axis=0) - theirs.mean(axis=0)) < 4 * error).all()
+    assert np.allclose(obs.std(axis=0), theirs.std(axis=0), rtol=0.25)
+    pool.close()
+
+
+def test_each_copy_has_a_seed_of_its_own_and_none_means_fresh_ones():
+    first, second, third, fourth = (make_lockstep_env("envpool:CartPole-v1", {}, 2) for _ in range(4))
+    seeded = first.reset([1, 2])
+    np.testing.assert_array_equal(seeded, second.reset([1, 2]))
+    np.testing.assert_array_equal(np.flip(seeded, 0), first.reset([2, 1]))
+    assert not np.array_equal(third.reset(), fourth.reset())
+    assert third.unwrapped[0].config["num_envs"] == 2
+    for env in (first, second, third, fourth):
+        env.close()
+        env.close()
+
+
+def test_the_horizon_is_the_pools():
+    env = make_lockstep_env("envpool:CartPole-v1", {}, 2, horizon=3)
+    env.reset([0, 1])
+    steps = [env.step(np.array([0, 1])) for _ in range(3)]
+    assert env.max_episode_steps == 3
+    assert [step.truncateds.tolist() for step in steps] == [[False] * 2, [False] * 2, [True] * 2]
+    env.close()
+    with pytest.raises(ConfigError, match="501"):
+        make_lockstep_env("envpool:CartPole-v1", {}, 2, horizon=501)
+
+
+def test_pictures_have_their_channels_last():
+    env = make_lockstep_env("envpool:Pong-v5", {"img_height": 20, "img_width": 30}, 2)
+    assert env.observation_space.shape == (20, 30, 4)
+    assert env.reset([0, 1]).shape == (2, 20, 30, 4)
+    assert env.step(np.array([0, 1])).obs.shape == (2, 20, 30, 4)
+    env.close()
+
+
+def test_r161_the_general_path_takes_it_too_and_no_seed_is_lost():
+    created = resolve_env("envpool:CartPole-v1")(EnvContext(num_envs=2))
+    base = to_base_env(created, num_envs=2, seed=4)
+    assert isinstance(base, LockstepBaseEnv)
+    first = base.poll().obs
+    again = make_lockstep_env("envpool:CartPole-v1", {}, 2)
+    np.testing.assert_array_equal([first[0][AGENT], first[1][AGENT]], again.reset([4, 4 + SEED_STRIDE]))
+    base.stop(), again.close()
+
+
+def test_r27_a_worker_with_a_seed_takes_either_mode():
+    for config in ({}, {"async": True}):
+        maker = EnvMaker(EnvPlan(env="envpool:CartPole-v1", env_config=config, num_envs=2, seed=4))
+        env = maker.make_first()
+        maker.check_seedable(env)
+        base = maker.to_base_env(env)
+        assert base.poll().obs
+        base.stop()
+    with pytest.raises(ConfigError, match="holds its environments itself"):
+        make_lockstep_env("envpool:CartPole-v1", {}, 2, "remote")
+
+
+@pytest.mark.parametrize("config", [{}, {"async": True, "batch_size": 2}])
+def test_r82_a_horizon_cuts_the_episodes_of_either_mode(config):
+    worker = RolloutWorker(
+        "envpool:CartPole-v1",
+        ConstantPolicy,
+        num_envs=4,
+        env_config=config,
+        episode_horizon=5,
+        rollout_fragment_length=10,
+    )
+    batch = worker.sample()
+    assert batch.count == 40
+    assert batch["truncateds"].tolist() == (batch["t"] == 4).tolist()
+    assert {metrics.episode_length for metrics in worker.get_metrics()} == {5}
+    worker.stop()
+
+
+def test_r164_in_asynchronous_mode_a_poll_takes_those_that_are_ready():
+    """R163, R164: each episode opens once, its rows follow each other, and its end is told."""
+    base = asynchronous(4, batch_size=2)
+    lengths, finished, polls = {}, [], 0
+    while len(finished) < 12:
+        poll = base.poll()
+        polls += 1
+        assert len(poll.obs) == 2
+        actions = {}
+        for index in poll.obs:
+            ended = poll.terminateds[index][ALL_AGENTS] or poll.truncateds[index][ALL_AGENTS]
+            if poll.rewards[index][AGENT] is None:
+                assert index not in lengths
+                assert not ended
+                assert np.abs(poll.obs[index][AGENT]).max() <= 0.05
+                lengths[index] = 0
+            else:
+                lengths[index] += 1
+                assert poll.rewards[index][AGENT] == 1.0
+                assert poll.infos[index][AGENT]["elapsed_step"] == lengths[index]
+            if ended:
+                assert base.try_reset(index) == ASYNC_RESET_RETURN
+                finished.append(lengths.pop(index))
+            else:
+                actions[index] = {AGENT: 0}
+        base.send_actions(actions)
+    assert all(8 <= length <= 11 for length in finished)  # a pole that is always pushed to one side
+    base.stop()
+
+
+def test_an_episode_may_be_cut_in_asynchronous_mode():
+    base = asynchronous(2, batch_size=1)
+    (index,) = base.poll().obs
+    assert base.try_reset(index) == ASYNC_RESET_RETURN
+    opened = [base.poll() for _ in range(2)]
+    assert sorted(next(iter(poll.obs)) for poll in opened) == [0, 1]
+    assert all(poll.rewards[next(iter(poll.obs))][AGENT] is None for poll in opened)
+    with pytest.raises(EnvContractError, match="too few"):
+        base.poll()
+    base.stop()
+
+
+def test_asynchronous_copies_are_seeded_each():
+    polls = [asynchronous(2, seed, batch_size=2).poll() for seed in (1, 1, 2)]
+    first = [np.stack([poll.obs[index][AGENT] for index in (0, 1)]) for poll in polls]
+    np.testing.assert_array_equal(first[0], first[1])
+    assert not np.array_equal(first[0], first[2])
+    assert not np.array_equal(first[0][0], first[0][1])
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"batch_size": 2}, "async: true"),
+        ({"async": True, "batch_size": 5}, "expected 1 to 4"),
+        ({"nun_threads": 1}, "'nun_threads'.*num_threads"),
+        ({"seed": 3}, "Give the run a seed"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(config, text):
+    with pytest.raises(ConfigError, match=text):
+        resolve_env("envpool:CartPole-v1")(EnvContext(config, num_envs=4))
+
+
+def test_a_task_that_does_not_exist_is_refused_with_the_nearest():
+    with pytest.raises(UnknownEnvError, match="CartPole-v1"):
+        resolve_env("envpool:CartPol-v1")
+
+
+def test_the_learner_sees_its_spaces_without_making_a_pool():
+    facts = look_at_env(CommonConfig(env="envpool:Pong-v5", num_envs_per_worker=8))
+    assert facts.special_kind == ""
+    assert facts.observation_space.shape == (84, 84, 4)
+    assert facts.action_space.n == 6
+    config = {"async": True, "batch_size": 4}
+    assert look_at_env(CommonConfig(env="envpool:CartPole-v1", num_envs_per_worker=8, env_config=config)).special_kind

@@ -1,0 +1,126 @@
+"""One table of kinds: what knows of an environment, and that a new one needs no more than a line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.config.schema import CommonConfig
+from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
+from aiorl.env import kinds, registry
+from aiorl.env.base_env import BaseEnv, opening_poll
+from aiorl.env.env_maker import EnvMaker, EnvPlan, to_base_env
+from aiorl.env.kinds import KINDS, EnvKind, facts_of, kind_of
+from aiorl.errors import ConfigError, UnsupportedEnvError
+from aiorl.learner.look_at_env import look_at_env
+from aiorl.testing.envs import CountingEnv
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("sample", "files"),
+    [
+        ("envpool", {"envpool.py", "registry.py"}),
+        ("AtariCopies", {"atari_vector.py", "vector_forms.py"}),
+        ("MultiAgentBaseEnv", {"multi_agent_env.py", "kinds.py"}),
+        ("ExternalBaseEnv", {"external_env.py", "kinds.py"}),
+        ("NativeVectorEnv", {"native_vector_env.py", "vector_forms.py", "kinds.py", "envpool.py"}),
+    ],
+)
+def test_a_kind_is_known_by_its_file_and_by_the_table_that_contributing_names(sample, files):
+    knowing = {path.name for path in (ROOT / "aiorl").rglob("*.py") if sample in path.read_text(encoding="utf-8")}
+    assert knowing == files
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tables = {name for name in files if name in ("registry.py", "vector_forms.py", "kinds.py")}
+    assert all(f"aiorl/env/{name}" in contributing for name in tables)
+
+
+def test_nobody_else_asks_what_kind_an_environment_is():
+    classes = r"BaseEnv|VectorEnv|MultiAgentEnv|ExternalEnv|ExternalMultiAgentEnv"
+    pattern = re.compile(rf"isinstance\((?:self\.)?_?env, [^)]*\b(?:{classes})\b")
+    asking = {
+        path.relative_to(ROOT / "aiorl").as_posix(): len(found)
+        for path in (ROOT / "aiorl").rglob("*.py")
+        if (found := pattern.findall(path.read_text(encoding="utf-8")))
+    }
+    # spaces of a Gymnasium vector have other names; a BaseEnv is stopped, not closed; clients are told agents' rules
+    assert asking == {"env/kinds.py": 1, "learner/look_at_env.py": 1, "rollout/build.py": 1}
+
+
+class Simulator:
+    """A new kind of environment: nothing of ours, and not gym-like."""
+
+    observation_space, action_space = spaces.Discrete(3), spaces.Discrete(2)
+
+
+class SimulatorBaseEnv(BaseEnv):
+    def __init__(self, simulator):
+        self.simulator = simulator
+
+    def poll(self):
+        return opening_poll({0: {AGENT: np.int64(1)}})
+
+    def send_actions(self, action_dict):
+        pass
+
+
+def test_a_new_kind_is_one_line_everywhere(monkeypatch):
+    with pytest.raises(UnsupportedEnvError, match="no reset, step and spaces"):
+        kind_of(Simulator(), "simulator")
+    line = EnvKind("a Simulator", Simulator, lambda envs, env_id, seed: SimulatorBaseEnv(envs[0]), holds_copies=True)
+    monkeypatch.setattr(kinds, "KINDS", (line, *KINDS))
+    monkeypatch.setitem(registry._registered, "simulator", lambda context: Simulator())
+    facts = look_at_env(CommonConfig(env="simulator"))
+    assert (facts.special_kind, facts.observation_space) == ("a Simulator", Simulator.observation_space)
+    maker = EnvMaker(EnvPlan(env="simulator", num_envs=3))
+    base = maker.to_base_env(maker.make_first())
+    assert isinstance(base, SimulatorBaseEnv)
+    assert isinstance(to_base_env(Simulator()), SimulatorBaseEnv)
+    with pytest.raises(ConfigError, match="holds its environments itself"):
+        to_base_env(Simulator(), remote_envs=True)
+
+
+def test_every_kind_says_what_it_is_and_the_last_takes_what_is_left():
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
+    assert KINDS[-1].type is object
+    assert kind_of(CountingEnv(), "").is_plain
+    assert facts_of(CountingMultiAgentEnv(), "").kind.has_agents
+    assert kind_of(gymnasium.make_vec("CartPole-v1", 2), "").holds_copies
+
+
+@pytest.mark.parametrize("make", [CountingEnv, lambda: gymnasium.make("CartPole-v1")])
+def test_copies_may_be_stepped_in_lockstep_from_the_same_seeds(make):
+    base, other = (to_base_env(make(), lambda index: make(), 2, seed=5) for _ in range(2))
+    lockstep = base.in_lockstep(horizon=3)
+    first = other.poll().obs
+    np.testing.assert_array_equal(lockstep.reset(), [first[0][AGENT], first[1][AGENT]])
+    cuts = [lockstep.step(np.zeros(2, np.int64)).truncateds.tolist() for _ in range(3)]
+    assert cuts == [[False] * 2, [False] * 2, [True] * 2]
+
+
+def test_vector_environments_may_be_stepped_in_lockstep_from_the_same_seeds():
+    native = to_base_env(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"), seed=5)
+    again = to_base_env(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"), seed=5)
+    first = again.poll().obs
+    np.testing.assert_array_equal(native.in_lockstep().reset(), [first[0][AGENT], first[1][AGENT]])
+
+
+@pytest.mark.parametrize("env", [CountingMultiAgentEnv(), SimulatorBaseEnv(None)], ids=lambda env: type(env).__name__)
+def test_kinds_that_cannot_be_arrays_are_not_stepped_in_lockstep(env):
+    assert to_base_env(env).in_lockstep() is None
+
+
+def test_nested_observations_are_not_stepped_in_lockstep():
+    class Nested(CountingEnv):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = spaces.Dict({"a": self.observation_space})
+
+    assert to_base_env(Nested()).in_lockstep() is None
