@@ -160,7 +160,8 @@ class WorkerPart(WorkerConfig):
             lockstep, "general" does everything.
         policies: policy id -> what is to be known of it.
         log_dir: the run's directory on the learner's host; where that is not to be seen, files go elsewhere.
-        life: how many workers have sampled in the same slot before, and are gone.
+        life: number of workers that have sampled in the same slot before and are gone, from the updates on that a
+            resumed run began with: seeds differ by it.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

@@ -35,13 +35,14 @@ logger = logging.getLogger(__name__)
 
 
 def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) -> None:
-    """Give policies and filters back what a checkpoint of the run holds of them.
+    """Give policies and filters back what a checkpoint of the run holds of them; workers get numbers not drawn yet.
 
     Raises:
         CheckpointError: it is of another run, or does not fit.
     """
     check_compatible(checkpoint, _identity_of(config, learning))
     RunState.apply(checkpoint, learning)
+    learning.worker_part = learning.worker_part.model_copy(update={"life": checkpoint.number})
 
 
 def _identity_of(config: CommonConfig, learning: Learning) -> dict[str, Any]:

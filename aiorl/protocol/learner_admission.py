@@ -307,7 +307,7 @@ class Admission:
         if self.config is None or self.snapshot is None:
             return
         worker.welcomed = worker.gave_snapshot = now
-        life = self._roster.lives[worker.slot]
+        life = self.config.get("life", 0) + self._roster.lives[worker.slot]
         self._members.to_worker(
             worker,
             m.Welcome(

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from aiorl.algorithms.algorithm import AlgorithmState
+from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import CheckpointError
 from aiorl.learner import saving as module
 from aiorl.learner.checkpoint import Checkpoint, load_newest_valid, save_checkpoint
-from aiorl.learner.saving import RunState, Saver
+from aiorl.learner.saving import RunState, Saver, take_up
 from aiorl.learner.service import Counters
 from aiorl.learner.update_thread import StateTaken
 from aiorl.observation.filters import MeanStdFilter, make_filter
@@ -263,6 +264,16 @@ def test_a_run_without_filter_goes_on_without_one() -> None:
     run = learning("NoFilter")
     RunState.apply(a_checkpoint(), run)
     assert run.group.states
+
+
+def test_workers_of_a_resumed_run_draw_numbers_that_it_has_not_drawn_before() -> None:
+    run = learning("NoFilter")
+    run.spaces, run.worker_part = {}, WorkerPart(env="E", seed=3)
+    meta = {"algorithm": {}, "env": "E", "algo": "ppo", "spaces": {}}
+    take_up(
+        Checkpoint(Path("there"), 7, {"algorithm/w": np.ones(2)}, meta, ()), SimpleNamespace(env="E", algo="ppo"), run
+    )
+    assert run.worker_part == WorkerPart(env="E", seed=3, life=7)
 
 
 @pytest.mark.parametrize(
