@@ -64,9 +64,7 @@ def test_one_more_setting_of_samplers_touches_one_file(tmp_path: Path) -> None:
     file = tmp_path / "aiorl" / "config" / "worker.py"
     text = file.read_text(encoding="utf-8")
     more = '    brand_new: int = key(3, "Something new.", group="Sampling", where="workers", ge=0)\n'
-    file.write_text(
-        text.replace("    soft_horizon: bool = key(", f"{more}    soft_horizon: bool = key(", 1), encoding="utf-8"
-    )
+    file.write_text(text.replace("    soft_horizon: bool = ", f"{more}    soft_horizon: bool = ", 1), encoding="utf-8")
     code = """
 from aiorl.algorithms.registry import config_class
 from aiorl.config.command_line import configure_learner

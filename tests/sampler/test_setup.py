@@ -4,6 +4,7 @@ import math
 import weakref
 
 import pytest
+from sampler_settings import sampler_settings
 
 from aiorl.env.base_env import BaseEnv
 from aiorl.errors import SamplerDied
@@ -65,7 +66,7 @@ def test_a_policy_map_brings_its_own_rule_unless_another_is_given():
             policy_mapping_fn=mapping,
             preprocessors={},
             filters={},
-            settings=None,
+            settings=sampler_settings(),
             callbacks=None,
         )
 
@@ -80,6 +81,7 @@ def whole(**more):
         "policy_map": {},
         "preprocessors": {},
         "filters": {},
+        "settings": sampler_settings(),
     }
     return SamplerSetup(**given | more)
 
