@@ -35,19 +35,18 @@ def test_tic_tac_toe_never_ends_by_an_illegal_move(processes: Any, options: Any)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("observation_filter", ["NoFilter", "MeanStdFilter"])
-@pytest.mark.parametrize("cell", [(), ("--model.use-lstm=true",)], ids=["rows", "lstm"])
+@pytest.mark.parametrize(
+    "more", [(), ("--model.use-lstm=true", "--observation-filter=MeanStdFilter")], ids=["rows", "filtered_sequences"]
+)
 @pytest.mark.parametrize("actions", ["discrete", "multi_discrete", "multi_binary", "tuple", "dict"])
 @pytest.mark.parametrize("options", [PPO, IMPALA], ids=["ppo", "impala"])
 def test_every_kind_of_choice_is_kept_from_what_is_forbidden(
-    processes: Any, options: Any, actions: str, cell: Any, observation_filter: str
+    processes: Any, options: Any, actions: str, more: Any
 ) -> None:
     """The environment raises at a forbidden action, which would be seen as a worker's failure."""
-    if (observation_filter == "NoFilter") != (cell == ()):
-        pytest.skip("rows without a filter, sequences with one")
     learner = processes.learner(
-        *SMALL, *options, *cell, "--env=aiorl.testing.masked_env:ForbiddingEnv", f"--env-config={{actions: {actions}}}",
-        f"--observation-filter={observation_filter}", "--stop-timesteps=1500",
+        *SMALL, *options, *more, "--env=aiorl.testing.masked_env:ForbiddingEnv", f"--env-config={{actions: {actions}}}",
+        "--stop-timesteps=1500",
     )  # fmt: skip
     results = finished(learner)
     assert "forbidden" not in learner.log
