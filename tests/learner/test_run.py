@@ -286,19 +286,17 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     return train
 
 
-def test_the_last_result_is_of_all_updates_and_its_rates_are_over_a_second(
+def test_the_last_result_is_one_and_of_all_updates_those_under_way_included(
     trained: Callable[..., tuple[Run, Any, Outcome]],
 ) -> None:
-    steps = 200 * 4 * LENGTH * NUM_ENVS
-    run, _, outcome = trained(with_settings(mode="streaming", update_s=0.005), stop_timesteps=steps)
+    steps = 4 * 4 * LENGTH * NUM_ENVS
+    run, _, outcome = trained(with_settings(mode="streaming", update_s=0.2), stop_timesteps=steps)
     assert outcome.ok
     assert outcome.reason.startswith("Done: ")
     results = read_results(run._directory.path)
     last, before = results[-1], results[-2]
     assert last["env_steps_trained_total"] == last["ledger"]["trained"] >= steps > before["env_steps_trained_total"]
     assert last["updates_total"] == int(sorted(path.name for path in run._directory.checkpoints.iterdir())[-1][-6:])
-    mean_rate = last["env_steps_trained_total"] / last["time_total_s"]
-    assert all(result["trained_steps_per_s"] < 20 * mean_rate for result in results)
 
 
 def test_what_is_done_before_the_first_update_is_said_and_how_to_join_too(
