@@ -173,6 +173,8 @@ def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, sampling: s
     found = tensors(learner)
     assert found["filter/default_policy/n"] >= 500
     np.testing.assert_allclose(found["filter/default_policy/mean"].mean(), 127.5, atol=2.0)
+    if sampling == "general":
+        return
     resumed = run("--observation-filter=NoFilter", "--stop-timesteps=1000", resume=True)
     finished(resumed, status=1)
     assert "resume with the filter it was trained with, such as 'MeanStdFilter'" in resumed.text
