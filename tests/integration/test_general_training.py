@@ -90,7 +90,8 @@ def test_two_policies_learn_side_by_side_and_a_resumed_run_goes_on_with_both(
 @pytest.mark.parametrize(("algo", "least"), [("ppo", 100.0), ("impala", 100.0)])
 def test_agents_of_both_policies_learn_to_balance(run: Run, algo: str, least: float) -> None:
     """Untrained ones balance for about 20 steps."""
-    learner = run(f"--algo={algo}", "--seed=1", *TWO, "--stop-timesteps=150000", "--env-config={agents: 4}")
+    options = ("--seed=1", "--xla=auto", *TWO, "--stop-timesteps=150000", "--env-config={agents: 4}")
+    learner = run(f"--algo={algo}", *options)
     result = finished(learner, timeout_s=280)
     assert min(result["policy_reward_mean"].values()) > least, result["policy_reward_mean"]
 
