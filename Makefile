@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RESULTS := .pytest_cache/results.xml
+# Two at once, whole files each: many tests wait for a process to start. More disturb each other where time counts.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-all check style types layers requirements bench bench-against chaos examples coverage \
@@ -25,7 +27,7 @@ train: $(STAMP)  ## train CartPole-v1 with PPO and two worker processes until it
 	@$(BIN)/python -m aiorl.learner --env CartPole-v1 --algo ppo --num-workers 2 --stop-return 475
 
 test: $(STAMP)  ## run the tests (without the long learning runs)
-	@$(BIN)/python -m pytest -m 'not slow' --junitxml=$(RESULTS)
+	@$(PYTEST) -m 'not slow' --junitxml=$(RESULTS)
 	@$(BIN)/python tests/support/requirement_table.py --check $(RESULTS)
 
 test-all: $(STAMP)  ## run all tests, long learning and fault runs included
@@ -44,7 +46,7 @@ layers: $(STAMP)  ## import-linter: imports go one way
 	@$(BIN)/lint-imports --no-cache
 
 requirements: $(STAMP)  ## run the tests and write docs/requirements.md
-	-@$(BIN)/python -m pytest -m 'not slow' --ignore=tests/test_requirements.py --junitxml=$(RESULTS)
+	-@$(PYTEST) -m 'not slow' --ignore=tests/test_requirements.py --junitxml=$(RESULTS)
 	@$(BIN)/python tests/support/requirement_table.py $(RESULTS) > docs/requirements.md
 
 bench: $(STAMP)  ## measure every figure beside its baseline; make bench NAMES="sampler wire"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ def test_no_input_of_the_corpus_is_a_finding(name, caplog):
             target.run(path.read_bytes())
         except Exception as error:
             raise AssertionError(f"{path.relative_to(CORPUS)} is a finding: {error!r:.300}") from error
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_guides_the_fuzzer_is_there(name):
+    """A module that was renamed would no more be traced, and nothing would say so."""
+    assert [module for module in TARGETS[name].traced if find_spec(module) is None] == []
 
 
 def test_the_corpus_is_of_the_targets_and_small():

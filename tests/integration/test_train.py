@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import yaml
+from processes import Processes, StartedLearner
 from safetensors.numpy import load_file
 
 
@@ -18,8 +21,24 @@ def newest_tensors(run_dir: Path) -> dict[str, np.ndarray]:
     return load_file(sorted((run_dir / "checkpoints").iterdir())[-1] / "tensors.safetensors")
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedLearner]:
+    """A run that has ended; for looking at only."""
+    started = Processes(tmp_path_factory.mktemp("ended"))
+    learner = started.learner("--seed=1", "--stop-timesteps=9000")
+    assert learner.wait(90) == 0, learner.text
+    yield learner
+    started.end()
+
+
+@pytest.fixture
+def first(ended: StartedLearner, tmp_path: Path) -> Path:
+    """The directory of a run that has ended, where `processes` resumes it."""
+    return Path(shutil.copytree(ended.run_dir, tmp_path / "run"))
+
+
 def test_r3_one_command_trains_cartpole_through_worker_processes(processes, ledger_balances) -> None:
-    learner = processes.learner("--stop-return=475", "--seed=1", "--stop-time-s=120")
+    learner = processes.learner("--stop-return=475", "--seed=1", "--stop-time-s=120", "--xla=auto")
     assert learner.wait(150) == 0, learner.text
     assert "Solved" in learner.text
     results = learner.results()
@@ -38,9 +57,10 @@ def test_r3_one_command_trains_cartpole_through_worker_processes(processes, ledg
 @pytest.mark.parametrize(("num_workers", "is_drawn"), [(1, True), (2, False)])
 def test_same_seed_gives_bit_equal_weights_after_20_updates(processes, until, num_workers: int, is_drawn: bool) -> None:
     """Also where the first run drew its seed: its `config.yaml` repeats it. Early warnings are in `log.txt`."""
-    # 20 updates of at most 2048 steps: the rows that only reset an environment are not counted
-    options = (f"--num-workers={num_workers}", "--train-batch-size=2048", "--rollout-fragment-length=32",
-               "--stop-timesteps=39000", "--observation-filter=MeanStdFilter")  # fmt: skip
+    # 20 updates of at most 512 steps: the rows that only reset an environment are not counted
+    options = (f"--num-workers={num_workers}", "--num-envs-per-worker=4", "--train-batch-size=512",
+               "--rollout-fragment-length=32", "--stop-timesteps=9750", "--observation-filter=MeanStdFilter",
+               f"--xla={'off' if is_drawn else 'auto'}")  # fmt: skip
     slip = "--multiagent.polices={}"
     first = processes.learner(*options, *([slip] if is_drawn else ["--seed=7"]), run="first")
     until((first.run_dir / "run.json").exists)
@@ -75,12 +95,10 @@ def test_ctrl_c_saves_says_goodbye_and_ends_with_0_within_5_s(processes, until) 
     until(lambda: not any(worker.is_running() for worker in workers), what="the end of the workers")
 
 
-def test_resume_goes_on_with_counters_episodes_and_weights(processes, ledger_balances) -> None:
-    first = processes.learner("--seed=1", "--stop-timesteps=20000")
-    assert first.wait(90) == 0
-    before = first.results()[-1]
-    weights = newest_tensors(first.run_dir)
-    second = processes.learner("--stop-timesteps=20001", resume=True)
+def test_resume_goes_on_with_counters_episodes_and_weights(processes, ended, first: Path, ledger_balances) -> None:
+    before = ended.results()[-1]
+    weights = newest_tensors(first)
+    second = processes.learner(f"--stop-timesteps={before['timesteps_total'] + 1}", resume=True)
     assert second.wait(90) == 0, second.text
     after = second.results()[-1]
     assert after["training_iteration"] > before["training_iteration"]
@@ -95,37 +113,31 @@ def test_resume_goes_on_with_counters_episodes_and_weights(processes, ledger_bal
     assert 0 < drift < 0.5  # one update away, not another start
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(processes) -> None:
-    first = processes.learner("--seed=1", "--stop-timesteps=4000")
-    assert first.wait(90) == 0
-    good = sorted((first.run_dir / "checkpoints").iterdir())[-1]
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(processes, first: Path) -> None:
+    good = sorted((first / "checkpoints").iterdir())[-1]
     bad = good.with_name("checkpoint-999999")
     bad.mkdir()
     for file in good.iterdir():
         (bad / file.name).write_bytes(file.read_bytes())
     tensors = bad / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-8] + b"damaged!")
-    second = processes.learner("--stop-timesteps=4001", resume=True)
+    second = processes.learner("--stop-timesteps=9001", resume=True)
     assert second.wait(90) == 0, second.text
     assert "checkpoint-999999" in second.text
     assert f"going on from {good}" in second.text
 
 
-def test_a_checkpoint_of_another_environment_is_refused_in_one_sentence(processes) -> None:
-    first = processes.learner("--seed=1", "--stop-timesteps=4000")
-    assert first.wait(90) == 0
-    config = (first.run_dir / "config.yaml").read_text()
-    second = processes.learner("--env=Acrobot-v1", "--stop-timesteps=9000", resume=True)
+def test_a_checkpoint_of_another_environment_is_refused_in_one_sentence(processes, first: Path) -> None:
+    config = (first / "config.yaml").read_text()
+    second = processes.learner("--env=Acrobot-v1", "--stop-timesteps=18000", resume=True)
     assert second.wait(60) == 1
     assert "env is 'CartPole-v1' there and 'Acrobot-v1' here" in second.text
     assert "Traceback" not in second.text
-    assert (first.run_dir / "config.yaml").read_text() == config, "else the next resume would be refused too"
+    assert (first / "config.yaml").read_text() == config, "else the next resume would be refused too"
 
 
-def test_results_hold_the_keys_of_spec_11_and_plain_lines_reach_a_pipe(processes) -> None:
-    learner = processes.learner("--seed=1", "--stop-timesteps=9000")
-    assert learner.wait(90) == 0
-    result = learner.results()[-1]
+def test_results_hold_the_keys_of_spec_11_and_plain_lines_reach_a_pipe(ended) -> None:
+    result = ended.results()[-1]
     wanted = {
         "timesteps_total", "time_total_s", "time_this_iter_s", "training_iteration", "episode_reward_mean",
         "episode_reward_min", "episode_reward_max", "episode_len_mean", "episodes_this_iter", "num_healthy_workers",
@@ -133,7 +145,7 @@ def test_results_hold_the_keys_of_spec_11_and_plain_lines_reach_a_pipe(processes
     }  # fmt: skip
     assert wanted <= result.keys()
     assert set(result["policy_lag"]) == {"min", "mean", "max"}
-    assert "\x1b" not in learner.text  # no terminal codes in a pipe
-    rows = (learner.run_dir / "progress.csv").read_text().splitlines()
-    assert len(rows) == len(learner.results()) + 1
-    assert json.loads((learner.run_dir / "run.json").read_text())["run_id"] == result["run_id"]
+    assert "\x1b" not in ended.text  # no terminal codes in a pipe
+    rows = (ended.run_dir / "progress.csv").read_text().splitlines()
+    assert len(rows) == len(ended.results()) + 1
+    assert json.loads((ended.run_dir / "run.json").read_text())["run_id"] == result["run_id"]

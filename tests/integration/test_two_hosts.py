@@ -30,7 +30,7 @@ class Training:
         self.learner = net.start(
             net.learner, sys.executable, "-m", "aiorl.learner", "--env=CartPole-v1", f"--bind=tcp://0.0.0.0:{PORT}",
             f"--keys={self.keys}", f"--run-dir={self.run_dir}", "--num-workers=0", "--min-iter-time-s=0.2",
-            "--seed=1", *options,
+            "--seed=1", "--xla=off", *options,
         )  # fmt: skip
         self.worker = self.start_worker(f"--keys={self.keys}")
 

@@ -154,10 +154,12 @@ class Processes:
     def learner(
         self, *options: str, run: str = "run", resume: bool = False, environment: dict[str, str] | None = None
     ) -> StartedLearner:
+        """A learner of CartPole-v1 if nothing else is said, without XLA, whose compiling takes seconds."""
         run_dir = self._folder / run
         place = [f"--resume={run_dir}"] if resume else [f"--run-dir={run_dir}"]
-        if not resume and not any(option.startswith("--env=") for option in options):
-            place.append("--env=CartPole-v1")
+        for default in () if resume else ("--env=CartPole-v1", "--xla=off"):
+            if not any(option.partition("=")[0] == default.partition("=")[0] for option in options):
+                place.append(default)
         learner = StartedLearner(run_dir, *place, *options, environment=environment)
         self._started.append(learner)
         return learner

@@ -305,7 +305,9 @@ def test_a_learner_whose_file_cannot_be_written_goes_on_with_the_workers_it_star
     assert "will not find the run's key" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["", "x", "a b c", to_variable(_worker_keys()).rpartition(" ")[0]])
+@pytest.mark.parametrize(
+    "text", ["", "x", "a b c", pytest.param(to_variable(_worker_keys()).rpartition(" ")[0], id="one key too few")]
+)
 def test_a_variable_that_holds_no_keys_is_refused(text):
     with pytest.raises(SecurityError, match="AIORL_RUN_KEYS"):
         from_variable(text)
