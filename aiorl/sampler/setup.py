@@ -63,7 +63,7 @@ class SamplerSetup:
         """
         object.__setattr__(self, "base_env", to_base_env(self.base_env))
         horizon = self.settings.horizon
-        if horizon is not None and not self.base_env.can_reset:
+        if horizon and not self.base_env.can_reset:  # 0 counts as none
             raise ConfigError(
                 f"horizon is {horizon}, but {type(self.base_env).__name__} cannot be reset where it cuts.",
                 key="horizon",

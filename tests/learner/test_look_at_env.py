@@ -12,11 +12,13 @@ from gymnasium import spaces
 from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
+from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.env.registry import register_env
 from aiorl.errors import ConfigError, EnvError, UnsupportedEnvError
-from aiorl.learner.look_at_env import EnvFacts, look_at_env
+from aiorl.learner.look_at_env import look_at_env
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
+KIND = {kind.name: kind for kind in KINDS}
 BOX, TWO = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)
 
 
@@ -67,7 +69,7 @@ def test_a_plain_environment_has_nothing_special_and_is_closed() -> None:
         def close(self) -> None:
             self.closed += 1
 
-    assert looked(lambda context: Closed()) == EnvFacts("", BOX, TWO, is_seedable=True)
+    assert looked(lambda context: Closed()) == EnvFacts(KIND["a gymnasium.Env"], BOX, TWO, is_seedable=True)
     assert [env.closed for env in made] == [1]
 
 
@@ -76,14 +78,14 @@ def test_a_plain_environment_has_nothing_special_and_is_closed() -> None:
     [
         (lambda context: Client(TWO, BOX), "an ExternalEnv", False),
         (lambda context: Simple(), "a BaseEnv", True),
-        (lambda context: OldGym(), "a OldGym of an older Gym", False),
+        (lambda context: OldGym(), "an environment of an older Gym", False),
         (lambda context: gymnasium.make_vec("CartPole-v1", 2), "a vector environment of Gymnasium", False),
     ],
 )
 def test_other_kinds_are_named(creator: Any, kind: str, has_agents: bool) -> None:
     facts = looked(creator, num_envs_per_worker=1)
     assert facts.special_kind == kind
-    assert facts.has_agents == has_agents
+    assert facts.kind.has_agents == has_agents
     assert facts.action_space == TWO
     assert facts.observation_space is not None
 
@@ -91,7 +93,7 @@ def test_other_kinds_are_named(creator: Any, kind: str, has_agents: bool) -> Non
 def test_agents_spaces_are_known_by_agent_and_shared_where_all_are_equal() -> None:
     common = looked(lambda context: CountingMultiAgentEnv())
     assert common.special_kind == "a MultiAgentEnv"
-    assert common.has_agents
+    assert common.kind.has_agents
     assert common.observation_space is not None
     by_agent = looked(
         lambda context: ExternalMultiAgentEnv({"a": TWO, "b": TWO}, {"a": BOX, "b": TWO}), num_envs_per_worker=1
@@ -105,7 +107,7 @@ def test_agents_spaces_are_known_by_agent_and_shared_where_all_are_equal() -> No
 def test_settings_that_an_environment_cannot_have_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_envs_per_worker is 4"):
         looked(lambda context: Client(TWO, BOX), num_envs_per_worker=4)
-    assert looked(lambda context: Client(TWO, BOX)).is_external  # 32 is only PPO's default
+    assert looked(lambda context: Client(TWO, BOX)).kind.is_external  # 32 is only PPO's default
     with pytest.raises(ConfigError, match=r"'looked-at' .Client. cannot be seeded"):
         looked(lambda context: Client(TWO, BOX), seed=3)
     with pytest.raises(ConfigError, match="horizon is 9"):

@@ -13,20 +13,18 @@ from plain_policies import PlainPolicy
 
 from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.data.spaces import space_to_dict
+from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.errors import ConfigError
-from aiorl.learner.look_at_env import EnvFacts
 from aiorl.learner.policy_plan import PlannedPolicy, check_plain_policies, plan_policies
 
+KIND = {kind.name: kind for kind in KINDS}
 BOX, DICT = spaces.Box(-1.0, 1.0, (3,)), spaces.Dict({"a": spaces.Discrete(4), "b": spaces.Box(0.0, 1.0, (2,))})
 TWO = spaces.Discrete(2)
-SINGLE = EnvFacts("", BOX, TWO)
-MANY = EnvFacts("a MultiAgentEnv", BOX, TWO, has_agents=True)
-DIFFERENT = EnvFacts(
-    "a MultiAgentEnv", None, TWO, {"cat1": BOX, "cat2": BOX, "dog": DICT}, dict.fromkeys(["cat1", "cat2", "dog"], TWO),
-    has_agents=True,
-)  # fmt: skip
-
-UNKNOWN = EnvFacts("a BaseEnv", None, TWO, has_agents=True)
+SINGLE = EnvFacts(KIND["a gymnasium.Env"], BOX, TWO)
+MANY = EnvFacts(KIND["a MultiAgentEnv"], BOX, TWO)
+CATS_AND_DOGS = {"cat1": BOX, "cat2": BOX, "dog": DICT}
+DIFFERENT = EnvFacts(KIND["a MultiAgentEnv"], None, TWO, CATS_AND_DOGS, dict.fromkeys(CATS_AND_DOGS, TWO))
+UNKNOWN = EnvFacts(KIND["a BaseEnv"], None, TWO)
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,12 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.errors import ConfigError
-from aiorl.learner.look_at_env import EnvFacts
 from aiorl.learner.sampling_path import choose_sampling, general_reasons
 
-PLAIN = EnvFacts("", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2))
+KIND = {kind.name: kind for kind in KINDS}
+PLAIN = EnvFacts(KIND["a gymnasium.Env"], spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2))
 NESTED = spaces.Dict({"a": spaces.Discrete(2)})
 
 
@@ -59,9 +60,9 @@ def test_what_only_general_sampling_can_do_makes_it_general_and_says_why(
 @pytest.mark.parametrize(
     "facts",
     [
-        EnvFacts("an ExternalEnv", PLAIN.observation_space, PLAIN.action_space),
-        EnvFacts("", NESTED, PLAIN.action_space),
-        EnvFacts("", PLAIN.observation_space, spaces.Tuple([NESTED])),
+        EnvFacts(KIND["an ExternalEnv"], PLAIN.observation_space, PLAIN.action_space),
+        EnvFacts(KIND["a gymnasium.Env"], NESTED, PLAIN.action_space),
+        EnvFacts(KIND["a gymnasium.Env"], PLAIN.observation_space, spaces.Tuple([NESTED])),
     ],
 )
 def test_what_only_general_sampling_can_drive_makes_it_general(facts: EnvFacts) -> None:
