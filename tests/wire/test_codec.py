@@ -72,7 +72,7 @@ message_strategies: dict[str, st.SearchStrategy[Any]] = {
     ),
     "beat": st.builds(m.Beat, counts, texts, seconds, counts),
     "snapshot_request": st.builds(m.SnapshotRequest, versions),
-    "failure": st.builds(m.Failure, texts, texts, texts, st.booleans()),
+    "failure": st.builds(m.Failure, texts, texts, texts, fatal=st.booleans()),
     "reply": st.builds(m.Reply, counts, st.booleans(), plain_with_arrays),
     "leaving": st.builds(m.Leaving, texts, counts, counts),
     "snapshot": snapshots,
