@@ -27,6 +27,7 @@ __all__ = ["LEARNER_PROG", "LearnerArgs", "configure_learner", "parse_learner_ar
 LEARNER_PROG = "python -m aiorl.learner"
 
 _ABOUT = "Trains a policy, with worker processes here and on any host that joins."
+_TEXT = ("text", "text or null")
 _DEFAULT_ALGO = str(CommonConfig.model_fields["algo"].default)
 _SHOWN = {
     "run": {
@@ -97,7 +98,7 @@ def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lam
         if not equals or not name:
             usage_error(LEARNER_PROG, f"--set takes KEY=VALUE, such as --set lr=3e-4, not {pair!r}.")
         _set(args, name.strip(), parse_value(text), f"--set {name.strip()}")
-    texts = {name for name, declared in all_keys(CommonConfig) if expected(declared.annotation).startswith("text")}
+    texts = {name for name, declared in all_keys(CommonConfig) if expected(declared.annotation) in _TEXT}
     for name, text in found.items():
         is_said = text is True or (name in texts and text != "null")
         _set(args, name, text if is_said else parse_value(text), _flag(name))

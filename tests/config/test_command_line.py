@@ -120,6 +120,9 @@ def test_a_value_may_begin_with_a_minus(text: str) -> None:
 def test_keys_of_type_text_stay_text_and_names_below_free_ones_are_options_too() -> None:
     config = learner("--model.custom-model", "1:2", "--env-config.max-steps", "7", "--run-dir", "null")
     assert (config.model.custom_model, config.env_config, config.run_dir) == ("1:2", {"max_steps": 7}, None)
+    assert parse_learner_args(["--callbacks", "{on_train_result: a:b}"]).overrides == {
+        "callbacks": {"on_train_result": "a:b"}
+    }
 
 
 def test_help_shows_the_defaults_of_the_algorithm_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
