@@ -320,6 +320,7 @@ class Training:
         self.service.begin(learning, updates, Publisher(learning.filters))
         await self.end.before(self._first_workers())
         self.service.grant_leases()
+        self._begin_rates()
 
     async def __aiter__(self) -> AsyncIterator[Counters]:
         """The counters after each update, until the end has come.
@@ -432,6 +433,10 @@ class Training:
 
     # While it goes --------------------------------------------------------------------------------------------
 
+    def _begin_rates(self) -> None:
+        """Loading and compiling is no work that a rate is about."""
+        self.results.begin_rates(time.monotonic(), self.service.progress(None))
+
     def _on_update_thread(self, event: UpdateEvent) -> None:
         self._call_soon(self._handle_update, event)
 
@@ -448,6 +453,7 @@ class Training:
         match event:
             case WarmUpDone(took_s):
                 self._warm = True
+                self._begin_rates()
                 logger.info("the update is compiled, in %.1f s", took_s)
             case UpdateDone():
                 self.service.take_update(event)

@@ -108,7 +108,8 @@ class Results:
         self._time_total_s = 0.0
         self._last_now = now
         self._last = Progress(0, 0)
-        self._before = deque([(now, self._last)])  # ends of iterations, from the last that is _RATE_S old on
+        # the beginning of work, and ends of iterations, from the last that is _RATE_S old on
+        self._before = deque([(now, self._last)])
 
     @property
     def training_iteration(self) -> int:
@@ -124,6 +125,15 @@ class Results:
     def time_total_s(self) -> float:
         """Training time up to the last finished iteration, without the pauses between resumed runs."""
         return self._time_total_s
+
+    def begin_rates(self, now: float, progress: Progress) -> None:
+        """Work begins now, after a start-up that is not part of any rate.
+
+        Args:
+            now: monotonic clock.
+            progress: where the learner stands.
+        """
+        self._before = deque([(now, progress)])
 
     def add_episodes(self, episodes: EpisodeColumns) -> None:
         """Takes finished episodes, in order of arrival."""
@@ -251,7 +261,7 @@ class Results:
         for name, named in zip(("policy_rewards", "custom", "hist"), self._named(), strict=True):
             named.from_state(state.get(name, {}), now, self._episodes_total)
         self._last, self._last_now = progress, now
-        self._before = deque([(now, progress)])
+        self.begin_rates(now, progress)
 
     def _named(self) -> tuple[_Named, _Named, _Named]:
         return self._policy_rewards, self._custom, self._hist
