@@ -52,7 +52,7 @@ def why_not_atari_vector(settings: Mapping[str, Any]) -> str | None:
 
 
 class PreprocessedGame(gymnasium.Env[Any, Any]):
-    """One game whose step may be begun by ``send`` before it is waited for by ``step``.
+    """One game whose step can be begun by ``send``, before ``step`` waits for its result.
 
     Observations are grey frames [dim, dim], the maximum of the last two of four.
     """
@@ -105,7 +105,7 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
         return obs[0, 0], {}
 
     def send(self, action: int) -> None:
-        """Begin a step, which the next ``step`` waits for, whatever action that is given."""
+        """Begin a step; the next ``step`` waits for it and ignores its own action."""
         self._vector.send(np.array([action], np.int64))
         self._is_under_way = True
 

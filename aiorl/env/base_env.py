@@ -1,4 +1,4 @@
-"""BaseEnv: environments that need not act in lockstep, which is all that the general sampler knows of them.
+"""BaseEnv: environments that act out of lockstep; the general sampler drives nothing else.
 
 A sampler repeats: ``poll`` what has happened, decide, ``send_actions``. Everything is keyed by environment id
 and then by agent id; a single-agent environment shows one agent, ``DEFAULT_AGENT_ID``. Flags also have the
@@ -87,7 +87,7 @@ class Poll(NamedTuple):
 
 
 def as_poll(result: Any) -> Poll:
-    """A Poll from what a BaseEnv returned, with infos of its own: environments may go on using theirs.
+    """Return what a BaseEnv returned as a Poll, with copies of the infos, which environments may go on using.
 
     Args:
         result: a Poll, or a tuple of five dicts (obs, rewards, dones, infos, off_policy_actions); such dones

@@ -95,7 +95,7 @@ class ObservationCheck:
         return array
 
     def check_values(self, obs: NDArray[Any], step_of: StepOf, index_of: StepOf | None = None) -> None:
-        """Every value is finite, and within the space where the space is discrete.
+        """Raise if a value is not finite, or outside of a discrete space.
 
         Args:
             obs: [M, ...] observations.
@@ -185,7 +185,7 @@ class NestedCheck:
 
 
 class ActionCheck:
-    """What an action must look like that was not a policy's, but comes from a client."""
+    """Check of actions that come from a client rather than from a policy."""
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         """Derive the check from a space.
@@ -253,7 +253,7 @@ def as_rewards(rewards: Mapping[Any, Any], env_id: str, index: int, step: int) -
 
 
 def check_rewards(env_id: str, rewards: NDArray[Any], step_of: StepOf) -> None:
-    """Every reward is a finite number.
+    """Raise if a reward is not a finite number.
 
     Raises:
         BadRewardError: naming the first copy at fault.

@@ -86,7 +86,7 @@ class ChildProcess:
         self.send(wire.SETUP, payload)
 
     def send(self, kind: bytes, payload: bytes) -> None:
-        """Send one frame; that the child is gone is told by ``receive``."""
+        """Send one frame; ``receive`` reports a child that is gone."""
         self.steps = 0 if kind == wire.RESET else self.steps + (kind == wire.STEP)
         # A child that is gone is told of by ``receive``, which knows why.
         with contextlib.suppress(OSError):

@@ -265,7 +265,7 @@ def to_base_env(
     env_id: str = "environment",
     seed: int | None = None,
 ) -> BaseEnv:
-    """An environment of any kind as a BaseEnv; one that is so already is returned as it is.
+    """Convert an environment of any kind to a BaseEnv; a BaseEnv is returned as it is.
 
     Args:
         env: environment 0, of any of the kinds in ``kinds``.
@@ -342,7 +342,7 @@ def _check_distinct(copies: Sequence[Any], env_id: str) -> None:
 
 
 def _close_after_error(env: Any) -> None:
-    """Close a copy; the error that there was is the one to be told."""
+    """Close a copy, and only log an error of that."""
     close = getattr(env, "close", None)
     if callable(close):
         try:

@@ -148,7 +148,7 @@ class _ClientDriven:
                 self._refuse(episode_id, fault, agent_id)
 
     def _check_agents(self, episode_id: Any, what: str, by_agent: Any, known: Any = None) -> None:
-        """Refuse what is no dict by agent; also agents that are not among those known, where they are listed."""
+        """Refuse anything but a dict by agent, and unknown agents where the agents are listed."""
         if not isinstance(by_agent, Mapping):
             self._refuse(episode_id, f"{what} are {by_agent!r:.200}, expected a dict: agent id -> value")
         if ALL_AGENTS in by_agent:
@@ -316,7 +316,7 @@ class ExternalMultiAgentEnv(_ClientDriven):
         self._episodes.end(episode_id, observation_dict)
 
     def leave_agents_to_sampler(self, *, observations_rewritten: bool, no_done_at_end: bool) -> None:
-        """Tell what a worker's settings make of the rules for agents; done by the worker, before it starts.
+        """Relax the rules for agents as a worker's settings ask; called by the worker before the thread starts.
 
         Args:
             observations_rewritten: its ``observation_fn`` may drop agents that are done, and add final observations.

@@ -55,7 +55,7 @@ def checked_horizon(horizon: int | None, limit: int | None) -> int | None:
 
 
 def training_disabled_error(env_id: str) -> ConfigError:
-    """What to raise where a step is not to be trained on, by whoever cannot leave out its row."""
+    """Error for a step that must not be trained on, where its row cannot be left out."""
     return ConfigError(
         f"environment {env_id!r}: a step's info has a training_enabled that is false, but columnar sampling keeps the "
         "row of every step.",

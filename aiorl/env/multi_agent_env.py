@@ -74,7 +74,7 @@ class AgentResults:
     def __init__(
         self, obs: AgentDict, rewards: AgentDict, terminateds: AgentDict, truncateds: AgentDict, infos: AgentDict
     ) -> None:
-        """Note the five."""
+        """Hold the five results."""
         self.obs = obs
         self.rewards = rewards
         self.terminateds = terminateds

@@ -1,4 +1,4 @@
-"""PolledLockstep: environments that report when they are ready, waited for until all have; for those of processes."""
+"""PolledLockstep: environments in processes of their own, stepped together as whole arrays."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class EnvContext(dict[str, Any]):
 
 
 def _own(value: Any) -> Any:
-    """Settings that an environment may change without anybody else's noticing; other objects stay shared."""
+    """Copy the dicts and lists in settings, so that an environment may change its own; share other objects."""
     if type(value) is dict:
         return {key: _own(inner) for key, inner in value.items()}
     if type(value) is list:

@@ -1,4 +1,4 @@
-"""Copies of a gym-like environment, stepped one after the other in the calling thread, in both forms for samplers.
+"""Copies of a gym-like environment, stepped one after the other in the calling thread.
 
 ``Copies`` holds and steps them, as a VectorEnv; observations may be nested. ``SerialEnv`` is their form as whole
 arrays, where an observation is one.

@@ -64,7 +64,7 @@ def why_not_vectorised(wanted: Wanted) -> str | None:
 
 
 def make_vector_form(wanted: Wanted) -> LockstepEnv:
-    """The vectorised form, which nothing stands in the way of.
+    """Make the vectorised form; ``why_not_vectorised`` must have given None.
 
     Raises:
         ConfigError: a horizon above the environment's limit.
