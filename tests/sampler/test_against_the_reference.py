@@ -206,19 +206,18 @@ def compare(
         for policy_id, policy in reference.policies.items():
             policy.set_weights(weights[policy_id])
             policy.on_global_var_update({"timestep": 10 * number})
-    compare_tapes(case, same, *tapes)
+    compare_tapes(same, *tapes)
     for policy_id, found in product.filters.items():
         same.check(dict(found.state()), reference.filters[policy_id].state(), f"filter of {policy_id}")
 
 
-def compare_tapes(case: Case, same: Comparison, got: Tape, expected: Tape) -> None:
+def compare_tapes(same: Comparison, got: Tape, expected: Tape) -> None:
     for env_id in {**expected.events, **got.events}:
         mine, theirs = by_turn(got.events[env_id]), by_turn(expected.events[env_id])
         for number, pair in enumerate(itertools.zip_longest(mine, theirs)):
             same.check(*pair, f"event {number} of environment {env_id}, after {mine[max(0, number - 6) : number]}")
     same.check(got.asked, expected.asked, "agents that the mapping function was asked about")
-    if not case.kind.startswith("external"):  # there it is up to the client's thread how many come together
-        same.check(dict(got.calls), dict(expected.calls), "environments of each evaluation")
+    same.check(dict(got.calls), dict(expected.calls), "environments of each evaluation")
 
 
 def by_turn(events: list[Any]) -> list[Any]:

@@ -217,7 +217,6 @@ def add_what_its_kind_asks_for(rnd: Any, case: Case) -> None:
             config["ready"] = patterns if rnd.random() < 0.7 else []
         case "external" | "external_multi":
             case.horizon = None
-            case.filter = "NoFilter"  # which observations come together is up to the client's thread
             config["pattern"] = [rnd.randrange(copies) for _ in range(6)] + list(range(copies))
             for play in config["plays"]:
                 for episode in play:
