@@ -78,9 +78,9 @@ def make_worker(
     )
 
 
-def make_reference(case: Case, tape: Tape, config: dict[str, Any]) -> ReferenceSampler:
+def make_reference(case: Case, tape: Tape, config: dict[str, Any], side: str = "reference") -> ReferenceSampler:
     preprocessor = preprocessor_for(OBS_SPACES[case.config["obs"]])
-    specs = policy_specs(case, "reference")
+    specs = policy_specs(case, side)
     policies = {
         policy_id: kind(preprocessor.observation_space, action_space, policy_config)
         for policy_id, (kind, _, action_space, policy_config) in specs.items()
@@ -147,7 +147,7 @@ def run_sampler(drawn: tuple[Case, float, bool]) -> None:
     expected, reference_config = tape_of(case, "reference")
     reference = make_reference(case, expected, reference_config)
     reference.settings.fragment_length, reference.settings.pack = length, pack
-    of_product = make_reference(case, got, config)  # for its parts
+    of_product = make_reference(case, got, config, "product")  # for its parts
     sampler = LoneSampler(
         SamplerSetup(
             worker=None,
