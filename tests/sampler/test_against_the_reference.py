@@ -78,10 +78,10 @@ def make_worker(
     )
 
 
-def make_reference(case: Case, tape: Tape, config: dict[str, Any]) -> ReferenceSampler:
+def make_reference(case: Case, tape: Tape, config: dict[str, Any], side: str = "reference") -> ReferenceSampler:
     spaces = OBS_SPACES[case.config["obs"]], ACTION_SPACES[case.config["action"]]
     preprocessor = make_preprocessor(spaces[0], action_space=spaces[1])
-    specs = policy_specs(case, "reference")
+    specs = policy_specs(case, side)
     policies = {
         policy_id: kind(preprocessor.observation_space, action_space, policy_config)
         for policy_id, (kind, _, action_space, policy_config) in specs.items()
@@ -151,7 +151,7 @@ def run_sampler(drawn: tuple[Case, float, bool]) -> None:
     expected, reference_config = tape_of(case, "reference")
     reference = make_reference(case, expected, reference_config)
     reference.settings.fragment_length, reference.settings.pack = length, pack
-    of_product = make_reference(case, got, config)  # for its parts
+    of_product = make_reference(case, got, config, "product")  # for its parts
     sampler = LoneSampler(
         SamplerSetup(
             worker=None,
@@ -210,19 +210,18 @@ def compare(
         for policy_id, policy in reference.policies.items():
             policy.set_weights(weights[policy_id])
             policy.on_global_var_update({"timestep": 10 * number})
-    compare_tapes(case, same, *tapes)
+    compare_tapes(same, *tapes)
     for policy_id, found in product.filters.items():
         same.check(dict(found.state()), reference.filters[policy_id].state(), f"filter of {policy_id}")
 
 
-def compare_tapes(case: Case, same: Comparison, got: Tape, expected: Tape) -> None:
+def compare_tapes(same: Comparison, got: Tape, expected: Tape) -> None:
     for env_id in {**expected.events, **got.events}:
         mine, theirs = by_turn(got.events[env_id]), by_turn(expected.events[env_id])
         for number, pair in enumerate(itertools.zip_longest(mine, theirs)):
             same.check(*pair, f"event {number} of environment {env_id}, after {mine[max(0, number - 6) : number]}")
     same.check(got.asked, expected.asked, "agents that the mapping function was asked about")
-    if not case.kind.startswith("external"):  # there it is up to the client's thread how many come together
-        same.check(dict(got.calls), dict(expected.calls), "environments of each evaluation")
+    same.check(dict(got.calls), dict(expected.calls), "environments of each evaluation")
 
 
 def by_turn(events: list[Any]) -> list[Any]:

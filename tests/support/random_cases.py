@@ -219,7 +219,6 @@ def add_what_its_kind_asks_for(rnd: Any, case: Case) -> None:
             config["ready"] = patterns if rnd.random() < 0.7 else []
         case "external" | "external_multi":
             case.horizon = None
-            case.filter = "NoFilter"  # which observations come together is up to the client's thread
             config["pattern"] = [rnd.randrange(copies) for _ in range(6)] + list(range(copies))
             for play in config["plays"]:
                 for episode in play:
@@ -227,7 +226,8 @@ def add_what_its_kind_asks_for(rnd: Any, case: Case) -> None:
                     for shown in episode:  # a client has one way to say that an agent is done
                         shown["term"], shown["trunc"] = shown["term"] + shown["trunc"], []
         case _:
-            if rnd.random() < 0.3 and case.kind != "vector":
+            # a VectorEnv shows no environments that tell their limit, and other processes don't, either
+            if rnd.random() < 0.3 and case.kind != "vector" and config["resets"] == "inline":
                 config["limit"] = 6
                 case.horizon = case.horizon and min(case.horizon, 6)
 

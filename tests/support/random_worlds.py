@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -62,12 +63,25 @@ class Tape:
         events: environment -> events in order.
         calls: policy id -> environments of each evaluation.
         asked: agents that the mapping function was asked about.
+        ended: environments whose episode has ended.
     """
 
     def __init__(self) -> None:
         self.events: dict[Any, list[Any]] = defaultdict(list)
         self.calls: dict[str, list[list[str]]] = defaultdict(list)
         self.asked: list[Any] = []
+        self.ended: set[Any] = set()
+        self.changed = threading.Condition()
+
+    def end(self, env_id: Any) -> None:
+        with self.changed:
+            self.ended.add(env_id)
+            self.changed.notify_all()
+
+    def wait_for_end(self, env_id: Any, give_up: threading.Event) -> None:
+        with self.changed:
+            while env_id not in self.ended and not give_up.is_set():
+                self.changed.wait(0.05)
 
 
 def plain(action: Any) -> Any:
@@ -421,11 +435,15 @@ class Client:
 
 
 class _Driven:
-    """run() of both external environments."""
+    """run() of both external environments.
+
+    Behind the end of an episode, the client waits until it is known to the sampler, so that what comes together in one
+    poll is always the same.
+    """
 
     def __init__(self, context: Any) -> None:
         super().__init__(ACTION_SPACES[context["action"]], OBS_SPACES[context["obs"]])
-        self.client = Client(context)
+        self.client, self.tape, self.closed = Client(context), TAPES[context["tape"]], threading.Event()
 
     def seed(self, seed=None):
         """Nothing is random."""
@@ -436,6 +454,12 @@ class _Driven:
         while True:
             name, arguments = calls.send(answer)
             answer = self.call(name, *arguments)
+            if name == "end_episode":
+                self.tape.wait_for_end(arguments[0], self.closed)
+
+    def close(self):
+        self.closed.set()
+        super().close()
 
 
 class ExternalStages(_Driven, ExternalEnv):
@@ -472,8 +496,7 @@ class ExternalWorld:
         self.asked: tuple[str, Any] | None = None
 
     def poll(self) -> list[Report]:
-        """Run the client until it waits for an action."""
-        reports: list[Report] = []
+        """Run the client until it waits."""
         while True:
             name, (episode_id, *arguments) = self.calls.send(self.answer)
             self.answer = None
@@ -494,21 +517,18 @@ class ExternalWorld:
             infos = {agent: dict(pending["infos"].get(agent, {})) for agent in obs}
             if not pending["enabled"]:
                 infos = {agent: {**info, "training_enabled": False} for agent, info in infos.items()}
-            reports.append(
-                Report(
-                    episode_id,
-                    obs,
-                    None if pending["is_new"] else {**dict.fromkeys(obs, 0.0), **pending["rewards"]},
-                    {**{agent: pending["done"].pop(agent, False) for agent in obs}, ALL: name == "end_episode"},
-                    {ALL: False},
-                    infos,
-                    arguments[1] if name == "log_action" else None,
-                )
+            report = Report(
+                episode_id,
+                obs,
+                None if pending["is_new"] else {**dict.fromkeys(obs, 0.0), **pending["rewards"]},
+                {**{agent: pending["done"].pop(agent, False) for agent in obs}, ALL: name == "end_episode"},
+                {ALL: False},
+                infos,
+                arguments[1] if name == "log_action" else None,
             )
             pending.update(rewards={}, is_new=False)
-            if name != "end_episode":
-                self.asked = name, episode_id
-                return reports
+            self.asked = name, episode_id
+            return [report]
 
     def send(self, actions: dict[Any, dict[Any, Any]]) -> None:
         name, episode_id = self.asked

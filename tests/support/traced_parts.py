@@ -120,6 +120,7 @@ def traced_callbacks(tape: Any) -> type[DefaultCallbacks]:
         def on_episode_end(self, *, worker, base_env, policies, episode, **kwargs):
             tape.events[episode.env_id].append(("end", *asked(episode)))
             episode.custom_metrics["total"] = episode.total_reward
+            tape.end(episode.env_id)
 
         def on_postprocess_trajectory(
             self, *, worker, episode, agent_id, policy_id, policies, postprocessed_batch, original_batches, **kwargs
