@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -248,18 +247,18 @@ class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
         if not isinstance(space, spaces.Box) or len(space.shape) != 2:
             raise ConfigError(f"frames of shape [height, width] are stacked, not {space}.")
         self.observation_space = spaces.Box(0, 255, (*space.shape, count), np.uint8)
-        self._frames: deque[Pixels] = deque(maxlen=count)
+        self._stack: Pixels = np.zeros((*space.shape, count), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
         frame, info = self.env.reset(seed=seed, options=options)
-        self._frames.extend([frame] * (self._frames.maxlen or 1))
-        return self._stacked(), info
+        self._stack = np.repeat(frame[..., None], self._stack.shape[-1], axis=-1)
+        return self._stack, info
 
     def observation(self, observation: Pixels) -> Pixels:
         """Add the newest frame."""
-        self._frames.append(observation)
-        return self._stacked()
-
-    def _stacked(self) -> Pixels:
-        return np.stack(self._frames, axis=-1)
+        stack = np.empty_like(self._stack)
+        stack.reshape(-1)[:-1] = self._stack.reshape(-1)[1:]  # the next frame of a pixel is its next byte
+        stack[..., -1] = observation
+        self._stack = stack
+        return stack

@@ -22,10 +22,9 @@ from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.polled_lockstep import PolledLockstep
 from aiorl.env.registry import EnvContext, is_atari_id, resolve_env
 from aiorl.env.remote_env import RemoteEnv, RemoteSettings, remote_name
-from aiorl.env.serial_env import SerialEnv
 from aiorl.env.vector_forms import Wanted, make_vector_form, why_not_vectorised
 from aiorl.env.wrapping import Wrapping
-from aiorl.errors import AiorlError, ConfigError
+from aiorl.errors import AiorlError, ConfigError, UnsupportedEnvError
 
 __all__ = ["VECTORIZE_CHOICES", "EnvMaker", "EnvPlan", "EnvSource", "make_lockstep_env", "to_base_env"]
 
@@ -178,12 +177,17 @@ class EnvMaker:
             return native
         if vectorize == "remote":
             remote = RemoteEnv(self._remote_settings(), plan.num_envs)
-            return _or_close(remote.stop, lambda: PolledLockstep(remote, horizon=plan.horizon))
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(remote.stop)
+                polled = PolledLockstep(remote, horizon=plan.horizon)
+                on_error.pop_all()
+            return polled
         env = self.make_first()
-        if isinstance(env, LockstepEnv):
-            return env
-        with _copies(env, self._make_copy, plan.num_envs, self.env_id) as copies:
-            return SerialEnv(copies, env_id=self.env_id, horizon=plan.horizon)
+        lockstep = self.to_base_env(env).in_lockstep(plan.horizon)
+        if lockstep is None:
+            kind = kind_of(env, self.env_id).name
+            raise UnsupportedEnvError(f"environment {self.env_id!r}, {kind}, cannot be stepped as whole arrays")
+        return lockstep
 
     def _make_copy(self, index: int) -> Any:
         context = self.context.copy_with_overrides(vector_index=index)
@@ -301,32 +305,18 @@ def to_base_env(
         if callable(close := getattr(env, "close", None)):
             close()
         return RemoteEnv(remote_settings, num_envs, batch_wait_ms=remote_env_batch_wait_ms, seed=seed)
-    with _copies(env, make_env, num_envs, env_id) as copies:
-        return kind.to_base_env(copies, env_id, seed)
-
-
-@contextlib.contextmanager
-def _copies(env: Any, make_env: Callable[[int], Any] | None, num_envs: int, env_id: str) -> Any:
-    """Environment 0 and the copies made beside it, which are closed after an error."""
     if num_envs > 1 and make_env is None:
         raise ConfigError(f"{num_envs} environments are asked for, but only one is given.", key="num_envs_per_worker")
     copies = [env]
     with contextlib.ExitStack() as on_error:
-        for index in range(1, num_envs):
-            assert make_env is not None, "checked above"
-            copies.append(make_env(index))
-            on_error.callback(_close_after_error, copies[-1])
+        if make_env is not None:
+            for index in range(1, num_envs):
+                copies.append(make_env(index))
+                on_error.callback(_close_after_error, copies[-1])
         _check_distinct(copies, env_id)
-        yield copies
+        base_env = kind.to_base_env(copies, env_id, seed)
         on_error.pop_all()
-
-
-def _or_close(close: Callable[[], None], make: Callable[[], LockstepEnv]) -> LockstepEnv:
-    with contextlib.ExitStack() as on_error:
-        on_error.callback(close)
-        made = make()
-        on_error.pop_all()
-    return made
+    return base_env
 
 
 def _check_distinct(copies: Sequence[Any], env_id: str) -> None:

@@ -158,14 +158,14 @@ def test_frames_are_stacked_as_channels_oldest_first():
 
 def test_a_missing_opencv_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "cv2", None)
-    with pytest.raises(ConfigError, match=r"aiorl\[atari\]"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[atari\]"):
         wrap_deepmind(LivesEnv(shape=(210, 160, 3)))
 
 
 def test_a_missing_emulator_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ale_py", None)
     monkeypatch.setattr(gymnasium, "registry", {})
-    with pytest.raises(ConfigError, match=r"aiorl\[atari\]"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[atari\]"):
         resolve_env("ALE/Pong-v5")
 
 

@@ -238,5 +238,5 @@ def test_modules_that_are_missing_or_hold_no_environment_are_told(tmp_path, monk
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"aiorl\[pettingzoo\]"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[pettingzoo\]"):
         resolve_env("pettingzoo:classic.tictactoe_v3")
