@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from aiorl.env.atari import AtariStep, wrap_lives
@@ -132,6 +133,7 @@ class AtariCopies(Copies):
         num_envs: int,
         *,
         env_id: str,
+        spec: EnvSpec | None = None,
         dim: int = 84,
         framestack: bool = True,
         noop_max: int = 30,
@@ -143,12 +145,15 @@ class AtariCopies(Copies):
             settings: see ``why_not_atari_vector``.
             num_envs: number of games N.
             env_id: name for messages.
+            spec: Gymnasium's entry of the game.
             dim: side of the square frames, pixels.
             framestack: observations are the last four frames, uint8 [dim, dim, 4]; else one, uint8 [dim, dim, 1].
             noop_max: most no-ops at the start of a game; 0 for none.
             seed: see Copies.
         """
         self._games_under_way = [PreprocessedGame(settings, dim, noop_max) for _ in range(num_envs)]
+        for game in self._games_under_way:
+            game.spec = spec
         games = [wrap_lives(game, framestack) for game in self._games_under_way]
         super().__init__(games, env_id=env_id, seed=seed)
 

@@ -116,14 +116,30 @@ class EnvMaker:
         Raises:
             EnvError: the environment's constructor failed.
             UnsupportedEnvError: what was made is no environment that can be driven (also a ValueError).
-            ConfigError: a horizon that it cannot have.
+            ConfigError: a form or a horizon that it cannot have.
         """
+        plan = self.plan
+        wanted = Wanted(self.creator, plan.env_config, plan.num_envs, plan.horizon, plan.wrapping)
+        if plan.vectorize == "native" or (plan.vectorize == "auto" and choose_vectorize(wanted) == "native"):
+            return self._made_vectorised(wanted)
         env = self._made(self.context.copy_with_overrides())  # creators may change what they are given
         if isinstance(env, LockstepEnv):
-            env.limit_episodes(self.plan.horizon)
-        self.is_deepmind = kind_of(env, self.env_id).is_single and self.plan.wrapping.wraps_atari(env)
+            env.limit_episodes(plan.horizon)
+        self.is_deepmind = kind_of(env, self.env_id).is_single and plan.wrapping.wraps_atari(env)
         # of remote ones only its spaces are of interest; the one that is played, and monitored, lives in a child
-        return self._wrap(env, self.context, is_monitored=not self.plan.is_remote)
+        return self._wrap(env, self.context, is_monitored=not plan.is_remote)
+
+    def _made_vectorised(self, wanted: Wanted) -> Any:
+        obstacle = why_not_vectorised(wanted)
+        if obstacle is not None:
+            raise ConfigError(
+                f"vectorize is 'native', but environment {self.env_id!r} has no such form here: {obstacle}.",
+                key="vectorize",
+                value="native",
+                hint="Use vectorize: serial (or auto).",
+            )
+        self.is_deepmind = wanted.wrapping.deepmind and is_atari_id(self.creator.gym_id or "")
+        return self._guarded(lambda: make_vector_form(wanted), 0)
 
     def check_seedable(self, env: Any) -> None:
         """Raise if an environment cannot be seeded.
@@ -162,20 +178,7 @@ class EnvMaker:
             EnvError: the environment's constructor raised.
         """
         plan = self.plan
-        wanted = Wanted(self.creator, plan.env_config, plan.num_envs, plan.horizon, plan.wrapping)
-        vectorize = choose_vectorize(wanted) if plan.vectorize == "auto" else plan.vectorize
-        if vectorize == "native":
-            obstacle = why_not_vectorised(wanted)
-            if obstacle is not None:
-                raise ConfigError(
-                    f"vectorize is 'native', but environment {self.env_id!r} has no such form here: {obstacle}.",
-                    key="vectorize",
-                    value="native",
-                    hint="Use vectorize: serial (or auto).",
-                )
-            native: LockstepEnv = self._guarded(lambda: make_vector_form(wanted), 0)
-            return native
-        if vectorize == "remote":
+        if plan.is_remote:
             remote = RemoteEnv(self._remote_settings(), plan.num_envs)
             with contextlib.ExitStack() as on_error:
                 on_error.callback(remote.stop)

@@ -83,7 +83,9 @@ class Copies(VectorEnv):
         self.num_envs = len(envs)
         self.observation_space = envs[0].observation_space
         self.action_space = envs[0].action_space
-        self.seeds: list[int | None] = [None] * len(envs) if seed is None else list(env_seeds(seed, len(envs)))
+        self.seeds: list[int | None] = [None] * len(envs)
+        if seed is not None:
+            self.seed(seed)
         space = self.observation_space
         self.check = ObservationCheck(env_id, space) if isinstance(space, _SIMPLE) else None
         self.nested = NestedCheck(env_id, self.observation_space)
@@ -96,6 +98,10 @@ class Copies(VectorEnv):
         self.started_at = np.zeros(len(envs), np.int64)
         self._steps = [env.step for env in envs]
         self._is_dirty = False
+
+    def seed(self, seed: int) -> None:
+        """Seed the copies as the constructor does, before their next episodes."""
+        self.seeds = list(env_seeds(seed, self.num_envs))
 
     def new_rows(self) -> Any:
         """Room for an observation of each copy: an array, or a list where an observation is none."""

@@ -15,7 +15,7 @@ from aiorl.env.atari_vector import AtariCopies, why_not_atari_vector
 from aiorl.env.lockstep import LockstepEnv, checked_horizon
 from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.registry import EnvCreator, is_atari_id
-from aiorl.env.serial_env import SerialEnv
+from aiorl.env.vector_env import VectorEnv
 from aiorl.env.wrapping import Wrapping
 
 __all__ = ["Wanted", "make_vector_form", "why_not_vectorised"]
@@ -50,7 +50,7 @@ class Wanted:
 class _Form(NamedTuple):
     is_of: Callable[[EnvSpec], bool]
     obstacle: Callable[[Wanted, EnvSpec], str | None]
-    make: Callable[[Wanted, EnvSpec], LockstepEnv]
+    make: Callable[[Wanted, EnvSpec], LockstepEnv | VectorEnv]
 
 
 def why_not_vectorised(wanted: Wanted) -> str | None:
@@ -63,7 +63,7 @@ def why_not_vectorised(wanted: Wanted) -> str | None:
     return _form_of(spec).obstacle(wanted, spec)
 
 
-def make_vector_form(wanted: Wanted) -> LockstepEnv:
+def make_vector_form(wanted: Wanted) -> LockstepEnv | VectorEnv:
     """Make the vectorised form; ``why_not_vectorised`` must have given None.
 
     Raises:
@@ -85,16 +85,17 @@ def _atari_obstacle(wanted: Wanted, spec: EnvSpec) -> str | None:
     return why_not_atari_vector(wanted.settings)
 
 
-def _make_atari(wanted: Wanted, spec: EnvSpec) -> LockstepEnv:
-    wrapping = wanted.wrapping
-    games = AtariCopies(
-        wanted.settings,
+def _make_atari(wanted: Wanted, spec: EnvSpec) -> VectorEnv:
+    wrapping, settings = wanted.wrapping, wanted.settings
+    checked_horizon(wanted.horizon, spec.max_episode_steps)
+    return AtariCopies(
+        settings,
         wanted.num_envs,
         env_id=wanted.creator.env_id,
+        spec=spec,
         dim=wrapping.dim,
         framestack=wrapping.framestack,
     )
-    return SerialEnv(games, horizon=checked_horizon(wanted.horizon, spec.max_episode_steps))
 
 
 def _gymnasium_obstacle(wanted: Wanted, spec: EnvSpec) -> str | None:

@@ -7,9 +7,11 @@ import logging
 import numpy as np
 import pytest
 
+from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.atari import is_atari, wrap_deepmind
 from aiorl.env.atari_vector import AtariCopies, PreprocessedGame, why_not_atari_vector
-from aiorl.env.env_maker import make_lockstep_env
+from aiorl.env.env_maker import EnvMaker, EnvPlan, make_lockstep_env
+from aiorl.env.lockstep import env_seeds
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.serial_env import SerialEnv
 from aiorl.env.wrapping import Wrapping
@@ -119,6 +121,24 @@ def test_what_it_cannot_do_is_left_to_single_games_with_a_note(settings, why, ca
     env.close()
     with pytest.raises(ConfigError, match=why):
         make_lockstep_env("ALE/Pong-v5", settings, 2, "native", wrapping=DEEPMIND)
+
+
+def test_r29_the_general_path_gets_the_same_games_from_the_same_seed():
+    maker = EnvMaker(EnvPlan(env="ALE/Breakout-v5", num_envs=2, vectorize="auto", wrapping=DEEPMIND, seed=3))
+    env = maker.make_first()
+    maker.check_seedable(env)
+    assert maker.is_deepmind
+    polled = maker.to_base_env(env)
+    lockstep = make_lockstep_env("ALE/Breakout-v5", {}, 2, wrapping=DEEPMIND)
+    first = polled.poll().obs
+    np.testing.assert_array_equal([first[0][AGENT], first[1][AGENT]], lockstep.reset(env_seeds(3, 2)))
+    for step in range(30):
+        polled.send_actions({index: {AGENT: step % 4} for index in (0, 1)})
+        poll, result = polled.poll(), lockstep.step(np.full(2, step % 4))
+        np.testing.assert_array_equal([poll.rewards[0][AGENT], poll.rewards[1][AGENT]], result.rewards)
+    np.testing.assert_array_equal(poll.obs[1][AGENT], result.obs[1])
+    assert polled.take_finished_games() == []
+    polled.stop(), lockstep.close()
 
 
 def test_the_monitor_goes_around_single_games(tmp_path):
