@@ -16,6 +16,8 @@ import yaml
 from processes import Processes, StartedLearner
 from safetensors.numpy import load_file
 
+SMALL = ("--num-envs-per-worker=4", "--train-batch-size=512", "--rollout-fragment-length=32")
+
 
 def newest_tensors(run_dir: Path) -> dict[str, np.ndarray]:
     return load_file(sorted((run_dir / "checkpoints").iterdir())[-1] / "tensors.safetensors")
@@ -25,7 +27,7 @@ def newest_tensors(run_dir: Path) -> dict[str, np.ndarray]:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedLearner]:
     """A run that has ended; for looking at only."""
     started = Processes(tmp_path_factory.mktemp("ended"))
-    learner = started.learner("--seed=1", "--stop-timesteps=9000")
+    learner = started.learner("--seed=1", *SMALL, "--num-workers=1", "--stop-timesteps=1500")
     assert learner.wait(90) == 0, learner.text
     yield learner
     started.end()
@@ -58,8 +60,7 @@ def test_r3_one_command_trains_cartpole_through_worker_processes(processes, ledg
 def test_same_seed_gives_bit_equal_weights_after_20_updates(processes, until, num_workers: int, is_drawn: bool) -> None:
     """Also where the first run drew its seed: its `config.yaml` repeats it. Early warnings are in `log.txt`."""
     # 20 updates of at most 512 steps: the rows that only reset an environment are not counted
-    options = (f"--num-workers={num_workers}", "--num-envs-per-worker=4", "--train-batch-size=512",
-               "--rollout-fragment-length=32", "--stop-timesteps=9750", "--observation-filter=MeanStdFilter",
+    options = (f"--num-workers={num_workers}", *SMALL, "--stop-timesteps=9750", "--observation-filter=MeanStdFilter",
                f"--xla={'off' if is_drawn else 'auto'}")  # fmt: skip
     slip = "--multiagent.polices={}"
     first = processes.learner(*options, *([slip] if is_drawn else ["--seed=7"]), run="first")
@@ -121,7 +122,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(process
         (bad / file.name).write_bytes(file.read_bytes())
     tensors = bad / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-8] + b"damaged!")
-    second = processes.learner("--stop-timesteps=9001", resume=True)
+    second = processes.learner("--stop-timesteps=3000", resume=True)
     assert second.wait(90) == 0, second.text
     assert "checkpoint-999999" in second.text
     assert f"going on from {good}" in second.text
@@ -129,7 +130,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(process
 
 def test_a_checkpoint_of_another_environment_is_refused_in_one_sentence(processes, first: Path) -> None:
     config = (first / "config.yaml").read_text()
-    second = processes.learner("--env=Acrobot-v1", "--stop-timesteps=18000", resume=True)
+    second = processes.learner("--env=Acrobot-v1", "--stop-timesteps=3000", resume=True)
     assert second.wait(60) == 1
     assert "env is 'CartPole-v1' there and 'Acrobot-v1' here" in second.text
     assert "Traceback" not in second.text
