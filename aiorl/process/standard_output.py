@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["keep_output_from_failing", "keep_output_in"]
 
-_LOOK_S = 2.0
+_LOOK_S = 1.0
 
 
 def keep_output_from_failing() -> None:
