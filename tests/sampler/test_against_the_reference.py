@@ -234,7 +234,7 @@ def by_turn(events: list[Any]) -> list[Any]:
 
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-FAST = settings(max_examples=25, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
+FAST = settings(max_examples=12, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
 
 
 def play(strategy: Any, function: Any, profile: settings = FAST) -> None:
@@ -255,17 +255,17 @@ def test_a_sampler_of_its_own_packs_and_cuts_as_the_reference_does(kind: str) ->
 @pytest.mark.parametrize("kind", ["gym", "multi"])
 def test_environments_in_other_processes_are_sampled_as_the_reference_does(kind: str) -> None:
     """Also where a process ends and is replaced."""
-    play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=2, phases=[Phase.generate]))
+    play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=3, phases=[Phase.generate]))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_samples_as_the_reference_does_in_very_many_worlds(kind: str) -> None:
-    play(cases(kind), run, settings(FAST, max_examples=400))
+    play(cases(kind), run, settings(FAST, max_examples=100))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gym", "multi"])
 def test_environments_in_other_processes_are_sampled_as_the_reference_does_in_many_worlds(kind: str) -> None:
-    play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=12, phases=[Phase.generate]))
+    play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=6, phases=[Phase.generate]))

@@ -163,7 +163,7 @@ def cases(draw: Any, kind: str, *, remote: bool = False) -> Case:
     what = {
         "may_take": is_base or is_external,
         "may_break": is_base or remote,
-        "may_be_none": is_base,
+        "may_be_none": kind not in ("gym", "vector", "native"),
         "lenient": is_multi and no_done and not is_external,
     }
     copies = 1 if remote else 1 + rnd.randrange(3)
@@ -172,6 +172,7 @@ def cases(draw: Any, kind: str, *, remote: bool = False) -> Case:
         "obs": rnd.choice(["box", "box", "matrix", "discrete", "bytes", "dict", "masked"]),
         "action": rnd.choice(["discrete", "box", "tuple"]),
         "resets": "replaced" if remote else "inline",
+        "none_is_zero": kind == "multi",
     }
     if config["obs"] == "masked":
         config["action"] = "discrete"  # whose choices the mask is about

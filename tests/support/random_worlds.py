@@ -333,6 +333,8 @@ class World:
                     fresh = stages_of(self.config)[env_id]
                     self.stages[env_id] = fresh
                 continue
+            if self.config.get("none_is_zero"):  # an entry in the totals, too; see O9 of the reference sampler
+                rewards = {agent: reward or 0.0 for agent, reward in rewards.items()}
             report = self.due[env_id] = Report(env_id, obs, rewards, terminateds, truncateds, infos)
             report.off_policy = taken_in(stage.scene, self.config["action"])
             if self.resets == "same" and (terminateds[ALL] or truncateds[ALL]):
