@@ -16,7 +16,17 @@ from aiorl.config.import_path import import_object
 from aiorl.config.user_function import check_takes, named_failures
 from aiorl.errors import ConfigError, nearest
 
-__all__ = ["DefaultCallbacks", "callbacks_class", "callbacks_from_dict", "named_callbacks", "overridden_hooks"]
+__all__ = [
+    "DefaultCallbacks",
+    "callbacks_class",
+    "callbacks_from_dict",
+    "has_worker_hooks",
+    "named_callbacks",
+    "overridden_hooks",
+]
+
+
+_LEARNER_HOOKS = frozenset(["on_train_result"])
 
 
 class DefaultCallbacks:
@@ -130,6 +140,20 @@ def named_callbacks(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
         return hook if is_method else staticmethod(hook)
 
     return type(kind.__name__, (kind,), {name: guarded(name) for name in _own_hooks(kind)})
+
+
+def has_worker_hooks(setting: str | Mapping[str, Any] | None) -> bool:
+    """Whether workers have anything to call, of what the setting `callbacks` names; the learner has its own hook.
+
+    True also for what cannot be used, which `callbacks_class` tells.
+    """
+    if isinstance(setting, Mapping):
+        return bool(set(setting) - _LEARNER_HOOKS)
+    try:
+        kind = callbacks_class(setting)
+    except ConfigError:
+        return True
+    return kind is not None and bool(set(_own_hooks(kind)) - _LEARNER_HOOKS)
 
 
 def overridden_hooks(callbacks: DefaultCallbacks) -> frozenset[str]:
