@@ -213,7 +213,8 @@ class Actor:
                 logger.info("Outputs of policy %r: %s", self.policy_id, summarize([actions, states_out, columns]))
             return Acted(actions, states_out, columns, seconds)
         asked = question()
-        whose = {"agent_ids": asked.agent_ids} if getattr(policy.exploration, "has_memory", False) else {}
+        has_memory = getattr(policy.exploration, "has_memory", False)
+        whose: dict[str, Any] = {"agent_ids": asked.agent_ids} if has_memory else {}
         began = time.perf_counter()
         result = policy.compute_actions(
             obs,

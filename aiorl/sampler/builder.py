@@ -149,12 +149,12 @@ class Cut(NamedTuple):
 
     Attributes:
         parts: policy id -> its rows, in order.
-        count: environment steps.
+        env_steps: environment steps.
         vacated: seats that are free once the rows are taken out.
     """
 
     parts: dict[str, list[Part]]
-    count: int
+    env_steps: int
     vacated: Mapping[Lane, Sequence[int]]
 
     def give_back(self) -> None:
@@ -178,9 +178,9 @@ def build_batches(
     for cut in cuts:
         joined = {policy_id: _joined(parts, lanes[policy_id]) for policy_id, parts in cut.parts.items()}
         if is_multi_agent:
-            batches.append(MultiAgentBatch(joined, cut.count))
+            batches.append(MultiAgentBatch(joined, cut.env_steps))
         else:
-            batches.append(MultiAgentBatch.wrap_as_needed(joined, cut.count))
+            batches.append(MultiAgentBatch.wrap_as_needed(joined, cut.env_steps))
         cut.give_back()
     return batches
 

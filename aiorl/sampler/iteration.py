@@ -396,9 +396,8 @@ class Iteration:
             return
         episode = self._open_episode(env_id)
         self._actions[env_id] = {}
-        if self._setup.observation_fn is not None:
-            obs = self._rewritten(episode, obs)
-        for agent_id, raw_obs in obs.items():
+        shown = obs if self._setup.observation_fn is None else self._rewritten(episode, obs)
+        for agent_id, raw_obs in shown.items():
             seat = episode.seat_for(agent_id)
             seat.is_observed = True
             seat.seen_at, seat.raw_obs = self._turn, raw_obs
