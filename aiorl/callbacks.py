@@ -16,7 +16,17 @@ from aiorl.config.import_path import import_object
 from aiorl.config.user_function import check_takes, named_failures
 from aiorl.errors import ConfigError, nearest
 
-__all__ = ["DefaultCallbacks", "callbacks_class", "callbacks_from_dict", "named_callbacks"]
+__all__ = [
+    "DefaultCallbacks",
+    "callbacks_class",
+    "callbacks_from_dict",
+    "has_worker_hooks",
+    "named_callbacks",
+    "overridden_hooks",
+]
+
+
+_LEARNER_HOOKS = frozenset(["on_train_result"])
 
 
 class DefaultCallbacks:
@@ -124,16 +134,35 @@ def named_callbacks(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
         return None
     named = setting if isinstance(setting, str) else dict(setting or {})
 
-    def hook_of(name: str) -> Callable[..., None]:
-        def call(self: DefaultCallbacks, **kwargs: Any) -> None:
-            function = getattr(super(subclass, self), name)
-            named_failures(function, f"callbacks {named!r:.200}: {name}", "callbacks")(**kwargs)
+    def guarded(name: str) -> Any:
+        hook = named_failures(getattr(kind, name), f"callbacks {named!r:.200}: {name}", "callbacks")
+        is_method = not isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
+        return hook if is_method else staticmethod(hook)
 
-        call.__doc__ = f"Call the user's own {name}."
-        return call
+    return type(kind.__name__, (kind,), {name: guarded(name) for name in _own_hooks(kind)})
 
-    subclass = type(kind.__name__, (kind,), {name: hook_of(name) for name in _own_hooks(kind)})
-    return subclass
+
+def has_worker_hooks(setting: str | Mapping[str, Any] | None) -> bool:
+    """Whether workers have anything to call, of what the setting `callbacks` names; the learner has its own hook.
+
+    True also for what cannot be used, which `callbacks_class` tells.
+    """
+    if isinstance(setting, Mapping):
+        return bool(set(setting) - _LEARNER_HOOKS)
+    try:
+        kind = callbacks_class(setting)
+    except ConfigError:
+        return True
+    return kind is not None and bool(set(_own_hooks(kind)) - _LEARNER_HOOKS)
+
+
+def overridden_hooks(callbacks: DefaultCallbacks) -> frozenset[str]:
+    """Names of the hooks that do something: those of its class, or its own, that are not DefaultCallbacks'."""
+    return frozenset(
+        name
+        for name, default in vars(DefaultCallbacks).items()
+        if name.startswith("on_") and getattr(getattr(callbacks, name), "__func__", None) is not default
+    )
 
 
 def _own_hooks(kind: type[DefaultCallbacks]) -> list[str]:

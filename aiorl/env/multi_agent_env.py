@@ -146,7 +146,8 @@ class MultiAgentCopy:
             result = self.env.step(dict(actions))
         except Exception as error:
             raise_env_fault(self._env_id, "step", error, self._index, self._step)
-        if (
+        is_plain = type(result) is tuple and len(result) == 5 and set(map(type, result)) == {dict}
+        if not is_plain and (
             not isinstance(result, tuple)
             or len(result) not in (4, 5)
             or not all(isinstance(x, Mapping) for x in result)
@@ -159,14 +160,14 @@ class MultiAgentCopy:
             terminateds, truncateds = _split_dones(dones, infos)
         else:
             obs, rewards, terminateds, truncateds, infos = result
-        for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
-            if ALL_AGENTS not in flags:
-                raise self._broken(f"{name} have no key {ALL_AGENTS!r}; got {_keys(flags)}")
-        for name, by_agent in (("observations", obs), ("rewards", rewards)):
-            if ALL_AGENTS in by_agent:
-                raise self._broken(f"{name} have the key {ALL_AGENTS!r}, which only flags have")
-        unobserved = [agent_id for agent_id in infos if agent_id not in obs]
-        if unobserved:
+        if ALL_AGENTS not in terminateds or ALL_AGENTS not in truncateds:
+            name, flags = ("truncateds", truncateds) if ALL_AGENTS in terminateds else ("terminateds", terminateds)
+            raise self._broken(f"{name} have no key {ALL_AGENTS!r}; got {_keys(flags)}")
+        if ALL_AGENTS in obs or ALL_AGENTS in rewards:
+            name = "observations" if ALL_AGENTS in obs else "rewards"
+            raise self._broken(f"{name} have the key {ALL_AGENTS!r}, which only flags have")
+        if not infos.keys() <= obs.keys():
+            unobserved = [agent_id for agent_id in infos if agent_id not in obs]
             raise self._broken(f"there are infos for agents that were not observed: {_keys(unobserved)}")
         if self._gone:
             back = [agent_id for agent_id in obs if agent_id in self._gone]
@@ -175,7 +176,8 @@ class MultiAgentCopy:
         self._check_finite(obs)
         checked = as_rewards(rewards, self._env_id, self._index, self._step)
         for flags in (terminateds, truncateds):
-            self._gone.update(agent_id for agent_id, flag in flags.items() if flag and agent_id != ALL_AGENTS)
+            if any(flags.values()):
+                self._gone.update(agent_id for agent_id, flag in flags.items() if flag and agent_id != ALL_AGENTS)
         self._ended = bool(terminateds[ALL_AGENTS]) or bool(truncateds[ALL_AGENTS])
         return AgentResults(obs, checked, terminateds, truncateds, {agent: infos.get(agent) or {} for agent in obs})
 
@@ -191,7 +193,7 @@ class MultiAgentCopy:
             if (
                 type(value) is np.ndarray
                 and value.dtype.kind == "f"
-                and not np.vdot(value, value) < math.inf
+                and not (value.dot(value) if value.ndim == 1 else np.vdot(value, value)) < math.inf
                 and not np.isfinite(value).all()
             ):
                 message = f"observation of agent {agent_id!r} holds NaN or infinity"

@@ -7,6 +7,7 @@ from typing import Literal
 
 from gymnasium import spaces
 
+from aiorl.callbacks import has_worker_hooks
 from aiorl.config.schema import CommonConfig
 from aiorl.env.kinds import EnvFacts
 from aiorl.errors import ConfigError
@@ -32,7 +33,9 @@ def general_reasons(config: CommonConfig, facts: EnvFacts) -> list[str]:
     for name in ("policies", "policy_mapping_fn", "policies_to_train", "observation_fn"):
         if getattr(multiagent, name):
             reasons.append(f"multiagent.{name} is set")
-    for name in ("callbacks", "soft_horizon", "no_done_at_end", "sample_async", "remote_worker_envs", "fake_sampler"):
+    if has_worker_hooks(config.callbacks):
+        reasons.append("callbacks is set")
+    for name in ("soft_horizon", "no_done_at_end", "sample_async", "remote_worker_envs", "fake_sampler"):
         if getattr(config, name):
             reasons.append(f"{name} is set")
     return reasons

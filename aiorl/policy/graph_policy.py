@@ -244,37 +244,47 @@ class GraphPolicy(Policy):
 
         Raises: BatchError if a column that is needed is missing.
         """
+        self.postprocess_trajectories(batch, np.array([batch.count]))
+        return batch
+
+    def postprocess_trajectories(self, batch: Any, ends: NDArray[np.int64]) -> None:
+        """As `postprocess_trajectory`, for several that lie one behind the other; all are bootstrapped in one call.
+
+        Args:
+            batch: their rows.
+            ends: behind the last row of each.
+        """
         name = self.config.get("postprocess", "none")
         wants_bootstrap = self.config.get("bootstrap_values", False)
         if (name == "none" and not wants_bootstrap) or not batch.count:
-            return batch
+            return
         needed = (c.REWARDS, c.VF_PREDS, c.TERMINATEDS, c.TRUNCATEDS, c.NEW_OBS)
         for column in needed:
             if column not in batch:
                 raise BatchError(column, f"the column to be there for {name}", sorted(batch))
-        bootstrap = np.zeros(1, np.float32)
-        is_truncated = bool(batch[c.TRUNCATEDS][-1]) and not batch[c.TERMINATEDS][-1]
-        if is_truncated or (name != "none" and not batch[c.TERMINATEDS][-1]):
-            states = [batch[c.state_out(index)][-1:] for index in range(len(self.spec.state_shapes))]
-            prev = self._previous(1, batch[c.ACTIONS][-1:], batch[c.REWARDS][-1:])
-            bootstrap = self.values(batch[c.NEW_OBS][-1:], states, prev)
+        terminateds, truncateds = batch[c.TERMINATEDS], batch[c.TRUNCATEDS]
+        last = ends - 1
+        bootstrapped = last[~terminateds[last] & (truncateds[last] | (name != "none"))]
+        following = np.zeros(batch.count, np.float32)
+        if len(bootstrapped):
+            states = [batch[c.state_out(index)][bootstrapped] for index in range(len(self.spec.state_shapes))]
+            prev = self._previous(len(bootstrapped), batch[c.ACTIONS][bootstrapped], batch[c.REWARDS][bootstrapped])
+            following[bootstrapped] = self.values(batch[c.NEW_OBS][bootstrapped], states, prev)
         if wants_bootstrap:
-            batch[c.BOOTSTRAP_VALUES] = np.zeros(batch.count, np.float32)
-            if is_truncated:
-                batch[c.BOOTSTRAP_VALUES][-1] = bootstrap[0]
-        truncateds = batch[c.TRUNCATEDS][:, None]
+            batch[c.BOOTSTRAP_VALUES] = np.where(truncateds & ~terminateds, following, np.float32(0.0))
+        cut = truncateds.copy()
+        cut[last] = True  # whatever follows is of another trajectory
         result = POSTPROCESSORS[name](
             batch[c.REWARDS][:, None],
             batch[c.VF_PREDS][:, None],
-            bootstrap,
-            batch[c.TERMINATEDS][:, None],
-            truncateds,
-            np.where(truncateds, bootstrap, np.float32(0.0)),
+            np.zeros(1, np.float32),
+            terminateds[:, None],
+            cut[:, None],
+            following[:, None],
             **self.config.get("postprocess_params", {}),
         )
         if result is not None:
             batch[c.ADVANTAGES], batch[c.VALUE_TARGETS] = (column[:, 0] for column in result)
-        return batch
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
         """The weights in force, by name."""

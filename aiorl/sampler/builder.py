@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,44 +11,55 @@ from aiorl.data import columns as c
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, PolicyError
+from aiorl.policy.graph_policy import GraphPolicy
 from aiorl.policy.policy import Policy
-from aiorl.sampler.episode import MultiAgentEpisode
-from aiorl.sampler.track import AgentTrack
+from aiorl.sampler.seats import Lane, Seat, Segment
 
-__all__ = ["BatchBuilder", "OriginalBatches", "check_trajectory"]
+__all__ = ["BatchBuilder", "Cut", "OriginalBatches", "build_batches", "check_trajectory"]
 
-OnPostprocessed = Callable[[MultiAgentEpisode, AgentTrack, SampleBatch, Mapping[Any, tuple[Policy, SampleBatch]]], None]
+OnPostprocessed = Callable[[Any, Seat, SampleBatch, Mapping[Any, tuple[Policy, SampleBatch]]], None]
 """Called with the episode, the agent, its batch and the original batches of all agents by agent id."""
+
+Part = SampleBatch | Segment
+"""Rows that are postprocessed, or are to be, where they lie in their policy's table."""
 
 
 class BatchBuilder:
-    """Collects rows, episode after episode, and builds batches of them.
+    """Collects rows, episode after episode, and says which make a batch.
 
     Attributes:
         count: environment steps since the last batch.
         held: rows held, of all agents.
     """
 
-    def __init__(self, clip_rewards: float, on_postprocessed: OnPostprocessed, *, is_multi_agent: bool = False) -> None:
+    def __init__(self, on_postprocessed: OnPostprocessed | None) -> None:
         """Make an empty builder.
 
         Args:
-            clip_rewards: rewards of rows are limited to ``[-clip_rewards, clip_rewards]``; 0 = not at all.
-            on_postprocessed: hook.
-            is_multi_agent: there are other policies than the default one; batches then are multi-agent ones, whichever
-                policies have rows in them.
+            on_postprocessed: hook; None where nobody listens.
         """
-        self.count = 0
-        self._clip_rewards = clip_rewards
+        self.count = self.held = 0
         self._on_postprocessed = on_postprocessed
-        self._is_multi_agent = is_multi_agent
-        self._pending: list[AgentTrack] = []
-        self._done: dict[str, list[SampleBatch]] = {}
-        self.held = 0
+        self._pending: list[Seat] = []
+        self._parts: dict[str, list[Part]] = {}
+        self._vacated: dict[Lane, list[int]] = {}
 
-    def expect_rows(self, track: AgentTrack) -> None:
-        """An agent without rows is about to get one."""
-        self._pending.append(track)
+    def seat_for(self, lane: Lane) -> int:
+        """A seat for an agent of its environment; one that an episode before has left, if there is one."""
+        left = self._vacated.get(lane)
+        if not left:
+            return lane.table.take_seat()
+        number = left.pop()
+        lane.table.restart(number)
+        return number
+
+    def expect_rows(self, seat: Seat) -> None:
+        """An agent without rows is about to get one: that of its latest observation."""
+        table, number = seat.lane.table, seat.number
+        seat.waits_from = row = table.row_of(number)
+        table.keep_from(number, row)
+        seat.has_rows = True
+        self._pending.append(seat)
 
     def has_pending_agent_data(self) -> bool:
         """There are rows not yet postprocessed."""
@@ -58,63 +69,147 @@ class BatchBuilder:
         """Rows held, of all agents."""
         return self.held
 
-    def postprocess(self, episode: MultiAgentEpisode) -> None:
+    def vacate(self, seat: Seat) -> None:
+        """An agent gets no more rows in its episode; its seat is given back with the rows that wait in it."""
+        if seat.number >= 0:
+            self._vacated.setdefault(seat.lane, []).append(seat.leave())
+
+    def postprocess(self, episode: Any) -> None:
         """Postprocess what each agent did since the last time.
 
         It is one piece of one episode, or several where rows in between were not recorded: what follows a row's end
-        is then not the next row, so each piece is a trajectory of its own.
+        is then not the next row, so each piece is a trajectory of its own. Where nobody looks at trajectories, they
+        are noted only, and postprocessed with others when the batch is built.
 
         Raises:
             BatchError: rows that are not one trajectory (also a ValueError).
             PolicyError: the policy gave back no batch (also a ValueError).
         """
-        tracks, self._pending = self._pending, []
-        originals = OriginalBatches(tracks, self._clip_rewards)
-        several = len(tracks) > 1
-        for track in tracks:
-            rows = track.rows(self._clip_rewards)
-            pieces = track.pieces()
-            others: Mapping[Any, Any] = originals.without(track.agent_id) if several else {}
-            for first, end in pieces:
-                own = rows if len(pieces) == 1 else rows.slice(first, end)
-                check_trajectory(own)
-                batch = track.lane.policy.postprocess_trajectory(own, others, episode)
-                if not isinstance(batch, SampleBatch):
-                    raise PolicyError(
-                        f"postprocess_trajectory of policy {track.policy_id!r} ({type(track.lane.policy).__name__}) "
-                        f"returned {type(batch).__name__}, expected a SampleBatch; return the batch it was given"
-                    )
-                self._on_postprocessed(episode, track, batch, originals)
-                self._done.setdefault(track.policy_id, []).append(batch)
-                self.held += batch.count
-            self.held -= len(track.starts)
-        originals.close()
-        for track in tracks:
-            track.discard_rows()
+        pending, self._pending = self._pending, []
+        cuts = [(seat, seat.cut()) for seat in pending]
+        originals: OriginalBatches | None = None
+        for seat, segment in cuts:
+            parts = self._parts.setdefault(seat.lane.policy_id, [])
+            if seat.lane.in_bulk:
+                parts.append(segment)
+                continue
+            if originals is None:
+                originals = OriginalBatches({other.agent_id: (other, its) for other, its in cuts})
+            parts += self._postprocessed(episode, seat, segment, originals)
+        if originals is not None:
+            originals.close()
 
-    def build(self, episode: MultiAgentEpisode) -> SampleBatch | MultiAgentBatch:
-        """All rows as one batch; a plain one if there is only the default policy. The builder is empty afterwards."""
+    def _postprocessed(
+        self, episode: Any, seat: Seat, segment: Segment, originals: OriginalBatches
+    ) -> Iterator[SampleBatch]:
+        lane = seat.lane
+        rows = lane.rows([segment])
+        whole = SampleBatch(rows.columns)
+        others: Mapping[Any, Any] = originals.without(seat.agent_id) if len(originals) > 1 else {}
+        first = 0
+        for end in rows.trajectory_ends.tolist():
+            own = whole if end - first == whole.count else whole.slice(first, end)
+            check_trajectory(own)
+            self.held -= own.count
+            batch = lane.policy.postprocess_trajectory(own, others, episode)
+            if not isinstance(batch, SampleBatch):
+                raise PolicyError(
+                    f"postprocess_trajectory of policy {lane.policy_id!r} ({type(lane.policy).__name__}) "
+                    f"returned {type(batch).__name__}, expected a SampleBatch; return the batch it was given"
+                )
+            if self._on_postprocessed is not None:
+                self._on_postprocessed(episode, seat, batch, originals)
+            self.held += batch.count
+            yield batch
+            first = end
+        lane.table.taken(np.array([segment.seat]))
+
+    def cut(self, episode: Any) -> Cut:
+        """All rows held, to be built of together; the builder is empty afterwards."""
         self.postprocess(episode)
-        joined = {policy_id: SampleBatch.concat(batches) for policy_id, batches in self._done.items()}
-        batch: SampleBatch | MultiAgentBatch
-        if self._is_multi_agent:
-            batch = MultiAgentBatch(joined, self.count)
-        else:
-            batch = MultiAgentBatch.wrap_as_needed(joined, self.count)
-        self.count = self.held = 0
-        self._done = {}
-        return batch
+        for seat in episode.seats.values():
+            if seat.done:  # however long its episode goes on
+                self.vacate(seat)
+        return self._emptied(self._parts)
 
     def discard(self) -> None:
-        """Forget everything held."""
-        for track in self._pending:
-            track.discard_rows()
+        """Forget everything held; the seats of these rows are vacated."""
+        self._pending = []
+        self._emptied({}).give_back()
+
+    def _emptied(self, parts: dict[str, list[Part]]) -> Cut:
+        cut = Cut(parts, self.count, self._vacated)
         self.count = self.held = 0
-        self._pending, self._done = [], {}
+        self._parts, self._vacated = {}, {}
+        return cut
+
+
+class Cut(NamedTuple):
+    """What one batch is to be built of.
+
+    Attributes:
+        parts: policy id -> its rows, in order.
+        env_steps: environment steps.
+        vacated: seats that are free once the rows are taken out.
+    """
+
+    parts: dict[str, list[Part]]
+    env_steps: int
+    vacated: Mapping[Lane, Sequence[int]]
+
+    def give_back(self) -> None:
+        """The rows are taken out."""
+        for lane, numbers in self.vacated.items():
+            for number in numbers:
+                lane.table.free_seat(number)
+
+
+def build_batches(
+    cuts: Sequence[Cut], lanes: Mapping[str, Lane], *, is_multi_agent: bool
+) -> list[SampleBatch | MultiAgentBatch]:
+    """A batch of each cut, plain ones if there is only the default policy.
+
+    Rows that are still in a table are gathered and postprocessed all together.
+    """
+    for policy_id, lane in lanes.items():
+        if lane.in_bulk:
+            _take_out(lane, [parts for cut in cuts if (parts := cut.parts.get(policy_id))])
+    batches: list[SampleBatch | MultiAgentBatch] = []
+    for cut in cuts:
+        joined = {policy_id: _joined(parts, lanes[policy_id]) for policy_id, parts in cut.parts.items()}
+        if is_multi_agent:
+            batches.append(MultiAgentBatch(joined, cut.env_steps))
+        else:
+            batches.append(MultiAgentBatch.wrap_as_needed(joined, cut.env_steps))
+        cut.give_back()
+    return batches
+
+
+def _take_out(lane: Lane, parts: Sequence[list[Part]]) -> None:
+    """Replace the segments of each list by one batch."""
+    segments = [part for one in parts for part in one if isinstance(part, Segment)]
+    if not segments:
+        return
+    rows = lane.rows(segments)
+    whole = SampleBatch(rows.columns)
+    if isinstance(lane.policy, GraphPolicy):
+        lane.policy.postprocess_trajectories(whole, rows.trajectory_ends)
+    lane.table.taken(np.unique(np.array([segment.seat for segment in segments], np.int64)))
+    first = number = 0
+    for one in parts:
+        number += len(one)
+        end = int(rows.segment_ends[number - 1])
+        one[:] = [whole.slice(first, end)]
+        first = end
+
+
+def _joined(parts: Sequence[Part], lane: Lane) -> SampleBatch:
+    batches = [part for part in parts if isinstance(part, SampleBatch)]
+    return batches[0] if lane.in_bulk else SampleBatch.concat(batches)
 
 
 def check_trajectory(batch: SampleBatch) -> None:
-    """Nothing, for rows of one agent in one episode.
+    """Raise if rows are not those of one agent in one episode.
 
     Raises:
         BatchError: a row before the last one is done, or the rows have several episode ids (also a ValueError).
@@ -134,27 +229,26 @@ class OriginalBatches(Mapping[Any, tuple[Policy, SampleBatch]]):
     batch is seen in another's. What was not asked for during postprocessing cannot be had later.
     """
 
-    def __init__(self, tracks: Sequence[AgentTrack], clip_rewards: float) -> None:
+    def __init__(self, segments: Mapping[Any, tuple[Seat, Segment]]) -> None:
         """Cover these agents."""
-        self._tracks = {track.agent_id: track for track in tracks}
-        self._clip_rewards = clip_rewards
+        self._segments = segments
         self._made: dict[Any, tuple[Policy, SampleBatch]] = {}
         self._is_over = False
 
     def __getitem__(self, agent_id: Any) -> tuple[Policy, SampleBatch]:
         pair = self._made.get(agent_id)
         if pair is None:
-            track = self._tracks[agent_id]
+            seat, segment = self._segments[agent_id]
             if self._is_over:
                 raise RuntimeError("the original batches are there during postprocessing only")
-            pair = self._made[agent_id] = (track.lane.policy, track.rows(self._clip_rewards))
+            pair = self._made[agent_id] = (seat.lane.policy, SampleBatch(seat.lane.rows([segment]).columns))
         return pair
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._tracks)
+        return iter(self._segments)
 
     def __len__(self) -> int:
-        return len(self._tracks)
+        return len(self._segments)
 
     def without(self, agent_id: Any) -> Mapping[Any, tuple[Policy, SampleBatch]]:
         """The same batches, but one agent's."""

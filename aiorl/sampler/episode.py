@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.errors import EnvError, UnknownPolicyError
 from aiorl.policy.policy_map import AgentBinding
-from aiorl.sampler.lane import Lane
-from aiorl.sampler.track import AgentTrack
-
-if TYPE_CHECKING:
-    from aiorl.sampler.builder import BatchBuilder
+from aiorl.sampler.builder import BatchBuilder
+from aiorl.sampler.seats import Lane, Seat
 
 __all__ = ["MultiAgentEpisode"]
 
@@ -36,12 +31,11 @@ class MultiAgentEpisode:
         place: its name and number, for messages.
         length: environment steps so far.
         total_reward: raw rewards of all agents so far.
-        agent_rewards: (agent id, policy id) -> raw rewards so far.
         custom_metrics: name -> number; reported with the episode.
         hist_data: name -> list of numbers; reported with the episode.
         user_data: free for use by callbacks.
         batch_builder: where its rows go.
-        tracks: agent id -> what is remembered of the agent, in order of appearance; the sampler's own.
+        seats: agent id -> what is remembered of the agent, in order of appearance; the sampler's own.
         add_extra_batch: call it with a batch that shall go out beside the sampled ones.
     """
 
@@ -60,15 +54,21 @@ class MultiAgentEpisode:
         self.episode_id = episode_id
         self.length = 0
         self.total_reward = 0.0
-        self.agent_rewards: dict[tuple[Any, str], float] = defaultdict(float)
         self.custom_metrics: dict[str, float] = {}
         self.hist_data: dict[str, list[Any]] = {}
         self.user_data: dict[str, Any] = {}
         self.batch_builder = batch_builder
-        self.tracks: dict[Any, AgentTrack] = {}
+        self.seats: dict[Any, Seat] = {}
         self.add_extra_batch = add_extra_batch
         self._lanes = lanes
         self._binding = binding
+        self._rewards_before: dict[Any, float] = {}  # of agents not observed yet
+
+    @property
+    def agent_rewards(self) -> dict[tuple[Any, str], float]:
+        """(agent id, policy id) -> raw rewards so far."""
+        rewards = {seat.key: seat.total for seat in self.seats.values() if seat.is_rewarded}
+        return rewards | {(agent, self.policy_for(agent)): total for agent, total in self._rewards_before.items()}
 
     def policy_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> str:
         """The agent's policy id; the mapping function is asked at its first appearance only.
@@ -80,18 +80,18 @@ class MultiAgentEpisode:
 
     def last_observation_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array | None:
         """The agent's latest filtered observation; None before any."""
-        track = self.tracks.get(agent_id)
-        return None if track is None else track.latest_obs()
+        seat = self.seats.get(agent_id)
+        return None if seat is None else seat.latest_obs()
 
     def last_raw_obs_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Any:
         """The agent's latest observation as the environment gave it; None before any."""
-        track = self.tracks.get(agent_id)
-        return None if track is None else track.raw_obs
+        seat = self.seats.get(agent_id)
+        return None if seat is None else seat.raw_obs
 
     def last_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any] | None:
         """The agent's latest info; None before any observation."""
-        track = self.tracks.get(agent_id)
-        return None if track is None else track.info
+        seat = self.seats.get(agent_id)
+        return None if seat is None else seat.info
 
     def last_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
         """The agent's latest action, unclipped, as rows hold it; zeros before any."""
@@ -103,25 +103,24 @@ class MultiAgentEpisode:
 
     def prev_reward_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> float:
         """The reward before the latest one; 0.0 before any."""
-        track = self.tracks.get(agent_id)
-        return 0.0 if track is None else track.prev_reward
+        seat = self.seats.get(agent_id)
+        return 0.0 if seat is None else seat.prev_reward()
 
     def rnn_state_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> list[Array]:
         """The agent's recurrent state; the initial one before any action."""
-        track = self.tracks.get(agent_id)
-        if track is not None:
-            return track.rnn_state()
-        lane = self._lane_for(agent_id)
-        return [lane.store[name][0].copy() for name in lane.state_columns]
+        seat = self.seats.get(agent_id)
+        if seat is not None:
+            return seat.rnn_state()
+        return [component.copy() for component in self._lane_for(agent_id).actor.initial_state]
 
     def last_pi_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any]:
         """What the policy gave beside the agent's latest action; empty before any."""
-        track = self.tracks.get(agent_id)
-        return {} if track is None else track.pi_info()
+        seat = self.seats.get(agent_id)
+        return {} if seat is None else seat.pi_info()
 
     def get_agents(self) -> list[Any]:
         """Agents observed so far, in order of appearance."""
-        return list(self.tracks)
+        return list(self.seats)
 
     # --- the sampler's side ---
 
@@ -130,29 +129,33 @@ class MultiAgentEpisode:
         name, number = self.place
         return kind(name, message, vector_index=number, step=self.length)
 
-    def track_for(self, agent_id: Any) -> AgentTrack:
-        """The agent's track, made and bound to a policy at its first observation."""
-        track = self.tracks.get(agent_id)
-        if track is None:
+    def seat_for(self, agent_id: Any) -> Seat:
+        """The agent's seat, made and bound to a policy at its first observation."""
+        seat = self.seats.get(agent_id)
+        if seat is None:
             lane = self._lane_for(agent_id)
-            track = self.tracks[agent_id] = AgentTrack(agent_id, len(self.tracks), lane, self)
-            lane.open(track)
-        return track
+            seat = Seat(agent_id, len(self.seats), lane, self.batch_builder.seat_for(lane), self)
+            self.seats[agent_id] = seat
+            if agent_id in self._rewards_before:
+                seat.total, seat.is_rewarded = self._rewards_before.pop(agent_id), True
+        return seat
 
     def add_rewards(self, rewards: Mapping[Any, Any]) -> None:
         """Count the rewards of one step, also those of agents that are not observed now."""
-        agent_rewards, tracks, total = self.agent_rewards, self.tracks, self.total_reward
+        seats, total = self.seats, self.total_reward
         for agent_id, reward in rewards.items():
             if reward is None:
                 continue
             number = float(reward)
             total += number
-            track = tracks.get(agent_id)
-            if track is None:
-                agent_rewards[agent_id, self.policy_for(agent_id)] += number
+            seat = seats.get(agent_id)
+            if seat is None:
+                self.policy_for(agent_id)
+                self._rewards_before[agent_id] = self._rewards_before.get(agent_id, 0.0) + number
             else:
-                track.reward += number
-                agent_rewards[track.key] += number
+                seat.reward += number
+                seat.total += number
+                seat.is_rewarded = True
         self.total_reward = total
 
     def soft_reset(self, episode_id: int) -> None:
@@ -160,18 +163,16 @@ class MultiAgentEpisode:
         self.episode_id = episode_id
         self.length = 0
         self.total_reward = 0.0
-        self.agent_rewards = defaultdict(float)
+        self._rewards_before = {}
         self.custom_metrics = {}
         self.hist_data = {}
-        for track in self.tracks.values():
-            track.fed = 0
-            track.reward = track.last_reward = track.prev_reward = 0.0
-            track.has_rows = False
+        for seat in self.seats.values():
+            seat.restart()
 
     def close(self) -> None:
         """The episode is over for good."""
-        for track in self.tracks.values():
-            track.lane.close(track)
+        for seat in self.seats.values():
+            self.batch_builder.vacate(seat)
 
     def _lane_for(self, agent_id: Any) -> Lane:
         policy_id = self.policy_for(agent_id)
@@ -181,11 +182,8 @@ class MultiAgentEpisode:
         return lane
 
     def _entry(self, agent_id: Any, name: str) -> Array:
-        track = self.tracks.get(agent_id)
-        if track is None:
-            store = self._lane_for(agent_id).store
-            return np.zeros_like(store[name][0])
-        entry: Array = track.entry(name, track.acted)
+        seat = self.seats.get(agent_id)
+        entry: Array = self._lane_for(agent_id).actor.layout.zeros() if seat is None else seat.entry(name)
         return entry
 
     def __repr__(self) -> str:

@@ -14,18 +14,19 @@ import random
 from collections.abc import Mapping, MutableSequence
 from typing import Any, NamedTuple
 
+from aiorl.callbacks import overridden_hooks
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll
 from aiorl.errors import BadRewardError, EnvContractError, UnknownPolicyError
 from aiorl.log_once import log_once, summarize
+from aiorl.policy.actor import Actor
 from aiorl.policy.policy import Policy
-from aiorl.sampler.builder import BatchBuilder
+from aiorl.sampler.builder import BatchBuilder, Cut, build_batches
 from aiorl.sampler.episode import MultiAgentEpisode
-from aiorl.sampler.lane import Lane
+from aiorl.sampler.seats import Lane, Seat
 from aiorl.sampler.setup import SamplerSetup, effective_horizon
-from aiorl.sampler.track import AgentTrack
 
 __all__ = ["Iteration", "Output"]
 
@@ -35,15 +36,16 @@ Output = RolloutMetrics | SampleBatch | MultiAgentBatch
 Outputs = MutableSequence[Output]
 
 _LARGE_BATCH_ROWS = 5000
+_TO_COME = SampleBatch()
+"""Keeps a batch's place among the outputs of a turn until all batches of the turn are built."""
 
 
 class _Ready(NamedTuple):
     """An environment of this turn, between the intake of its observations and their settlement."""
 
     episode: MultiAgentEpisode
-    tracks: list[AgentTrack]
-    all_terminated: bool
-    all_truncated: bool
+    seats: list[Seat]
+    has_ended: bool
     hit_horizon: bool
 
 
@@ -69,17 +71,32 @@ class Iteration:
             for policy_id in self._policies:
                 if policy_id not in known:
                     raise UnknownPolicyError(policy_id, known)
-        self._lanes = {
-            policy_id: Lane(
+        hooks = overridden_hooks(setup.callbacks)
+        callbacks = setup.callbacks
+        self._on_start = callbacks.on_episode_start if "on_episode_start" in hooks else None
+        self._on_step = callbacks.on_episode_step if "on_episode_step" in hooks else None
+        self._on_end = callbacks.on_episode_end if "on_episode_end" in hooks else None
+        self._on_postprocessed = self._tell_postprocessed if "on_postprocess_trajectory" in hooks else None
+        actors = [
+            Actor(
                 policy_id,
                 policy,
                 setup.preprocessors[policy_id],
                 setup.filters[policy_id],
                 clip_actions=settings.clip_actions,
-                clip_rewards=settings.reward_limit,
             )
             for policy_id, policy in self._policies.items()
+        ]
+        # whether anybody can get hold of an episode: callbacks, observation_fn, explorations and users' own policies
+        is_shown = bool(hooks) or setup.observation_fn is not None or not all(actor.is_plain for actor in actors)
+        shows_trajectories = "on_postprocess_trajectory" in hooks
+        self._lanes = {
+            actor.policy_id: Lane(
+                actor, clip_rewards=settings.reward_limit, is_shown=is_shown, shows_trajectories=shows_trajectories
+            )
+            for actor in actors
         }
+        self._cuts: list[tuple[int, Cut]] = []
         self.extra_batches: list[SampleBatch | MultiAgentBatch] = []
         self.inferred_s = 0.0
         self._worker: Any = None
@@ -119,7 +136,7 @@ class Iteration:
         self._actions = {}
         self._off_policy_actions = poll.off_policy_actions
         for lane in self._lanes.values():
-            lane.begin_turn()
+            lane.begin_turn(self._turn)
         if log_once("raw_obs"):
             logger.info("Raw observations from the environment: %s", summarize(poll.obs))
             logger.info("Infos from the environment: %s", summarize(poll.infos))
@@ -132,9 +149,12 @@ class Iteration:
             for lane in self._lanes.values():
                 lane.take_in()
             for one in ready:
-                self._settle(one, poll, outputs)
+                self._settle(one, outputs)
+            for lane in self._lanes.values():
+                lane.take_in()  # first observations of environments that were reset in line
         finally:
             self._worker = None  # from one turn to the next it is not kept alive from here
+            self._build_batches(outputs)
         return outputs
 
     def act(self) -> dict[Any, dict[Any, Any]]:
@@ -151,11 +171,12 @@ class Iteration:
     # --- observations ---
 
     def _take_in(self, env_id: Any, agent_obs: Mapping[Any, Any], poll: Poll) -> _Ready:
-        """Count the step and offer the observations to their policies."""
+        """Count the step, and give the observations, with what followed the actions before, to their policies."""
         episode = self._episodes.get(env_id)
         try:
-            all_terminated = bool(poll.terminateds[env_id][ALL_AGENTS])
-            all_truncated = bool(poll.truncateds[env_id].get(ALL_AGENTS))
+            terminateds, truncateds = poll.terminateds[env_id], poll.truncateds[env_id]
+            all_terminated = bool(terminateds[ALL_AGENTS])
+            all_truncated = bool(truncateds.get(ALL_AGENTS))
         except (KeyError, TypeError, AttributeError) as error:
             raise self._bad_flags(env_id, poll) from error
         if episode is None:
@@ -175,9 +196,50 @@ class Iteration:
                 if not math.isfinite(episode.total_reward):
                     raise episode.fault(BadRewardError, f"rewards are {rewards!r}, expected finite numbers")
         assert self._horizon is not None, "the horizon is known once a turn has begun"
-        hit_horizon = episode.length >= self._horizon and not (all_terminated or all_truncated)
-        tracks = self._offer(episode, agent_obs)
-        return _Ready(episode, tracks, all_terminated, all_truncated, hit_horizon)
+        has_ended = all_terminated or all_truncated
+        hit_horizon = episode.length >= self._horizon and not has_ended
+        over = has_ended or hit_horizon
+        never_done = self._settings.no_done_at_end or (hit_horizon and self._settings.soft_horizon)
+        if self._setup.observation_fn is not None:
+            agent_obs = self._rewritten(episode, agent_obs)
+        infos = poll.infos.get(env_id)
+        known, turn, t = episode.seats, self._turn, episode.length - 1
+        seats = []
+        new_rows = 0
+        for agent_id, obs in agent_obs.items():
+            seat = known.get(agent_id)
+            if seat is None:
+                seat = episode.seat_for(agent_id)
+            elif seat.done:
+                raise episode.fault(
+                    EnvContractError, f"agent {agent_id!r} was done and is observed again in the same episode"
+                )
+            info = infos.get(agent_id) if infos else None
+            if info is None:
+                info = {}
+            terminated, truncated = terminateds.get(agent_id, False), truncateds.get(agent_id, False)
+            own_done = terminated or truncated
+            reward, is_row = 0.0, False
+            if seat.is_observed:
+                reward, is_row = seat.reward, not info or _is_trained_on(seat, info)
+                if never_done:
+                    terminated = truncated = False
+                elif over and not own_done:
+                    terminated, truncated = all_terminated, all_truncated or hit_horizon
+                if is_row:
+                    new_rows += 1
+                    if seat.waits_from < 0:
+                        episode.batch_builder.expect_rows(seat)
+            else:
+                seat.is_observed = True
+            seat.reward = 0.0
+            seat.seen_at, seat.raw_obs, seat.info = turn, obs, info
+            seat.lane.arriving.append((seat, obs, reward, terminated, truncated, t, info, is_row))
+            if own_done:
+                seat.done = True
+            seats.append(seat)
+        episode.batch_builder.held += new_rows
+        return _Ready(episode, seats, has_ended, hit_horizon)
 
     def _bad_flags(self, env_id: Any, poll: Poll) -> EnvContractError:
         """The error for flags that do not say whether the episode is over."""
@@ -191,25 +253,6 @@ class Iteration:
             vector_index=copy,
             step=0 if episode is None else episode.length + 1,
         )
-
-    def _offer(self, episode: MultiAgentEpisode, agent_obs: Mapping[Any, Any]) -> list[AgentTrack]:
-        if self._setup.observation_fn is not None:
-            agent_obs = self._rewritten(episode, agent_obs)
-        known, turn = episode.tracks, self._turn
-        tracks = []
-        for agent_id, raw_obs in agent_obs.items():
-            track = known.get(agent_id)
-            if track is None:
-                track = episode.track_for(agent_id)
-            elif track.done:
-                raise episode.fault(
-                    EnvContractError, f"agent {agent_id!r} was done and is observed again in the same episode"
-                )
-            track.seen_at = turn
-            track.raw_obs = raw_obs
-            track.lane.arriving.append(track)
-            tracks.append(track)
-        return tracks
 
     def _rewritten(self, episode: MultiAgentEpisode, agent_obs: Mapping[Any, Any]) -> Mapping[Any, Any]:
         assert self._setup.observation_fn is not None, "called without one"
@@ -228,68 +271,47 @@ class Iteration:
 
     # --- settlement ---
 
-    def _settle(self, ready: _Ready, poll: Poll, outputs: Outputs) -> None:
-        """Make rows, queue agents for actions, call back, cut, and reset of what a poll brought."""
-        episode, _, all_terminated, all_truncated, hit_horizon = ready
+    def _settle(self, ready: _Ready, outputs: Outputs) -> None:
+        """Queue agents for actions, call back, cut, and reset, once all that a poll brought is in the tables."""
+        episode, seats, has_ended, hit_horizon = ready
         builder, settings = episode.batch_builder, self._settings
         if builder.held > self._many_rows:
             self._warn_of_many_rows(episode)
-        ended = all_terminated or all_truncated
-        over = ended or hit_horizon
+        over = has_ended or hit_horizon
         if over:
             self._report(episode, outputs)
         else:
             self._actions[episode.env_id] = {}
-        self._record(ready, poll, over)
-        self._setup.callbacks.on_episode_step(worker=self._worker, base_env=self.base_env, episode=episode)
-        if ended and not settings.no_done_at_end:
+            for seat in seats:
+                if not seat.done:
+                    seat.lane.queue.append(seat)
+        if self._on_step is not None:
+            self._on_step(worker=self._worker, base_env=self.base_env, episode=episode)
+        if has_ended and not settings.no_done_at_end:
             self._check_final_observations(episode)
         if builder.has_pending_agent_data():
             if (over and not self._is_packing) or builder.count >= self._cut_length:
-                outputs.append(builder.build(episode))
+                self._cut(episode, outputs)
             elif over:
                 builder.postprocess(episode)
         if over:
             self._end_episode(episode, keep_env=hit_horizon and settings.soft_horizon)
 
-    def _record(self, ready: _Ready, poll: Poll, over: bool) -> None:
-        """One row for every agent observed before; those that go on are queued for an action."""
-        episode, tracks, all_terminated, all_truncated, hit_horizon = ready
-        env_id, builder = episode.env_id, episode.batch_builder
-        never_done = self._settings.no_done_at_end or (hit_horizon and self._settings.soft_horizon)
-        terminateds, truncateds = poll.terminateds[env_id], poll.truncateds[env_id]
-        infos = poll.infos.get(env_id) or {}
-        t = episode.length - 1
-        for track in tracks:
-            agent_id = track.agent_id
-            info = infos.get(agent_id)
-            if info is None:
-                info = {}
-            terminated, truncated = terminateds.get(agent_id, False), truncateds.get(agent_id, False)
-            reward, track.reward = track.reward, 0.0
-            own_done = terminated or truncated
-            if track.slot:
-                try:
-                    is_trained_on = info.get("training_enabled", True)
-                except AttributeError as error:
-                    message = f"info of agent {agent_id!r} is {info!r:.200}, expected a dict"
-                    raise episode.fault(EnvContractError, message) from error
-                if is_trained_on:
-                    if never_done:
-                        terminated = truncated = False
-                    elif over and not own_done:
-                        terminated, truncated = all_terminated, all_truncated or hit_horizon
-                    if not track.starts:
-                        builder.expect_rows(track)
-                    builder.held += 1
-                    track.add_row(track.incoming, reward, t, terminated, truncated, info)
-                track.prev_reward, track.last_reward = track.last_reward, reward
-            track.slot = track.incoming
-            track.info = info
-            if own_done:
-                track.done = True
-            elif not over:
-                track.lane.queue.append(track)
+    def _cut(self, episode: MultiAgentEpisode, outputs: Outputs) -> None:
+        """Keep a place for the batch of what an environment's builder holds."""
+        cut = episode.batch_builder.cut(episode)
+        self._cuts.append((len(outputs), cut))
+        outputs.append(_TO_COME)
+
+    def _build_batches(self, outputs: Outputs) -> None:
+        """Put the batches where places were kept."""
+        if not self._cuts:
+            return
+        places, cuts = zip(*self._cuts, strict=True)
+        self._cuts = []
+        batches = build_batches(cuts, self._lanes, is_multi_agent=self._policies.is_multi_agent)
+        for place, batch in zip(places, batches, strict=True):
+            outputs[place] = batch
 
     def _warn_of_many_rows(self, episode: MultiAgentEpisode) -> None:
         if log_once("large_batch_warning"):
@@ -302,11 +324,11 @@ class Iteration:
             )
 
     def _check_final_observations(self, episode: MultiAgentEpisode) -> None:
-        for track in episode.tracks.values():
-            if track.has_rows and not track.done and track.seen_at != self._turn:
+        for seat in episode.seats.values():
+            if seat.has_rows and not seat.done and seat.seen_at != self._turn:
                 raise episode.fault(
                     EnvContractError,
-                    f"the episode is over for all agents, but agent {track.agent_id!r} (policy {track.policy_id!r}) "
+                    f"the episode is over for all agents, but agent {seat.agent_id!r} (policy {seat.policy_id!r}) "
                     "has no final observation. Return the last observations of all live agents together with "
                     "'__all__', or set no_done_at_end",
                 )
@@ -328,42 +350,35 @@ class Iteration:
     # --- episodes ---
 
     def _open_episode(self, env_id: Any) -> MultiAgentEpisode:
-        setup = self._setup
         builder = self._free_builders.pop() if self._free_builders else self._new_builder()
         episode = self._episodes[env_id] = MultiAgentEpisode(
             env_id, self._new_id(), self._lanes, self._policies.binding(), builder, self.extra_batches.append
         )
         episode.place = self.base_env.place_of(env_id)
         self._tell_exploration("on_episode_start", episode)
-        setup.callbacks.on_episode_start(
-            worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode
-        )
+        if self._on_start is not None:
+            self._on_start(worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode)
         return episode
 
     def _end_episode(self, episode: MultiAgentEpisode, *, keep_env: bool) -> None:
-        setup = self._setup
-        if not keep_env:
-            self._free_builders.append(episode.batch_builder)
         self._tell_exploration("on_episode_end", episode)
-        setup.callbacks.on_episode_end(
-            worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode
-        )
+        if self._on_end is not None:
+            self._on_end(worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode)
         if keep_env:
             self._soft_reset(episode)
         else:
             del self._episodes[episode.env_id]
             episode.close()
+            self._free_builders.append(episode.batch_builder)
             self._reset(episode.env_id)
 
     def _soft_reset(self, episode: MultiAgentEpisode) -> None:
         """Go on with the current observations as if they were a new episode's first."""
         episode.soft_reset(self._new_id())
         self._actions[episode.env_id] = {}
-        for track in episode.tracks.values():
-            if track.seen_at != self._turn:
-                track.slot = 0
-            elif not track.done:
-                track.lane.queue.append(track)
+        for seat in episode.seats.values():
+            if seat.seen_at == self._turn and not seat.done:
+                seat.lane.queue.append(seat)
 
     def _reset(self, env_id: Any) -> None:
         """Ask for a new episode; one that starts at once takes part in this turn's evaluation."""
@@ -381,12 +396,16 @@ class Iteration:
             return
         episode = self._open_episode(env_id)
         self._actions[env_id] = {}
-        tracks = self._offer(episode, obs)
-        for lane in {track.policy_id: track.lane for track in tracks}.values():
-            lane.take_in()
-        for track in tracks:
-            track.slot = track.incoming
-            track.lane.queue.append(track)
+        shown = obs if self._setup.observation_fn is None else self._rewritten(episode, obs)
+        for agent_id, raw_obs in shown.items():
+            seat = episode.seat_for(agent_id)
+            seat.is_observed = True
+            seat.seen_at, seat.raw_obs = self._turn, raw_obs
+            seat.lane.arriving.append((seat, raw_obs, 0.0, False, False, 0, seat.info, False))
+            seat.lane.queue.append(seat)
+        for lane in self._lanes.values():
+            if lane.actor.is_filtered:  # each reset enters the filter by itself, whatever else is reset in this turn
+                lane.take_in()
 
     def _abandon(self, env_id: Any) -> None:
         """An environment broke down: its episode is over, unreported and without a last observation."""
@@ -396,14 +415,15 @@ class Iteration:
         builder = episode.batch_builder
         if self._is_packing:
             builder.postprocess(episode)
-        else:
-            builder.discard()
-        self._free_builders.append(builder)
         self._tell_exploration("on_episode_end", episode)
         episode.close()
+        if not self._is_packing:
+            builder.discard()
+        self._free_builders.append(builder)
 
     def _tell_exploration(self, hook: str, episode: MultiAgentEpisode) -> None:
-        for policy in self._policies.values():
+        for lane in self._lanes.values():
+            policy = lane.actor.policy
             exploration = getattr(policy, "exploration", None)
             if exploration is not None:
                 getattr(exploration, hook)(
@@ -417,26 +437,33 @@ class Iteration:
         return self._ids.getrandbits(62)
 
     def _new_builder(self) -> BatchBuilder:
-        return BatchBuilder(
-            self._settings.reward_limit, self._on_postprocessed, is_multi_agent=self._policies.is_multi_agent
-        )
+        return BatchBuilder(self._on_postprocessed)
 
-    def _on_postprocessed(
+    def _tell_postprocessed(
         self,
         episode: MultiAgentEpisode,
-        track: AgentTrack,
+        seat: Seat,
         batch: SampleBatch,
         originals: Mapping[Any, tuple[Policy, SampleBatch]],
     ) -> None:
         self._setup.callbacks.on_postprocess_trajectory(
             worker=self._worker,
             episode=episode,
-            agent_id=track.agent_id,
-            policy_id=track.policy_id,
+            agent_id=seat.agent_id,
+            policy_id=seat.policy_id,
             policies=self._policies,
             postprocessed_batch=batch,
             original_batches=originals,
         )
+
+
+def _is_trained_on(seat: Seat, info: Any) -> bool:
+    try:
+        return bool(info.get("training_enabled", True))
+    except AttributeError as error:
+        message = f"info of agent {seat.agent_id!r} is {info!r:.200}, expected a dict"
+        fault: EnvContractError = seat.episode.fault(EnvContractError, message)
+        raise fault from error
 
 
 def _are_numbers(rewards: Any) -> bool:

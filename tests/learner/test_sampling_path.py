@@ -6,6 +6,7 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.callbacks import DefaultCallbacks
 from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.errors import ConfigError
 from aiorl.learner.sampling_path import choose_sampling, general_reasons
@@ -55,6 +56,14 @@ def test_what_only_general_sampling_can_do_makes_it_general_and_says_why(
     assert reason in caplog.text
     with pytest.raises(ConfigError, match=f"sampling is columnar, but that can't be: {key}"):
         choose_sampling(config(**settings, sampling="columnar"), PLAIN)
+
+
+@pytest.mark.parametrize(("hook", "path"), [("on_train_result", "columnar"), ("on_episode_end", "general")])
+def test_only_hooks_that_workers_call_cost_the_fast_path(hook: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("Hooked", (DefaultCallbacks,), {hook: lambda self, **kwargs: None})
+    monkeypatch.setattr("general_parts.Hooked", kind, raising=False)
+    assert choose_sampling(config(callbacks="general_parts:Hooked"), PLAIN) == path
+    assert choose_sampling(config(callbacks={hook: "general_parts:legacy_end"}), PLAIN) == path
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_a_done_inside_or_two_episodes_are_refused():
 
 
 def test_a_builder_starts_empty_and_can_be_emptied():
-    builder = BatchBuilder(0.0, lambda *args: None)
+    builder = BatchBuilder(None)
     assert (builder.count, builder.total(), builder.has_pending_agent_data()) == (0, 0, False)
     builder.count = 5
     builder.discard()

@@ -8,10 +8,11 @@ import pytest
 import aiorl
 from aiorl.observation.filters import NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
+from aiorl.policy.actor import Actor
 from aiorl.policy.policy_map import PolicyMap
 from aiorl.sampler.builder import BatchBuilder, OriginalBatches
 from aiorl.sampler.episode import MultiAgentEpisode
-from aiorl.sampler.lane import Lane
+from aiorl.sampler.seats import Lane
 from aiorl.testing.scripted_env import RecordingPolicy
 
 
@@ -19,11 +20,11 @@ from aiorl.testing.scripted_env import RecordingPolicy
 def episode():
     policies = {name: RecordingPolicy(recurrent=True) for name in ("even", "odd")}
     lanes = {
-        name: Lane(name, policy, preprocessor_for(policy.observation_space), NoFilter(), clip_actions=True)
+        name: Lane(Actor(name, policy, preprocessor_for(policy.observation_space), NoFilter()))
         for name, policy in policies.items()
     }
     binding = PolicyMap(policies, lambda agent: "even" if agent % 2 == 0 else "odd").binding()
-    return MultiAgentEpisode(7, 99, lanes, binding, BatchBuilder(0.0, lambda *args: None), [].append)
+    return MultiAgentEpisode(7, 99, lanes, binding, BatchBuilder(None), [].append)
 
 
 def test_before_any_observation_there_are_zeros_initial_states_and_nothing(episode):
@@ -40,16 +41,16 @@ def test_before_any_observation_there_are_zeros_initial_states_and_nothing(episo
 def test_rewards_of_agents_not_yet_seen_count_in_totals(episode):
     """R92."""
     episode.add_rewards({2: 1.5, 3: 2, 5: None})
-    episode.track_for(3)
+    episode.seat_for(3)
     episode.add_rewards({3: np.float32(4.0)})
     assert episode.total_reward == 7.5
     assert episode.agent_rewards == {(2, "even"): 1.5, (3, "odd"): 6.0}
-    assert episode.tracks[3].reward == 4.0
+    assert episode.seats[3].reward == 4.0
 
 
 def test_agents_are_numbered_as_they_appear(episode):
     """R130."""
-    assert [episode.track_for(agent).index for agent in (5, 2, 5, 0)] == [0, 1, 0, 2]
+    assert [episode.seat_for(agent).index for agent in (5, 2, 5, 0)] == [0, 1, 0, 2]
 
 
 def test_a_soft_reset_restarts_totals_and_keeps_bindings_and_user_data(episode):
@@ -69,12 +70,17 @@ def test_a_soft_reset_restarts_totals_and_keeps_bindings_and_user_data(episode):
 
 def test_original_batches_are_made_on_demand_and_not_later(episode):
     """R109."""
-    tracks = [episode.track_for(agent) for agent in (2, 3, 4)]
-    for number, track in enumerate(tracks):
-        first = track.lane.store.reserve(2)
-        track.slot = first
-        track.add_row(first + 1, float(number), 0, False, False, {})
-    originals = OriginalBatches(tracks, 0.0)
+    segments = {}
+    for number, agent in enumerate((2, 3, 4)):
+        seat = episode.seat_for(agent)
+        obs = np.zeros(3, np.float32)
+        for reward, is_row in ((0.0, False), (float(number), True)):
+            if is_row:
+                episode.batch_builder.expect_rows(seat)
+            seat.lane.arriving.append((seat, obs, reward, False, False, 0, {}, is_row))
+            seat.lane.take_in()
+        segments[agent] = (seat, seat.cut())
+    originals = OriginalBatches(segments)
     others = originals.without(3)
     assert list(originals) == [2, 3, 4]
     assert list(others) == [2, 4]
@@ -91,12 +97,12 @@ def test_original_batches_are_made_on_demand_and_not_later(episode):
 
 def test_the_agent_need_not_be_named_where_there_is_only_one():
     policy = RecordingPolicy(recurrent=True)
-    lanes = {"only": Lane("only", policy, preprocessor_for(policy.observation_space), NoFilter(), clip_actions=True)}
+    lane = Lane(Actor("only", policy, preprocessor_for(policy.observation_space), NoFilter()))
     binding = PolicyMap({"only": policy}, lambda agent: "only").binding()
-    episode = MultiAgentEpisode(7, 99, lanes, binding, BatchBuilder(0.0, lambda *args: None), [].append)
-    track = episode.track_for(aiorl.DEFAULT_AGENT_ID)
-    track.raw_obs, track.info, track.prev_reward = "seen", {"x": 1}, 2.0
+    episode = MultiAgentEpisode(7, 99, {"only": lane}, binding, BatchBuilder(None), [].append)
+    seat = episode.seat_for(aiorl.DEFAULT_AGENT_ID)
+    seat.raw_obs, seat.info = "seen", {"x": 1}
     assert episode.policy_for() == "only"
-    assert (episode.last_raw_obs_for(), episode.last_info_for(), episode.prev_reward_for()) == ("seen", {"x": 1}, 2.0)
+    assert (episode.last_raw_obs_for(), episode.last_info_for(), episode.prev_reward_for()) == ("seen", {"x": 1}, 0.0)
     for name in ("last_observation_for", "last_action_for", "prev_action_for", "rnn_state_for", "last_pi_info_for"):
         np.testing.assert_equal(getattr(episode, name)(), getattr(episode, name)(aiorl.DEFAULT_AGENT_ID))

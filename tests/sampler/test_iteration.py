@@ -18,7 +18,7 @@ from aiorl.observation.filters import NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.sampler.iteration import Iteration
 from aiorl.sampler.setup import SamplerSetup
-from aiorl.testing.scripted_env import RecordingPolicy, ScriptedEnv, scenes
+from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 
 
 class Exploring:
@@ -240,8 +240,9 @@ def test_a_warning_comes_once_when_very_many_rows_wait(length, threshold, caplog
     """R94."""
     log_once.reset()
     env = ScriptedEnv({0: [scenes(20_000, end="never", agents=tuple(range(50)))]})
-    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks(), length=length)
-    iteration._setup.callbacks.on_episode_step = lambda *, episode, **kwargs: setattr(episode.batch_builder, "count", 0)
+    callbacks = DefaultCallbacks()
+    callbacks.on_episode_step = lambda *, episode, **kwargs: setattr(episode.batch_builder, "count", 0)
+    iteration = make(env, {"default_policy": RecordingPolicy()}, callbacks, length=length)
     with caplog.at_level(logging.WARNING):
         for _ in range(threshold // 50 + 1):
             iteration.observe(env.poll())
@@ -268,18 +269,31 @@ def test_data_flow_is_logged_once(caplog):
     log_once.reset()
 
 
-def test_slots_are_reused_so_that_memory_stays_bounded():
+def test_seats_are_used_again_so_that_memory_stays_bounded():
     policies = {"default_policy": RecordingPolicy()}
     env = ScriptedEnv({n: [scenes(7, episode=n)] for n in range(8)})
     iteration = make(env, policies, DefaultCallbacks(), length=20)
-    store = iteration._lanes["default_policy"].store
+    table = iteration._lanes["default_policy"].table
     for _ in range(800):
         iteration.observe(env.poll())
         env.send_actions(iteration.act())
-    assert store.used <= 600
-    assert len(store["obs"]) <= 1024
+    assert table.num_seats == 8
+    assert table.length <= 32
     assert len(iteration._free_builders) <= 8
-    assert len(iteration._lanes["default_policy"]._tracks) <= 8
+
+
+def test_agents_that_come_and_go_in_an_endless_episode_leave_their_seats():
+    """R126."""
+    script = [Scene({0: np.zeros(3, np.float32)})]
+    for step in range(1, 300):
+        obs = {agent: np.full(3, step, np.float32) for agent in range(step // 3, step // 3 + 3)}
+        script.append(Scene(obs, {}, {step // 3: step % 3 == 2}))
+    env = ScriptedEnv({0: [script]})
+    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks(), length=10)
+    for _ in range(290):
+        iteration.observe(env.poll())
+        env.send_actions(iteration.act())
+    assert iteration._lanes["default_policy"].table.num_seats < 10
 
 
 class OneScene(BaseEnv):

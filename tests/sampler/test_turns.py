@@ -66,17 +66,17 @@ def test_five_dicts_of_an_older_base_env_will_do():
 def test_an_error_in_the_middle_of_a_turn_is_final(where, error):
     """R72: Ctrl-C, too, leaves a turn half done; going on would poll what was sent nothing, and maybe wait for ever."""
     env, policy, callbacks = ScriptedEnv({0: [scenes(5)]}), RecordingPolicy(), DefaultCallbacks()
-    turns = make(env, policy, callbacks)
-    turns.advance()
 
     def fail(*args, **kwargs):
         raise error
 
+    if where == "callback":
+        callbacks.on_episode_step = lambda *, episode, **kwargs: episode.length and fail()
+    turns = make(env, policy, callbacks)
+    turns.advance()
     if where == "policy":
         policy.compute_actions = fail
-    elif where == "callback":
-        callbacks.on_episode_step = fail
-    else:
+    elif where == "send_actions":
         env.send_actions = fail
     with pytest.raises(type(error), match="on purpose"):
         turns.advance()
@@ -139,7 +139,7 @@ def test_time_is_booked_where_it_was_spent(monkeypatch):
     policy.compute_actions = slow(policy.compute_actions, 100.0)
     turns = make(env, policy)
     turns._iteration.observe = slow(turns._iteration.observe, 1000.0)
-    to_env = turns._iteration._lanes["default_policy"]._layout.to_env
+    to_env = turns._iteration._lanes["default_policy"].actor.layout.to_env
     monkeypatch.setattr(ActionLayout, "to_env", lambda layout, column: slow(to_env, 10_000.0)(column))
     turns._gate.__class__ = SlowGate  # waits for others, which is nobody's time
     SlowGate.wait = lambda: now.__setitem__(0, now[0] + 1e5)

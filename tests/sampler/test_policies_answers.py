@@ -9,7 +9,7 @@ from gymnasium import spaces
 from aiorl.errors import BatchError, PolicyError, UnsupportedSpaceError
 from aiorl.observation.filters import NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
-from aiorl.sampler.lane import Lane
+from aiorl.policy.actor import Actor
 from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 
 
@@ -185,4 +185,4 @@ def test_r32_a_policy_that_passes_over_its_base_class_gets_no_nested_observation
 
     policy = Raw()
     with pytest.raises(UnsupportedSpaceError, match="a policy's observation space"):
-        Lane("p", policy, preprocessor_for(policy.observation_space), NoFilter(), clip_actions=True)
+        Actor("p", policy, preprocessor_for(policy.observation_space), NoFilter())

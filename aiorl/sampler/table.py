@@ -1,0 +1,268 @@
+"""Table: what the agents of one policy observed and did, as columns ``[T, S, ...]``: T rows for each of S seats.
+
+A seat is a place where one agent acts; its rows go round and round in its T places. T and S are powers of two: row r of
+seat s lies at ``(r * S + s) & (T * S - 1)``, and the next one S places on. A row holds an observation, what the policy
+made of it and, once it is known, what followed the action. So what followed a row, and what came before it, is in the
+next row and in the row before: nothing is stored twice. The row before an episode's first one holds what an episode
+starts with: no action, no reward, the initial state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from aiorl.errors import BatchError
+
+__all__ = ["Table"]
+
+Array = NDArray[Any]
+I64 = NDArray[np.int64]
+
+_NOTHING_WAITS = np.iinfo(np.int64).max
+_LEAST_LENGTH = 16
+_LOOK_BACK = 4
+"""Rows before the latest one that may still be asked for: previous actions and states, also around a soft reset."""
+_NUMBERS = "biufc"
+
+
+class Table:
+    """Columns that are as long as rows wait to be taken out, and as wide as there are agents.
+
+    Attributes:
+        num_seats: seats given out.
+        length: T.
+    """
+
+    def __init__(self) -> None:
+        """No seats and no columns."""
+        self.num_seats = 0
+        self.length = _LEAST_LENGTH
+        self._width = 1
+        self._shift = 0
+        self._mask = self.length - 1
+        self._free = [0]
+        self._columns: dict[str, Array] = {}
+        self._start: dict[str, Array] = {}
+        self._cursor = np.zeros(1, np.int64)  # place of each seat's latest row, not wrapped
+        self._waiting = np.full(1, _NOTHING_WAITS, np.int64)  # first row of each seat that waits to be taken out
+        self._room = 0  # so many rows of any seat can be added before room must be looked for
+
+    # --- columns ---
+
+    def define(self, name: str, shape: Sequence[int], dtype: DTypeLike, start: Any = None) -> None:
+        """Add a column.
+
+        Args:
+            name: its name; defining one again does nothing.
+            shape: shape of one entry.
+            dtype: dtype.
+            start: the entry before an episode's first row; None = whatever.
+        """
+        if name in self._columns:
+            return
+        self._columns[name] = np.zeros((self.length * self._width, *shape), dtype)
+        if start is not None:
+            self._start[name] = np.asarray(start)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def write(self, name: str, index: I64, values: Array) -> None:
+        """Write entries; the column is made at its first use, and widened where they would lose their value in it.
+
+        Raises:
+            BatchError: entries of another shape than before, or of a kind that the column cannot hold.
+        """
+        column = self._columns.get(name)
+        if column is None:
+            self.define(name, values.shape[1:], values.dtype)
+            column = self._columns[name]
+        if values.shape[1:] != column.shape[1:]:
+            raise BatchError(name, f"entries of shape {column.shape[1:]}", values.shape[1:])
+        if values.dtype != column.dtype and (dtype := _widened(name, column.dtype, values.dtype)) != column.dtype:
+            column = self._columns[name] = column.astype(dtype)
+        column[index] = values
+
+    def put(self, name: str, index: I64, values: Any) -> None:
+        """Write values that are known to fit a column that is known to be there."""
+        self._columns[name][index] = values
+
+    def read(self, name: str, index: I64) -> Array:
+        """Copies of entries."""
+        return self._columns[name].take(index, 0)
+
+    def entry(self, name: str, row: int, seat: int) -> Array:
+        """A copy of one entry."""
+        found: Array = self._columns[name][(row * self._width + seat) & self._mask].copy()
+        return found
+
+    def entries(self, names: Sequence[str], row: int, seat: int) -> dict[str, Array]:
+        """Copies of what a row has in several columns."""
+        place = (row * self._width + seat) & self._mask
+        return {name: self._columns[name][place].copy() for name in names}
+
+    # --- seats ---
+
+    def take_seat(self) -> int:
+        """A seat for an agent that is about to make its first observation; its next row opens an episode."""
+        if not self._free:
+            self._free = list(range(2 * self._width - 1, self._width - 1, -1))
+            self._relocate(self.length, 2 * self._width)
+        seat = self._free.pop()
+        self.num_seats += 1
+        self.restart(seat)
+        return seat
+
+    def free_seat(self, seat: int) -> None:
+        """Give a seat back of which no rows wait."""
+        self._waiting[seat] = _NOTHING_WAITS
+        self._free.append(seat)
+        self.num_seats -= 1
+
+    def row_of(self, seat: int) -> int:
+        """Number of a seat's latest row."""
+        return int(self._cursor[seat]) >> self._shift
+
+    def rows_of(self, seats: I64) -> list[int]:
+        """Numbers of the latest rows of several seats."""
+        rows: list[int] = (self._cursor[seats] >> self._shift).tolist()
+        return rows
+
+    def start_anew(self, seat: int, *, again: str | None) -> None:
+        """Begin an episode in a seat whose agent goes on: its state stays.
+
+        Args:
+            seat: the seat.
+            again: the column whose latest entry, not acted upon yet, is also the new episode's first; None where the
+                latest row has been acted upon, and the first one is still to come.
+        """
+        latest, following = self.add(np.array([seat]))
+        acted, neutral = latest, following
+        if again is not None:
+            self._columns[again][following] = self._columns[again][latest]
+            acted, neutral = self.before(latest), latest
+        for name, start in self._start.items():
+            column = self._columns[name]
+            column[neutral] = column[acted] if name.startswith("state_out_") else start
+
+    def restart(self, seat: int) -> None:
+        """The next row of a seat opens the episode of another agent."""
+        place = self._cursor[seat] & self._mask
+        for name, start in self._start.items():
+            self._columns[name][place] = start
+
+    # --- rows ---
+
+    def at(self, seats: I64) -> I64:
+        """Index of each seat's latest row."""
+        index: I64 = self._cursor[seats] & self._mask
+        return index
+
+    def before(self, index: I64) -> I64:
+        """Index of the rows before."""
+        found: I64 = (index - self._width) & self._mask
+        return found
+
+    def add(self, seats: I64) -> tuple[I64, I64]:
+        """Add a row to each of some seats, all different.
+
+        Returns: index of the rows that were the latest, and of the new ones.
+        """
+        if self._room <= 0:
+            self._make_room()
+        self._room -= 1
+        places = self._cursor[seats]
+        latest = places & self._mask
+        places += self._width
+        self._cursor[seats] = places
+        places &= self._mask
+        return latest, places
+
+    def keep_from(self, seat: int, row: int) -> None:
+        """Rows of a seat wait to be taken out, from this one on, unless earlier ones wait already."""
+        if row < self._waiting[seat]:
+            self._waiting[seat] = row
+
+    def taken(self, seats: I64) -> None:
+        """Nothing of these seats waits any more."""
+        self._waiting[seats] = _NOTHING_WAITS
+
+    def places(self, seats: I64, first: I64, lengths: I64) -> I64:
+        """Places of runs of rows, one run after the other: ``lengths[i]`` rows of ``seats[i]`` from ``first[i]`` on."""
+        return _runs(first * self._width + seats, lengths, self._width)
+
+    def gaps(self, places: I64) -> I64:
+        """Where in a list of places one is not the next row of the one before."""
+        found: I64 = np.flatnonzero(places[1:] - places[:-1] != self._width) + 1
+        return found
+
+    def gather(self, wanted: Mapping[str, tuple[str, int]], places: I64) -> dict[str, Array]:
+        """Entries of several columns at places, or in rows before or behind them.
+
+        Args:
+            wanted: name of the result -> column, and offset in rows: 1 for what followed, -1 for what came before.
+            places: from `places`.
+        """
+        index = {offset: (places + offset * self._width) & self._mask for offset in {o for _, o in wanted.values()}}
+        return {name: self._columns[column].take(index[offset], 0) for name, (column, offset) in wanted.items()}
+
+    # --- room ---
+
+    def _rows_needed(self) -> tuple[I64, I64]:
+        """First row of each seat that is needed, and how many are."""
+        latest = self._cursor >> self._shift
+        first = np.maximum(np.minimum(self._waiting, latest) - _LOOK_BACK, 0)
+        return first, latest - first + 1
+
+    def _make_room(self) -> None:
+        length = self.length
+        longest = int(self._rows_needed()[1].max())
+        while length - longest < max(4, length >> 3):
+            length *= 2
+        if length > self.length:
+            self._relocate(length, self._width)
+        self._room = length - longest
+
+    def _relocate(self, length: int, width: int) -> None:
+        """Make every column so long and so wide, with the rows that are needed in their new places."""
+        first, counts = self._rows_needed()
+        seats = np.arange(self._width)
+        source = _runs(first * self._width + seats, counts, self._width) & self._mask
+        mask = length * width - 1
+        target = _runs(first * width + seats, counts, width) & mask
+        for name, column in self._columns.items():
+            larger = np.zeros((length * width, *column.shape[1:]), column.dtype)
+            larger[target] = column[source]
+            self._columns[name] = larger
+        cursor = np.arange(width)
+        cursor[: self._width] = (self._cursor >> self._shift) * width + seats
+        waiting = np.full(width, _NOTHING_WAITS, np.int64)
+        waiting[: self._width] = self._waiting
+        self._cursor, self._waiting = cursor, waiting
+        self.length, self._width, self._mask, self._shift = length, width, mask, width.bit_length() - 1
+
+
+def _runs(first: I64, lengths: I64, stride: int) -> I64:
+    """``first[i], first[i] + stride, ...``, ``lengths[i]`` of them, one run after the other."""
+    ends = np.cumsum(lengths)
+    count = int(ends[-1]) if len(ends) else 0
+    found: I64 = np.arange(count) * stride
+    found += np.repeat(first - (ends - lengths) * stride, lengths)
+    return found
+
+
+def _widened(name: str, kept: np.dtype[Any], given: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of a column that held entries of one dtype and is to hold those of another as well.
+
+    Real numbers are rounded to the floats that a column has, from float32 on; nothing else changes a value.
+    """
+    is_number = given.kind in _NUMBERS and kept.kind in _NUMBERS
+    if kept.kind == "O" or (kept.kind == "f" and kept.itemsize >= 4 and is_number and given.kind != "c"):
+        return kept
+    if not is_number and given.kind != kept.kind:
+        raise BatchError(name, f"entries of dtype {kept}, as before", given)
+    return np.result_type(kept, given)
