@@ -54,7 +54,7 @@ __all__ = [
     "Welcome",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # What a field may hold is said by its annotation as it is written here: `aiorl.wire.schema` checks by these names.
 Count: TypeAlias = int
