@@ -55,10 +55,8 @@ def mapping_of(case: Case, tape: Tape) -> Any:
     return ask
 
 
-def make_worker(
-    case: Case, tape: Tape, config: dict[str, Any], kind: type[RolloutWorker] = RolloutWorker
-) -> RolloutWorker:
-    return kind(
+def make_worker(case: Case, tape: Tape, config: dict[str, Any]) -> RolloutWorker:
+    return RolloutWorker(
         env_creator=KINDS[case.kind],
         policy=policy_specs(case, "product"),
         policy_mapping_fn=mapping_of(case, tape),
@@ -174,17 +172,11 @@ def run_sampler(drawn: tuple[Case, float, bool]) -> None:
     compare(case, sampler, reference, reference.get_data, (got, expected))
 
 
-class Replacing(RolloutWorker):
-    """A worker whose environments' processes are replaced when they end."""
-
-    max_env_restarts_per_hour = 1000
-
-
 def run_remote(case: Case) -> None:
     """Play a case with environments in processes of their own, whose events nobody sees."""
     got, expected = tape_of(case, "product")[0], tape_of(case, "reference")[0]
     reference = make_reference(case, expected, case.config)
-    with make_worker(case, got, case.config, kind=Replacing) as worker:
+    with make_worker(case, got, case.config) as worker:
         compare(case, worker, reference, reference.sample, (got, expected))
 
 
@@ -254,7 +246,6 @@ def test_a_sampler_of_its_own_packs_and_cuts_as_the_reference_does(kind: str) ->
 
 @pytest.mark.parametrize("kind", ["gym", "multi"])
 def test_environments_in_other_processes_are_sampled_as_the_reference_does(kind: str) -> None:
-    """Also where a process ends and is replaced."""
     play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=3, phases=[Phase.generate]))
 
 

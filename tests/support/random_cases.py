@@ -153,8 +153,8 @@ def random_play(rnd: Any, agents: list[str], **what: bool) -> list[Any]:
 
 
 @st.composite
-def cases(draw: Any, kind: str, *, remote: bool = False) -> Case:
-    """A world of a kind; with ``remote``, of one copy in a process of its own that may end."""
+def cases(draw: Any, kind: str, *, remote: bool = False, may_break: bool = False) -> Case:
+    """A world of a kind; with ``remote``, of one copy in a process of its own, which may end with ``may_break``."""
     rnd = draw(st.randoms(use_true_random=False))
     is_multi = "multi" in kind
     agents = [f"a{number}" for number in range(1 + rnd.randrange(4))] if is_multi else [ONLY]
@@ -162,7 +162,7 @@ def cases(draw: Any, kind: str, *, remote: bool = False) -> Case:
     no_done = rnd.random() < 0.25
     what = {
         "may_take": is_base or is_external,
-        "may_break": is_base or remote,
+        "may_break": is_base or may_break,
         "may_be_none": kind not in ("gym", "vector", "native"),
         "lenient": is_multi and no_done and not is_external,
     }
@@ -171,7 +171,7 @@ def cases(draw: Any, kind: str, *, remote: bool = False) -> Case:
         "plays": [random_play(rnd, agents, **what) for _ in range(copies)],
         "obs": rnd.choice(["box", "box", "matrix", "discrete", "bytes", "dict", "masked"]),
         "action": rnd.choice(["discrete", "box", "tuple"]),
-        "resets": "replaced" if remote else "inline",
+        "resets": ("replaced" if may_break else "later") if remote else "inline",
         "none_is_zero": kind == "multi",
     }
     if config["obs"] == "masked":

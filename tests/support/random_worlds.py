@@ -125,6 +125,9 @@ class Stage:
 
     def step(self, actions: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
         self.tape.append(("step", {agent: plain(action) for agent, action in actions.items()}))
+        if self.obs_kind == "masked":
+            shown = {agent: obs for agent, obs in self.obs().items() if agent not in self.scene["taken"]}
+            assert all(shown[agent]["action_mask"][action + 1] for agent, action in actions.items() if agent in shown)
         self.echo.update({agent: number_of(action) for agent, action in actions.items()})
         self.at += 1
         scene = self.scene
@@ -158,7 +161,7 @@ class Stage:
                 return {"number": whole, "rest": rest}
             case "masked":
                 mask = np.array([1, *(noise >> bit & 1 for bit in range(4))], np.int8)
-                return {"action_mask": mask, "observation": rest}
+                return {"action_mask": mask * (not self.scene["end"]), "observation": rest}  # nothing left to choose
         return rest
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from random_worlds import TAPES, action_of
 
 from aiorl.callbacks import DefaultCallbacks
+from aiorl.data.obs_layout import layout_of
 from aiorl.policy.policy import Policy
 
 
@@ -73,6 +74,10 @@ class TracedPolicy(Policy):
             "score": np.array(sums, np.float32),
             "pair": np.array([[number % 3, number % 4] for number in numbers], np.int16),
         }
+        _, masks = layout_of(self.observation_space).split(obs)
+        if masks is not None:
+            legal = [np.flatnonzero(mask) for mask in masks]
+            numbers = [int(of_row[number % len(of_row)]) for number, of_row in zip(numbers, legal, strict=True)]
         actions = [action_of(self.kind, number) for number in numbers]
         if self.kind == "tuple":
             return tuple(map(np.stack, zip(*actions, strict=True))), states, extras

@@ -34,6 +34,8 @@ GAE = {"gamma": 0.9, "lam": 0.7}
 IN_COLUMNS = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
 """Columns that depend on where trajectories were cut."""
 
+REMOTE = {"remote_worker_envs": True, "remote_env_batch_wait_ms": 60_000.0, "max_env_restarts_per_hour": 1000}
+
 PLAN = SamplePlan(
     "gae",
     GAE,
@@ -55,7 +57,8 @@ FAST = settings(
 @st.composite
 def unit_cases(draw: Any, vectorize: str, sampling: str) -> Case:
     """Worlds for one agent whose rows all are trained on, as lockstep sampling asks for."""
-    case = draw(cases("gym"))
+    is_remote = vectorize == "remote"
+    case = draw(cases("gym", remote=is_remote, may_break=is_remote))
     rnd = draw(st.randoms(use_true_random=False))
     config = case.config
     config["obs"] = rnd.choice(["box", "matrix", "discrete", "dict" if sampling == "general" else "box"])
@@ -97,7 +100,7 @@ def make_unit_of(case: Case, graph: Any) -> SamplerUnit:
             "observation_filter": case.filter,
             "clip_rewards": case.clip_rewards,
             "clip_actions": case.clip_actions,
-            "vectorize": case.more["vectorize"],
+            **(REMOTE if case.more["vectorize"] == "remote" else {"vectorize": case.more["vectorize"]}),
             "sampling": case.more["sampling"],
             "policies": {DEFAULT_POLICY_ID: {"sample_plan": dataclasses.asdict(PLAN)}},
         }
@@ -217,6 +220,17 @@ def collect(by_episode: dict[Any, dict[str, list[Any]]], rows: dict[str, np.ndar
 def test_a_worker_process_samples_as_the_reference_does(vectorize: str, sampling: str) -> None:
     @FAST
     @given(unit_cases(vectorize, sampling))
+    def play(case: Case) -> None:
+        run(case)
+
+    play()
+
+
+def test_processes_of_environments_that_end_cost_what_the_reference_says() -> None:
+    """They are replaced; rows that were packed before stay."""
+
+    @settings(FAST, max_examples=3, phases=[Phase.generate])
+    @given(unit_cases("remote", "general"))
     def play(case: Case) -> None:
         run(case)
 
