@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
+import termios
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -56,6 +59,7 @@ class LiveDisplay:
     def start(self, now: float) -> None:
         """Begins to show."""
         self._started = now
+        self._echo_control(False)
         self._live.start()
         self._draw(now, force=True)
 
@@ -102,6 +106,19 @@ class LiveDisplay:
     def close(self) -> None:
         """Gives the terminal back."""
         self._live.stop()
+        self._echo_control(True)
+
+    def _echo_control(self, is_on: bool) -> None:
+        """Have the terminal show Ctrl-C as ^C, or not: behind a full line it would begin another, and tear the panel.
+
+        Only in the foreground: others who touch a terminal are stopped.
+        """
+        with contextlib.suppress(OSError, ValueError, termios.error):
+            terminal = self._console.file.fileno()
+            if os.tcgetpgrp(terminal) == os.getpgrp():
+                modes = termios.tcgetattr(terminal)
+                modes[3] = modes[3] | termios.ECHOCTL if is_on else modes[3] & ~termios.ECHOCTL
+                termios.tcsetattr(terminal, termios.TCSANOW, modes)
 
     def _draw(self, now: float, *, force: bool = False) -> None:
         self._now = now

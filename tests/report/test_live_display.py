@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import pty
 import re
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -174,3 +177,24 @@ def test_a_terminal_that_gets_narrower_keeps_no_fragments(widths: tuple[int, ...
 
 def last_frame_of(rows: list[str]) -> list[str]:
     return rows[max(number for number, row in enumerate(rows) if "╭" in row) :]
+
+
+def test_ctrl_c_is_not_echoed_into_the_panel_and_is_again_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = pty.openpty()
+    monkeypatch.setattr(os, "tcgetpgrp", lambda terminal: os.getpgrp())  # as it is of what a shell runs
+    with os.fdopen(slave, "w") as terminal:
+        display = LiveDisplay(Headline("ppo", "CartPole-v1", 2), Console(file=terminal, force_terminal=True))
+
+        def echoes() -> bool:
+            return bool(termios.tcgetattr(terminal)[3] & termios.ECHOCTL)
+
+        assert echoes()
+        display.start(0.0)
+        assert not echoes()
+        display.close()
+        assert echoes()
+        monkeypatch.setattr(os, "tcgetpgrp", lambda terminal: os.getpgrp() + 1)  # in the background
+        display.start(0.0)
+        assert echoes()
+        display.close()
+    os.close(master)
