@@ -24,6 +24,7 @@ from random_worlds import ACTION_SPACES, OBS_SPACES, TAPES, BaseStages, External
 from reference_sampler import ContractBroken, NothingComes, ReferenceSampler, Settings
 from traced_parts import TracedPolicy, traced_callbacks
 
+from aiorl.config.worker import WorkerConfig
 from aiorl.env.registry import EnvContext
 from aiorl.errors import EnvContractError
 from aiorl.observation.filters import make_filter
@@ -140,15 +141,13 @@ class LoneSampler:
             policy.on_global_var_update(global_vars)
 
 
-def run_sampler(drawn: tuple[Case, float, bool]) -> None:
+def run_sampler(drawn: tuple[Case, int, bool]) -> None:
     """Play a case with a sampler of its own and compare."""
     case, length, pack = drawn
-    if math.isinf(length):
-        pack = False  # a batch that is never full
     got, config = tape_of(case, "product")
     expected, reference_config = tape_of(case, "reference")
     reference = make_reference(case, expected, reference_config)
-    reference.settings.fragment_length, reference.settings.pack = length, pack
+    reference.settings.fragment_length, reference.settings.pack = length if pack else math.inf, pack
     of_product = make_reference(case, got, config, "product")  # for its parts
     sampler = LoneSampler(
         SamplerSetup(
@@ -158,14 +157,16 @@ def run_sampler(drawn: tuple[Case, float, bool]) -> None:
             policy_mapping_fn=of_product.mapping,
             preprocessors=of_product.preprocessors,
             filters=of_product.filters,
-            clip_rewards=case.clip_rewards,
-            fragment_length=length,
             callbacks=of_product.callbacks,
-            horizon=case.horizon,
-            pack_episodes=pack,
-            clip_actions=case.clip_actions,
-            soft_horizon=case.soft,
-            no_done_at_end=case.no_done,
+            settings=WorkerConfig(
+                rollout_fragment_length=length,
+                batch_mode="truncate_episodes" if pack else "complete_episodes",
+                clip_rewards=case.clip_rewards,
+                horizon=case.horizon,
+                clip_actions=case.clip_actions,
+                soft_horizon=case.soft,
+                no_done_at_end=case.no_done,
+            ),
             observation_fn=OBSERVATION_FNS.get(case.observation_fn),
         )
     )
@@ -202,14 +203,16 @@ def compare(
         for policy_id, policy in reference.policies.items():
             policy.set_weights(weights[policy_id])
             policy.on_global_var_update({"timestep": 10 * number})
-    compare_tapes(same, *tapes)
+    compare_tapes(same, *tapes, goes_on=case.kind.startswith("external"))
     for policy_id, found in product.filters.items():
         same.check(dict(found.state()), reference.filters[policy_id].state(), f"filter of {policy_id}")
 
 
-def compare_tapes(same: Comparison, got: Tape, expected: Tape) -> None:
+def compare_tapes(same: Comparison, got: Tape, expected: Tape, *, goes_on: bool) -> None:
     for env_id in {**expected.events, **got.events}:
         mine, theirs = by_turn(got.events[env_id]), by_turn(expected.events[env_id])
+        if goes_on:  # clients, who play in threads of their own, may be ahead of what was sampled
+            mine = mine[: len(theirs)]
         for number, pair in enumerate(itertools.zip_longest(mine, theirs)):
             same.check(*pair, f"event {number} of environment {env_id}, after {mine[max(0, number - 6) : number]}")
     same.check(got.asked, expected.asked, "agents that the mapping function was asked about")
@@ -240,8 +243,7 @@ def test_a_worker_samples_as_the_reference_does(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["base", "base_multi"])
 def test_a_sampler_of_its_own_packs_and_cuts_as_the_reference_does(kind: str) -> None:
-    """Also in ways that no batch mode of a worker asks for."""
-    play(st.tuples(cases(kind), st.sampled_from([1, 3, 5, math.inf]), st.booleans()), run_sampler)
+    play(st.tuples(cases(kind), st.sampled_from([1, 3, 5]), st.booleans()), run_sampler)
 
 
 @pytest.mark.parametrize("kind", ["gym", "multi"])
