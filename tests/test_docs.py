@@ -154,7 +154,7 @@ def test_the_protocol_page_has_every_message_with_every_field() -> None:
 
 def test_the_hello_on_the_protocol_page_decodes() -> None:
     dump = next(block for language, block in _FENCE.findall(text_of("docs/protocol.md")) if language == "text")
-    assert decode([bytes.fromhex(dump)]) == Hello(1, "", "w1", "i1", 0, "host1", 42, "")
+    assert decode([bytes.fromhex(dump)]) == Hello(2, "", "w1", "i1", 0, "host1", 42, "")
 
 
 def test_every_attack_on_the_security_page_names_tests_that_exist() -> None:
