@@ -229,7 +229,7 @@ def by_turn(events: list[Any]) -> list[Any]:
 
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-FAST = settings(max_examples=12, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
+FAST = settings(max_examples=8, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
 
 
 def play(strategy: Any, function: Any, profile: settings = FAST) -> None:
@@ -255,7 +255,7 @@ def test_environments_in_other_processes_are_sampled_as_the_reference_does(kind:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_samples_as_the_reference_does_in_very_many_worlds(kind: str) -> None:
-    play(cases(kind), run, settings(FAST, max_examples=100))
+    play(cases(kind), run, settings(FAST, max_examples=60))
 
 
 @pytest.mark.slow
