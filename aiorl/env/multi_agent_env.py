@@ -188,14 +188,17 @@ class MultiAgentCopy:
             close()
 
     def _check_finite(self, obs: Mapping[Any, Any]) -> None:
-        for agent_id, value in obs.items():
-            # A product with itself is finite unless an entry is not (or it overflows: look closer then).
-            if (
-                type(value) is np.ndarray
+        with np.errstate(over="ignore"):
+            suspects = [
+                agent_id
+                for agent_id, value in obs.items()
+                # A product with itself is finite unless an entry is not (or it overflows: look closer then).
+                if type(value) is np.ndarray
                 and value.dtype.kind == "f"
                 and not (value.dot(value) if value.ndim == 1 else np.vdot(value, value)) < math.inf
-                and not np.isfinite(value).all()
-            ):
+            ]
+        for agent_id in suspects:
+            if not np.isfinite(obs[agent_id]).all():
                 message = f"observation of agent {agent_id!r} holds NaN or infinity"
                 raise BadObservationError(self._env_id, message, vector_index=self._index, step=self._step)
 

@@ -356,8 +356,8 @@ def test_what_does_not_travel_is_refused_before_it_is_sent(bad: m.Message) -> No
         ([b"\xc1"], BadFrame, "header"),
         ([b"GET / HTTP/1.1\r\n\r\n"], BadFrame, "header"),
         ([msgpack.packb([])], BadFrame, "header"),
-        ([msgpack.packb([1, "beat"])], BadFrame, "header"),
-        ([msgpack.packb([2, "whatever", 5])], VersionMismatch, "version"),
+        ([msgpack.packb([m.PROTOCOL_VERSION, "beat"])], BadFrame, "header"),
+        ([msgpack.packb([m.PROTOCOL_VERSION + 1, "whatever", 5])], VersionMismatch, "version"),
         ([b"x" * 2_000_000], MessageTooBig, "header"),
         ([b"x"] * 2000, MessageTooBig, "frames"),
         (with_header(m.Ack(1), 1, "no_such"), BadFrame, "type"),
@@ -472,7 +472,14 @@ def test_nesting_has_an_end() -> None:
     value: Any = 1
     for _ in range(40):
         value = [value]
-    deep = [1, "reply", {"call_id": 1, "ok": True, "result": value}, layout([[0, "result"]], []), b"", []]
+    deep = [
+        m.PROTOCOL_VERSION,
+        "reply",
+        {"call_id": 1, "ok": True, "result": value},
+        layout([[0, "result"]], []),
+        b"",
+        [],
+    ]
     with pytest.raises(BadFrame, match="deep"):
         decode([msgpack.packb(deep)])
     with pytest.raises(LocalProtocolError):
@@ -527,7 +534,7 @@ def huge_claims() -> list[list[bytes]]:
         [zeros[0], b"\xff" * 4],
         [many],
         [b"\xdf\xff\xff\xff\xff" * 900],
-        [b"\x96\x01\xa7samples\x80\xc6\x7f\xff\xff\xff"],
+        [b"\x96\x02\xa7samples\x80\xc6\x7f\xff\xff\xff"],
         [b"\xdb\xff\xff\xff\xff"],
     ]
 
@@ -582,7 +589,7 @@ def hostile_messages() -> list[list[bytes]]:
                 tree[number][index][1] = HOSTILE
                 found.append([msgpack.packb([*parts[:3], msgpack.packb(tree), *parts[4:]]), *frames[1:]])
     result = {"call_id": 1, "ok": True, "result": [HOSTILE, {HOSTILE: HOSTILE}]}
-    found.append([msgpack.packb([1, "reply", result, layout([[0, "result"]], []), b"", []])])
+    found.append([msgpack.packb([m.PROTOCOL_VERSION, "reply", result, layout([[0, "result"]], []), b"", []])])
     return found
 
 
@@ -764,7 +771,7 @@ def test_well_formed_headers_of_nonsense_raise_remote_protocol_errors(
 ) -> None:
     packed_layout = msgpack.packb(layout_value)
     with pytest.raises(RemoteProtocolError):
-        decode([msgpack.packb([1, name, scalars, packed_layout, storage, shapes])])
+        decode([msgpack.packb([m.PROTOCOL_VERSION, name, scalars, packed_layout, storage, shapes])])
 
 
 def test_the_pack_limit_decides_about_frames() -> None:
