@@ -231,6 +231,7 @@ class Pacing:
         grow_below, shrink_above = _MAX_STALE
         if self._stale > shrink_above:
             self._change(self.budget - max(1, self.budget // 10))
+            self._stale = shrink_above / 2  # one step for each that came too old
         elif starved > _STARVED:
             if held_back and self._stale < grow_below:
                 self._change(self.budget + max(1, self.budget // 4))
