@@ -52,7 +52,7 @@ start() { # host, workers, address
     on_host "$1" "$PYTHON" "$3" "$2" "${KEYS:+--keys=keys}" <<'REMOTE'
 umask 077
 mkdir -p ~/.aiorl && cd ~/.aiorl
-if [ -e worker.pid ] && ps -o args= -p "$(cat worker.pid)" | grep -q aiorl.worker; then
+if [ -e worker.pid ] && ps -ww -o args= -p "$(cat worker.pid)" | grep -q aiorl.worker; then
     echo "already running (process $(cat worker.pid)); stop it first"
     exit 1
 fi
@@ -72,7 +72,7 @@ REMOTE
 status() { # host
     on_host "$1" <<'REMOTE'
 cd ~/.aiorl 2>/dev/null || { echo "nothing was started here"; exit 0; }
-if [ -e worker.pid ] && ps -o args= -p "$(cat worker.pid)" | grep -q aiorl.worker; then
+if [ -e worker.pid ] && ps -ww -o args= -p "$(cat worker.pid)" | grep -q aiorl.worker; then
     echo "running (process $(cat worker.pid)): $(tail -n 1 worker.log)"
 else
     echo "not running: $(tail -n 1 worker.log 2>/dev/null)"
@@ -84,7 +84,7 @@ stop() { # host
     on_host "$1" <<'REMOTE'
 cd ~/.aiorl 2>/dev/null || { echo "nothing was started here"; exit 0; }
 pid=$(cat worker.pid 2>/dev/null || true)
-if [ -z "$pid" ] || ! ps -o args= -p "$pid" | grep -q aiorl.worker; then
+if [ -z "$pid" ] || ! ps -ww -o args= -p "$pid" | grep -q aiorl.worker; then
     echo "not running"
     exit 0
 fi
