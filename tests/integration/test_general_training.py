@@ -192,7 +192,7 @@ def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, sampling: s
         ("multiagent.policy_mapping_fn is not set", TWO[:2]),
         ("policy 'left' has no observation space: the environment names none", (*TWO, "--env-config={nameless: true}")),
         ("sampling is columnar, but that can't be: the environment is a MultiAgentEnv", (*TWO, "--sampling=columnar")),
-        ("the policies are left, right, but the environment, a gymnasium.Env, has one agent", (*TWO, "--env=CartPole-v1")),
+        ("the policies are left, right, but the environment, a gymnasium.Env, has one", (*TWO, "--env=CartPole-v1")),
         ("policies.left.config: lr must be a number", (*TWO, "--multiagent.policies={left: {config: {lr: x}}}")),
         ("callbacks is 'general_runs:side', expected a subclass", ("--callbacks=general_runs:side",)),
         ("on_train_result failed: RuntimeError('the hook fails on purpose')", ("--callbacks=general_runs:Failing",)),
