@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["install_command", "missing"]
+from aiorl.errors import ConfigError
+
+__all__ = ["install_command", "missing", "needed_by_env"]
 
 
 def install_command(extra: str) -> str:
@@ -21,3 +24,26 @@ def install_command(extra: str) -> str:
 def missing(modules: Iterable[str]) -> list[str]:
     """Those of some top-level modules that are not installed; none is imported."""
     return [name for name in modules if importlib.util.find_spec(name) is None]
+
+
+@contextlib.contextmanager
+def needed_by_env(name: str, what: str, extra: str) -> Iterator[None]:
+    """Import in here what an environment needs.
+
+    Args:
+        name: the environment's name.
+        what: what the message calls the packages.
+        extra: aiorl's extra that brings them.
+
+    Raises:
+        ConfigError: an import failed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"environment {name!r} needs {what}: {error}.",
+            key="env",
+            value=name,
+            hint=f"Install it with: {install_command(extra)}",
+        ) from error

@@ -26,7 +26,7 @@ from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.registry import EnvContext
 from aiorl.env.vector_infos import split_infos
 from aiorl.errors import ConfigError, EnvContractError, UnknownEnvError, nearest
-from aiorl.extras import install_command
+from aiorl.extras import needed_by_env
 
 __all__ = ["AsyncEnvPoolEnv", "EnvPoolEnv", "envpool_creator"]
 
@@ -252,14 +252,6 @@ class AsyncEnvPoolEnv(BaseEnv):
 
 
 def _imported(name: str) -> ModuleType:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module("envpool")
-    except ImportError as error:
-        raise ConfigError(
-            f"environment {name!r} needs EnvPool: {error}.",
-            key="env",
-            value=name,
-            hint=f"Install it with: {install_command('envpool')}",
-        ) from error
+    with needed_by_env(name, "EnvPool", "envpool"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("envpool")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aiorl.env.registry import EnvContext
-from aiorl.errors import ConfigError, UnknownEnvError, nearest
-from aiorl.extras import install_command
+from aiorl.errors import UnknownEnvError, nearest
+from aiorl.extras import needed_by_env
 
 __all__ = ["old_gym_creator"]
 
@@ -24,19 +24,14 @@ def old_gym_creator(name: str) -> Callable[[EnvContext], Any]:
         ConfigError: gym or shimmy is not installed.
     """
     gym_id = name.removeprefix("gym:")
-    try:
-        # The old package prints a notice to stderr when imported, and warns about NumPy.
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            gym = importlib.import_module("gym")
-            compatibility = importlib.import_module("shimmy.openai_gym_compatibility")
-    except ImportError as error:
-        raise ConfigError(
-            f"environment {name!r} needs the old gym package: {error}.",
-            key="env",
-            value=name,
-            hint=f"Install it with: {install_command('gym')}",
-        ) from error
+    with (
+        needed_by_env(name, "the old gym package", "gym"),
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),  # it prints a notice there when imported, and warns about NumPy
+    ):
+        warnings.simplefilter("ignore")
+        gym = importlib.import_module("gym")
+        compatibility = importlib.import_module("shimmy.openai_gym_compatibility")
     known = list(gym.envs.registry)
     if gym_id not in known:
         raise UnknownEnvError(

@@ -29,7 +29,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from aiorl.errors import ConfigError, UnknownEnvError, nearest
-from aiorl.extras import install_command
+from aiorl.extras import needed_by_env
 
 __all__ = [
     "EnvContext",
@@ -247,15 +247,8 @@ def is_atari_id(gym_id: str) -> bool:
 
 
 def _import_atari(name: str) -> None:
-    try:
+    with needed_by_env(name, "the Atari emulator", "atari"):
         ale_py = importlib.import_module("ale_py")
-    except ImportError as error:
-        raise ConfigError(
-            f"environment {name!r} needs the Atari emulator: {error}.",
-            key="env",
-            value=name,
-            hint=f"Install it with: {install_command('atari')}",
-        ) from error
     gymnasium.register_envs(ale_py)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it greets on stderr for each environment
 
