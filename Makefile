@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RESULTS := .pytest_cache/results.xml
 # Two at once, whole files each: many tests wait for a process to start. More disturb each other where time counts.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check style types layers requirements bench bench-against chaos examples coverage \
+.PHONY: help setup train test test-all check style types layers requirements bench bench-against chaos results examples coverage \
 	fuzz lock build clean
 
 help:  ## list the targets
@@ -57,6 +57,9 @@ bench-against: $(STAMP)  ## measure this tree and another by turns; make bench-a
 
 chaos: $(STAMP)  ## random faults in whole runs for 20 minutes; make chaos CHAOS="--seed 7"
 	@$(BIN)/python -m benchmarks.chaos $(CHAOS)
+
+results: $(STAMP)  ## learning results of presets, seed by seed, into docs/results.md; make results TASKS="ppo-cartpole"
+	@$(BIN)/python -m benchmarks.results $(TASKS)
 
 examples: $(STAMP)  ## run every example, a few minutes
 	@$(BIN)/python -m pytest tests/examples

@@ -9,104 +9,136 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aiorl.callbacks import DefaultCallbacks
-    from aiorl.data.columns import DEFAULT_AGENT_ID, DEFAULT_POLICY_ID
-    from aiorl.data.fragment import Fragment
-    from aiorl.data.multi_agent_batch import MultiAgentBatch
-    from aiorl.data.sample_batch import SampleBatch
-    from aiorl.env.base_env import ASYNC_RESET_RETURN, BaseEnv, Poll
-    from aiorl.env.env_maker import to_base_env
-    from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
-    from aiorl.env.multi_agent_env import MultiAgentEnv
-    from aiorl.env.registry import EnvContext, register_env
-    from aiorl.env.vector_env import VectorEnv
+    from aiorl.algorithms.a2c.config import A2CConfig as A2CConfig
+    from aiorl.algorithms.bc.config import BCConfig as BCConfig
+    from aiorl.algorithms.dqn.config import DQNConfig as DQNConfig
+    from aiorl.algorithms.impala.config import IMPALAConfig as IMPALAConfig
+    from aiorl.algorithms.marwil.config import MARWILConfig as MARWILConfig
+    from aiorl.algorithms.pg.config import PGConfig as PGConfig
+    from aiorl.algorithms.ppo.config import PPOConfig as PPOConfig
+    from aiorl.algorithms.sac.config import SACConfig as SACConfig
+    from aiorl.algorithms.td3.config import TD3Config as TD3Config
+    from aiorl.callbacks import DefaultCallbacks as DefaultCallbacks
+    from aiorl.config.merge import with_base_config as with_base_config
+    from aiorl.config.schema import with_common_config as with_common_config
+    from aiorl.data.columns import DEFAULT_AGENT_ID as DEFAULT_AGENT_ID
+    from aiorl.data.columns import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
+    from aiorl.data.fragment import Fragment as Fragment
+    from aiorl.data.multi_agent_batch import MultiAgentBatch as MultiAgentBatch
+    from aiorl.data.sample_batch import SampleBatch as SampleBatch
+    from aiorl.env.base_env import ASYNC_RESET_RETURN as ASYNC_RESET_RETURN
+    from aiorl.env.base_env import BaseEnv as BaseEnv
+    from aiorl.env.base_env import Poll as Poll
+    from aiorl.env.env_maker import to_base_env as to_base_env
+    from aiorl.env.external_env import ExternalEnv as ExternalEnv
+    from aiorl.env.external_env import ExternalMultiAgentEnv as ExternalMultiAgentEnv
+    from aiorl.env.multi_agent_env import MultiAgentEnv as MultiAgentEnv
+    from aiorl.env.registry import EnvContext as EnvContext
+    from aiorl.env.registry import register_env as register_env
+    from aiorl.env.vector_env import VectorEnv as VectorEnv
+    from aiorl.evaluation import Evaluation as Evaluation
+    from aiorl.evaluation import evaluate as evaluate
+    from aiorl.export.writing import export_policy as export_policy
+    from aiorl.loaded_policy import LoadedPolicy as LoadedPolicy
+    from aiorl.loaded_policy import load_policy as load_policy
     from aiorl.models.tf_policy import TFPolicy as TFPolicy
-    from aiorl.observation.preprocessors import Preprocessor
-    from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator
-    from aiorl.offline.io import InputReader, IOContext, OutputWriter, SamplerInput
-    from aiorl.policy.exploration import Exploration
-    from aiorl.policy.policy import Policy
-    from aiorl.policy.policy_map import PolicyMap
-    from aiorl.rollout.interface import EvaluatorInterface
-    from aiorl.rollout.rollout_worker import RolloutWorker, get_global_worker
-    from aiorl.sampler.async_sampler import AsyncSampler
-    from aiorl.sampler.episode import MultiAgentEpisode
-    from aiorl.sampler.sync_sampler import SyncSampler
+    from aiorl.observation.preprocessors import Preprocessor as Preprocessor
+    from aiorl.offline.estimators import OffPolicyEstimate as OffPolicyEstimate
+    from aiorl.offline.estimators import OffPolicyEstimator as OffPolicyEstimator
+    from aiorl.offline.io import InputReader as InputReader
+    from aiorl.offline.io import IOContext as IOContext
+    from aiorl.offline.io import OutputWriter as OutputWriter
+    from aiorl.offline.io import SamplerInput as SamplerInput
+    from aiorl.policy.exploration import Exploration as Exploration
+    from aiorl.policy.policy import Policy as Policy
+    from aiorl.policy.policy_map import PolicyMap as PolicyMap
+    from aiorl.rollout.interface import EvaluatorInterface as EvaluatorInterface
+    from aiorl.rollout.rollout_worker import RolloutWorker as RolloutWorker
+    from aiorl.rollout.rollout_worker import get_global_worker as get_global_worker
+    from aiorl.sampler.async_sampler import AsyncSampler as AsyncSampler
+    from aiorl.sampler.episode import MultiAgentEpisode as MultiAgentEpisode
+    from aiorl.sampler.sync_sampler import SyncSampler as SyncSampler
+    from aiorl.trainer import A2CTrainer as A2CTrainer
+    from aiorl.trainer import AlgorithmTrainer as AlgorithmTrainer
+    from aiorl.trainer import BCTrainer as BCTrainer
+    from aiorl.trainer import DQNTrainer as DQNTrainer
+    from aiorl.trainer import IMPALATrainer as IMPALATrainer
+    from aiorl.trainer import MARWILTrainer as MARWILTrainer
+    from aiorl.trainer import PGTrainer as PGTrainer
+    from aiorl.trainer import PPOTrainer as PPOTrainer
+    from aiorl.trainer import SACTrainer as SACTrainer
+    from aiorl.trainer import TD3Trainer as TD3Trainer
+    from aiorl.trainer import Trainer as Trainer
+    from aiorl.trainer.whole_run import train as train
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "A2CConfig": "aiorl.algorithms.a2c.config",
+    "A2CTrainer": "aiorl.trainer",
     "ASYNC_RESET_RETURN": "aiorl.env.base_env",
+    "AlgorithmTrainer": "aiorl.trainer",
     "AsyncSampler": "aiorl.sampler.async_sampler",
+    "BCConfig": "aiorl.algorithms.bc.config",
+    "BCTrainer": "aiorl.trainer",
+    "MARWILConfig": "aiorl.algorithms.marwil.config",
+    "MARWILTrainer": "aiorl.trainer",
     "BaseEnv": "aiorl.env.base_env",
     "DEFAULT_AGENT_ID": "aiorl.data.columns",
     "DEFAULT_POLICY_ID": "aiorl.data.columns",
+    "DQNConfig": "aiorl.algorithms.dqn.config",
+    "DQNTrainer": "aiorl.trainer",
     "DefaultCallbacks": "aiorl.callbacks",
     "EnvContext": "aiorl.env.registry",
+    "Evaluation": "aiorl.evaluation",
     "EvaluatorInterface": "aiorl.rollout.interface",
     "Exploration": "aiorl.policy.exploration",
     "ExternalEnv": "aiorl.env.external_env",
     "ExternalMultiAgentEnv": "aiorl.env.external_env",
     "Fragment": "aiorl.data.fragment",
+    "IMPALATrainer": "aiorl.trainer",
+    "IMPALAConfig": "aiorl.algorithms.impala.config",
     "IOContext": "aiorl.offline.io",
     "InputReader": "aiorl.offline.io",
+    "LoadedPolicy": "aiorl.loaded_policy",
     "MultiAgentBatch": "aiorl.data.multi_agent_batch",
     "MultiAgentEnv": "aiorl.env.multi_agent_env",
     "MultiAgentEpisode": "aiorl.sampler.episode",
     "OffPolicyEstimate": "aiorl.offline.estimators",
     "OffPolicyEstimator": "aiorl.offline.estimators",
     "OutputWriter": "aiorl.offline.io",
+    "PGConfig": "aiorl.algorithms.pg.config",
+    "PGTrainer": "aiorl.trainer",
+    "PPOTrainer": "aiorl.trainer",
+    "PPOConfig": "aiorl.algorithms.ppo.config",
     "Policy": "aiorl.policy.policy",
     "PolicyMap": "aiorl.policy.policy_map",
     "Poll": "aiorl.env.base_env",
     "Preprocessor": "aiorl.observation.preprocessors",
     "RolloutWorker": "aiorl.rollout.rollout_worker",
+    "SACConfig": "aiorl.algorithms.sac.config",
+    "SACTrainer": "aiorl.trainer",
     "SampleBatch": "aiorl.data.sample_batch",
     "SamplerInput": "aiorl.offline.io",
     "SyncSampler": "aiorl.sampler.sync_sampler",
+    "TD3Config": "aiorl.algorithms.td3.config",
+    "TD3Trainer": "aiorl.trainer",
     "TFPolicy": "aiorl.models.tf_policy",
+    "Trainer": "aiorl.trainer",
     "VectorEnv": "aiorl.env.vector_env",
+    "evaluate": "aiorl.evaluation",
+    "export_policy": "aiorl.export.writing",
     "get_global_worker": "aiorl.rollout.rollout_worker",
+    "load_policy": "aiorl.loaded_policy",
     "register_env": "aiorl.env.registry",
+    "train": "aiorl.trainer.whole_run",
     "to_base_env": "aiorl.env.env_maker",
+    "with_base_config": "aiorl.config.merge",
+    "with_common_config": "aiorl.config.schema",
 }
 
 # all but TFPolicy, so that `from aiorl import *` works without TensorFlow, and never loads it
-__all__ = [
-    "ASYNC_RESET_RETURN",
-    "DEFAULT_AGENT_ID",
-    "DEFAULT_POLICY_ID",
-    "AsyncSampler",
-    "BaseEnv",
-    "DefaultCallbacks",
-    "EnvContext",
-    "EvaluatorInterface",
-    "Exploration",
-    "ExternalEnv",
-    "ExternalMultiAgentEnv",
-    "Fragment",
-    "IOContext",
-    "InputReader",
-    "MultiAgentBatch",
-    "MultiAgentEnv",
-    "MultiAgentEpisode",
-    "OffPolicyEstimate",
-    "OffPolicyEstimator",
-    "OutputWriter",
-    "Policy",
-    "PolicyMap",
-    "Poll",
-    "Preprocessor",
-    "RolloutWorker",
-    "SampleBatch",
-    "SamplerInput",
-    "SyncSampler",
-    "VectorEnv",
-    "__version__",
-    "get_global_worker",
-    "register_env",
-    "to_base_env",
-]
+__all__ = sorted({*_HOME, "__version__"} - {"TFPolicy"})
 
 
 def __getattr__(name: str) -> object:

@@ -20,13 +20,10 @@ __all__ = [
     "DefaultCallbacks",
     "callbacks_class",
     "callbacks_from_dict",
-    "has_worker_hooks",
     "named_callbacks",
     "overridden_hooks",
+    "worker_hooks",
 ]
-
-
-_LEARNER_HOOKS = frozenset(["on_train_result"])
 
 
 class DefaultCallbacks:
@@ -142,20 +139,6 @@ def named_callbacks(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
     return type(kind.__name__, (kind,), {name: guarded(name) for name in _own_hooks(kind)})
 
 
-def has_worker_hooks(setting: str | Mapping[str, Any] | None) -> bool:
-    """Whether workers have anything to call, of what the setting `callbacks` names; the learner has its own hook.
-
-    True also for what cannot be used, which `callbacks_class` tells.
-    """
-    if isinstance(setting, Mapping):
-        return bool(set(setting) - _LEARNER_HOOKS)
-    try:
-        kind = callbacks_class(setting)
-    except ConfigError:
-        return True
-    return kind is not None and bool(set(_own_hooks(kind)) - _LEARNER_HOOKS)
-
-
 def overridden_hooks(callbacks: DefaultCallbacks) -> frozenset[str]:
     """Names of the hooks that do something: those of its class, or its own, that are not DefaultCallbacks'."""
     return frozenset(
@@ -163,6 +146,11 @@ def overridden_hooks(callbacks: DefaultCallbacks) -> frozenset[str]:
         for name, default in vars(DefaultCallbacks).items()
         if name.startswith("on_") and getattr(getattr(callbacks, name), "__func__", None) is not default
     )
+
+
+def worker_hooks(kind: type[DefaultCallbacks]) -> set[str]:
+    """Names of the hooks that a class overrides and workers call; the learner has its own."""
+    return set(_own_hooks(kind)) - {"on_train_result"}
 
 
 def _own_hooks(kind: type[DefaultCallbacks]) -> list[str]:

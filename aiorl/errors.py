@@ -9,6 +9,8 @@
     │   └── UnsupportedSpaceError              a space that has no preprocessor or distribution
     ├── UnknownPolicyError(KeyError, ValueError)
     ├── BatchError(ValueError)                 columns that do not fit each other
+    ├── DataError(ValueError)                  stored experience that cannot be read or written
+    ├── EndOfData(EOFError)                    every pass over stored experience has been read
     ├── PolicyError(ValueError)                weights or a graph that do not fit the policy
     │   └── ExportError                        a model that has no acting graph
     ├── EnvError(RuntimeError)                 an environment's own code failed
@@ -21,16 +23,16 @@
     ├── SampleTimeout(TimeoutError, queue.Empty)
     ├── CheckpointError                        a checkpoint that cannot be written, read or used here
     ├── TrainingDiverged(RuntimeError)         updates stay non-finite
+    ├── MemoryQuotaError(MemoryError)          a process takes more memory than a setting allows it
     ├── ProtocolError
     │   ├── LocalProtocolError                 we broke the protocol
     │   └── RemoteProtocolError                the peer did
     │       ├── MessageTooBig
     │       ├── BadFrame
     │       └── VersionMismatch
-    ├── AuthenticationError                    the peer's key is not admitted
+    ├── EvaluationError(RuntimeError)          an evaluation beside training failed
     ├── EndpointClosed                         we closed it
     ├── WorkerError(RuntimeError)              a worker failed; carries its traceback
-    │   └── PeerLost                           no heartbeat, or the connection broke
     └── InternalError                          never expected: a bug of ours
 
 Facts are attributes; the sentence is made in ``__str__``. The built-in kind mixed in lets callers that
@@ -45,7 +47,6 @@ from collections.abc import Iterable
 
 __all__ = [
     "AiorlError",
-    "AuthenticationError",
     "BadFrame",
     "BadObservationError",
     "BadRewardError",
@@ -53,15 +54,18 @@ __all__ = [
     "CheckpointError",
     "ClosedEpisodeError",
     "ConfigError",
+    "DataError",
+    "EndOfData",
     "EndpointClosed",
     "EnvContractError",
     "EnvError",
     "EpisodeTimeout",
+    "EvaluationError",
     "ExportError",
     "InternalError",
     "LocalProtocolError",
+    "MemoryQuotaError",
     "MessageTooBig",
-    "PeerLost",
     "PolicyError",
     "ProtocolError",
     "RemoteProtocolError",
@@ -185,6 +189,30 @@ class BatchError(AiorlError, ValueError):
         return f"column {self.column!r}: expected {self.expected}, got {self.got}"
 
 
+class DataError(AiorlError, ValueError):
+    """Stored experience that cannot be read or written.
+
+    Attributes:
+        path: the file, or "" where there is none or it is not known yet.
+        place: where in it, such as "line 3"; "" for the file as a whole.
+        reason: what is wrong and, where it can be told, how to mend it.
+    """
+
+    def __init__(self, reason: str, *, path: object = "", place: str = "") -> None:
+        super().__init__(reason, str(path), place)
+        self.reason = reason
+        self.path = str(path)
+        self.place = place
+
+    def __str__(self) -> str:
+        where = ", ".join(part for part in (self.path, self.place) if part)
+        return f"{where}: {self.reason}" if where else self.reason
+
+
+class EndOfData(AiorlError, EOFError):
+    """Every pass over stored experience that was asked for has been read."""
+
+
 class PolicyError(AiorlError, ValueError):
     """Weights, states or a graph that do not fit the policy."""
 
@@ -305,8 +333,33 @@ class CheckpointError(AiorlError):
         return f"checkpoint {self.path}: {self.reason}"
 
 
+class EvaluationError(AiorlError, RuntimeError):
+    """An evaluation beside training failed."""
+
+
 class TrainingDiverged(AiorlError, RuntimeError):
     """Too many updates in a row were non-finite; the weights are those of the last good one."""
+
+
+class MemoryQuotaError(AiorlError, MemoryError):
+    """A process has taken more memory than a setting allows it.
+
+    Attributes:
+        key: the setting.
+        max_bytes: its value.
+        taken_bytes: what the process has taken.
+    """
+
+    def __init__(self, key: str, max_bytes: int, taken_bytes: int) -> None:
+        """Take which setting, its value, and what was taken."""
+        self.key, self.max_bytes, self.taken_bytes = key, max_bytes, taken_bytes
+        super().__init__(key, max_bytes, taken_bytes)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.key} is {self.max_bytes:,} bytes, but the process has taken {self.taken_bytes:,}. "
+            "Set more, or make environments, networks or batches smaller."
+        )
 
 
 class ProtocolError(AiorlError):
@@ -345,10 +398,6 @@ class VersionMismatch(RemoteProtocolError):
     """The peer speaks another version of the protocol."""
 
 
-class AuthenticationError(AiorlError):
-    """The peer's key is not admitted, or ours is not admitted there."""
-
-
 class EndpointClosed(AiorlError):
     """The endpoint was closed on our side."""
 
@@ -370,10 +419,6 @@ class WorkerError(AiorlError, RuntimeError):
 
     def __str__(self) -> str:
         return f"worker {self.worker_index}: {self.message}"
-
-
-class PeerLost(WorkerError):
-    """A worker's heartbeats stopped or its connection broke."""
 
 
 class InternalError(AiorlError):

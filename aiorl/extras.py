@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aiorl.errors import ConfigError
 
-__all__ = ["install_command", "missing", "needed_by_env"]
+__all__ = ["install_command", "missing", "needed_by"]
 
 
 def install_command(extra: str) -> str:
@@ -27,13 +27,15 @@ def missing(modules: Iterable[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def needed_by_env(name: str, what: str, extra: str) -> Iterator[None]:
-    """Import in here what an environment needs.
+def needed_by(by: str, what: str, extra: str, *, key: str, value: object = None) -> Iterator[None]:
+    """Import in here what only some need.
 
     Args:
-        name: the environment's name.
+        by: who needs it, as the message begins.
         what: what the message calls the packages.
         extra: aiorl's extra that brings them.
+        key: setting that asks for them.
+        value: its value.
 
     Raises:
         ConfigError: an import failed.
@@ -42,8 +44,8 @@ def needed_by_env(name: str, what: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"environment {name!r} needs {what}: {error}.",
-            key="env",
-            value=name,
+            f"{by} needs {what}: {error}.",
+            key=key,
+            value=value,
             hint=f"Install it with: {install_command(extra)}",
         ) from error

@@ -6,16 +6,37 @@ workers keep quiet.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["PERIOD_S", "LogOnce", "log_once", "summarize"]
+from aiorl.text import shortened
+
+__all__ = ["PERIOD_S", "LogOnce", "log_once", "report", "summarize", "warn_of_long_episode"]
+
+logger = logging.getLogger(__name__)
 
 PERIOD_S = 60.0
 """In periodic mode a message may come again after so many seconds."""
+
+_STAGES = {
+    "sample_start": "Sampling %s environment steps",
+    "raw_obs": "Raw observations from the environment: %s",
+    "infos": "Infos from the environment: %s",
+    "preprocessed_obs": "Preprocessed observations of %s: %s",
+    "filtered_obs": "Filtered observations of %s: %s",
+    "compute_actions_input": "Inputs to policy %s: %s",
+    "compute_actions_result": "Outputs of policy %s: %s",
+    "sample_end": "Sampled: %s",
+    "compute_gradients": "Gradients are computed on: %s",
+    "gradients_out": "Gradients computed: %s",
+    "apply_gradients": "Gradients are applied: %s",
+    "learn_on_batch": "Policies learn on: %s",
+    "learn_output": "Learning gave: %s",
+}
 
 
 class LogOnce:
@@ -66,6 +87,30 @@ log_once = LogOnce()
 """The one that this process's samplers and workers ask."""
 
 
+def report(stage: str, *values: Any) -> None:
+    """Log a summary of what a stage of the data flow has, if that is due; a function gives its value only then."""
+    if log_once(stage):
+        logger.info(_STAGES[stage], *(summarize(value() if callable(value) else value) for value in values))
+
+
+def warn_of_long_episode(rows: int, env_id: Any, env_steps: int) -> None:
+    """Warn, once, that very many rows wait for an episode's end.
+
+    Args:
+        rows: more than so many wait.
+        env_id: the environment.
+        env_steps: steps of it that they stand for.
+    """
+    if log_once("large_batch_warning"):
+        logger.warning(
+            "More than %d rows of environment %r wait for their episode's end (%d environment steps). "
+            "Give a horizon if its episodes never end.",
+            rows,
+            env_id,
+            env_steps,
+        )
+
+
 def summarize(value: Any, *, depth: int = 4, width: int = 4) -> str:
     """A short text about nested data: shapes, dtypes and ranges instead of numbers."""
     if isinstance(value, np.ndarray):
@@ -81,8 +126,7 @@ def summarize(value: Any, *, depth: int = 4, width: int = 4) -> str:
             return f"[{len(value)} items]"
         parts = [summarize(item, depth=depth - 1) for item in value[:width]]
         return "[" + ", ".join(parts) + (f", ... {len(value)} items" if len(value) > width else "") + "]"
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
+    return shortened(repr(value), 200)
 
 
 def _summarize_array(array: np.ndarray[Any, Any]) -> str:

@@ -10,7 +10,17 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_LABEL", "MAX_NAME", "indented", "is_label", "is_name", "many_lines", "one_line", "without_numbers"]
+__all__ = [
+    "MAX_LABEL",
+    "MAX_NAME",
+    "indented",
+    "is_label",
+    "is_name",
+    "many_lines",
+    "one_line",
+    "shortened",
+    "without_numbers",
+]
 
 MAX_NAME = 64
 """Characters of a name that only programs read: of a worker, an incarnation, a run."""
@@ -32,10 +42,14 @@ def is_label(text: str) -> bool:
     return len(text) <= MAX_LABEL and text.isprintable()
 
 
+def shortened(text: str, max_chars: int) -> str:
+    """A text of bounded length; "..." stands for what is cut off."""
+    return text if len(text) <= max_chars else text[: max_chars - len(_CUT)] + _CUT
+
+
 def one_line(text: str, max_chars: int) -> str:
     """A text as one printable line of bounded length: white space becomes spaces, what else cannot be printed "?"."""
-    if len(text) > max_chars:
-        text = text[: max_chars - len(_CUT)] + _CUT
+    text = shortened(text, max_chars)
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
@@ -46,9 +60,9 @@ def many_lines(text: str, max_chars: int, *, keep_end: bool = False) -> str:
 
     Empty lines at its end are left out: a text that passes through here at both ends of the wire stays as it is.
     """
-    if len(text) > max_chars:
-        kept = max_chars - len(_CUT)
-        text = _CUT + text[-kept:] if keep_end else text[:kept] + _CUT
+    if keep_end and len(text) > max_chars:
+        text = _CUT + text[-(max_chars - len(_CUT)) :]
+    text = shortened(text, max_chars)
     return "\n".join(one_line(line, max_chars) for line in text.splitlines()).rstrip("\n")
 
 

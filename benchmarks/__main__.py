@@ -16,7 +16,20 @@ from benchmarks.result import Figure, readable
 
 __all__ = ["main"]
 
-MODULES = ("sampler", "general", "remote", "atari", "wire", "update", "train", "leases", "startup", "attacks")
+MODULES = (
+    "sampler",
+    "general",
+    "remote",
+    "atari",
+    "wire",
+    "update",
+    "train",
+    "leases",
+    "startup",
+    "attacks",
+    "offline",
+    "replay",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -26,7 +26,7 @@ from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.wrapping import Wrapping
 from aiorl.policy.acting_graph import ActingSpec
 from aiorl.policy.onnx_policy import OnnxPolicy
-from aiorl.sampler.columnar import ColumnarSampler
+from aiorl.sampler.lockstep import LockstepSampler
 from aiorl.wire import messages as m
 from aiorl.wire.decoding import decode
 from aiorl.wire.encoding import encode
@@ -120,15 +120,15 @@ def load_policy(directory: Path) -> OnnxPolicy:
 
 
 def make_subject(policy: OnnxPolicy, num_envs: int, steps: int, vectorize: str = "serial") -> Advance:
-    """Pong with the DeepMind preprocessing in the columnar sampler."""
-    sampler = ColumnarSampler(
+    """Pong with the DeepMind preprocessing in lockstep."""
+    sampler = LockstepSampler(
         make_env(num_envs, vectorize),
         policy,
         fragment_length=steps,
         columns=PPO_COLUMNS,
         postprocess="gae",
         postprocess_settings={"gamma": 0.99, "lam": 0.95},
-        clip_rewards=True,
+        reward_limit=1.0,
     )
     return lambda: sampler.sample().env_steps
 
@@ -191,7 +191,7 @@ class Emulator:
 def make_baseline(policy: OnnxPolicy, num_envs: int, steps: int) -> Advance:
     """A minimal loop over emulators with the policy's ONNX Runtime session."""
     graph: Any = policy.graph
-    run = graph._session.run  # the bare session
+    run = graph._session._session.run  # the bare session
     games = [Emulator(seed) for seed in range(num_envs)]
     last = np.empty((num_envs, SIDE, SIDE, STACK), np.uint8)
     for game, stack in zip(games, last, strict=True):
@@ -222,9 +222,9 @@ def make_baseline(policy: OnnxPolicy, num_envs: int, steps: int) -> Advance:
     return advance
 
 
-def _rate(advance: Advance) -> float:
-    steps, began = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - began) < ROUND_S:
+def _rate(advance: Advance, clock: Callable[[], float]) -> float:
+    steps, began = 0, clock()
+    while (elapsed := clock() - began) < ROUND_S:
         steps += advance()
     return steps / elapsed
 
@@ -235,7 +235,8 @@ def _sample(directory: Path, num_envs: int) -> tuple[float, float]:
     subject = make_subject(policy, num_envs, FRAGMENT)
     baseline = make_baseline(policy, num_envs, FRAGMENT)
     subject(), baseline()
-    return alternate(lambda: _rate(subject), lambda: _rate(baseline), ROUNDS)
+    own_time = time.process_time  # one thread: what else runs on the machine is not measured
+    return alternate(lambda: _rate(subject, own_time), lambda: _rate(baseline, own_time), ROUNDS)
 
 
 def _vector(directory: Path, num_envs: int) -> tuple[float, float]:
@@ -243,7 +244,8 @@ def _vector(directory: Path, num_envs: int) -> tuple[float, float]:
     subject = make_subject(policy, num_envs, FRAGMENT, "native")
     baseline = make_subject(policy, num_envs, FRAGMENT, "serial")
     subject(), baseline()
-    return alternate(lambda: _rate(subject), lambda: _rate(baseline), ROUNDS)
+    wall_time = time.perf_counter
+    return alternate(lambda: _rate(subject, wall_time), lambda: _rate(baseline, wall_time), ROUNDS)
 
 
 # The wire -------------------------------------------------------------------------------------------------

@@ -225,6 +225,16 @@ def _train(spec: PairSpec, np: Any, pull: Any, pub: Any) -> float:
 
     per_batch = spec.batch // (spec.length * spec.num_envs)
     n, t_max = spec.num_envs, spec.length
+    shapes = ((t_max + (spec.kind == "vtrace"), n, 4), *[(t_max, n)] * 4)
+    kinds = (np.float32, np.int64, np.float32, np.float32, np.bool_ if spec.kind == "vtrace" else np.float32)
+    # Compiled before there are weights to sample with: what the samplers make meanwhile would wait in the sockets, and
+    # count as sampled while the clock runs.
+    blank = [np.zeros((s[0], s[1] * per_batch, *s[2:]), k) for s, k in zip(shapes, kinds, strict=True)]
+    if spec.kind == "ppo":
+        blank_order = np.zeros((spec.epochs * spec.batch // spec.minibatch, spec.minibatch), np.int32)
+        ppo(*[column.reshape(spec.batch, *column.shape[2:]) for column in blank], blank_order)
+    else:
+        vtrace(*blank)
     trained, measured_from, steps_from = 0, 0.0, 0
     updates = 0
     pub.send_multipart([v.numpy() for v in variables])
@@ -239,8 +249,6 @@ def _train(spec: PairSpec, np: Any, pull: Any, pub: Any) -> float:
                     raise TimeoutError("the samplers sent nothing for 60 s")
             waiting_since = time.monotonic()
             f = pull.recv_multipart(copy=False)
-            shapes = ((t_max + (spec.kind == "vtrace"), n, 4), *[(t_max, n)] * 4)
-            kinds = (np.float32, np.int64, np.float32, np.float32, np.bool_ if spec.kind == "vtrace" else np.float32)
             fragments.append([np.frombuffer(x.buffer, k).reshape(s) for x, k, s in zip(f, kinds, shapes, strict=True)])
         columns = [np.concatenate(parts, axis=1) for parts in zip(*fragments, strict=True)]
         if spec.kind == "ppo":

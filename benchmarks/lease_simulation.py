@@ -1,6 +1,7 @@
 """A streaming run in simulated time: the real sessions, lease book, budget and queue; no sockets, processes or updates.
 
 Workers take the time they are said to take for a fragment, give or take a tenth; messages take half a millisecond.
+Where they are on one host, they, the updates and what else runs there share its cores.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aiorl.algorithms.algorithm import LeasePlan
+from aiorl.config.parts import TransportConfig
 from aiorl.learner.ingest import STALE, BatchAssembler, QueuedFragment
 from aiorl.protocol import events as ev
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
@@ -21,12 +23,29 @@ from aiorl.protocol.pacing import Pacing
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.wire import messages as m
 
-__all__ = ["Simulated", "Simulation"]
+__all__ = ["Host", "Simulated", "Simulation"]
 
 _LATENCY_S = 0.0005
 _TICK_S = 0.25
 _STEPS = 100
-_NEVER_S = 1e9
+_NO_BEATS = TransportConfig(heartbeat_interval_s=1e9, heartbeat_timeout_s=1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host on which all of a run is, and more: what it does takes as long as others let it.
+
+    Attributes:
+        cores: of which each has its own queue of jobs.
+        deviation: of the logarithm of a job's work; that given is the median.
+        others_s: work of others, by turns on any core, on average.
+        others_every_s: how often they come, on average.
+    """
+
+    cores: int = 2
+    deviation: float = 1.0
+    others_s: float = 1.0
+    others_every_s: float = 1.2
 
 
 @dataclass(slots=True)
@@ -52,14 +71,59 @@ class _Node:
     def __init__(self, number: int, fragment_s: float) -> None:
         self.peer = b"%d" % number
         self.session = WorkerSession(
-            WorkerSettings(f"worker{number}", slot_hint=number, heartbeat_interval_s=_NEVER_S), lambda: f"life{number}"
+            WorkerSettings(f"worker{number}", slot_hint=number, transport=_NO_BEATS), lambda: f"life{number}"
         )
         self.fragment_s = fragment_s
         self.busy = False
 
 
+class _Core:
+    """A core whose jobs all go on at the same speed, all together at that of the core."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._jobs: list[tuple[float, int, Callable[[], None]]] = []
+        self._done_s = 0.0  # by each job that was there all the time
+        self._since = 0.0
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def begin(self, work_s: float, call: Callable[[], None]) -> None:
+        """Take a job on; call when it is done."""
+        self._go_on()
+        heapq.heappush(self._jobs, (self._done_s + work_s, next(self._simulation.numbers), call))
+        self._look_again()
+
+    def _go_on(self) -> None:
+        now = self._simulation.now
+        if self._jobs:
+            self._done_s += (now - self._since) / len(self._jobs)
+        self._since = now
+
+    def _look_again(self) -> None:
+        self._turn += 1
+        turn = self._turn
+        if self._jobs:
+            wait_s = (self._jobs[0][0] - self._done_s) * len(self._jobs)
+            self._simulation.after(max(0.0, wait_s), lambda: self._end_first(turn))
+
+    def _end_first(self, turn: int) -> None:
+        if turn == self._turn:
+            self._go_on()
+            _, _, call = heapq.heappop(self._jobs)
+            self._look_again()
+            call()
+
+
 class Simulation:
-    """One run; no heartbeats, since nobody fails."""
+    """One run; no heartbeats, since nobody fails.
+
+    Attributes:
+        now: seconds from its beginning.
+        numbers: of whatever needs an order.
+    """
 
     def __init__(
         self,
@@ -68,6 +132,7 @@ class Simulation:
         update_s: float,
         *,
         seed: int = 0,
+        host: Host | None = None,
     ) -> None:
         """Take what there is.
 
@@ -76,16 +141,18 @@ class Simulation:
             plan: of the algorithm; streaming.
             update_s: seconds that an update takes.
             seed: of the times' deviations.
+            host: that updates and workers share, whose times are what they need of a core; None: each has its own.
         """
         self._plan = plan
         self._update_s = update_s
         self._random = random.Random(seed)
-        self._now = 0.0
+        self._others_random = random.Random(seed)
+        self.now = 0.0
+        self._host = host
+        self._cores = [_Core(self) for _ in range(host.cores)] if host is not None else []
         self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
-        self._learner = LearnerSession(
-            "run", "life0", LearnerSettings(heartbeat_interval_s=_NEVER_S, heartbeat_timeout_s=_NEVER_S)
-        )
+        self.numbers = itertools.count()
+        self._learner = LearnerSession("run", "life0", LearnerSettings(_NO_BEATS))
         self._pacing = Pacing(plan.fragments_per_batch, plan.max_policy_lag, plan.outstanding_per_worker)
         self._learner.leases.set_pacing(self._pacing)
         self._assembler = BatchAssembler(plan)
@@ -102,7 +169,9 @@ class Simulation:
             node.session.connected(0.0)
         for node in self._nodes.values():
             self._take_up(node)
-        self._after(_TICK_S, self._tick)
+        self.after(_TICK_S, self._tick)
+        if host is not None:
+            self._let_others_work(host)
 
     def run(self, seconds: float, warm_up_s: float) -> Simulated:
         """Simulate so long, and count from the end of the warm-up on.
@@ -110,9 +179,9 @@ class Simulation:
         Raises:
             InternalError: the ledger or the leases do not add up.
         """
-        self._after(warm_up_s, self._begin_to_count)
+        self.after(warm_up_s, self._begin_to_count)
         while self._due[0][0] <= seconds:
-            self._now, _, call = heapq.heappop(self._due)
+            self.now, _, call = heapq.heappop(self._due)
             call()
         self._learner.ledger.check()
         self._learner.leases.check_valid()
@@ -123,11 +192,22 @@ class Simulation:
     def _begin_to_count(self) -> None:
         self._is_warm = True
 
-    def _after(self, seconds: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (self._now + seconds, next(self._numbers), call))
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call in so many seconds."""
+        heapq.heappush(self._due, (self.now + seconds, next(self.numbers), call))
 
-    def _about(self, seconds: float) -> float:
-        return seconds * max(0.2, self._random.gauss(1.0, 0.1))
+    def _work(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call when that is done."""
+        if self._host is None:
+            self.after(seconds * max(0.2, self._random.gauss(1.0, 0.1)), call)
+        else:
+            seconds *= self._random.lognormvariate(0.0, self._host.deviation)
+            self._random.choice(self._cores).begin(seconds, call)
+
+    def _let_others_work(self, host: Host) -> None:
+        chance = self._others_random
+        chance.choice(self._cores).begin(chance.expovariate(1.0 / host.others_s), lambda: None)
+        self.after(chance.expovariate(1.0 / host.others_every_s), lambda: self._let_others_work(host))
 
     # Workers --------------------------------------------------------------------------------------------------
 
@@ -139,23 +219,23 @@ class Simulation:
             if lease_id is not None:
                 node.busy = True
                 version = session.version
-                self._after(self._about(node.fragment_s), lambda: self._finish(node, lease_id, version))
+                self._work(node.fragment_s, lambda: self._finish(node, lease_id, version))
         session.events()
         for message in session.messages_to_send():
-            self._after(_LATENCY_S, lambda message=message: self._arrive(node, message))  # type: ignore[misc]
+            self.after(_LATENCY_S, lambda message=message: self._arrive(node, message))  # type: ignore[misc]
 
     def _finish(self, node: _Node, lease_id: int, version: int) -> None:
         node.busy = False
         samples = m.Samples(
             0, lease_id, _STEPS, _STEPS, version, node.session.version, 1, _STEPS, {}, {}, {}, {"iters": 1.0}
         )
-        node.session.fragment_done(samples, self._now)
+        node.session.fragment_done(samples, self.now)
         self._take_up(node)
 
     # The learner, as `LearnerService` has it ------------------------------------------------------------------
 
     def _arrive(self, node: _Node, message: m.Message) -> None:
-        self._learner.receive(node.peer, message, self._now)
+        self._learner.receive(node.peer, message, self.now)
         self._pump()
 
     def _pump(self) -> None:
@@ -173,16 +253,16 @@ class Simulation:
         for target, message in self._learner.messages_to_send():
             if target is None:
                 for node in self._nodes.values():
-                    self._after(_LATENCY_S, lambda node=node, message=message: self._hear(node, message, True))  # type: ignore[misc]
+                    self.after(_LATENCY_S, lambda node=node, message=message: self._hear(node, message, True))  # type: ignore[misc]
             else:
                 node = self._nodes[target]
-                self._after(_LATENCY_S, lambda node=node, message=message: self._hear(node, message, False))  # type: ignore[misc]
+                self.after(_LATENCY_S, lambda node=node, message=message: self._hear(node, message, False))  # type: ignore[misc]
 
     def _hear(self, node: _Node, message: m.DownMessage, is_broadcast: bool) -> None:
         if is_broadcast:
-            node.session.broadcast(message, self._now)
+            node.session.broadcast(message, self.now)
         else:
-            node.session.receive(message, self._now)
+            node.session.receive(message, self.now)
         self._take_up(node)
 
     def _feed(self) -> None:
@@ -192,8 +272,8 @@ class Simulation:
                 break
             self._thread.append(self._assembler.take().fragments)
             if len(self._thread) == 1:
-                self._waited_s = self._now - self._idle_since
-                self._after(self._about(self._update_s), self._update)
+                self._waited_s = self.now - self._idle_since
+                self._work(self._update_s, self._update)
         for discarded in self._assembler.take_discarded():
             self._learner.ledger.discard(discarded.reason, discarded.env_steps)
             self._discarded += self._is_warm
@@ -202,23 +282,23 @@ class Simulation:
 
     def _update(self) -> None:
         fragments = self._thread.pop(0)
-        waited_s, self._waited_s, self._idle_since = self._waited_s, 0.0, self._now
+        waited_s, self._waited_s, self._idle_since = self._waited_s, 0.0, self.now
         if self._thread:
-            self._after(self._about(self._update_s), self._update)
+            self._work(self._update_s, self._update)
         version = self._learner.version
         if self._is_warm:
             self._trained += len(fragments)
             self._result.lags += [version - fragment.version for fragment in fragments]
         self._learner.ledger.train(sum(fragment.env_steps for fragment in fragments))
-        self._pacing.updated(waited_s, self._assembler.queued_fragments, self._now)
+        self._pacing.updated(waited_s, self._assembler.queued_fragments, self.now)
         self._publish(version + 1)
         self._assembler.set_version(version + 1)
         self._pump()
 
     def _publish(self, version: int) -> None:
-        self._learner.publish(m.Snapshot(version, {"p": {"w": np.zeros(1)}}, {}, {}, {}), self._now)
+        self._learner.publish(m.Snapshot(version, {"p": {"w": np.zeros(1)}}, {}, {}, {}), self.now)
 
     def _tick(self) -> None:
-        self._learner.tick(self._now)
+        self._learner.tick(self.now)
         self._pump()
-        self._after(_TICK_S, self._tick)
+        self.after(_TICK_S, self._tick)

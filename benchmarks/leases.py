@@ -1,38 +1,86 @@
 """What leases achieve: hardly a sample is made to be thrown away, and the learner is kept as busy as it can be.
 
 Streaming runs with few and many workers, each with several settings of ``outstanding_fragments_per_worker``: the
-default must come up to the best of them. With 1 to 64 real local workers, and with 1,000 in simulated time.
+default must come up to the best of them. With 1 to 64 real local workers, settings by turns within one run
+(`benchmarks.lease_turns`), and with 1,000 in simulated time.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.algorithms.impala.config import IMPALAConfig
 from benchmarks.lease_simulation import Simulation
-from benchmarks.measure import learner_rows, rate_of
+from benchmarks.lease_turns import SETTINGS, Turn, number_of, turns_of
 from benchmarks.result import Figure
 
-__all__ = ["SPEEDS_DIFFER_BY", "leases_real", "leases_simulated", "simulate", "spread"]
+__all__ = [
+    "SPEEDS_DIFFER_BY",
+    "figures_of",
+    "leases_real_01",
+    "leases_real_04",
+    "leases_real_16",
+    "leases_real_64",
+    "leases_simulated",
+    "simulate",
+    "spread",
+]
 
-WORKERS = (1, 4, 16, 64)
-SETTINGS = (1, 8)
-"""Beside the default."""
 SPEEDS_DIFFER_BY = 50.0
 MAX_DISCARDED, MIN_RATIO = 0.01, 0.97
-SECONDS = 8.0
 
 _DEFAULT = IMPALAConfig().outstanding_fragments_per_worker
-_LEARNER_BOUND: dict[str, Any] = {"env": "CartPole-v1", "vectorize": "native", "num-envs-per-worker": 64}
-_WORKER_BOUND: dict[str, Any] = {
-    "env": "benchmarks.chaos.env:PacedCartPole",
-    "env-config.step_s": 0.02,
-    "num-envs-per-worker": 1,
-    "rollout-fragment-length": 32,
-}
+_START_S, _START_OF_EACH_S = 60.0, 2.0  # at most; two cores start 64 processes in a minute
+_BUILDS_S = 0.2  # for each: from its registration to its first fragment
+_ENDS_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What bounds a run.
+
+    Attributes:
+        name: of the figure.
+        options: of the learner.
+        turn_s: seconds for which a setting is in force: tens of train batches.
+        rounds: turns of each setting.
+    """
+
+    name: str
+    options: dict[str, Any]
+    turn_s: float
+    rounds: int
+
+
+_LEARNER_BOUND = _Kind(
+    "learner-bound",
+    {"env": "CartPole-v1", "vectorize": "native", "num-envs-per-worker": 64, "min-iter-time-s": 0.1},
+    2.0,
+    20,
+)
+_WORKER_BOUND = _Kind(
+    "worker-bound",
+    {
+        "env": "benchmarks.chaos.env:PacedCartPole",
+        "env-config.step_s": 0.02,
+        "num-envs-per-worker": 1,
+        "rollout-fragment-length": 16,
+        "min-iter-time-s": 0,
+    },
+    16.0,
+    4,
+)
 
 
 def leases_simulated() -> list[Figure]:
@@ -44,15 +92,33 @@ def leases_simulated() -> list[Figure]:
     ]
 
 
-def leases_real() -> list[Figure]:
-    """IMPALA with 1 to 64 worker processes on this machine."""
-    figures = []
-    for workers in WORKERS:
-        batch = 32 * workers  # a fragment of each: some 1.5 updates a second
-        worker_bound = {**_WORKER_BOUND, "train-batch-size": batch, "sgd-minibatch-size": batch}
-        figures += _compare(f"{workers} workers, learner-bound", lambda k: _train(_LEARNER_BOUND, workers, k))  # noqa: B023
-        figures += _compare(f"{workers} workers, worker-bound", lambda k: _train(worker_bound, workers, k))  # noqa: B023
-    return figures
+def leases_real_01() -> list[Figure]:
+    """IMPALA with one worker process on this machine."""
+    return _real(1)
+
+
+def leases_real_04() -> list[Figure]:
+    """The same with 4."""
+    return _real(4)
+
+
+def leases_real_16() -> list[Figure]:
+    """The same with 16."""
+    return _real(16)
+
+
+def leases_real_64() -> list[Figure]:
+    """The same with 64."""
+    return _real(64)
+
+
+def _real(workers: int) -> list[Figure]:
+    batch = 16 * workers  # a fragment of each: some 3 updates a second
+    batches = {"train-batch-size": batch, "sgd-minibatch-size": batch}
+    return [
+        *figures_of(f"{workers} workers, learner-bound", _train(_LEARNER_BOUND, workers, {})),
+        *figures_of(f"{workers} workers, worker-bound", _train(_WORKER_BOUND, workers, batches)),
+    ]
 
 
 def spread(count: int, fastest_s: float) -> list[float]:
@@ -71,24 +137,71 @@ def simulate(
     return found.fragments_per_s, found.discarded, sum(found.lags) / max(1, len(found.lags))
 
 
-def _train(options: dict[str, Any], workers: int, per_worker: int) -> tuple[float, float, float]:
-    """Env steps trained on per second, share discarded and mean policy lag of the late part of a run."""
-    start_s = 12.0 + 0.8 * workers  # two cores start 64 processes
-    rows = learner_rows(
-        {**options, "algo": "impala", "num-workers": workers, "outstanding-fragments-per-worker": per_worker},
-        SECONDS,
-        start_s=start_s,
-    )
-    first, last = rows[0]["ledger"], rows[-1]["ledger"]
-    sampled = last["sampled"] - first["sampled"]
-    discarded = sum(last["discarded"].values()) - sum(first["discarded"].values())
-    lags = [row["policy_lag"]["mean"] for row in rows if row["policy_lag"]]
-    return rate_of(rows), discarded / max(1, sampled), sum(lags) / max(1, len(lags))
+def figures_of(name: str, turns: Iterable[Turn]) -> list[Figure]:
+    """Figures of the default setting, from turns of all settings.
+
+    Turns are short and by turns, and what counts is what all turns of a setting brought together: the best of a few
+    single measurements would be whichever the machine was kindest to.
+    """
+    by_setting: dict[int, list[Turn]] = {setting: [] for setting in SETTINGS}
+    for turn in turns:
+        by_setting[turn.setting].append(turn)
+    own = by_setting[_DEFAULT]
+    rates = {setting: [round(turn.rate) for turn in turns] for setting, turns in by_setting.items()}
+    print(json.dumps({"what": name, "rates": rates}), flush=True)
+    means = {setting: statistics.mean(turn.rate for turn in turns) for setting, turns in by_setting.items()}
+    discarded = sum(turn.discarded for turn in own) / sum(turn.sampled for turn in own)
+    lag = statistics.mean(turn.lag for turn in own)
+    return _figures(name, means[_DEFAULT], max(means.values()), discarded, lag)
 
 
-def _compare(name: str, run: Any) -> list[Figure]:
-    rate, discarded, lag = run(_DEFAULT)
-    best = max(rate, *(run(setting)[0] for setting in SETTINGS))
+def _train(kind: _Kind, workers: int, more: dict[str, Any]) -> list[Turn]:
+    """The turns of a run once all of its workers are there; as many of each setting."""
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "learner.txt").open("wb") as log:
+        results = Path(folder, "run", "result.jsonl")
+        added = {"algo": "impala", "num-workers": workers, "seed": 1, "run-dir": results.parent}
+        words = [f"--{name}={value}" for name, value in {**kind.options, **more, **added}.items()]
+        command = [sys.executable, "-m", "benchmarks.lease_turns", str(kind.turn_s), *words]
+        learner = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + _START_S + _START_OF_EACH_S * workers
+            while not any(row["num_healthy_workers"] == workers for row in _rows(results)):
+                if learner.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{workers} workers do not train: {Path(log.name).read_text()[-2000:]}")
+                time.sleep(0.2)
+            first = number_of(time.time() + _BUILDS_S * workers, kind.turn_s) + 1
+            first += -first % len(SETTINGS)
+            last = first + kind.rounds * len(SETTINGS)
+            time.sleep(last * kind.turn_s - time.time() + 1.0)
+        finally:
+            learner.terminate()
+            try:
+                learner.wait(_ENDS_S)
+            except subprocess.TimeoutExpired:
+                learner.kill()
+                learner.wait()
+        turns = turns_of(_rows(results), kind.turn_s)
+    missing = [number for number in range(first, last) if number not in turns]
+    if missing:
+        raise RuntimeError(f"{kind.name}, {workers} workers: too few results in {len(missing)} of {last - first} turns")
+    return [turns[number] for number in range(first, last)]
+
+
+def _rows(results: Path) -> list[dict[str, Any]]:
+    """Results so far."""
+    if not results.exists():
+        return []
+    lines = results.read_bytes().split(b"\n")[:-1]  # the last one may be half written
+    return [json.loads(line) for line in lines]
+
+
+def _compare(name: str, run: Callable[[int], tuple[float, float, float]]) -> list[Figure]:
+    found = {setting: run(setting) for setting in SETTINGS}
+    rate, discarded, lag = found[_DEFAULT]
+    return _figures(name, rate, max(each[0] for each in found.values()), discarded, lag)
+
+
+def _figures(name: str, rate: float, best: float, discarded: float, lag: float) -> list[Figure]:
     return [
         Figure(f"leases/{name}", rate, "trained/s", best, None, MIN_RATIO),
         Figure(f"leases/{name}: discarded", discarded, "of sampled", None, MAX_DISCARDED, smaller_is_better=True),

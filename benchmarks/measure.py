@@ -16,9 +16,7 @@ __all__ = [
     "SINGLE_THREADED",
     "alternate",
     "learner_rate",
-    "learner_rows",
     "pin_to_one_core",
-    "rate_of",
     "run_command",
     "run_fresh",
 ]
@@ -30,9 +28,13 @@ SINGLE_THREADED = {
 
 
 def alternate(subject: Callable[[], float], baseline: Callable[[], float], rounds: int = 5) -> tuple[float, float]:
-    """Medians of subject and baseline, measured in turn so that both see the same machine."""
+    """Subject and baseline, measured in turn so that both see the same machine.
+
+    Returns: the median of the baseline, and what the median of the rounds' ratios makes of it.
+    """
     pairs = [(subject(), baseline()) for _ in range(rounds)]
-    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+    middle = statistics.median(pair[1] for pair in pairs)
+    return middle * statistics.median(pair[0] / pair[1] for pair in pairs), middle
 
 
 def pin_to_one_core() -> None:
@@ -64,42 +66,25 @@ def learner_rate(options: Mapping[str, object], seconds: float) -> float:
     """Env steps per second sampled and trained on by a learner started from the command line, at the end of its run.
 
     Args:
-        options: of the command line, without dashes; how long it runs, the run directory and the seed are added.
+        options: of the command line, without dashes, None for one without a value; how long it runs, the run
+            directory and the seed are added.
         seconds: of the end of the run; start-up and as much before it are left out.
 
     Raises:
         RuntimeError: it failed.
     """
-    return rate_of(learner_rows(options, seconds))
-
-
-def learner_rows(options: Mapping[str, object], seconds: float, start_s: float = 5.0) -> list[dict[str, Any]]:
-    """Results of the last seconds of a learner's run, but for the very last, which is made when the run is stopped.
-
-    Args:
-        options: of the learner.
-        seconds: how long they go on for; the run begins to train as long before them, or earlier.
-        start_s: how long the learner and its workers may take to start.
-
-    Raises:
-        RuntimeError: it failed, or trained for too short a time to tell its rate.
-    """
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        added = {"min-iter-time-s": 0.5, "stop-time-s": start_s + 2 * seconds, "run-dir": run_dir, "seed": 1}
-        words = [f"--{name}={value}" for name, value in {**options, **added}.items()]
+        added = {"min-iter-time-s": 0.5, "stop-time-s": 5.0 + 2 * seconds, "run-dir": run_dir, "seed": 1}
+        words = [f"--{name}" + ("" if value is None else f"={value}") for name, value in {**options, **added}.items()]
         run_command([sys.executable, "-m", "aiorl.learner", *words])
         rows = [json.loads(line) for line in (run_dir / "result.jsonl").read_text().splitlines()]
+    # but for the very last one, which is made when the run is stopped
     late = [row for row in rows[:-1] if row["time_total_s"] >= rows[-2]["time_total_s"] - seconds]
     if len(late) < 5 or late[-1]["time_total_s"] - late[0]["time_total_s"] < seconds / 2:
-        raise RuntimeError(f"{len(late)} results in the last {seconds:g} s: too few to measure by; give start_s more")
-    return late
-
-
-def rate_of(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Env steps trained on per second from the first to the last of some results."""
-    steps = rows[-1]["env_steps_trained_total"] - rows[0]["env_steps_trained_total"]
-    return float(steps / (rows[-1]["time_total_s"] - rows[0]["time_total_s"]))
+        raise RuntimeError(f"{len(late)} results in the last {seconds:g} s: too few to measure by")
+    steps = late[-1]["env_steps_trained_total"] - late[0]["env_steps_trained_total"]
+    return float(steps / (late[-1]["time_total_s"] - late[0]["time_total_s"]))
 
 
 def run_command(command: Sequence[str], timeout_s: float = 180.0) -> str:

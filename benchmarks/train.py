@@ -14,10 +14,18 @@ from benchmarks.bare_pair import PairSpec
 from benchmarks.measure import alternate, learner_rate, run_command
 from benchmarks.result import Figure
 
-__all__ = ["train_impala", "train_impala_python_envs", "train_ppo_1_epoch", "train_ppo_10_epochs"]
+__all__ = [
+    "train_impala",
+    "train_impala_encrypted",
+    "train_impala_python_envs",
+    "train_ppo_1_epoch",
+    "train_ppo_10_epochs",
+]
 
 ROUNDS = 5
 TARGET_RATIO = 0.5
+ENCRYPTED_RATIO = 0.97
+_IMPALA = PairSpec("vtrace", 1, 1024, True, 32, 32768, threads=1)
 
 
 def train_ppo_10_epochs() -> list[Figure]:
@@ -34,8 +42,15 @@ def train_ppo_1_epoch() -> list[Figure]:
 
 def train_impala() -> list[Figure]:
     """IMPALA, vectorised CartPole, one worker."""
-    pair = PairSpec("vtrace", 1, 1024, True, 32, 32768, threads=1)
-    return _figure("train/impala", pair, "impala", 500_000)
+    return _figure("train/impala", _IMPALA, "impala", 500_000)
+
+
+def train_impala_encrypted() -> list[Figure]:
+    """The same over loopback as it is by default, with keys made for the run, beside one without."""
+    value, baseline = alternate(
+        lambda: _aiorl(_IMPALA, "impala"), lambda: _aiorl(_IMPALA, "impala", insecure=True), ROUNDS
+    )
+    return [Figure("train/impala encrypted", value, "env steps/s", baseline, None, ENCRYPTED_RATIO)]
 
 
 def train_impala_python_envs() -> list[Figure]:
@@ -55,7 +70,7 @@ def _bare(pair: PairSpec) -> float:
     return float(json.loads(printed)["steps_per_s"])
 
 
-def _aiorl(pair: PairSpec, algo: str) -> float:
+def _aiorl(pair: PairSpec, algo: str, *, insecure: bool = False) -> float:
     """Steps per second of a learner started from the command line, in its second half."""
     options: dict[str, Any] = {
         "env": "CartPole-v1",
@@ -69,4 +84,4 @@ def _aiorl(pair: PairSpec, algo: str) -> float:
         "sgd-minibatch-size": pair.minibatch or pair.batch,
         "threads": pair.threads,
     }
-    return learner_rate(options, pair.seconds)
+    return learner_rate({**options, "insecure": None} if insecure else options, pair.seconds)

@@ -57,14 +57,14 @@ def wire_large_fragments() -> list[Figure]:
 
 def _rate(role: str) -> float:
     """Messages per second between two fresh processes: what one side sets for its process must not help the other."""
-    return float(run_fresh("benchmarks.wire", "measure", role))
+    return float(run_fresh("benchmarks.wire", "measure", role, str(LARGE_BURST)))
 
 
-def _measure(role: str) -> float:
+def _measure(role: str, burst_size: int) -> float:
     """Median over bursts, the first of which only warms up."""
     kind = {"columns": _ColumnReceiver, "push": _BareReceiver}[role]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        receiver = runner.run(_open(kind(LARGE_BURST)))
+        receiver = runner.run(_open(kind(burst_size)))
         rates = sorted([runner.run(receiver.burst()) for _ in range(BURSTS + 1)][1:])
         runner.run(receiver.close())
     return rates[BURSTS // 2]
@@ -345,6 +345,6 @@ ROLES = {"push": _send_bare, "columns": _send_columns, "session": _send_fragment
 
 if __name__ == "__main__":
     if sys.argv[1] == "measure":
-        sys.stdout.write(json.dumps(_measure(sys.argv[2])))
+        sys.stdout.write(json.dumps(_measure(sys.argv[2], int(sys.argv[3]))))
     else:
         uvloop.run(ROLES[sys.argv[1]](sys.argv[2], int(sys.argv[3])))

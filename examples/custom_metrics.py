@@ -8,8 +8,8 @@ in result.jsonl, progress.csv and TensorBoard. The first and the last:
 
     grep -o '"custom_metrics":{[^}]*}' runs/custom_metrics/result.jsonl | sed -n '1p; $p'
 
-Hooks run in the worker processes, on_train_result in the learner. Callbacks see every step, so sampling takes the
-general path: several times slower than without them, for an environment as light as CartPole.
+Hooks run in the worker processes, on_train_result in the learner. Callbacks see every step, so environments are polled
+turn by turn: slower than without them, for an environment as light as CartPole.
 """
 
 from __future__ import annotations

@@ -104,7 +104,13 @@ def check_learner(arguments: list[str]) -> None:
     """The options are known and their values good; files that users have are not looked for."""
     args = parse_learner_args(arguments)
     overrides = {key: value for key, value in args.overrides.items() if key != "resume"}
-    if args.config_file is not None or args.help_config or "resume" in args.overrides or not arguments:
+    if (
+        args.config_file is not None
+        or args.help_config
+        or args.help_presets
+        or "resume" in args.overrides
+        or not arguments
+    ):
         overrides.setdefault("env", "CartPole-v1")
     assert load_config(config_class, overrides=overrides).env
 
@@ -154,7 +160,7 @@ def test_the_protocol_page_has_every_message_with_every_field() -> None:
 
 def test_the_hello_on_the_protocol_page_decodes() -> None:
     dump = next(block for language, block in _FENCE.findall(text_of("docs/protocol.md")) if language == "text")
-    assert decode([bytes.fromhex(dump)]) == Hello(2, "", "w1", "i1", 0, "host1", 42, "")
+    assert decode([bytes.fromhex(dump)]) == Hello(3, "", "w1", "i1", 0, "host1", 42, "")
 
 
 def test_every_attack_on_the_security_page_names_tests_that_exist() -> None:

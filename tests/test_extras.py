@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import importlib
 import shlex
 from pathlib import Path
 
 import pytest
 
 from aiorl import extras
+from aiorl.errors import ConfigError
 
 
 def test_what_to_type_installs_from_the_clone_that_runs() -> None:
@@ -17,6 +19,16 @@ def test_what_to_type_installs_from_the_clone_that_runs() -> None:
 def test_a_package_apart_from_its_clone_says_where_to_type_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "aiorl" / "extras.py"))
     assert extras.install_command("atari") == "pip install '.[atari]' in a clone of aiorl"
+
+
+def test_what_is_needed_and_not_there_is_told_with_who_needs_it() -> None:
+    with (
+        pytest.raises(ConfigError, match="Parquet needs pyarrow: ") as caught,
+        extras.needed_by("Parquet", "pyarrow", "offline", key="input"),
+    ):
+        importlib.import_module("no_such_module_here")
+    assert caught.value.key == "input"
+    assert "[offline]" in str(caught.value.hint)
 
 
 def test_what_is_not_there_is_found_without_importing_it() -> None:

@@ -29,3 +29,8 @@ def test_import_aiorl_loads_next_to_nothing() -> None:
     code = "import sys, aiorl; print([m for m in ('numpy', 'gymnasium', 'zmq', 'tensorflow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.strip() == "[]"
+
+
+def test_configs_are_made_without_tensorflow() -> None:
+    code = "import sys; sys.modules['tensorflow'] = None; from aiorl import IMPALAConfig, PPOConfig; PPOConfig(env='E')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

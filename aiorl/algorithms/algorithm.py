@@ -1,4 +1,4 @@
-"""Algorithm: the leases it wants, the train batches it wants, and one update.
+"""Algorithm: the leases it wants, what it takes in, and one update.
 
 Everything outside `aiorl.algorithms` speaks to this interface and knows no algorithm by name. The class methods
 take only the config, so that leases and sampling can be planned before TensorFlow is loaded.
@@ -6,24 +6,39 @@ take only the config, so that leases and sampling can be planned before TensorFl
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.config.schema import CommonConfig
+from aiorl.data.column_spec import Piece
+from aiorl.data.obs_layout import ObsLayout
 from aiorl.data.sample_plan import SamplePlan
+from aiorl.errors import CheckpointError
+from aiorl.policy.distributions import make_distribution
 
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
 
-__all__ = ["Algorithm", "AlgorithmState", "Batch", "LeasePlan", "SamplePlan", "UpdateResult"]
+__all__ = [
+    "Algorithm",
+    "AlgorithmState",
+    "Batch",
+    "HeldExperience",
+    "LeasePlan",
+    "Observations",
+    "SamplePlan",
+    "UpdateResult",
+]
 
 Array = NDArray[Any]
 Batch = dict[str, Array]
-"""A train batch: what `make_batch` returns and `update` takes."""
+"""What `make_batch` made of fragments for `update`: a train batch, or what is to be said of what was taken in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +51,20 @@ class LeasePlan:
         fragments_per_batch: fragments in one train batch.
         outstanding_per_worker: streaming: fragments a worker may owe at a time, within the budget of the whole run.
         max_policy_lag: a fragment more versions older than this is discarded, not trained on; None = no bound.
+        max_under_way: streaming: fragments leased, queued and in the learner's hands at most, all together; None = no
+            other bound than that of `max_policy_lag`.
+        publish_every: weights go out, as a new version, after so many updates.
+        publish_interval_s: or after the first update so long after the last ones went out, whichever comes first; not
+            where all is done by turns in one process.
     """
 
     mode: Literal["on_policy", "streaming"]
     fragments_per_batch: int
     outstanding_per_worker: int = 1
     max_policy_lag: int | None = None
+    max_under_way: int | None = None
+    publish_every: int = 1
+    publish_interval_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +96,41 @@ class AlgorithmState:
     values: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """What a network gets to see.
+
+    Attributes:
+        shape: of one observation's array.
+        dtype: "float32" or "uint8".
+        layout: how an observation lies in it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: ObsLayout
+
+
+class HeldExperience(Protocol):
+    """Stored experience as it was at one moment, whatever follows.
+
+    Attributes:
+        values: counters and random states, as JSON can hold them.
+    """
+
+    @property
+    def values(self) -> Mapping[str, Any]:  # noqa: D102 (the class describes it)
+        ...
+
+    def pieces(self) -> Iterator[Piece]:
+        """All arrays, in pieces of bounded size; in any thread, once."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; the pieces are not asked for any more."""
+        ...
+
+
 class Algorithm(ABC):
     """One policy's learning.
 
@@ -96,28 +154,66 @@ class Algorithm(ABC):
         """Return what workers have to compute and send."""
 
     @classmethod
+    def return_discount(cls, config: CommonConfig) -> float | None:
+        """Discount of the returns whose running deviation rewards are divided by; None leaves them as they are."""
+        return None
+
+    @classmethod
+    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+        """Settings of the policy that acts, beside those of the config, such as "exploration" (see `GraphPolicy`)."""
+        return {}
+
+    @classmethod
+    def build_model(
+        cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
+    ) -> ActorCritic:
+        """Build the network: it learns, and the part of it that `forward_step` runs acts. Loads TensorFlow.
+
+        Args:
+            config: the policy's.
+            observations: what it gets to see.
+            action_space: of the actions.
+            seed: of its initial weights; None = a different one each time.
+        Raises: ConfigError for settings that make no network for these observations.
+        """
+        from aiorl.models.catalog import build_model
+
+        distribution = make_distribution(action_space)
+        settings = config.model.model_dump()
+        shape, dtype, layout = observations.shape, observations.dtype, observations.layout
+        return build_model(shape, dtype, distribution, settings, seed=seed, layout=layout)
+
+    @classmethod
     def trains_on_sequences(cls, config: CommonConfig) -> bool:
         """Whether rows must come as sequences of `config.sequence_length()`; else each stands on its own."""
-        return bool(cls.sample_plan(config).extras)
+        return bool(cls.sample_plan(config).of_sequences)
+
+    @classmethod
+    def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
+        """Refuse what this machine has no room for, before any of it is taken; what will be is logged.
+
+        Args:
+            policies: config and model of each that learns in the run.
+        Raises: ConfigError if there is no room for all of them together.
+        """
+        return
 
     @abstractmethod
-    def __init__(self, config: CommonConfig, model: ActorCritic, *, sizes_vary: bool = False) -> None:
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Take the model as it is; the update is compiled by `warm_up` or at the first batch.
 
         Args:
             config: the run's, or the policy's where it has settings of its own.
             model: to be trained.
-            sizes_vary: fragments come from general sampling: they hold any number of rows [B, 1, ...], or of
-                sequences [L, S, ...] of `config.sequence_length()` steps.
         """
 
     @abstractmethod
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """One train batch out of fragments, in the order given.
+        """Take fragments in, in the order given: as one train batch, or into what is stored.
 
         Args:
-            fragments: each holds the columns [T, N, ...] and extras of the sample plan.
-        Returns: arrays of fixed shapes, in buffers that the second call after this one writes over again.
+            fragments: each holds the columns of the sample plan.
+        Returns: for `update`; arrays of fixed shapes, in buffers that the second call after this one writes over again.
         Raises: BatchError if a column is missing or of a wrong shape or dtype.
         """
 
@@ -130,7 +226,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
-        """Learn from one train batch.
+        """Learn from one train batch, or do as many steps as are due by what was taken in.
 
         Args:
             batch: from `make_batch`.
@@ -165,3 +261,26 @@ class Algorithm(ABC):
 
         Raises: CheckpointError if it doesn't fit the model or the algorithm.
         """
+
+    def weights_replaced(self) -> None:
+        """Called when `set_state` has brought weights of another origin, for what has to follow them at once."""
+        return
+
+    @property
+    def stores_experience(self) -> bool:
+        """Whether `hold_experience` gives any."""
+        return False
+
+    def hold_experience(self) -> HeldExperience | None:
+        """Stored experience as it is now, which is too much to be held after each update; None if there is none.
+
+        Called between two updates, when a checkpoint is to be written.
+        """
+        return None
+
+    def restore_experience(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
+        """Go on with the stored experience that `hold_experience` gave.
+
+        Raises: CheckpointError if it doesn't fit.
+        """
+        raise CheckpointError("experience", f"{type(self).__name__} stores none")

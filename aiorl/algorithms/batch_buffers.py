@@ -9,14 +9,15 @@ put together while the one before it is trained on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
+from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.finite import first_not_finite
+from aiorl.data.fragment import check_new_obs, new_obs
 from aiorl.errors import BatchError
 
 __all__ = ["PACKED", "BatchBuffers", "ColumnSpec", "rounded_up"]
@@ -25,32 +26,6 @@ PACKED = "packed"
 """Name of the array that holds all small columns."""
 
 Array = NDArray[Any]
-Dtype = Literal["float32", "int32", "uint8"]
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnSpec:
-    """One column of the train batch.
-
-    Attributes:
-        name: as in the fragment.
-        shape: of one row.
-        dtype: as the update gets it; int64 and bool of the fragment become int32 and float32.
-    """
-
-    name: str
-    shape: tuple[int, ...] = ()
-    dtype: Dtype = "float32"
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether it lies in the packed array."""
-        return len(self.shape) <= 1 and self.dtype in ("float32", "int32")
-
-    @property
-    def width(self) -> int:
-        """Elements of one row."""
-        return prod(self.shape)
 
 
 class BatchBuffers:
@@ -60,16 +35,16 @@ class BatchBuffers:
     fragment filled are zero, with VALID 0.
     """
 
-    def __init__(self, columns: Iterable[ColumnSpec], extras: Iterable[ColumnSpec] = (), *, num_sets: int = 2) -> None:
+    def __init__(self, columns: Iterable[ColumnSpec], *, num_sets: int = 2) -> None:
         """Lay the columns out; VALID is added.
 
         Args:
-            columns: of a fragment, [T, N, *shape].
-            extras: of a fragment, [N, *shape]; for batches of sequences only.
+            columns: of a fragment: [T, N, *shape]; or [N, *shape], for batches of sequences only.
             num_sets: batches that may be in use at a time.
         """
-        self.columns = (*columns, ColumnSpec(c.VALID))
-        self.extras = tuple(extras)
+        given = list(columns)
+        self.columns = (*(spec for spec in given if not c.is_of_sequences(spec.name)), ColumnSpec(c.VALID))
+        self.of_sequences = tuple(spec for spec in given if c.is_of_sequences(spec.name))
         self.slices: dict[str, slice] = {}
         start = 0
         for column in self.columns:
@@ -104,8 +79,8 @@ class BatchBuffers:
     def sequences(self, fragments: Sequence[Mapping[str, Array]], num_sequences: int, length: int) -> dict[str, Array]:
         """The fragments' environments as sequences, padded to `num_sequences` of `length` steps.
 
-        Returns: arrays [num_sequences, length, ...] and extras [num_sequences, ...], valid until `num_sets` further
-            calls.
+        Returns: arrays [num_sequences, length, ...], and [num_sequences, ...] of what sequences have one of, valid
+            until `num_sets` further calls.
         Raises: BatchError if the fragments hold more or longer sequences, or a column is missing or does not fit.
         """
         batch = self._buffers((num_sequences, length))
@@ -122,7 +97,7 @@ class BatchBuffers:
                 target = self._target(batch, column)
                 target[filled:end, :steps] = source.reshape(num_envs, steps, *target.shape[2:])
                 target[filled:end, steps:] = 0
-            for extra in self.extras:
+            for extra in self.of_sequences:
                 batch[extra.name][filled:end] = self._source(fragment, extra, (num_envs,))
             if c.LAST_OBS in batch:
                 self._place_last_obs(batch, filled, _valid_lengths(fragment.get(c.VALID), steps, num_envs), length)
@@ -130,29 +105,33 @@ class BatchBuffers:
         self._clear(batch, filled)
         return batch
 
-    def check(self, fragment: Mapping[str, Array], steps: int | None, num_envs: int | None) -> None:
+    def check(self, fragment: Mapping[str, Array], steps: int | None = None) -> None:
         """Refuse a fragment that could not be laid out. Safe in any thread.
 
         Args:
-            fragment: columns and extras by name.
+            fragment: arrays by name.
             steps: T it must have, None for any.
-            num_envs: N it must have, None for any.
         Raises: BatchError naming the column at fault.
         """
         shape = self.shape_of(fragment)
         if min(shape) < 1:
             raise BatchError(self.columns[0].name, "at least one row", f"[{shape[0]}, {shape[1]}, ...]")
-        known = {column.name for column in (*self.columns, *self.extras)}
+        known = {column.name for column in (*self.columns, *self.of_sequences)}
+        if c.NEW_OBS in known and c.NEW_OBS not in fragment:
+            known |= {c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
         if unknown := sorted(fragment.keys() - known):
             raise BatchError("batches", f"no other columns than {', '.join(sorted(known))}", f"{unknown[0]!r:.100}")
         valid = fragment.get(c.VALID)
         if valid is not None and valid.dtype != np.bool_:
             raise BatchError(c.VALID, "dtype bool", valid.dtype)
-        if (steps is not None and shape[0] != steps) or (num_envs is not None and shape[1] != num_envs):
-            raise BatchError(self.columns[0].name, f"[{steps}, {num_envs}, ...]", f"[{shape[0]}, {shape[1]}, ...]")
+        if steps is not None and shape[0] != steps:
+            raise BatchError(self.columns[0].name, f"[{steps}, N, ...]", f"[{shape[0]}, {shape[1]}, ...]")
         for column in self.columns:
+            if column.name == c.NEW_OBS and c.NEW_OBS not in fragment:
+                check_new_obs(fragment)  # it is made once it is needed
+                column = ColumnSpec(c.OBS, column.shape, column.dtype)
             self._source(fragment, column, shape)
-        for extra in self.extras:
+        for extra in self.of_sequences:
             self._source(fragment, extra, shape[1:])
 
     def zeros(self, *leading: int) -> dict[str, Array]:
@@ -174,10 +153,8 @@ class BatchBuffers:
 
     def first_not_finite(self, batch: Mapping[str, Array]) -> str:
         """The first column that holds a NaN or an infinity; "" if none does."""
-        for column in (*self.columns, *self.extras):
-            if column.dtype == "float32" and not np.isfinite(self.column(batch, column.name)).all():
-                return column.name
-        return ""
+        names = [column.name for column in (*self.columns, *self.of_sequences)]
+        return first_not_finite({name: self.column(batch, name) for name in names})
 
     def _place_last_obs(self, batch: Mapping[str, Array], first: int, steps: NDArray[np.intp], length: int) -> None:
         """Put what follows each sequence's last transition where a longer one has it: in the row behind."""
@@ -199,7 +176,7 @@ class BatchBuffers:
         for column in self.columns:
             if not column.is_packed:
                 batch[column.name] = np.zeros((*leading, *column.shape), column.dtype)
-        for extra in self.extras:
+        for extra in self.of_sequences:
             batch[extra.name] = np.zeros((leading[0], *extra.shape), extra.dtype)
         return batch
 
@@ -225,15 +202,12 @@ class BatchBuffers:
         return int(first.shape[0]), int(first.shape[1])
 
     def _source(self, fragment: Mapping[str, Array], column: ColumnSpec, leading: tuple[int, ...]) -> Array:
-        source = fragment.get(column.name)
+        source = new_obs(fragment) if column.name == c.NEW_OBS else fragment.get(column.name)
         if source is None:
             if column.name == c.VALID:
                 return np.broadcast_to(np.float32(1.0), leading)
             raise BatchError(column.name, "in every fragment", f"only {sorted(fragment)!r:.500}")
-        if source.shape != (*leading, *column.shape):
-            raise BatchError(column.name, f"shape {(*leading, *column.shape)}", source.shape)
-        if not _converts(source.dtype, column.dtype):
-            raise BatchError(column.name, f"what fits {column.dtype}", source.dtype)
+        column.check(source, leading)
         return source
 
 
@@ -256,11 +230,3 @@ def _valid_lengths(valid: Array | None, steps: int, num_sequences: int) -> NDArr
         return np.full(num_sequences, steps, np.intp)
     lengths: NDArray[np.intp] = steps - np.argmax(valid[::-1], axis=0)
     return np.where(valid.any(axis=0), lengths, 0)
-
-
-def _converts(given: np.dtype[Any], wanted: str) -> bool:
-    if wanted == "float32":
-        return given.kind in "fb"
-    if wanted == "int32":
-        return given.kind in "iu"
-    return given == np.uint8

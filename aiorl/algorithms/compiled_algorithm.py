@@ -2,79 +2,104 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
-from aiorl.algorithms.algorithm import Algorithm, AlgorithmState, Array, Batch, UpdateResult
+from aiorl.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.algorithms.algorithm import Array, Batch, UpdateResult
 from aiorl.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec, rounded_up
-from aiorl.algorithms.compiled_update import CompiledUpdate
+from aiorl.algorithms.compiled_base import MAX_SKIPS_IN_A_ROW, CompiledBase
+from aiorl.algorithms.compiled_update import CompiledUpdate, UpdateSpec
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.errors import CheckpointError, TrainingDiverged
+from aiorl.policy.schedules import Schedule
 
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
 
-__all__ = ["MAX_SKIPS_IN_A_ROW", "CompiledAlgorithm", "model_columns", "previous_columns", "state_columns"]
+__all__ = [
+    "MAX_SKIPS_IN_A_ROW",
+    "CompiledAlgorithm",
+    "model_columns",
+    "previous_columns",
+    "sequence_columns",
+    "state_columns",
+]
 
-_log = logging.getLogger(__name__)
-
-MAX_SKIPS_IN_A_ROW = 10
-"""So many updates in a row may be skipped for numbers that are not finite before training ends."""
+ConfigT = TypeVar("ConfigT", bound=ActorCriticConfig)
 
 _ROOMY = 4
 """Batches are laid out in room for so many times their size at most, rather than compile for another size."""
 
-_SEED_KEY = 0x616C676F  # keeps the algorithm's random numbers apart from the workers' of the same seed
+_REPORTED = ("clip_param", "vf_clip_param")
+"""Coefficients that only some algorithms have."""
 
 
-class CompiledAlgorithm(Algorithm):
+class CompiledAlgorithm(CompiledBase[ConfigT]):
     """Runs a compiled update over minibatches of a train batch in a random order.
 
-    Subclasses set `buffers` and `compiled`, lay out batches, and say which coefficients hold.
+    Batches hold the columns of the sample plan, row by row, or as sequences where it names something of these.
+    Subclasses give the update, and say which coefficients hold.
+
+    Attributes:
+        buffers: layout of the train batch.
     """
 
-    buffers: BatchBuffers
-    compiled: CompiledUpdate
-
-    def __init__(self, config: CommonConfig, model: ActorCritic, *, sizes_vary: bool = False) -> None:
-        """Take config and model; subclasses then build `buffers` and `compiled`."""
-        self._fragment_shape: tuple[int | None, int | None] = (None, 1)
-        if sizes_vary and self.trains_on_sequences(config):
-            self._fragment_shape = (config.sequence_length(), None)
-        elif not sizes_vary and config.batch_mode == "truncate_episodes":
-            self._fragment_shape = (config.rollout_fragment_length, config.num_envs_per_worker)
-        self.model = model
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Lay out the train batch; nothing is compiled yet."""
+        super().__init__(config, model)
+        config = self._config
+        self.buffers = BatchBuffers(model_columns(model, self.sample_plan(config).columns))
+        self._lr = Schedule.of(config.lr, config.lr_schedule, key="lr_schedule")
+        self._entropy = Schedule.of(config.entropy_coeff, config.entropy_coeff_schedule, key="entropy_coeff_schedule")
+        self._has_sequences = self.trains_on_sequences(config)
+        self._usual_size = config.train_batch_size
+        if self._has_sequences:
+            in_fragment = config.num_envs_per_worker if config.is_truncating else 1
+            self._usual_size = config.fragments_per_batch() * in_fragment
+        self._fragment_length = config.sequence_length() if self._has_sequences and config.is_truncating else None
         self._capacities: set[int] = set()
-        self._rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,)))
-        self._updates = 0
-        self._skipped = 0
-        self._skipped_in_a_row = 0
-        self._read: Callable[[], dict[str, Any]] | None = None  # Any: tensors
+        self.compiled = CompiledUpdate(
+            self._update_spec(), model.trainable_variables, self._optimizer(), grad_clip=config.grad_clip,
+            xla=config.update_mode,
+        )  # fmt: skip
+
+    @classmethod
+    def return_discount(cls, config: CommonConfig) -> float | None:
+        """See `Algorithm.return_discount`."""
+        own = cls._own(config)
+        return own.gamma if own.normalize_rewards else None
 
     @abstractmethod
+    def _update_spec(self) -> UpdateSpec:
+        """Return the update to compile."""
+
+    @abstractmethod
+    def _optimizer(self) -> Any:  # Any: a Keras optimiser
+        """Return the optimiser to train with."""
+
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """Return the coefficients of the update after so many env steps."""
-
-    @abstractmethod
-    def nominal_batch(self) -> Batch:
-        """A batch of zeros of the usual shape."""
+        """Return the coefficients of the update after so many env steps; subclasses add theirs."""
+        return {
+            "lr": self._lr.value(env_steps_total),
+            "vf_loss_coeff": self._config.vf_loss_coeff,
+            "entropy_coeff": self._entropy.value(env_steps_total),
+        }
 
     @property
-    @abstractmethod
     def minibatch_size(self) -> int:
         """Rows or sequences in one minibatch."""
+        steps = self._config.minibatch_steps()
+        return max(1, steps // self._config.sequence_length()) if self._has_sequences else steps
 
     @property
-    @abstractmethod
     def num_epochs(self) -> int:
         """Passes over each train batch."""
+        return self._config.num_sgd_iter
 
     @property
     def shuffles(self) -> bool:
@@ -84,19 +109,31 @@ class CompiledAlgorithm(Algorithm):
     def after_update(self, metrics: dict[str, float]) -> None:  # most have nothing to do
         """Called after each update that held, for coefficients that adapt; may add metrics."""
 
-    def extra_state(self) -> dict[str, Any]:
-        """Return further state to save, in a form that JSON can hold."""
-        return {}
+    def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+        """Rows of all fragments one after the other, or their sequences, one environment's after the other's.
 
-    def set_extra_state(self, values: Mapping[str, Any]) -> None:
-        """Take up what `extra_state` gave."""
+        Fragments of whole episodes differ in length; such batches are padded to one of few sizes.
+
+        Raises: BatchError if a column is missing or does not fit.
+        """
+        shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
+        if not self._has_sequences:
+            return self.buffers.rows(fragments, self.fitted(sum(steps * num_envs for steps, num_envs in shapes)))
+        num_sequences = self.fitted(sum(num_envs for _, num_envs in shapes))
+        length = rounded_up(max(steps for steps, _ in shapes), self._config.sequence_length())
+        return self.buffers.sequences(fragments, num_sequences, length)
+
+    def nominal_batch(self) -> Batch:
+        """A batch of zeros of the usual shape."""
+        length = [self._config.sequence_length()] if self._has_sequences else []
+        return self.buffers.zeros(self.fitted(self._usual_size), *length)
 
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
         """Refuse a fragment that `make_batch` could not use, before it is queued. May be called in any thread.
 
         Raises: BatchError naming the column at fault.
         """
-        self.buffers.check(fragment, *self._fragment_shape)
+        self.buffers.check(fragment, self._fragment_length)
 
     def warm_up(self) -> None:
         """Compile the update for batches of the usual shape; changes neither weights nor random states."""
@@ -116,104 +153,27 @@ class CompiledAlgorithm(Algorithm):
         reported = {
             "cur_lr": coefficients["lr"],
             "entropy_coeff": coefficients["entropy_coeff"],
+            **{name: coefficients[name] for name in _REPORTED if name in coefficients},
             "num_sgd_steps": metrics["num_sgd_steps"],
         }
         if held:
-            self._updates += 1
-            self._skipped_in_a_row = 0
+            self._note_held()
             if num_minibatches:
                 self.after_update(metrics)
             return UpdateResult({**metrics, **reported, "updates_skipped": float(self._skipped)})
-        self._skipped += 1
-        self._skipped_in_a_row += 1
         column = self.buffers.first_not_finite(batch)
-        where = f"column {column!r} of the batch" if column else "the loss or its gradient; the batch itself is finite"
-        _log.warning("update skipped: a number in %s is not finite; weights stay as they were", where)
-        if self._skipped_in_a_row >= MAX_SKIPS_IN_A_ROW:
-            raise TrainingDiverged(
-                f"{self._skipped_in_a_row} updates in a row were skipped because numbers were not finite, the last "
-                f"in {where}. The weights are those of the last good update. Check the environment's rewards and "
-                "observations, or set a lower lr or a smaller grad_clip."
-            )
+        self._note_skipped(column)
         return UpdateResult({**reported, "updates_skipped": float(self._skipped)}, skipped=True, bad_column=column)
 
-    def get_weights(self) -> dict[str, Array]:
-        """Copies of the weights by the names the acting graph knows."""
-        return self.model.get_weights()
-
-    def get_state(self) -> AlgorithmState:
-        """Weights, optimiser, order of rows to come, counters."""
-        return self.hold_state()()
-
-    def hold_state(self) -> Callable[[], AlgorithmState]:
-        """See `Algorithm.hold_state`.
-
-        What is read of a variable is immutable; TensorFlow copies it only once the variable changes. One function reads
-        all of them, since each alone takes as long as some dozen together.
-        """
-        if self._read is None:
-            variables = {f"weights/{name}": variable for name, variable in self.model.variables.items()}
-            variables |= {f"optimizer/{name}": variable for name, variable in self._optimizer_variables().items()}
-            self._read = tf.function(
-                lambda: {name: tf.convert_to_tensor(variable) for name, variable in variables.items()}, autograph=False
-            )
-        tensors = self._read()
-        values = {
-            "rng": self._rng.bit_generator.state,
-            "updates": self._updates,
-            "updates_skipped": self._skipped,
-            "skipped_in_a_row": self._skipped_in_a_row,
-            **self.extra_state(),
-        }
-        return lambda: AlgorithmState({name: np.array(tensor.numpy()) for name, tensor in tensors.items()}, values)
-
-    def set_state(self, state: AlgorithmState) -> None:
-        """Go on from `state`; all of it is checked before any of it is taken.
-
-        Raises: CheckpointError if a tensor is missing, left over or of another shape, or a value is missing.
-        """
-        variables = self._optimizer_variables()
-        wanted = {f"weights/{name}": _kind(weight) for name, weight in self.get_weights().items()}
-        wanted |= {f"optimizer/{name}": _kind(variable.numpy()) for name, variable in variables.items()}
-        given = {name: _kind(tensor) for name, tensor in state.tensors.items()}
-        if wanted != given:
-            differing = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
-            first = differing[0]
-            raise CheckpointError(
-                "tensors",
-                f"they don't fit this model: {first} is {given.get(first, 'missing')} there and "
-                f"{wanted.get(first, 'unknown')} here ({len(differing)} differ)",
-            )
-        self._set_values(state.values)
-        weights = {name: state.tensors[f"weights/{name}"] for name in self.get_weights()}
-        self.model.set_weights(weights)
-        for name, variable in variables.items():
-            variable.assign(state.tensors[f"optimizer/{name}"])
-
-    def _set_values(self, values: Mapping[str, Any]) -> None:
-        try:
-            self.set_extra_state(values)
-            self._rng.bit_generator.state = values["rng"]
-            self._updates = int(values["updates"])
-            self._skipped = int(values["updates_skipped"])
-            self._skipped_in_a_row = int(values["skipped_in_a_row"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError("values", f"a counter or random state is missing or wrong: {error!r}") from error
-
-    def _optimizer_variables(self) -> dict[str, Any]:
-        """Keras variables of the optimiser by names that don't change from run to run."""
-        return {f"{index:03d}": variable for index, variable in enumerate(self.compiled.optimizer.variables)}
-
-    def fitted(self, count: int, usual: int) -> int:
+    def fitted(self, count: int) -> int:
         """Rows or sequences to make room for: as before, where that fits, so that few sizes have to be compiled.
 
         Args:
             count: what has to fit.
-            usual: of a usual batch.
         Returns: whole minibatches.
         """
         size = self.minibatch_size
-        wanted = rounded_up(-(-count // size), -(-usual // size))
+        wanted = rounded_up(-(-count // size), -(-self._usual_size // size))
         # one batch of an unusual size must not make all that follow as large
         known = [capacity for capacity in self._capacities if wanted <= capacity <= _ROOMY * wanted]
         capacity = min(known, default=wanted)
@@ -242,23 +202,26 @@ class CompiledAlgorithm(Algorithm):
         return order, len(minibatches)
 
 
-def _kind(array: Array) -> str:
-    return f"{array.dtype} {list(array.shape)}"
-
-
-def model_columns(model: ActorCritic) -> dict[str, ColumnSpec]:
-    """The columns and extras whose shape or dtype the model decides."""
+def model_columns(model: ActorCritic, names: Iterable[str]) -> list[ColumnSpec]:
+    """The columns named, some of whose shapes and dtypes the model decides."""
     distribution = model.distribution
     action_dtype: Literal["int32", "float32"] = "int32" if distribution.action_dtype.kind in "iu" else "float32"
+    obs_dtype: Literal["uint8", "float32"] = "uint8" if model.obs_dtype == "uint8" else "float32"
     specs = [
-        ColumnSpec(c.OBS, model.obs_shape, "uint8" if model.obs_dtype == "uint8" else "float32"),
-        ColumnSpec(c.LAST_OBS, model.obs_shape, "uint8" if model.obs_dtype == "uint8" else "float32"),
-        ColumnSpec(c.ACTIONS, distribution.action_shape, action_dtype),
-        ColumnSpec(c.PREV_ACTIONS, distribution.action_shape, action_dtype),
+        *(ColumnSpec(name, model.obs_shape, obs_dtype) for name in (c.OBS, c.NEW_OBS, c.LAST_OBS)),
+        *(ColumnSpec(name, distribution.action_shape, action_dtype) for name in (c.ACTIONS, c.PREV_ACTIONS)),
         ColumnSpec(c.ACTION_DIST_INPUTS, (distribution.num_inputs,)),
         *(ColumnSpec(c.state_in(index), shape) for index, shape in enumerate(model.state_shapes)),
     ]
-    return {spec.name: spec for spec in specs}
+    known = {spec.name: spec for spec in specs}
+    return [known.get(name, ColumnSpec(name)) for name in names]
+
+
+def sequence_columns(config: CommonConfig) -> tuple[str, ...]:
+    """Names of the columns that a recurrent network needs beside the others to run over sequences; else none."""
+    if not config.model.is_recurrent:
+        return ()
+    return (c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(config), *state_columns(config))
 
 
 def previous_columns(config: CommonConfig) -> tuple[str, ...]:

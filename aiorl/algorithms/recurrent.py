@@ -1,4 +1,4 @@
-"""Running a recurrent model over the sequences of a minibatch."""
+"""Running a model over a minibatch, a recurrent one over its sequences."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from aiorl.algorithms.batch_buffers import BatchBuffers
+from aiorl.algorithms.compiled_update import Tensors, unpacked
 from aiorl.data import columns as c
 
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
 
-__all__ = ["flattened", "sequence_forward", "sequence_forward_with_last", "state_resets"]
+__all__ = ["flattened", "rows_forward", "sequence_forward", "sequence_forward_with_last", "state_resets"]
 
 
 def state_resets(terminateds: tf.Tensor, truncateds: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
@@ -25,6 +27,25 @@ def state_resets(terminateds: tf.Tensor, truncateds: tf.Tensor, valid: tf.Tensor
     """
     ended = (terminateds > 0) | (truncateds > 0) | (valid <= 0)
     return tf.concat([tf.zeros_like(ended[:1]), ended[:-1]], axis=0)
+
+
+def rows_forward(model: ActorCritic, minibatch: Tensors, buffers: BatchBuffers) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
+    """Distribution inputs [R, P], values [R] and columns [R, ...] of a minibatch; its sequences as rows, if it has any.
+
+    Args:
+        model: a recurrent one runs over sequences.
+        minibatch: gathered from a batch of `buffers`.
+        buffers: where it came from.
+    """
+    columns = unpacked(minibatch, buffers, time_major=model.is_recurrent)
+    if not model.is_recurrent:
+        return *model.forward(columns[c.OBS]), columns
+    dist_inputs, values = sequence_forward(model, columns)
+    return (
+        flattened(dist_inputs),
+        flattened(values),
+        {spec.name: flattened(columns[spec.name]) for spec in buffers.columns},
+    )
 
 
 def sequence_forward(model: ActorCritic, columns: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:

@@ -1,64 +1,94 @@
-"""Algorithms by name: the config at once, the algorithm itself (and TensorFlow with it) when it is asked for."""
+"""Algorithms by name: the config at once, the algorithm itself (and TensorFlow with it) when it is asked for.
+
+One of a user's own goes by the import path of its class, which is imported to know its config.
+"""
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from typing import Any
 
+from aiorl.algorithms.a2c.config import A2CConfig
 from aiorl.algorithms.algorithm import Algorithm
+from aiorl.algorithms.bc.config import BCConfig
+from aiorl.algorithms.dqn.config import DQNConfig
 from aiorl.algorithms.impala.config import IMPALAConfig
+from aiorl.algorithms.marwil.config import MARWILConfig
+from aiorl.algorithms.pg.config import PGConfig
 from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.algorithms.sac.config import SACConfig
+from aiorl.algorithms.td3.config import TD3Config
+from aiorl.config.import_path import import_object, is_import_path
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import InternalError, UnknownAlgorithmError, nearest
+from aiorl.errors import ConfigError, UnknownAlgorithmError, nearest
 
-__all__ = ["ALGORITHMS", "AlgorithmEntry", "algorithm_class", "config_class"]
-
-
-@dataclass(frozen=True, slots=True)
-class AlgorithmEntry:
-    """Import paths of an algorithm.
-
-    Attributes:
-        config: its config class.
-        path: its class, as "module:Class".
-    """
-
-    config: type[CommonConfig]
-    path: str
+__all__ = ["ALGORITHMS", "algorithm_class", "config_class"]
 
 
-ALGORITHMS: dict[str, AlgorithmEntry] = {
-    "impala": AlgorithmEntry(IMPALAConfig, "aiorl.algorithms.impala.algorithm:IMPALA"),
-    "ppo": AlgorithmEntry(PPOConfig, "aiorl.algorithms.ppo.algorithm:PPO"),
+ALGORITHMS: dict[str, tuple[type[CommonConfig], str]] = {
+    "a2c": (A2CConfig, "aiorl.algorithms.a2c.algorithm:A2C"),
+    "bc": (BCConfig, "aiorl.algorithms.bc.algorithm:BC"),
+    "dqn": (DQNConfig, "aiorl.algorithms.dqn.algorithm:DQN"),
+    "impala": (IMPALAConfig, "aiorl.algorithms.impala.algorithm:IMPALA"),
+    "marwil": (MARWILConfig, "aiorl.algorithms.marwil.algorithm:MARWIL"),
+    "pg": (PGConfig, "aiorl.algorithms.pg.algorithm:PG"),
+    "ppo": (PPOConfig, "aiorl.algorithms.ppo.algorithm:PPO"),
+    "sac": (SACConfig, "aiorl.algorithms.sac.algorithm:SAC"),
+    "td3": (TD3Config, "aiorl.algorithms.td3.algorithm:TD3"),
 }
-"""Name -> where it is found."""
+"""Name -> config class, and the algorithm's own class as "module:Class"."""
 
 
 def config_class(name: str) -> type[CommonConfig]:
-    """The config class of an algorithm; loads no TensorFlow.
+    """The config class of an algorithm; loads no TensorFlow, unless the module of a user's own algorithm does.
 
-    Raises: UnknownAlgorithmError offering the nearest names.
+    Args:
+        name: one of `ALGORITHMS`, in any case of letters, or the import path of an `Algorithm` class.
+    Raises: UnknownAlgorithmError offering the nearest names; ConfigError if the path names no algorithm.
     """
-    return _entry(name).config
+    return algorithm_class(name).config_class if is_import_path(name) else _entry(name)[0]
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
     """The algorithm itself; loads TensorFlow.
 
-    Raises: UnknownAlgorithmError offering the nearest names.
+    Raises: as `config_class`.
     """
-    module, _, attribute = _entry(name).path.partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise InternalError(f"{_entry(name).path} is no Algorithm")
+    if is_import_path(name):
+        return _checked(import_object(name, key="algo"), name)
+    module, _, attribute = _entry(name)[1].partition(":")
+    found: type[Algorithm] = getattr(importlib.import_module(module), attribute)
     return found
 
 
-def _entry(name: str) -> AlgorithmEntry:
+def _entry(name: str) -> tuple[type[CommonConfig], str]:
     entry = ALGORITHMS.get(name.lower())
     if entry is None:
         raise UnknownAlgorithmError(
             f"There is no algorithm {name!r}.{nearest(name.lower(), ALGORITHMS)}",
-            key="algo", value=name, hint=f"Known: {', '.join(sorted(ALGORITHMS))}.",
+            key="algo", value=name,
+            hint=f"Known: {', '.join(sorted(ALGORITHMS))}; one of your own is package.module:Name.",
         )  # fmt: skip
     return entry
+
+
+def _checked(found: Any, path: str) -> type[Algorithm]:
+    """What a path names, if that is an algorithm which a run can find again by its config."""
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise ConfigError(
+            f"algo is {path!r}, which is {found!r:.200}, not a class of aiorl.algorithms.Algorithm.",
+            key="algo", value=path, hint="docs/new_algorithm.md shows one.",
+        )  # fmt: skip
+    kind: Any = getattr(found, "config_class", None)
+    if not (isinstance(kind, type) and issubclass(kind, CommonConfig)):
+        raise ConfigError(
+            f"algo is {path!r}, whose config_class is {kind!r:.200}, not a class of configs.",
+            key="algo", value=path, hint="Derive one from aiorl's CommonConfig, or from that of the nearest algorithm.",
+        )  # fmt: skip
+    if kind.model_fields["algo"].default != path:
+        raise ConfigError(
+            f"algo is {path!r}, but {kind.__name__} says {kind.model_fields['algo'].default!r}, by which the class "
+            "is not found again.",
+            key="algo", value=path, hint=f'Let the key algo of {kind.__name__} have the default "{path}".',
+        )  # fmt: skip
+    return found

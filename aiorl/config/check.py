@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from aiorl.config.key import all_keys, expected, reason_unsupported, sub_model
 from aiorl.errors import ConfigError, nearest
+from aiorl.text import shortened
 
 __all__ = ["FREE_SUB_DICTS", "check_known", "check_model", "check_supported", "plain_error", "warn_unheeded"]
 
@@ -66,7 +67,9 @@ def check_supported(config: BaseModel) -> None:
         value, default = attrgetter(dotted)(config), field.get_default(call_default_factory=True)
         if value != default:
             raise ConfigError(
-                f"{dotted} can only be {default!r} for now, not {_shown(value)}: {reason}.", key=dotted, value=value
+                f"{dotted} can only be {default!r} for now, not {shortened(repr(value), 80)}: {reason}.",
+                key=dotted,
+                value=value,
             )
 
 
@@ -95,22 +98,22 @@ def warn_unheeded(name: str, group: BaseModel) -> None:
         )
 
 
-def plain_error(model: type[BaseModel], error: ValidationError) -> ConfigError:
-    """The first fault that pydantic found, in one sentence."""
+def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = "") -> ConfigError:
+    """The first fault that pydantic found, in one sentence; `prefix` leads to the model, such as "model."."""
     first = error.errors(include_url=False)[0]
     names, annotation = _locate(model, first["loc"])
-    dotted, value = ".".join(names), first["input"]
+    dotted, value = prefix + ".".join(names), first["input"]
     if str(first["type"]).endswith(_TYPE_FAULTS):
         wanted = expected(annotation)
         return ConfigError(
-            f"{dotted} must be {wanted}, not {_shown(value)}.",
+            f"{dotted} must be {wanted}, not {shortened(repr(value), 80)}.",
             key=dotted,
             value=value,
             hint=nearest(str(value), wanted.split(" or ")).strip(),
         )
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     separator = " " if message.startswith("must") else ": "
-    return ConfigError(f"{dotted}{separator}{message}, not {_shown(value)}.", key=dotted, value=value)
+    return ConfigError(f"{dotted}{separator}{message}, not {shortened(repr(value), 80)}.", key=dotted, value=value)
 
 
 def _refuse(name: str, prefix: str, known: tuple[str, ...]) -> None:
@@ -133,8 +136,3 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[st
         names.append(str(part))
         annotation, inner = field.annotation, sub_model(field)
     return names or [str(part) for part in loc], annotation
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

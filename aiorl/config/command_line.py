@@ -13,13 +13,18 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from aiorl.config.effective import render_effective
 from aiorl.config.key import all_keys, expected, reason_unsupported, unit_of
-from aiorl.config.load import ConfigClassOf, dump_yaml, load_config, parse_value
+from aiorl.config.layers import Layer
+from aiorl.config.load import ConfigClassOf, dump_yaml, load_config
 from aiorl.config.parser import Parser, spelt, usage_error
+from aiorl.config.presets import algo_of
+from aiorl.config.presets import render_text as render_presets
 from aiorl.config.reference import default_text, render_text
 from aiorl.config.schema import CommonConfig
+from aiorl.config.yaml_text import parse_value
 from aiorl.errors import ConfigError, nearest
 
 __all__ = ["LEARNER_PROG", "LearnerArgs", "configure_learner", "parse_learner_args"]
@@ -31,8 +36,8 @@ _TEXT = ("text", "text or null")
 _DEFAULT_ALGO = str(CommonConfig.model_fields["algo"].default)
 _SHOWN = {
     "run": {
-        "env": "ID", "algo": "NAME", "seed": "N", "stop_return": "R", "stop_timesteps": "N", "stop_time_s": "S",
-        "run_dir": "DIR", "resume": "DIR",
+        "env": "ID", "algo": "NAME", "preset": "NAME", "seed": "N", "stop_return": "R", "stop_timesteps": "N",
+        "stop_time_s": "S", "run_dir": "DIR", "resume": "DIR",
     },
     "workers": {
         "num_workers": "N", "num_envs_per_worker": "N", "vectorize": "HOW", "max_worker_restarts": "N",
@@ -47,6 +52,8 @@ Examples:
   python -m aiorl.learner --env CartPole-v1 --stop-return 475
   # another algorithm, more workers, any config key
   python -m aiorl.learner --env CartPole-v1 --algo impala --num-workers 4 --lr 5e-4
+  # settings made for the environment
+  python -m aiorl.learner --env Acrobot-v1 --preset auto
   # go on with a run that ended or was killed
   python -m aiorl.learner --resume runs/ppo_CartPole-v1_2026-01-31_12-00-00
   # keep a config: write it, edit it, use it
@@ -67,14 +74,18 @@ class LearnerArgs:
         overrides: config keys that the command line sets, nested as the config is.
         config_file: YAML file of keys, or None.
         print_config: print the effective config and end.
+        show_config: print each effective value and where it comes from, and end.
         help_config: print the reference of all keys and end.
+        help_presets: print all presets and end.
         typed: dotted key -> the option it was typed as, for messages.
     """
 
     overrides: dict[str, Any] = field(default_factory=dict)
     config_file: Path | None = None
     print_config: bool = False
+    show_config: bool = False
     help_config: bool = False
+    help_presets: bool = False
     typed: dict[str, str] = field(default_factory=dict)
 
 
@@ -91,7 +102,9 @@ def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lam
     args = LearnerArgs(
         config_file=found.pop("config", None),
         print_config=found.pop("print_config", False),
+        show_config=found.pop("show_config", False),
         help_config=found.pop("help_config", False),
+        help_presets=found.pop("help_presets", False),
     )
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -106,7 +119,7 @@ def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lam
 
 
 def configure_learner(argv: Sequence[str], config_class_of: ConfigClassOf) -> CommonConfig:
-    """The effective config of a learner started with `argv`; does what --print-config and --help-config ask.
+    """The effective config of a learner started with `argv`; prints what it is asked to print instead.
 
     Args:
         argv: without the program's name.
@@ -116,17 +129,29 @@ def configure_learner(argv: Sequence[str], config_class_of: ConfigClassOf) -> Co
     args, config_class = LearnerArgs(), CommonConfig
     try:
         args = parse_learner_args(argv, config_class_of)
-        config_class = config_class_of(str(args.overrides.get("algo", _DEFAULT_ALGO)))
+        if args.help_presets:
+            _print_and_end(render_presets())
+        config_class = config_class_of(algo_of([Layer(args.overrides)]))
         if args.help_config:
-            sys.stdout.write(render_text(config_class))
-            raise SystemExit(0)
-        config = load_config(config_class_of, file=args.config_file, overrides=args.overrides)
+            _print_and_end(render_text(config_class))
+        config = load_config(config_class_of, file=args.config_file, overrides=args.overrides, warn=_warn)
     except ConfigError as error:
         usage_error(LEARNER_PROG, _as_typed(error, args, config_class))
     if args.print_config:
-        sys.stdout.write(dump_yaml(config))
-        raise SystemExit(0)
+        _print_and_end(dump_yaml(config))
+    if args.show_config:
+        _print_and_end(render_effective(config))
     return config
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"aiorl: {text}\n")
+    sys.stderr.flush()
+
+
+def _print_and_end(text: str) -> NoReturn:
+    sys.stdout.write(text)
+    raise SystemExit(0)
 
 
 def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
@@ -150,7 +175,11 @@ def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
         "--set", metavar="KEY=VALUE", action="append", help="Set any config key, as in model.use_lstm=true; repeatable."
     )
     group.add_argument("--print-config", action="store_true", help="Print the effective config as YAML and end.")
+    group.add_argument(
+        "--show-config", action="store_true", help="Print each effective value and where it comes from, and end."
+    )
     group.add_argument("--help-config", action="store_true", help="Explain every config key of --algo and end.")
+    group.add_argument("--help-presets", action="store_true", help="List the presets with their settings and end.")
     declared_options = {*parser.options()}
     for word in dict.fromkeys(word.partition("=")[0] for word in spelt(argv)):
         if word.startswith("--") and len(word) > 2 and word not in declared_options:

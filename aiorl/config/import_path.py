@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 from aiorl.errors import ConfigError, nearest
 
-__all__ = ["import_object"]
+__all__ = ["import_object", "is_import_path"]
+
+_FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_SCHEMES = ("minari",)
+
+
+def is_import_path(text: str) -> bool:
+    """Whether a text has the form ``package.module:Name``, and no prefix that means something else."""
+    return _FORM.fullmatch(text) is not None and text.partition(":")[0] not in _SCHEMES
 
 
 def import_object(path: str, *, key: str) -> Any:

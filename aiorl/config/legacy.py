@@ -12,6 +12,8 @@ __all__ = ["REMOVED_KEYS", "check_removed", "rename_legacy"]
 
 _log = logging.getLogger(__name__)
 
+_OLD_MAX_SEQ_LEN = 20  # its default; it had no effect, and is in the config.yaml of older runs
+
 REMOVED_KEYS: dict[str, str] = {
     "gpu": "Use num_gpus, the number of GPUs.",
     "gpu_fraction": "Use num_gpus with a fraction, such as num_gpus: 0.5.",
@@ -39,9 +41,19 @@ def rename_legacy(values: Mapping[str, Any]) -> dict[str, Any]:
     renamed = _rename(dict(values), "sample_batch_size", "rollout_fragment_length")
     if "lambda" in renamed and "lambda_" not in renamed:  # the field can't bear the name, which Python keeps
         renamed["lambda_"] = renamed.pop("lambda")
+    if renamed.pop("sampling", "auto") != "auto":  # in the config.yaml of older runs, and in users' own
+        _log.warning("sampling has no effect any more: environments are stepped in lockstep wherever that can be")
     multiagent = renamed.get("multiagent")
     if isinstance(multiagent, Mapping):
         renamed["multiagent"] = _rename(dict(multiagent), "policy_graphs", "policies", "multiagent.")
+    model = renamed.get("model")
+    if isinstance(model, Mapping) and "max_seq_len" in model and model.get("custom_model") is None:
+        if model["max_seq_len"] != _OLD_MAX_SEQ_LEN:
+            raise ConfigError(
+                "There is no key model.max_seq_len any more.", key="model.max_seq_len", value=model["max_seq_len"],
+                hint="Recurrent models train through whole fragments: set rollout_fragment_length.",
+            )  # fmt: skip
+        renamed["model"] = {name: model[name] for name in model if name != "max_seq_len"}
     transport = renamed.get("transport")
     if isinstance(transport, Mapping) and "receive_queue_length" in transport:  # in the config.yaml of older runs
         _log.warning("transport.receive_queue_length has no effect any more: leases bound what waits to be read")

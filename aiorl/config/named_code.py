@@ -5,51 +5,50 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from aiorl.config.load import CONFIG_FILE
-from aiorl.config.schema import CommonConfig
+__all__ = ["code_named_in", "foreign_code"]
 
-__all__ = ["code_named_in", "warning_of_foreign_code"]
-
-_NO_CODE = {"bind", "resume", "run_dir"}
+_NO_CODE = {"bind", "init_from", "resume", "run_dir"}
 _VARIABLES = ("extra_python_environs_for_driver", "extra_python_environs_for_worker")
 
 
-def code_named_in(config: CommonConfig) -> dict[str, str]:
+def code_named_in(config: Mapping[str, Any]) -> dict[str, str]:
     """Dotted key -> text, of all that may be an import path: it has a colon, wherever in the config it stands.
 
     Some of it may be no import path, but no import path is missing.
     """
-    values = {name: value for name, value in config.to_dict().items() if name not in {*_NO_CODE, *_VARIABLES}}
+    values = {name: value for name, value in config.items() if name not in {*_NO_CODE, *_VARIABLES}}
     return {name: text for name, text in _texts(values, "") if ":" in text}
 
 
-def warning_of_foreign_code(config: CommonConfig) -> str:
-    """What to tell a user whose run goes on in a directory of somebody else, before anything is imported.
+def foreign_code(values: Mapping[str, Any], paths: Sequence[Path]) -> str:
+    """What to tell a user of a config that somebody else wrote, before anything that it names is imported.
 
-    Returns: lines of printable text; "" where the directory and its config are the user's own, no run is resumed, or
-        no code is named.
+    Args:
+        values: what the config holds, checked or not.
+        paths: where it was found, the directory first.
+    Returns: lines of printable text; "" where all of them are the user's own, or no code is named.
     """
-    if config.resume is None:
-        return ""
-    run_dir = Path(config.resume)
     owners = set()
-    for path in (run_dir, run_dir / CONFIG_FILE):
+    for path in paths:
         with contextlib.suppress(OSError):
             owners.add(path.stat().st_uid)
     others = sorted(owners - {os.getuid()})
-    lines = [f"  {_shown(name)}: {text!r}" for name, text in code_named_in(config).items()]
+    if not others:
+        return ""
+    lines = [f"  {_shown(name)}: {text!r}" for name, text in code_named_in(values).items()]
     for group in _VARIABLES:
-        names = ", ".join(_shown(name) for name in getattr(config, group))
-        if names:
-            lines.append(f"  {group}: {names}")
-    if not others or not lines:
+        variables = values.get(group)
+        if variables and isinstance(variables, Mapping):  # what is none is refused later
+            lines.append(f"  {group}: {', '.join(_shown(str(name)) for name in variables)}")
+    if not lines:
         return ""
     whose = " and ".join(_user(uid) for uid in others)
     title = (
-        f"warning: {_shown(str(run_dir))} belongs to {whose}, not to you. "
+        f"warning: {_shown(str(paths[0]))} belongs to {whose}, not to you. "
         "Its config names code and variables that take effect with your rights:"
     )
     return "\n".join([title, *lines])

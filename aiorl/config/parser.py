@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from aiorl.errors import nearest
+from aiorl.errors import AiorlError, ConfigError, UnknownPolicyError, nearest
+from aiorl.text import one_line
 
-__all__ = ["Parser", "at_least", "spelt", "usage_error"]
+__all__ = ["Parser", "at_least", "exit_status", "spelt", "usage_error"]
 
+_MAX_SHOWN = 2000
 _WORDINGS = (
     (r"argument (\S+): expected .*", r"\1 needs a value."),
     (r"argument (\S+): ignored explicit argument .*", r"\1 takes no value."),
@@ -99,3 +101,22 @@ def usage_error(prog: str, sentence: str) -> NoReturn:
     """Say what was wrong with the command line, and end with status 2."""
     sys.stderr.write(f"{prog}: {sentence}\n(`{prog} --help` shows examples.)\n")
     raise SystemExit(2)
+
+
+def exit_status(do: Callable[[], int | None], *, interrupted: str = "ended by Ctrl-C; nothing was written") -> int:
+    """Do what a command line asks for; what goes wrong is said on standard error.
+
+    Args:
+        do: gives a status of its own, or None for 0.
+        interrupted: what is said after Ctrl-C.
+    Returns: 0 done, 1 failed, 2 asked for what cannot be, 130 ended by Ctrl-C.
+    """
+    try:
+        status = do()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"aiorl: {interrupted}\n")
+        return 130
+    except (AiorlError, ImportError, OSError) as error:
+        sys.stderr.write(f"aiorl: {one_line(str(error), _MAX_SHOWN)}\n")
+        return 2 if isinstance(error, ConfigError | UnknownPolicyError) else 1
+    return status or 0

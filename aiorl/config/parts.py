@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from aiorl.config.check import plain_error
 from aiorl.config.key import key
+from aiorl.errors import ConfigError
 
 __all__ = ["ModelConfig", "MultiAgentConfig", "TransportConfig", "WorkerModelConfig", "WorkerMultiAgentConfig"]
+
+Sizes = int | tuple[int, int]
+"""Of both sides of an image, or of each."""
 
 _model = partial(key, group="Model")
 _agents = partial(key, group="Multi-agent")
@@ -37,7 +43,7 @@ class ModelConfig(WorkerModelConfig):
     fcnet_activation: Literal["tanh", "relu", "swish", "silu", "gelu", "elu", "linear"] = _model(
         "tanh", "Activation of the hidden layers."
     )
-    conv_filters: tuple[tuple[int, int, int], ...] | None = _model(
+    conv_filters: tuple[tuple[int, Sizes, Sizes], ...] | None = _model(
         None, "Convolutions as [channels, kernel, stride] each; null takes the Nature CNN for images of about 84x84 "
         "and fitting ones for other sizes.",
     )  # fmt: skip
@@ -48,12 +54,11 @@ class ModelConfig(WorkerModelConfig):
     lstm_use_prev_action_reward: bool = _model(
         False, "The recurrent cell also sees the previous action and the previous reward."
     )
-    max_seq_len: int = _model(
-        20, "Longest sequence the recurrent state is trained through.", unit="steps", ge=1,
-        unsupported="recurrent models train through whole fragments: set rollout_fragment_length",
-    )  # fmt: skip
     free_log_std: bool = _model(
         False, "Standard deviations of continuous actions are free weights, not outputs of the net."
+    )
+    initial_log_std: float = _model(
+        0.0, "Logarithm that these begin with: less, such as -2, explores by smaller steps.", ge=-20.0, le=2.0
     )
     custom_model: str | None = _model(None, "Import path (package.module:Name) of a network.")
 
@@ -63,6 +68,51 @@ class ModelConfig(WorkerModelConfig):
         if any(width < 1 for width in widths):
             raise ValueError("every width must be at least 1")
         return widths
+
+    @field_validator("conv_filters", mode="before")
+    @classmethod
+    def _check_filters(cls, filters: object) -> object:
+        for entry in filters if isinstance(filters, list | tuple) else ():
+            if not (isinstance(entry, list | tuple) and len(entry) == 3 and all(map(_are_sizes, entry))):
+                raise ValueError("a filter is [channels, kernel, stride], in positive whole numbers or pairs of these")
+        return filters
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """The settings of one network, checked.
+
+        Raises: ConfigError naming the first key at fault.
+        """
+        try:
+            config = cls.model_validate(dict(settings))
+        except ValidationError as error:
+            raise plain_error(cls, error, "model.") from None
+        config.check()
+        return config
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a built-in network has a recurrent cell."""
+        return self.use_lstm or self.use_gru
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        if self.use_lstm and self.use_gru:
+            raise ConfigError("model.use_lstm and model.use_gru can't both be true.", key="model.use_gru", value=True)
+        if self.lstm_use_prev_action_reward and not self.is_recurrent:
+            raise ConfigError(
+                "model.lstm_use_prev_action_reward needs a recurrent cell.",
+                key="model.lstm_use_prev_action_reward", value=True,
+                hint="Set model.use_lstm or model.use_gru.",
+            )  # fmt: skip
+        if self.initial_log_std and not self.free_log_std:
+            raise ConfigError(
+                "model.initial_log_std is for deviations that are free weights.",
+                key="model.initial_log_std", value=self.initial_log_std, hint="Set model.free_log_std.",
+            )  # fmt: skip
 
 
 class WorkerMultiAgentConfig(BaseModel):
@@ -120,3 +170,8 @@ class TransportConfig(BaseModel):
     reconnect_max_s: float = _transport(
         5.0, "Longest pause between two tries to reach the learner.", where="workers", unit="s", gt=0
     )
+
+
+def _are_sizes(given: object) -> bool:
+    sizes = given if isinstance(given, list | tuple) and len(given) == 2 else [given]
+    return all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)

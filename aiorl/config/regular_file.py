@@ -14,9 +14,17 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["check_regular", "parse_json", "read_regular"]
+__all__ = ["check_regular", "parse_json", "read_regular", "whose_else"]
 
 _MAX_DEPTH = 32
+
+
+def whose_else(found: os.stat_result) -> str:
+    """Why a file or directory is not this user's alone, in plain words; "" where it is."""
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}"
+    mode = stat.S_IMODE(found.st_mode)
+    return f"can be read or written by others (mode {mode:04o})" if mode & 0o077 else ""
 
 
 def read_regular(path: Path, *, max_bytes: int) -> bytes:

@@ -7,18 +7,27 @@ wrong, unknown or not supported yet raise `ConfigError`, before any process is s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TextIO
 
-from pydantic import ValidationError, field_validator
+from pydantic import PrivateAttr, ValidationError, field_validator
 
 from aiorl.config.address import is_open_bind
 from aiorl.config.check import check_known, check_model, check_supported, plain_error, warn_unheeded
-from aiorl.config.key import key
+from aiorl.config.effective import render_effective
+from aiorl.config.key import all_keys, key
+from aiorl.config.layers import Layer, Origins, file_layer, located, merged
 from aiorl.config.legacy import check_removed, rename_legacy
 from aiorl.config.merge import deep_update, to_plain, with_base_config
 from aiorl.config.parts import ModelConfig, MultiAgentConfig, TransportConfig
+from aiorl.config.presets import AUTO, with_preset
+from aiorl.config.withheld import restore_withheld
 from aiorl.config.worker import WorkerConfig
 from aiorl.errors import ConfigError
 
@@ -37,26 +46,33 @@ _sampling = partial(key, group="Sampling")
 _hosts = partial(key, group="Workers and hosts")
 _resources = partial(key, group="Resources")
 _reports = partial(key, group="Reports")
-_offline = partial(key, group="Offline data")
 
 
 class CommonConfig(WorkerConfig):
     """The keys that every algorithm has, with their defaults: those of workers, and here the learner's own.
 
-    Subclasses set `algo` and other defaults, add keys, and say by `on_policy` whether a train batch must be made up
-    of whole fragments of one policy version.
+    Algorithms' own configs set `algo` and other defaults, and add keys.
     """
 
-    on_policy: ClassVar[bool] = False
-
     # Run
+    preset: str | None = _run(
+        None, "Settings made for an algorithm and an environment, by name; auto takes those for this one, if there are "
+        "any. What is set otherwise wins over them.",
+    )  # fmt: skip
     stop_return: float | None = _run(
         None, "End once the mean return of the last 100 finished episodes is at least this."
+    )
+    stop_evaluation_return: float | None = _run(
+        None, "End once the mean return of an evaluation is at least this; see evaluation_interval."
     )
     stop_timesteps: int | None = _run(None, "End after so many env steps were trained on.", unit="env steps", ge=1)
     stop_time_s: float | None = _run(None, "End after this time.", unit="s", gt=0)
     run_dir: str | None = _run(None, "Directory for all files of the run; null makes ./runs/<algo>_<env>_<time>.")
     resume: str | None = _run(None, "Run directory to go on from, at its newest valid checkpoint.")
+    init_from: str | None = _run(
+        None, "Checkpoint, or run directory, whose weights and filter statistics a new run begins with; its counters, "
+        "optimizer and schedules begin anew.",
+    )  # fmt: skip
     checkpoint_interval_s: float = _run(
         60.0, "Time between two checkpoints; 0 writes one at the end only.", unit="s", ge=0
     )
@@ -74,21 +90,11 @@ class CommonConfig(WorkerConfig):
     )
     model: ModelConfig = _learning(ModelConfig(), "Shape of the networks.", where="both")
     optimizer: dict[str, Any] = _learning(
-        {}, "Options of the optimizer.",
-        unsupported="the algorithm's own keys (lr, grad_clip, ...) set up its optimizer",
-    )  # fmt: skip
+        {},
+        "Options of the algorithm's Keras optimizer beyond the algorithm's own keys, such as beta_1 or weight_decay.",
+    )
     xla: Literal["auto", "on", "off"] = _learning(
         "auto", "Compile the update with XLA; auto picks by what the network holds and says which it took."
-    )
-    eager: bool = _learning(
-        False, "Run updates without tf.function, to debug them.",
-        unsupported="updates always run compiled; eager updates are not there yet",
-    )  # fmt: skip
-    no_eager_on_workers: bool = _learning(
-        False, "Keep workers in graph mode when eager is on.", unsupported="it goes with eager, which is not there yet"
-    )
-    eager_tracing: bool = _learning(
-        False, "Trace eager policies.", unsupported="it goes with eager, which is not there yet"
     )
     min_iter_time_s: float = _learning(
         0.0, "Least duration of one training iteration, no effect on learning itself; 0 lets the command line report "
@@ -100,12 +106,8 @@ class CommonConfig(WorkerConfig):
 
     # Sampling
     num_workers: int = _sampling(
-        2, "Worker processes started with the learner; others may join at any time. 0: only those that join.",
-        unit="processes", ge=0,
-    )  # fmt: skip
-    sampling: Literal["auto", "columnar", "general"] = _sampling(
-        "auto", "How workers sample: columnar steps plain single-agent environments in lockstep, fastest; general "
-        "does everything; auto takes columnar where it can.",
+        2, "Worker processes started with the learner; others may join at any time. 0: without bind this process "
+        "samples by itself, where a debugger sees it; with bind, only workers that join do.", unit="processes", ge=0,
     )  # fmt: skip
     multiagent: MultiAgentConfig = _sampling(
         MultiAgentConfig(), "Which policies there are and who acts with which.", where="both"
@@ -144,31 +146,29 @@ class CommonConfig(WorkerConfig):
         {"intra_op_parallelism_threads": 8, "inter_op_parallelism_threads": 8}, "The same for the learner, which wins "
         "there.",
     )  # fmt: skip
-    num_gpus: float = _resources(
-        0, "GPUs of the learner: 0 hides them, a fraction bounds the share of memory.", ge=0,
-        unsupported="training on GPUs is not there yet",
+    compilation_cache: str = _resources(
+        "auto", "Directory that keeps what XLA compiled, so that later runs of the same networks start seconds sooner; "
+        "auto is aiorl/xla in $XDG_CACHE_HOME or ~/.cache, off keeps nothing. Closed to others: it holds machine code.",
     )  # fmt: skip
-    num_gpus_per_worker: float = _resources(0, "The same for workers.", ge=0, unsupported="workers act on CPUs only")
+    num_gpus: float = _resources(
+        0, "GPUs that the learner may use: 0 hides them, a fraction bounds the share of the memory of one.", ge=0,
+        allow_inf_nan=False,
+    )  # fmt: skip
+    num_gpus_per_worker: float = _resources(
+        0, "The same for workers.", ge=0, unsupported="networks act with ONNX Runtime on CPUs there",
+    )  # fmt: skip
     num_cpus_for_driver: int = _resources(
-        1, "CPU threads of the learner outside TensorFlow, as a launcher grants them.", unit="threads", ge=1,
-        unsupported="only a launcher can honour it; set threads to bound the learner's TensorFlow threads",
+        1, "CPU threads of the learner outside TensorFlow: what a launcher is to grant it. Within the learner, threads "
+        "bounds those of TensorFlow.", unit="threads", ge=1,
     )  # fmt: skip
     custom_resources_per_worker: dict[str, Any] = _resources({}, "Always empty: aiorl schedules no machines.")
     memory: int = _resources(
-        0, "Heap quota of the learner; 0 is none.", unit="bytes", ge=0,
-        unsupported="memory quotas are not there yet; bound the process with your service manager (ulimit, cgroups)",
-    )  # fmt: skip
-    memory_per_worker: int = _resources(
-        0, "Heap quota of one worker; 0 is none.", unit="bytes", ge=0,
-        unsupported="memory quotas are not there yet; bound the process with ulimit or cgroups",
+        0, "Most heap that the learner's process may take: beyond it the run ends with an error that says so, and is "
+        "saved. 0 is no quota.", unit="bytes", ge=0,
     )  # fmt: skip
     object_store_memory: int = _resources(
         0, "Most bytes of received batches that wait to be trained on; 0 takes 1 GiB. Nothing is dropped: workers "
         "wait.", unit="bytes", ge=0,
-    )  # fmt: skip
-    object_store_memory_per_worker: int = _resources(
-        0, "Most bytes of batches that wait to be sent in one worker; 0 takes the default.", unit="bytes", ge=0,
-        unsupported="leases bound what a worker holds already",
     )  # fmt: skip
 
     # Reports
@@ -176,49 +176,42 @@ class CommonConfig(WorkerConfig):
         100, "Least episodes that reported averages are taken over, if that many have ended.", unit="episodes", ge=1
     )
     log_sys_usage: bool = _reports(True, "Add CPU and memory use to results.")
+    loggers: list[str] = _reports(
+        [], "More that takes each result: import paths (package.module:Name), called with the run directory and the "
+        "config; what they give has write(result) and close(). None of them can fail a run.",
+    )  # fmt: skip
     collect_metrics_timeout: float = _reports(
-        180.0, "How long metrics of workers are waited for.", unit="s", gt=0,
-        unsupported="metrics come with the fragments, so nothing is waited for",
+        180.0, "Longest wait for metrics of workers. They come with the fragments, so it is never as long; what comes "
+        "late counts in the next iteration.", unit="s", gt=0,
     )  # fmt: skip
     evaluation_interval: int | None = _reports(
-        None, "Evaluate every so many iterations; null or 0 never does.", unit="iterations", ge=0,
-        unsupported="evaluation workers are not there yet",
+        None, "Evaluate at the beginning and every so many iterations, by whole episodes and the most likely actions; "
+        "null or 0 never does. The checkpoint that did best is kept in best/.", unit="iterations", ge=0,
     )  # fmt: skip
-    evaluation_num_episodes: int = _reports(
-        10, "Episodes of one evaluation.", unit="episodes", ge=1, unsupported="evaluation workers are not there yet"
-    )
+    evaluation_num_episodes: int = _reports(10, "Episodes of one evaluation.", unit="episodes", ge=1)
+    evaluation_num_workers: int | None = _reports(
+        None, "Processes that evaluate beside training; 0: training waits for each evaluation. null takes one where "
+        "a core is free, else 0.", unit="processes", ge=0,
+    )  # fmt: skip
     evaluation_config: dict[str, Any] = _reports(
-        {}, "Keys that evaluation workers have otherwise.", unsupported="evaluation workers are not there yet"
-    )
+        {}, "Keys of workers that are otherwise in an evaluation, such as env_config; explore: true draws actions.",
+    )  # fmt: skip
 
-    # Offline data
-    input: str | list[str] | dict[str, float] = _offline(
-        "sampler", "Where experience comes from: sampler, files, or a mixture of sources.",
-        unsupported="offline data is not there yet; only sampler is read",
-    )  # fmt: skip
-    input_evaluation: list[str] = _offline(
-        ["is", "wis"], "How offline runs are judged: is, wis, simulation.",
-        unsupported="it goes with offline input, which is not there yet",
-    )  # fmt: skip
-    postprocess_inputs: bool = _offline(
-        False, "Postprocess offline trajectories with the current policy.",
-        unsupported="it goes with offline input, which is not there yet",
-    )  # fmt: skip
-    shuffle_buffer_size: int = _offline(
-        0, "Batches in the sliding window that shuffles offline input.", unit="batches", ge=0,
-        unsupported="it goes with offline input, which is not there yet",
-    )  # fmt: skip
-    output: str | None = _offline(
-        None, "Where sample batches are written.", unsupported="writing of sample batches is not there yet"
-    )
-    output_compress_columns: list[str] = _offline(
-        ["obs", "new_obs"], "Columns that are compressed in the output.",
-        unsupported="it goes with output, which is not there yet",
-    )  # fmt: skip
-    output_max_file_size: int = _offline(
-        64 * 2**20, "Size at which a new output file is begun.", unit="bytes", ge=1,
-        unsupported="it goes with output, which is not there yet",
-    )  # fmt: skip
+    action_spaces: ClassVar[tuple[str, ...] | None] = None
+    """Kinds of Gymnasium spaces that the algorithm chooses actions of; None = all that a network can."""
+
+    _origins: Origins = PrivateAttr(default_factory=Origins)
+
+    def __init__(self, **settings: Any) -> None:
+        """The algorithm's defaults, deep-updated by `settings` (a sub-dict merges), checked as a whole.
+
+        Raises: ConfigError, as `from_mapping`.
+        """
+        if settings:
+            _check_algo(settings.get("algo"), type(self))
+            self._put_together([Layer(settings)])
+        else:
+            super().__init__()
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, allow_unknown: bool = False) -> Self:
@@ -231,30 +224,112 @@ class CommonConfig(WorkerConfig):
         Raises: ConfigError on legacy keys that are gone, unknown keys, bad values, values not supported yet, and
             values that don't go together.
         """
-        check_removed(values)
-        values = rename_legacy(values)
-        if allow_unknown:
-            values = {name: value for name, value in values.items() if name in cls.model_fields}
-        check_known(cls, values)
-        merged = deep_update(cls().to_dict(), values)
+        return cls.from_layers([Layer(values)], allow_unknown=allow_unknown)
+
+    @classmethod
+    def from_file(cls, path: str | Path, **settings: Any) -> Self:
+        """The config that a YAML file describes, with `settings` on top.
+
+        Args:
+            path: file of `key: value` lines, such as the config.yaml of a run.
+            settings: keys that win over the file's.
+        Raises: ConfigError naming file and line.
+        """
+        layers = [file_layer(Path(path)), Layer(settings)]
         try:
-            config = cls.model_validate(merged)
-        except ValidationError as error:
-            raise plain_error(cls, error) from None
-        config.model_fields_set.intersection_update(values)  # those that are set, not all that were validated
-        check_supported(config)
-        if config.model.custom_model is None:
-            check_model(config.model)
-        warn_unheeded("multiagent", config.multiagent)
-        config.check()
+            _check_algo(merged(layers).get("algo"), cls)
+        except ConfigError as error:
+            error.message = located(error.message, error.key, layers)
+            raise
+        return cls.from_layers(layers)
+
+    @classmethod
+    def from_layers(
+        cls, layers: Sequence[Layer], *, allow_unknown: bool = False, environ: Mapping[str, str] | None = None
+    ) -> Self:
+        """The algorithm's defaults, the preset that the layers name, and the layers, later ones on top.
+
+        Args:
+            layers: of settings.
+            allow_unknown: drop unknown top-level keys instead of refusing them.
+            environ: the process's environment, which values that a saved config withholds are taken from.
+        Raises: ConfigError, as `from_mapping`, naming file and line where a file is at fault.
+        """
+        config = cls.__new__(cls)
+        config._put_together(layers, allow_unknown=allow_unknown, environ=environ)
         return config
 
     def updated(self, changes: Mapping[str, Any]) -> Self:
         """This config with `changes` deep-merged into it, checked again.
 
+        A preset among them takes the place of the one there was; what was set otherwise wins over it as ever.
+
         Raises: ConfigError, as `from_mapping`.
         """
-        return type(self).from_mapping(deep_update(self.to_dict(), changes))
+        own = self._origins.as_layer(self.to_dict())
+        if "preset" in changes or self.preset == AUTO:
+            values = self._origins.users_values(self.to_dict(), type(self)().to_dict())
+            own = replace(own, values=values, is_record=False)
+        return type(self).from_layers([own, Layer(changes)])
+
+    def _put_together(
+        self, layers: Sequence[Layer], *, allow_unknown: bool = False, environ: Mapping[str, str] | None = None
+    ) -> None:
+        """Become what the layers say, over the defaults."""
+        kind = type(self)
+        layers = [_in_new_names(kind, layer, allow_unknown) for layer in layers]
+        algo = kind.model_fields["algo"].default
+        try:
+            layers = with_preset(layers, str(merged(layers).get("algo") or algo), set(kind.model_fields))
+            values = deep_update(kind().to_dict(), merged(layers))
+            if any(layer.is_file for layer in layers):
+                restore_withheld(values, os.environ if environ is None else environ)
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise plain_error(kind, error) from None
+            self._origins = Origins.of(layers)
+            self.model_fields_set.intersection_update(self._origins.users_keys())
+            check_supported(self)
+            if self.model.custom_model is None:
+                check_model(self.model)
+            warn_unheeded("multiagent", self.multiagent)
+            self.check()
+        except ConfigError as error:
+            error.message = located(error.message, error.key, layers)
+            raise
+
+    def origin_of(self, key: str) -> str:
+        """Where a value comes from: a default, a preset, a line of a file, an argument.
+
+        Args:
+            key: dotted inside groups, such as model.use_lstm.
+        """
+        field = dict(all_keys(type(self))).get(key)
+        default = None if field is None else field.get_default(call_default_factory=True)
+        return self._origins.origin_of(key, has_default=isinstance(default, dict) and bool(default))
+
+    def describe(self, file: TextIO | None = None) -> None:
+        """Print each effective value and where it comes from; secrets are withheld.
+
+        Args:
+            file: where to; None is standard output.
+        """
+        (sys.stdout if file is None else file).write(render_effective(self))
+
+    def build(self) -> Any:
+        """Return an `aiorl.Trainer` with this config; takes some seconds.
+
+        Any, since trainers stand on configs.
+
+        Raises: what the trainer raises.
+        """
+        return importlib.import_module("aiorl.trainer").trainer_for(self)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody but the learner's process is to sample: no workers are started, and none expected."""
+        return self.num_workers == 0 and self.bind == CommonConfig.model_fields["bind"].default
 
     def to_dict(self) -> dict[str, Any]:
         """All keys as plain data: dicts, lists, strings, numbers, None."""
@@ -272,14 +347,23 @@ class CommonConfig(WorkerConfig):
                 key="custom_resources_per_worker", value=self.custom_resources_per_worker,
                 hint="Start workers where the resources are: python -m aiorl.worker --connect tcp://HOST:PORT",
             )  # fmt: skip
-        if self.model.use_lstm and self.model.use_gru:
-            raise ConfigError("model.use_lstm and model.use_gru can't both be true.", key="model.use_gru", value=True)
-        if self.model.lstm_use_prev_action_reward and not (self.model.use_lstm or self.model.use_gru):
+        if self.input_epochs is not None and (self.input == "sampler" or isinstance(self.input, dict)):
             raise ConfigError(
-                "model.lstm_use_prev_action_reward needs a recurrent cell.",
-                key="model.lstm_use_prev_action_reward", value=True,
-                hint="Set model.use_lstm or model.use_gru.",
+                "input_epochs is for stored experience alone: what is sampled, or mixed, has no end.",
+                key="input_epochs", value=self.input_epochs, hint="Leave it out, or let input name files.",
             )  # fmt: skip
+        if self.input_epochs is not None and not self.num_workers and not self.is_alone:
+            raise ConfigError(
+                "input_epochs needs a number of workers, who share the stored experience between them.",
+                key="num_workers", value=0, hint="Set num_workers, or leave bind out to read it in this process.",
+            )  # fmt: skip
+        if self.num_gpus > 1 and self.num_gpus % 1:
+            raise ConfigError(
+                f"num_gpus is {self.num_gpus:g}, expected a whole number of GPUs, or a fraction of one.",
+                key="num_gpus", value=self.num_gpus,
+            )  # fmt: skip
+        self.model.check()
+        self._check_evaluation()
         if self.sample_async and self.observation_filter == "MeanStdFilter":
             raise ConfigError(
                 "sample_async needs a filter that several threads may use, not MeanStdFilter.",
@@ -294,33 +378,44 @@ class CommonConfig(WorkerConfig):
                 hint=f"Set more than {2 * self.transport.heartbeat_interval_s:g}, twice heartbeat_interval_s.",
             )  # fmt: skip
         is_open_bind(self.bind, has_keys=self.keys is not None, insecure=self.insecure)
-        self.check_batch_size()
+
+    def _check_evaluation(self) -> None:
+        changes = {name: value for name, value in self.evaluation_config.items() if name != "explore"}
+        try:
+            check_known(WorkerConfig, changes)
+        except ConfigError as error:
+            raise ConfigError(
+                f"evaluation_config: {error.message}", key="evaluation_config", value=self.evaluation_config,
+                hint=error.hint or "It takes keys of workers, and explore.",
+            ) from error  # fmt: skip
+        if self.evaluation_interval and not changes and self.evaluation_config.get("explore"):
+            raise ConfigError(
+                "An evaluation that draws actions, and has no settings of its own, tells what training tells.",
+                key="evaluation_config", value=self.evaluation_config,
+                hint="Leave out explore, or give it settings of its own, such as env_config.",
+            )  # fmt: skip
+        if self.stop_evaluation_return is not None and not self.evaluation_interval:
+            raise ConfigError(
+                "stop_evaluation_return needs evaluations.", key="stop_evaluation_return",
+                value=self.stop_evaluation_return, hint="Set evaluation_interval: 10, say.",
+            )  # fmt: skip
+
+    @property
+    def update_mode(self) -> Literal["auto", "on", "off", "eager"]:
+        """How updates run: compiled by XLA or not, as `xla` says, or eagerly; traced eager ones are plain graphs."""
+        if not self.eager:
+            return self.xla
+        return "off" if self.eager_tracing else "eager"
+
+    def session_args(self, worker_index: int) -> dict[str, Any]:
+        """Options of TensorFlow's runtime in a process; those of index 0, the learner, have its own on top."""
+        own = self.local_tf_session_args if worker_index == 0 else {}
+        return deep_update(self.tf_session_args, own)
 
     def sequence_length(self) -> int:
         """Steps of one sequence that is trained through; of complete episodes, the least there are."""
         whole = self.batch_mode == "complete_episodes"  # their fragments are one long row of episodes
         return self.rollout_fragment_length * (self.num_envs_per_worker if whole else 1)
-
-    def check_batch_size(self) -> None:
-        """Refuses train batches that whole fragments can't make up.
-
-        Raises: ConfigError with the nearest sizes that work.
-        """
-        fragment = self.rollout_fragment_length * self.num_envs_per_worker
-        size = self.train_batch_size
-        if not self.on_policy or self.batch_mode != "truncate_episodes" or size % fragment == 0:
-            return
-        is_set = "num_envs_per_worker" in self.model_fields_set
-        below = size - size % fragment
-        fits = f"{below} or {below + fragment}" if below else f"{fragment}"
-        raise ConfigError(
-            f"train_batch_size {size} can't be made up of fragments of {fragment} env steps "
-            f"(rollout_fragment_length {self.rollout_fragment_length} x num_envs_per_worker "
-            f"{self.num_envs_per_worker}).",
-            key="train_batch_size", value=size,
-            hint=f"Set train_batch_size to {fits}, or change rollout_fragment_length."
-            + ("" if is_set else " An external environment has num_envs_per_worker: 1; then say so."),
-        )  # fmt: skip
 
     @field_validator("env", mode="before")
     @classmethod
@@ -344,3 +439,30 @@ class CommonConfig(WorkerConfig):
 def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:
     """The common defaults, updated by `extra` one level deep: a sub-dict in `extra` replaces the whole one."""
     return with_base_config(CommonConfig().to_dict(), extra)
+
+
+def _in_new_names(kind: type[CommonConfig], layer: Layer, allow_unknown: bool) -> Layer:
+    """A layer with legacy names replaced, and no key in it that there is not.
+
+    Raises: ConfigError on keys that are gone or unknown.
+    """
+    try:
+        check_removed(layer.values)
+        values = rename_legacy(layer.values)
+        if allow_unknown:
+            values = {name: value for name, value in values.items() if name in kind.model_fields}
+        check_known(kind, values)
+    except ConfigError as error:
+        error.message = located(error.message, error.key, [layer])
+        raise
+    return replace(layer, values=values)
+
+
+def _check_algo(algo: object, kind: type[CommonConfig]) -> None:
+    """Raise ConfigError if settings of an algorithm name another one."""
+    own = kind.model_fields["algo"].default
+    if kind is not CommonConfig and algo is not None and str(algo).lower() != own.lower():
+        raise ConfigError(
+            f"algo can't be {algo} in {kind.__name__}, which is for {own}.", key="algo", value=algo,
+            hint="Take the config class of that algorithm, or leave algo out.",
+        )  # fmt: skip

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from aiorl.config.check import plain_error
+from aiorl.config.check import check_known, plain_error
 from aiorl.config.key import key
-from aiorl.config.merge import to_plain
+from aiorl.config.merge import deep_update, to_plain
 from aiorl.config.parts import TransportConfig, WorkerModelConfig, WorkerMultiAgentConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
@@ -27,6 +27,7 @@ __all__ = ["PolicyPart", "WorkerConfig", "WorkerPart"]
 
 _run = partial(key, group="Run", where="both")
 _sampling = partial(key, group="Sampling", where="workers")
+_offline = partial(key, group="Offline data", where="workers")
 
 
 class WorkerConfig(BaseModel):
@@ -34,7 +35,9 @@ class WorkerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
-    algo: str = _run("ppo", "Algorithm: the name of a folder in aiorl/algorithms.")
+    algo: str = _run(
+        "ppo", "Algorithm: the name of a folder in aiorl/algorithms, or package.module:Name for a class of your own."
+    )
     env: str | None = _run(
         None, "Environment: a Gymnasium id, package.module:Name for a class or function of your own, module:name for "
         "a name that the module gives to register_env, or gym:ID for one of the old gym package.",
@@ -77,10 +80,13 @@ class WorkerConfig(BaseModel):
     preprocessor_pref: Literal["deepmind", "rllib"] = _sampling("deepmind", "Which preprocessing Atari frames get.")
     sample_async: bool = _sampling(False, "Sample continuously in the background.")
     compress_observations: bool | Literal["bulk"] = _sampling(
-        False, "Compress observations in batches: row by row, or bulk for whole columns.",
-        unsupported="columns are compressed on the wire where it pays: see transport.compression",
-    )  # fmt: skip
-    remote_worker_envs: bool = _sampling(False, "One process per environment (vectorize: remote does this).")
+        False,
+        "Compress observations in batches: row by row, or bulk for whole columns. What workers send is compressed "
+        "by column where that pays, even where transport.compression is off.",
+    )
+    remote_worker_envs: bool = _sampling(
+        False, "One process per environment, each polled as soon as it is ready; vectorize: remote steps them together."
+    )
     remote_env_batch_wait_ms: float = _sampling(
         0.0, "How long a poll of remote environments gathers more ready ones.", unit="ms", ge=0, allow_inf_nan=False
     )
@@ -99,6 +105,25 @@ class WorkerConfig(BaseModel):
     extra_python_environs_for_worker: dict[str, str] = key(
         {}, "Environment variables set in the workers.", group="Workers and hosts", where="workers"
     )
+    eager: bool = key(
+        False, "Run updates, and policies of TensorFlow on workers, without tf.function, to debug them.",
+        group="Learning", where="both",
+    )  # fmt: skip
+    no_eager_on_workers: bool = key(
+        False, "Keep workers in graph mode when eager is on; networks always act as graphs there.", group="Learning",
+        where="workers",
+    )  # fmt: skip
+    eager_tracing: bool = key(
+        False, "With eager: trace updates and policies, as plain graphs without XLA.", group="Learning", where="both"
+    )
+    memory_per_worker: int = key(
+        0, "Most heap that the process of one worker may take: beyond it the worker fails with an error that says so. "
+        "0 is no quota.", group="Resources", where="workers", unit="bytes", ge=0,
+    )  # fmt: skip
+    object_store_memory_per_worker: int = key(
+        0, "Most bytes of fragments that a worker has sampled and the learner has not acknowledged: none is begun that "
+        "would go beyond. 0 takes 256 MiB.", group="Resources", where="workers", unit="bytes", ge=0,
+    )  # fmt: skip
     num_cpus_per_worker: int = key(
         1, "Most threads that the libraries of one worker process may use.", group="Resources", where="workers",
         unit="threads", ge=1,
@@ -107,6 +132,39 @@ class WorkerConfig(BaseModel):
     callbacks: str | dict[str, Any] | None = key(
         None, "Import path (package.module:Name) of a DefaultCallbacks subclass.", group="Reports", where="both"
     )
+
+    # Offline data
+    input: str | list[str] | dict[str, float] = _offline(
+        "sampler", "Where experience comes from: sampler; a file, directory, pattern, URI or minari:NAME; a list of "
+        "such; a mapping of such, and sampler, to the probabilities with which they are read; or package.module:Name "
+        "for a function from an IOContext to an InputReader. Workers share files between them.",
+    )  # fmt: skip
+    input_evaluation: list[Literal["is", "wis", "simulation"]] = _offline(
+        ["is", "wis"], "How runs on stored experience are judged: is, wis (off-policy estimates, which need the "
+        "probabilities of the stored actions), simulation (the environment is sampled beside).",
+    )  # fmt: skip
+    postprocess_inputs: bool = _offline(False, "Postprocess stored trajectories with the current policy.")
+    shuffle_buffer_size: int = _offline(
+        0, "Batches in the sliding window that shuffles stored experience.", unit="batches", ge=0
+    )
+    input_epochs: int | None = _offline(
+        None, "Passes over stored experience, in each of which every row comes once; then the run ends. null reads it "
+        "without end.", unit="passes", ge=1,
+    )  # fmt: skip
+    input_hold_out: float = _offline(
+        0.0, "Share of the stored episodes that is left out, in every run the same: those that python -m "
+        "aiorl.estimate --hold-out judges on.", ge=0, lt=1,
+    )  # fmt: skip
+    input_max_corrupt: int = _offline(
+        100, "Places of the files that one sampler may find unreadable and leave out; one more ends the run.",
+        unit="places", ge=0,
+    )  # fmt: skip
+    output: str | None = _offline(
+        None, "Where sample batches are written, as JSON lines: logdir (the run's directory), a directory or URI, or "
+        "package.module:Name for a function from an IOContext to an OutputWriter.",
+    )  # fmt: skip
+    output_compress_columns: list[str] = _offline(["obs", "new_obs"], "Columns that are compressed in the output.")
+    output_max_file_size: int = _offline(64 * 2**20, "Size at which a new output file is begun.", unit="bytes", ge=1)
 
     @property
     def is_truncating(self) -> bool:
@@ -134,7 +192,8 @@ class PolicyPart(BaseModel):
         config: its own settings, whatever the policy reads.
         sample_plan: what is computed and sent of its rows.
         is_trained: its rows are sent to the learner; those of other policies stay on the worker.
-        layout: of its rows in a fragment of the general path: one by one, [B, 1, ...], or as sequences [L, S, ...].
+        layout: of its rows where environments are not in lockstep: one by one, [B, 1, ...], or as sequences
+            [L, S, ...].
         sequence_length: L.
     """
 
@@ -156,8 +215,6 @@ class WorkerPart(WorkerConfig):
     Unknown keys are ignored, so that a worker of an older patch release can still join.
 
     Attributes:
-        sampling: the path that all workers of the run take: "columnar" steps plain single-agent environments in
-            lockstep, "general" does everything.
         policies: policy id -> what is to be known of it.
         log_dir: the run's directory on the learner's host; where that is not to be seen, files go elsewhere.
         life: number of workers that have sampled in the same slot before and are gone, from the updates on that a
@@ -167,7 +224,6 @@ class WorkerPart(WorkerConfig):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     env: str
-    sampling: Literal["columnar", "general"] = "columnar"
     policies: dict[str, PolicyPart] = Field(default_factory=lambda: {DEFAULT_POLICY_ID: PolicyPart()}, min_length=1)
     log_dir: str | None = None
     life: int = Field(default=0, ge=0)
@@ -179,7 +235,6 @@ class WorkerPart(WorkerConfig):
         sample_plan: SamplePlan | None = None,
         *,
         policies: Mapping[str, PolicyPart] | None = None,
-        sampling: Literal["columnar", "general"] = "columnar",
         log_dir: str | None = None,
     ) -> Self:
         """The workers' part of the learner's config.
@@ -189,13 +244,12 @@ class WorkerPart(WorkerConfig):
             sample_plan: of the default policy, where that is the only one and ``policies`` is left out; None
                 computes and sends nothing.
             policies: policy id -> its part.
-            sampling: the path that workers take.
             log_dir: the run's directory.
         Raises: ConfigError when the config names no environment.
         """
         if policies is None:
             policies = {DEFAULT_POLICY_ID: PolicyPart(sample_plan=sample_plan or SamplePlan())}
-        own = {"policies": policies, "sampling": sampling, "log_dir": log_dir}
+        own = {"policies": policies, "log_dir": log_dir}
         return cls.from_dict(config.model_dump(include=set(WorkerConfig.model_fields)) | own)
 
     @classmethod
@@ -208,6 +262,14 @@ class WorkerPart(WorkerConfig):
             return cls.model_validate(dict(values))
         except ValidationError as error:
             raise plain_error(cls, error) from None
+
+    def updated(self, changes: Mapping[str, Any]) -> Self:
+        """This part with keys of workers deep-merged into it, checked again.
+
+        Raises: ConfigError naming a key that workers do not have, or the first one at fault.
+        """
+        check_known(WorkerConfig, changes)
+        return self.from_dict(deep_update(self.to_dict(), changes))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the wire: dicts, lists, strings, numbers, None."""

@@ -17,13 +17,13 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.data.spaces import KINDS
 from aiorl.errors import BatchError, UnsupportedSpaceError
 
 __all__ = ["ActionLayout", "leaf_spaces"]
 
 Array = NDArray[Any]
 
-_KINDS = ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Tuple", "Dict")
 _EXACT_IN_FLOAT32 = 1 << 24
 
 
@@ -54,6 +54,11 @@ class ActionLayout:
         self._slices = [slice(start, end) for start, end in itertools.pairwise(edges)]
         self._bounds = self._column_bounds()
         self._rounded = self.is_nested and self.dtype.kind == "f" and any(map(_is_whole, self.leaves))
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether `clip` may change anything."""
+        return self._bounds is not None
 
     def zeros(self, *leading: int) -> Array:
         """The zero action, or ``[*leading, ...]`` of them, in column form."""
@@ -175,7 +180,7 @@ def leaf_spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
             for part in space.spaces.values():
                 yield from leaf_spaces(part)
         case _:
-            raise UnsupportedSpaceError("action space", space, _KINDS)
+            raise UnsupportedSpaceError("action space", space, KINDS)
 
 
 def _is_whole(leaf: spaces.Space[Any]) -> bool:

@@ -14,6 +14,7 @@ __all__ = [
     "BOOTSTRAP_VALUES",
     "DEFAULT_AGENT_ID",
     "DEFAULT_POLICY_ID",
+    "DISCOUNTS",
     "DONES",
     "EPS_ID",
     "FINAL_INDEX",
@@ -21,10 +22,13 @@ __all__ = [
     "INFOS",
     "LAST_OBS",
     "NEW_OBS",
+    "N_STEPS",
+    "N_STEP_RETURNS",
     "OBS",
     "PREV_ACTIONS",
     "PREV_REWARDS",
     "REWARDS",
+    "SCALED_REWARDS",
     "TERMINATEDS",
     "TRUNCATEDS",
     "VALID",
@@ -46,6 +50,9 @@ ACTIONS = "actions"
 """Action chosen, unclipped."""
 REWARDS = "rewards"
 """float32 reward of the step."""
+SCALED_REWARDS = "scaled_rewards"
+"""float32: the reward as it is learned from, where ``normalize_rewards`` is set. What is sent to the learner has it
+under the name of REWARDS."""
 PREV_ACTIONS = "prev_actions"
 PREV_REWARDS = "prev_rewards"
 TERMINATEDS = "terminateds"
@@ -68,17 +75,29 @@ VF_PREDS = "vf_preds"
 """float32: behaviour policy's value of the observation."""
 ADVANTAGES = "advantages"
 VALUE_TARGETS = "value_targets"
+N_STEP_RETURNS = "n_step_returns"
+"""float32: discounted sum of the rewards of this row and those behind it, ``n_steps`` in all."""
+DISCOUNTS = "discounts"
+"""float32: what the value of the observation behind those steps counts: gamma to the power of ``n_steps``, 0 where
+they end in a terminal state."""
+N_STEPS = "n_steps"
+"""int32: rows whose rewards are summed, at least 1. ``new_obs`` itself is always that of one step."""
 BOOTSTRAP_VALUES = "bootstrap_values"
 """float32: behaviour policy's value of the true final observation at truncated rows, else 0."""
 VALID = "valid"
 """bool: False where a row is no transition (the call that reset a NEXT_STEP environment). Absent = all True."""
 
 LAST_OBS = "last_obs"
-"""Extra ``[N, ...]``: observation after a fragment's last step."""
+"""``[N, ...]``: observation after a fragment's last step."""
 FINAL_INDEX = "final_index"
-"""Extra int32 ``[K, 2]``: (t, n) of rows whose ``new_obs`` is not the next row's ``obs``."""
+"""int32 ``[K, 2]``: (t, n) of rows whose ``new_obs`` is not the next row's ``obs``."""
 FINAL_OBS = "final_obs"
-"""Extra ``[K, ...]``: the true final observations of those rows."""
+"""``[K, ...]``: the true final observations of those rows."""
+
+
+def is_of_sequences(name: str) -> bool:
+    """Whether a fragment has one entry for each environment or sequence, [N, ...], and not one for each row."""
+    return name == LAST_OBS or name.startswith("state_in_")
 
 
 def state_in(index: int) -> str:

@@ -18,7 +18,7 @@ from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError
 
-__all__ = ["Fragment"]
+__all__ = ["Fragment", "check_new_obs", "new_obs"]
 
 Array = NDArray[Any]
 
@@ -73,19 +73,8 @@ class Fragment:
         return sum(a.nbytes for a in self.columns.values()) + sum(a.nbytes for a in self.extras.values())
 
     def new_obs(self) -> Array:
-        """Observation that followed each row, ``[T, N, ...]``.
-
-        Raises:
-            BatchError: the fragment carries no ``obs`` or no ``last_obs``.
-        """
-        if c.OBS not in self.columns or c.LAST_OBS not in self.extras:
-            raise BatchError(c.NEW_OBS, f"{c.OBS!r} and {c.LAST_OBS!r} in the fragment", sorted(self.columns))
-        obs = self.columns[c.OBS]
-        new_obs = np.concatenate([obs[1:], self.extras[c.LAST_OBS][None]])
-        index = self.extras.get(c.FINAL_INDEX)
-        if index is not None and len(index):
-            new_obs[index[:, 0], index[:, 1]] = self.extras[c.FINAL_OBS]
-        return new_obs
+        """Observation that followed each row, ``[T, N, ...]``; see `new_obs`."""
+        return new_obs({**self.columns, **self.extras})
 
     def to_sample_batch(self) -> SampleBatch:
         """Rows ``[B, ...]``, environment after environment, without the rows that are no transitions.
@@ -106,6 +95,46 @@ class Fragment:
 
     def __repr__(self) -> str:
         return f"Fragment(T={self.length}, N={self.num_envs}, columns={sorted(self.columns)})"
+
+
+def new_obs(arrays: Mapping[str, Array]) -> Array:
+    """Observation that followed each row of a fragment, ``[T, N, ...]``, however it is kept.
+
+    As a column of its own; or as the next row's observation, LAST_OBS for the last one, but for the rows that
+    FINAL_INDEX names, whose is in FINAL_OBS.
+
+    Raises:
+        BatchError: it is kept in neither way, or what there is does not fit together.
+    """
+    if c.NEW_OBS in arrays:
+        return arrays[c.NEW_OBS]
+    check_new_obs(arrays)
+    following = np.concatenate([arrays[c.OBS][1:], arrays[c.LAST_OBS][None]])
+    if c.FINAL_INDEX in arrays:
+        following[tuple(arrays[c.FINAL_INDEX].T)] = arrays[c.FINAL_OBS]
+    return following
+
+
+def check_new_obs(arrays: Mapping[str, Array]) -> None:
+    """Raise if `new_obs` could not be made of what a fragment has beside its rows.
+
+    Raises:
+        BatchError: naming what is missing or does not fit.
+    """
+    obs = arrays.get(c.OBS)
+    if obs is None or c.LAST_OBS not in arrays:
+        raise BatchError(c.NEW_OBS, f"itself, or {c.OBS!r} and {c.LAST_OBS!r}, in the fragment", sorted(arrays))
+    wanted = [(c.LAST_OBS, obs.shape[1:], obs.dtype)]
+    index = arrays.get(c.FINAL_INDEX)
+    if index is not None or c.FINAL_OBS in arrays:
+        rows = len(index) if index is not None and index.ndim else 0
+        wanted += [(c.FINAL_INDEX, (rows, 2), np.dtype(np.int32)), (c.FINAL_OBS, (rows, *obs.shape[2:]), obs.dtype)]
+    for name, shape, dtype in wanted:
+        found = arrays.get(name)
+        if found is None or found.shape != shape or found.dtype != dtype:
+            raise BatchError(name, f"{dtype} {shape}", "none" if found is None else f"{found.dtype} {found.shape}")
+    if index is not None and ((index < 0) | (index >= obs.shape[:2])).any():
+        raise BatchError(c.FINAL_INDEX, f"rows of [{obs.shape[0]}, {obs.shape[1]}, ...]", "others")
 
 
 def _env_major(column: Array) -> Array:

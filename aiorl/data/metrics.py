@@ -26,7 +26,7 @@ MAX_NAMES = 1000
 MAX_HIST = 1000
 """Newest values of one history: more are neither sent nor shown."""
 
-_KINDS = ("policy_reward", "custom", "hist")
+_KINDS = ("policy_reward", "custom", "hist", "estimate")
 
 
 class RolloutMetrics(NamedTuple):
@@ -51,6 +51,8 @@ class EpisodeColumns:
             of the default policy, which a single agent acts with.
         custom: name -> float64 [E'], custom metrics of the episodes that have them.
         hist: name -> float64 [K], what episodes' histories hold.
+        estimates: estimator and metric, such as "is/V_prev" -> float64 [E'], what off-policy estimators said of
+            episodes that were read; these are none of the E that ended.
     """
 
     lengths: NDArray[np.int32]
@@ -58,6 +60,7 @@ class EpisodeColumns:
     policy_rewards: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     custom: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     hist: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    estimates: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @classmethod
     def empty(cls) -> EpisodeColumns:
@@ -65,8 +68,10 @@ class EpisodeColumns:
         return cls(np.zeros(0, np.int32), np.zeros(0, np.float64))
 
     @classmethod
-    def of(cls, metrics: Sequence[RolloutMetrics]) -> EpisodeColumns:
-        """Finished episodes in the order given.
+    def of(
+        cls, metrics: Sequence[RolloutMetrics], estimates: Iterable[tuple[str, Mapping[str, float]]] = ()
+    ) -> EpisodeColumns:
+        """Finished episodes in the order given, and estimates: each an estimator's name and its metrics by name.
 
         Values of custom metrics and histories that are no finite numbers are left out, with a warning, once by name,
         where they are no numbers at all. Names are cut to `MAX_NAME` characters, names beyond `MAX_NAMES` left
@@ -81,6 +86,9 @@ class EpisodeColumns:
                 series.add(f"custom/{name}", [value])
             for name, values in episode.hist_data.items():
                 series.add(f"hist/{name}", values, newest=MAX_HIST)
+        for estimator, found in estimates:
+            for name, value in found.items():
+                series.add(f"estimate/{estimator}/{name}", [value])
         lengths = np.array([episode.episode_length for episode in metrics], np.int32)
         rewards = np.array([episode.episode_reward for episode in metrics], np.float64)
         return cls.from_arrays({"lengths": lengths, "rewards": rewards, **series.to_arrays()})
@@ -88,9 +96,12 @@ class EpisodeColumns:
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """As a flat mapping of arrays, for the wire; names of the mappings' entries begin with their kind and "/"."""
         arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "rewards": self.rewards}
-        for kind, series in zip(_KINDS, (self.policy_rewards, self.custom, self.hist), strict=True):
+        for kind, series in zip(_KINDS, self._series(), strict=True):
             arrays.update({f"{kind}/{name}": values for name, values in series.items()})
         return arrays
+
+    def _series(self) -> tuple[Mapping[str, NDArray[np.float64]], ...]:
+        return self.policy_rewards, self.custom, self.hist, self.estimates
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
@@ -152,6 +163,11 @@ class PerfStats:
     env_wait_time: float = 0.0
     processing_time: float = 0.0
     inference_time: float = 0.0
+
+    def add(self, totals: Mapping[str, float]) -> None:
+        """Add totals by the names of the attributes; those that are not there are 0."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + totals.get(name, 0.0))
 
     def get(self) -> dict[str, float]:
         """Means per iteration in milliseconds; 0.0 before the first iteration."""

@@ -31,11 +31,14 @@ class ObsLayout:
             it, joined by dots. Empty for an observation that has none.
         num_mask: M, entries of the action mask before the observation; 0 = there is no mask, and the array has the
             shape of the observation. With a mask it is flat.
+        num_frames: frames along the last axis, oldest first, where each observation of an episode adds one to the
+            newest ones of the observation before; 1 = it is no stack of frames, as far as is known.
     """
 
     shape: Shape
     parts: Mapping[str, Shape] = field(default_factory=dict)
     num_mask: int = 0
+    num_frames: int = 1
 
     @property
     def size(self) -> int:

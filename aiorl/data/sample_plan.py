@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from aiorl.data.columns import is_of_sequences
+
 __all__ = ["SamplePlan"]
 
 
@@ -15,11 +17,24 @@ class SamplePlan:
     Attributes:
         postprocess: name in aiorl.policy.postprocess.POSTPROCESSORS.
         postprocess_params: its keyword arguments.
-        columns: [T, N, ...] columns to send; VALID goes with them wherever a row is no transition.
-        extras: arrays of other shapes to send, such as last_obs and state_in_0.
+        columns: names of what is to be sent, of `aiorl.data.columns`: columns [T, N, ...], and arrays [N, ...] with
+            one entry for each environment or sequence, such as last_obs and state_in_0. VALID goes with them wherever
+            a row is no transition. What new_obs can be made of may be sent in its place, see `aiorl.data.fragment`.
+        return_discount: rewards are learned from over the running deviation of the return discounted so; None = as
+            they are.
     """
 
     postprocess: str = "none"
     postprocess_params: Mapping[str, float] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
-    extras: tuple[str, ...] = ()
+    return_discount: float | None = None
+
+    @property
+    def of_rows(self) -> tuple[str, ...]:
+        """The columns with an entry for each row."""
+        return tuple(name for name in self.columns if not is_of_sequences(name))
+
+    @property
+    def of_sequences(self) -> tuple[str, ...]:
+        """Those with an entry for each environment or sequence."""
+        return tuple(filter(is_of_sequences, self.columns))

@@ -1,4 +1,4 @@
-"""Spaces as plain data, and actions brought into the form an environment expects.
+"""Spaces as plain data.
 
 Spaces travel in the handshake and lie in checkpoints as dicts of strings, numbers and lists, which both
 msgpack and JSON carry: so a policy can be restored or served without its environment. Infinite bounds are
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 
-__all__ = ["MAX_SPACE_ELEMENTS", "clip_actions", "regroup_actions", "space_from_dict", "space_to_dict"]
+__all__ = ["KINDS", "MAX_SPACE_ELEMENTS", "SIMPLE_KINDS", "space_from_dict", "space_to_dict"]
 
 # A space read from a socket or a file may claim any size; its bounds are arrays of that size.
 MAX_SPACE_ELEMENTS = 1 << 24
@@ -25,7 +25,10 @@ _MAX_DEPTH = 8
 _DTYPES = frozenset(
     ["bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"]
 )
-_KINDS = ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Tuple", "Dict")
+SIMPLE_KINDS = ("Box", "Discrete", "MultiBinary", "MultiDiscrete")
+"""Kinds of spaces whose values are an array each."""
+KINDS = (*SIMPLE_KINDS, "Tuple", "Dict")
+"""All kinds of spaces that aiorl knows."""
 
 
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
@@ -68,7 +71,7 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
                 "spaces": [[str(key), space_to_dict(part)] for key, part in space.spaces.items()],
             }
         case _:
-            raise UnsupportedSpaceError("space", space, _KINDS)
+            raise UnsupportedSpaceError("space", space, KINDS)
 
 
 def space_from_dict(data: Mapping[str, Any]) -> spaces.Space[Any]:
@@ -77,37 +80,6 @@ def space_from_dict(data: Mapping[str, Any]) -> spaces.Space[Any]:
     Raises: ConfigError if the description is damaged, or larger than MAX_SPACE_ELEMENTS.
     """
     return _space_from_dict(data, depth=0)
-
-
-def clip_actions(actions: NDArray[Any], space: spaces.Space[Any]) -> NDArray[Any]:
-    """Actions within the bounds of a Box; those of any other space unchanged.
-
-    Args:
-        actions: [N, *space.shape].
-        space: the environment's action space; unbounded components are left alone.
-    Returns: [N, *space.shape], a new array if the space is a Box with a bound, else the one given.
-    """
-    if isinstance(space, spaces.Box) and (space.bounded_below.any() or space.bounded_above.any()):
-        clipped: NDArray[Any] = np.clip(actions, space.low, space.high)
-        return clipped
-    return actions
-
-
-def regroup_actions(components: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-    """One list of components per row, from one batch per component of a Tuple action; dicts for a Dict action.
-
-    Args:
-        components: one array [N, ...] for each component, or again a sequence or mapping of them.
-    Returns: N lists, or dicts for a mapping, each holding one action per component.
-    """
-    if isinstance(components, Mapping):
-        rows = zip(*(_rows(batch) for batch in components.values()), strict=True)
-        return [dict(zip(components, row, strict=True)) for row in rows]
-    return [list(row) for row in zip(*(_rows(batch) for batch in components), strict=True)]
-
-
-def _rows(batch: Any) -> Sequence[Any]:
-    return regroup_actions(batch) if isinstance(batch, Mapping | list | tuple) else batch
 
 
 def _bound_to_data(bound: NDArray[Any]) -> Any:

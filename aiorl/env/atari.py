@@ -20,6 +20,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, OrderEnforcing
 from numpy.typing import NDArray
 
+from aiorl.data.obs_layout import LaidOutBox, ObsLayout
 from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError
 from aiorl.extras import install_command
@@ -246,7 +247,8 @@ class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
         space = env.observation_space
         if not isinstance(space, spaces.Box) or len(space.shape) != 2:
             raise ConfigError(f"frames of shape [height, width] are stacked, not {space}.")
-        self.observation_space = spaces.Box(0, 255, (*space.shape, count), np.uint8)
+        layout = ObsLayout((*space.shape, count), num_frames=count)
+        self.observation_space = LaidOutBox(0, 255, layout, np.uint8)
         self._stack: Pixels = np.zeros((*space.shape, count), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

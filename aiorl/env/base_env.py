@@ -112,7 +112,7 @@ def as_poll(result: Any) -> Poll:
 def _with_own_infos(poll: Poll) -> Poll:
     """The poll with copies of its infos; itself if there is nothing in them."""
     try:
-        is_empty = not any(info for by_agent in poll.infos.values() for info in by_agent.values())
+        is_empty = not any([any(by_agent.values()) for by_agent in poll.infos.values()])
     except AttributeError:  # told better where the rows are made
         is_empty = True
     return poll if is_empty else poll._replace(infos=copied(poll.infos))

@@ -12,7 +12,10 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
 from aiorl.data.actions import ActionLayout
+from aiorl.data.finite import all_finite
+from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import BadObservationError, BadRewardError, BatchError, EnvError, UnsupportedSpaceError
+from aiorl.text import shortened
 
 __all__ = [
     "ActionCheck",
@@ -27,8 +30,6 @@ __all__ = [
 
 StepOf = Callable[[int], int]
 """Vector index -> step of that copy in its episode, for messages."""
-
-_SUPPORTED = ("Box", "Discrete", "MultiBinary", "MultiDiscrete")
 
 
 class ObservationCheck:
@@ -61,7 +62,7 @@ class ObservationCheck:
             self.dtype = np.dtype(np.int8)
             self._low, self._high = 0, 1
         else:
-            raise UnsupportedSpaceError("the observation space", space, _SUPPORTED)
+            raise UnsupportedSpaceError("the observation space", space, SIMPLE_KINDS)
         self._is_float = self.dtype.kind == "f"
 
     def coerce(self, obs: Any, index: int, step: int) -> NDArray[Any]:
@@ -106,7 +107,7 @@ class ObservationCheck:
             BadObservationError: naming the first row at fault.
         """
         if self._is_float:
-            if np.count_nonzero(np.isfinite(obs)) == obs.size:
+            if all_finite(obs):
                 return
             good = np.isfinite(obs)
             what = "holds NaN or infinity"
@@ -165,7 +166,7 @@ class NestedCheck:
             with np.errstate(over="ignore"):
                 array = given.astype(self._leaf.dtype, copy=False)
             self._leaf.check_values(given[None], lambda row: step, lambda row: index)
-            if array is not given and array.dtype.kind == "f" and not np.isfinite(array).all():
+            if array is not given and array.dtype.kind == "f" and not all_finite(array):
                 raise self._bad(f"observation holds numbers too large for {array.dtype}: {_short(given)}", index, step)
             return array
         if self._kind is dict:
@@ -176,7 +177,9 @@ class NestedCheck:
             return {key: part.coerce(obs[key], index, step) for key, part in self._parts.items()}
         if self._kind is tuple:
             if not isinstance(obs, tuple | list) or len(obs) != len(self._parts):
-                raise self._bad(f"observation is {_short_repr(obs)}, expected {len(self._parts)} parts", index, step)
+                raise self._bad(
+                    f"observation is {shortened(repr(obs), 200)}, expected {len(self._parts)} parts", index, step
+                )
             return tuple(part.coerce(value, index, step) for part, value in zip(self._parts.values(), obs, strict=True))
         return obs
 
@@ -206,16 +209,16 @@ class ActionCheck:
                 row = self._layout.to_row(action)
             leaves = zip(self._layout.leaves, self._layout.split(row[None]), strict=True)
             fits = all(_fits(leaf, batch[0]) for leaf, batch in leaves)
-            return "" if fits else f"action {_short_repr(action)} does not fit {self._space}"
+            return "" if fits else f"action {shortened(repr(action), 200)} does not fit {self._space}"
         except (BatchError, ValueError, TypeError, OverflowError) as error:
-            return f"action {_short_repr(action)} does not fit {self._space} ({error})"
+            return f"action {shortened(repr(action), 200)} does not fit {self._space} ({error})"
 
 
 def _fits(leaf: spaces.Space[Any], action: NDArray[Any]) -> bool:
     """Whether an action of the right shape and dtype is finite, and in range where the space is discrete."""
     match leaf:
         case spaces.Box():
-            return leaf.dtype.kind != "f" or bool(np.isfinite(action).all())
+            return leaf.dtype.kind != "f" or all_finite(action)
         case spaces.Discrete():
             return bool(leaf.start <= action < leaf.start + leaf.n)
         case spaces.MultiDiscrete():
@@ -246,6 +249,14 @@ def as_rewards(rewards: Mapping[Any, Any], env_id: str, index: int, step: int) -
     Raises:
         BadRewardError: one is no finite number.
     """
+    total = 0.0
+    for reward in rewards.values():
+        if type(reward) is not float:
+            break
+        total += reward
+    else:
+        if math.isfinite(total):
+            return dict(rewards)
     return {
         agent_id: 0.0 if reward is None else as_reward(reward, env_id, index, step)
         for agent_id, reward in rewards.items()
@@ -258,7 +269,7 @@ def check_rewards(env_id: str, rewards: NDArray[Any], step_of: StepOf) -> None:
     Raises:
         BadRewardError: naming the first copy at fault.
     """
-    if np.count_nonzero(np.isfinite(rewards)) == rewards.size:
+    if all_finite(rewards):
         return
     index = int(np.flatnonzero(~np.isfinite(rewards))[0])
     message = f"reward is {rewards[index]}, expected a finite number"
@@ -294,11 +305,5 @@ def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
     return False
 
 
-def _short_repr(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
-
-
 def _short(value: ArrayLike) -> str:
-    text = np.array2string(np.asarray(value), threshold=8, edgeitems=3, precision=4)
-    return text if len(text) <= 200 else text[:200] + "..."
+    return shortened(np.array2string(np.asarray(value), threshold=8, edgeitems=3, precision=4), 200)

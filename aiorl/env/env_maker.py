@@ -10,16 +10,16 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium
 
+from aiorl.config.worker import WorkerConfig
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.checks import raise_env_fault
-from aiorl.env.gym_like import check_seedable
+from aiorl.env.gym_like import check_seedable, close_env
 from aiorl.env.kinds import check_can_be_remote, kind_of
 from aiorl.env.lockstep import LockstepEnv
-from aiorl.env.polled_lockstep import PolledLockstep
 from aiorl.env.registry import EnvContext, is_atari_id, resolve_env
 from aiorl.env.remote_env import RemoteEnv, RemoteSettings, remote_name
 from aiorl.env.vector_forms import Wanted, make_vector_form, why_not_vectorised
@@ -30,7 +30,7 @@ __all__ = ["VECTORIZE_CHOICES", "EnvMaker", "EnvPlan", "EnvSource", "make_lockst
 
 logger = logging.getLogger(__name__)
 
-VECTORIZE_CHOICES = ("auto", "native", "serial", "remote")
+VECTORIZE_CHOICES: tuple[str, ...] = get_args(WorkerConfig.model_fields["vectorize"].annotation)
 
 EnvSource = str | type[Any] | Callable[[EnvContext], Any]
 
@@ -119,9 +119,8 @@ class EnvMaker:
             ConfigError: a form or a horizon that it cannot have.
         """
         plan = self.plan
-        wanted = Wanted(self.creator, plan.env_config, plan.num_envs, plan.horizon, plan.wrapping)
-        if plan.vectorize == "native" or (plan.vectorize == "auto" and choose_vectorize(wanted) == "native"):
-            return self._made_vectorised(wanted)
+        if plan.vectorize == "native" or (plan.vectorize == "auto" and choose_vectorize(self._wanted) == "native"):
+            return self._made_vectorised()
         env = self._made(self.context.copy_with_overrides())  # creators may change what they are given
         if isinstance(env, LockstepEnv):
             env.limit_episodes(plan.horizon)
@@ -129,8 +128,18 @@ class EnvMaker:
         # of remote ones only its spaces are of interest; the one that is played, and monitored, lives in a child
         return self._wrap(env, self.context, is_monitored=not plan.is_remote)
 
-    def _made_vectorised(self, wanted: Wanted) -> Any:
-        obstacle = why_not_vectorised(wanted)
+    @property
+    def _wanted(self) -> Wanted:
+        plan = self.plan
+        return Wanted(self.creator, plan.env_config, plan.num_envs, plan.horizon, plan.wrapping)
+
+    def check_native(self) -> None:
+        """Raise if the environment has no vectorised form that does what is wanted; nothing is made.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        obstacle = why_not_vectorised(self._wanted)
         if obstacle is not None:
             raise ConfigError(
                 f"vectorize is 'native', but environment {self.env_id!r} has no such form here: {obstacle}.",
@@ -138,6 +147,10 @@ class EnvMaker:
                 value="native",
                 hint="Use vectorize: serial (or auto).",
             )
+
+    def _made_vectorised(self) -> Any:
+        self.check_native()
+        wanted = self._wanted
         self.is_deepmind = wanted.wrapping.deepmind and is_atari_id(self.creator.gym_id or "")
         return self._guarded(lambda: make_vector_form(wanted), 0)
 
@@ -177,16 +190,12 @@ class EnvMaker:
             UnsupportedEnvError: not an environment with one agent.
             EnvError: the environment's constructor raised.
         """
-        plan = self.plan
-        if plan.is_remote:
-            remote = RemoteEnv(self._remote_settings(), plan.num_envs)
-            with contextlib.ExitStack() as on_error:
-                on_error.callback(remote.stop)
-                polled = PolledLockstep(remote, horizon=plan.horizon)
-                on_error.pop_all()
-            return polled
         env = self.make_first()
-        lockstep = self.to_base_env(env).in_lockstep(plan.horizon)
+        base_env = self.to_base_env(env)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(base_env.stop)
+            lockstep = base_env.in_lockstep(self.plan.horizon)
+            on_error.pop_all()
         if lockstep is None:
             kind = kind_of(env, self.env_id).name
             raise UnsupportedEnvError(f"environment {self.env_id!r}, {kind}, cannot be stepped as whole arrays")
@@ -305,9 +314,14 @@ def to_base_env(
     if remote_envs:
         if remote_settings is None:
             raise ConfigError("environments in processes of their own need to know how they are made.", key="env")
-        if callable(close := getattr(env, "close", None)):
-            close()
-        return RemoteEnv(remote_settings, num_envs, batch_wait_ms=remote_env_batch_wait_ms, seed=seed)
+        close_env(env)
+        return RemoteEnv(
+            remote_settings,
+            num_envs,
+            batch_wait_ms=remote_env_batch_wait_ms,
+            seed=seed,
+            has_agents=kind.has_agents,
+        )
     if num_envs > 1 and make_env is None:
         raise ConfigError(f"{num_envs} environments are asked for, but only one is given.", key="num_envs_per_worker")
     copies = [env]
@@ -336,9 +350,7 @@ def _check_distinct(copies: Sequence[Any], env_id: str) -> None:
 
 def _close_after_error(env: Any) -> None:
     """Close a copy, and only log an error of that."""
-    close = getattr(env, "close", None)
-    if callable(close):
-        try:
-            close()
-        except Exception:
-            logger.exception("After another copy had failed, %s could not be closed", type(env).__name__)
+    try:
+        close_env(env)
+    except Exception:
+        logger.exception("After another copy had failed, %s could not be closed", type(env).__name__)

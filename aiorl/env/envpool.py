@@ -23,10 +23,10 @@ from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll, op
 from aiorl.env.checks import ObservationCheck, as_reward, raise_env_fault
 from aiorl.env.lockstep import checked_horizon, env_seeds
 from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.registry import EnvContext
+from aiorl.env.registry import EnvContext, unknown_env
 from aiorl.env.vector_infos import split_infos
-from aiorl.errors import ConfigError, EnvContractError, UnknownEnvError, nearest
-from aiorl.extras import needed_by_env
+from aiorl.errors import ConfigError, EnvContractError, nearest
+from aiorl.extras import needed_by
 
 __all__ = ["AsyncEnvPoolEnv", "EnvPoolEnv", "envpool_creator"]
 
@@ -40,16 +40,14 @@ def envpool_creator(name: str) -> Callable[[EnvContext], EnvPoolEnv | AsyncEnvPo
         UnknownEnvError: EnvPool has no such task.
         ConfigError: EnvPool is not installed.
     """
-    module = _imported(name)
+    with needed_by(f"environment {name!r}", "EnvPool", "envpool", key="env", value=name), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = importlib.import_module("envpool")
     task = name.removeprefix("envpool:")
     known = module.list_all_envs()
     if task not in known:
-        raise UnknownEnvError(
-            f"unknown environment {name!r}: EnvPool has no task {task!r}.",
-            key="env",
-            value=name,
-            hint=nearest(task, known).strip() or "envpool.list_all_envs() gives their names.",
-        )
+        otherwise = "envpool.list_all_envs() gives their names."
+        raise unknown_env(name, f": EnvPool has no task {task!r}", wanted=task, known=known, otherwise=otherwise)
 
     def create(context: EnvContext) -> EnvPoolEnv | AsyncEnvPoolEnv:
         settings = dict(context)
@@ -130,6 +128,11 @@ class _Pool:
             _ = self.made.observation_space, self.made.action_space  # made, with warnings, when they are first read
         return self.made
 
+    @property
+    def objects(self) -> list[Any]:
+        """EnvPool's object, once it is made."""
+        return [] if self.made is None else [self.made]
+
     def seen(self, obs: Any) -> Any:
         """Observations as the space says."""
         return np.moveaxis(obs, 1, -1) if self.is_picture else obs
@@ -169,7 +172,7 @@ class EnvPoolEnv(NativeVectorEnv):
     @property
     def unwrapped(self) -> list[Any]:
         """The pool, once it is made."""
-        return [] if self._pool.made is None else [self._pool.made]
+        return self._pool.objects
 
 
 class AsyncEnvPoolEnv(BaseEnv):
@@ -244,14 +247,8 @@ class AsyncEnvPoolEnv(BaseEnv):
 
     def get_unwrapped(self) -> list[Any]:
         """See BaseEnv."""
-        return [] if self._pool.made is None else [self._pool.made]
+        return self._pool.objects
 
     def stop(self) -> None:
         """End the pool's threads."""
         self._pool.close()
-
-
-def _imported(name: str) -> ModuleType:
-    with needed_by_env(name, "EnvPool", "envpool"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return importlib.import_module("envpool")

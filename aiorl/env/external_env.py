@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, NoReturn, TypeVar
 
 from gymnasium import spaces
 
@@ -15,6 +15,8 @@ from aiorl.env.external_episodes import EpisodeTable
 from aiorl.errors import BadObservationError, ConfigError, EnvContractError, SamplerDied, UnsupportedEnvError
 
 __all__ = ["ACTION_TIMEOUT_S", "ExternalBaseEnv", "ExternalEnv", "ExternalMultiAgentEnv"]
+
+Check = TypeVar("Check")
 
 ACTION_TIMEOUT_S = 60.0
 """Longest wait of a client for an action."""
@@ -38,8 +40,8 @@ class _ClientDriven:
         self.observation_space = observation_space
         self.error: BaseException | None = None
         self._episodes = EpisodeTable(max_concurrent)
-        self._checks: dict[Hashable, NestedCheck] = {}
-        self._action_checks: dict[Hashable, ActionCheck] = {}
+        self._checks = _Checks(lambda space: NestedCheck(type(self).__name__, space, may_have_more=False))
+        self._action_checks = _Checks(ActionCheck)
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def run(self) -> None:
@@ -114,37 +116,21 @@ class _ClientDriven:
         """
         step = self._episodes.length_of(episode_id)
         self._check_agents(episode_id, "observations", obs, self.observation_space)
-        by_agent = _by_agent(self.observation_space)
         for agent_id, value in obs.items():
-            space = self.observation_space[agent_id] if by_agent else self.observation_space
-            if not isinstance(space, spaces.Space):
-                continue
-            key = agent_id if by_agent else None
-            check = self._checks.get(key)
-            if check is None:
-                check = self._checks[key] = NestedCheck(type(self).__name__, space, may_have_more=False)
             try:
-                check.coerce(value, 0, step)
+                if check := self._checks.of(agent_id, self.observation_space):
+                    check.coerce(value, 0, step)
             except BadObservationError as error:
                 error.message = f"{_whose(episode_id, agent_id)}: {error.message}"
                 raise
-        if actions is not None:
-            self._check_actions(episode_id, obs, actions)
-
-    def _check_actions(self, episode_id: Any, obs: Mapping[Any, Any], actions: Mapping[Any, Any]) -> None:
+        if actions is None:
+            return
         self._check_agents(episode_id, "actions", actions, self.action_space)
-        by_agent = _by_agent(self.action_space)
         for agent_id, action in actions.items():
             if agent_id not in obs:
                 self._refuse(episode_id, f"there is an action of agent {agent_id!r}, but no observation of it")
-            space = self.action_space[agent_id] if by_agent else self.action_space
-            if not isinstance(space, spaces.Space):
-                continue
-            key = agent_id if by_agent else None
-            check = self._action_checks.get(key)
-            if check is None:
-                check = self._action_checks[key] = ActionCheck(space)
-            if fault := check.fault_of(action):
+            own = self._action_checks.of(agent_id, self.action_space)
+            if own and (fault := own.fault_of(action)):
                 self._refuse(episode_id, fault, agent_id)
 
     def _check_agents(self, episode_id: Any, what: str, by_agent: Any, known: Any = None) -> None:
@@ -168,6 +154,21 @@ class _ClientDriven:
             self.error = error
         finally:
             self._episodes.wake()
+
+
+class _Checks(Generic[Check]):
+    """One check for all agents, or one for each where they have spaces of their own; each is made once."""
+
+    def __init__(self, make: Callable[[spaces.Space[Any]], Check]) -> None:
+        self._make = make
+        self._made: dict[Hashable, Check] = {}
+
+    def of(self, agent_id: Any, given: Any) -> Check | None:
+        """The check of an agent, for its space or the dict of all; None if no space is known."""
+        key, space = (agent_id, given[agent_id]) if _by_agent(given) else (None, given)
+        if key not in self._made and isinstance(space, spaces.Space):
+            self._made[key] = self._make(space)
+        return self._made.get(key)
 
 
 class ExternalEnv(_ClientDriven):
@@ -386,9 +387,7 @@ class ExternalBaseEnv(BaseEnv):
     def stop(self) -> None:
         """Let every client go and close the environment."""
         self.interrupt()
-        close = getattr(self.env, "close", None)
-        if callable(close):
-            close()
+        self.env.close()
 
 
 def _is_initialised(env: _ClientDriven) -> bool:

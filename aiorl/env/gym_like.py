@@ -19,6 +19,7 @@ __all__ = [
     "StepResult",
     "check_gym_like",
     "check_seedable",
+    "close_env",
     "is_gym_like",
     "reset_env",
     "seed_env",
@@ -126,6 +127,12 @@ def to_five_values(result: Any) -> StepResult:
     return obs, reward, bool(done) and not cut, cut, info
 
 
+def close_env(env: Any) -> None:
+    """Close an environment, where it can be closed."""
+    if callable(close := getattr(env, "close", None)):
+        close()
+
+
 def _reset_takes_seed(env: Any) -> bool:
     try:
         parameters = inspect.signature(env.reset).parameters
@@ -178,6 +185,4 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Close the environment, where it can be closed."""
-        close = getattr(self.env, "close", None)
-        if callable(close):
-            close()
+        close_env(self.env)

@@ -43,7 +43,6 @@ class EnvKind:
         has_agents: it has agents that different policies may act for.
         is_external: its clients drive it: a worker has one, and nothing cuts its episodes.
         is_seeded_whole: its object is seeded before it begins; else each copy at its first reset.
-        is_plain: all that is to be known of its agent are two spaces.
     """
 
     name: str
@@ -54,28 +53,10 @@ class EnvKind:
     has_agents: bool = False
     is_external: bool = False
     is_seeded_whole: bool = False
-    is_plain: bool = False
-
-
-def _of_base_env(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
-    base_env: BaseEnv = _seeded(envs[0], env_id, seed)
-    return base_env
-
-
-def _of_lockstep_env(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
-    return LockstepBaseEnv(_seeded(envs[0], env_id, seed))
-
-
-def _of_vector_env(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
-    return VectorBaseEnv(_seeded(envs[0], env_id, seed), env_id=env_id)
 
 
 def _of_gymnasiums(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
     return LockstepBaseEnv(NativeVectorEnv(envs[0], env_id=env_id), seed=seed)
-
-
-def _of_external_env(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
-    return ExternalBaseEnv(_seeded(envs[0], env_id, seed))
 
 
 def _of_multi_agent_envs(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
@@ -86,17 +67,26 @@ def _of_copies(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
     return VectorBaseEnv(Copies(envs, env_id=env_id, seed=seed))
 
 
-def _seeded(env: Any, env_id: str, seed: int | None) -> Any:
-    """An object that is seeded as a whole, before it begins."""
-    if seed is not None:
-        seed_env_now(env, env_id, seed)
-    return env
+def _seeded_whole(wrap: Callable[[Any, str], BaseEnv]) -> ToBaseEnv:
+    """For an object that is seeded as a whole, before it begins."""
 
+    def to_base_env(envs: Sequence[Any], env_id: str, seed: int | None) -> BaseEnv:
+        if seed is not None:
+            seed_env_now(envs[0], env_id, seed)
+        return wrap(envs[0], env_id)
+
+    return to_base_env
+
+
+_of_base_env = _seeded_whole(lambda env, env_id: env)
+_of_lockstep_env = _seeded_whole(lambda env, env_id: LockstepBaseEnv(env))
+_of_vector_env = _seeded_whole(lambda env, env_id: VectorBaseEnv(env, env_id=env_id))
+_of_external_env = _seeded_whole(lambda env, env_id: ExternalBaseEnv(env))
 
 # The first kind that an object is an instance of is its kind.
 KINDS = (
     EnvKind("a BaseEnv", BaseEnv, _of_base_env, holds_copies=True, has_agents=True, is_seeded_whole=True),
-    EnvKind("a LockstepEnv", LockstepEnv, _of_lockstep_env, holds_copies=True, is_seeded_whole=True, is_plain=True),
+    EnvKind("a LockstepEnv", LockstepEnv, _of_lockstep_env, holds_copies=True, is_seeded_whole=True),
     EnvKind("a VectorEnv", VectorEnv, _of_vector_env, holds_copies=True, is_seeded_whole=True),
     EnvKind("a vector environment of Gymnasium", gymnasium.vector.VectorEnv, _of_gymnasiums, holds_copies=True),
     EnvKind(
@@ -110,7 +100,7 @@ KINDS = (
     ),
     EnvKind("an ExternalEnv", ExternalEnv, _of_external_env, holds_copies=True, is_external=True, is_seeded_whole=True),
     EnvKind("a MultiAgentEnv", MultiAgentEnv, _of_multi_agent_envs, has_agents=True),
-    EnvKind("a gymnasium.Env", gymnasium.Env, _of_copies, is_single=True, is_plain=True),
+    EnvKind("a gymnasium.Env", gymnasium.Env, _of_copies, is_single=True),
     EnvKind("an environment of an older Gym", object, _of_copies, is_single=True),
 )
 
@@ -139,7 +129,8 @@ def check_can_be_remote(env: Any, env_id: str) -> None:
             " holds its environments itself.",
             key="remote_worker_envs",
             value=True,
-            hint="Leave out remote_worker_envs; only single and multi-agent environments can have it.",
+            hint="Leave out remote_worker_envs and vectorize: remote; only single and multi-agent environments can "
+            "have them.",
         )
 
 
@@ -162,11 +153,6 @@ class EnvFacts:
     observation_spaces: Mapping[Any, spaces.Space[Any]] | None = None
     action_spaces: Mapping[Any, spaces.Space[Any]] | None = None
     is_seedable: bool = False
-
-    @property
-    def special_kind(self) -> str:
-        """What it is where it is no plain environment with one agent, such as "a MultiAgentEnv"; else ""."""
-        return "" if self.kind.is_plain else self.kind.name
 
     def check_policies(self, policy_ids: Collection[str], key: str) -> None:
         """Raise if the environment has no agents that different policies could act for.

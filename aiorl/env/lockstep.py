@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError
 
-__all__ = ["SEED_STRIDE", "LockstepEnv", "VectorStep", "checked_horizon", "env_seeds", "training_disabled_error"]
+__all__ = ["SEED_STRIDE", "LockstepEnv", "TrainingDisabled", "VectorStep", "checked_horizon", "env_seeds"]
 
 SEED_STRIDE = 1_000_000
 """Copy ``v`` of a worker's environment is seeded with ``worker_seed + SEED_STRIDE * v``."""
@@ -54,15 +54,17 @@ def checked_horizon(horizon: int | None, limit: int | None) -> int | None:
     return horizon
 
 
-def training_disabled_error(env_id: str) -> ConfigError:
-    """Error for a step that must not be trained on, where its row cannot be left out."""
-    return ConfigError(
-        f"environment {env_id!r}: a step's info has a training_enabled that is false, but columnar sampling keeps the "
-        "row of every step.",
-        key="sampling",
-        value="columnar",
-        hint="Set sampling: general, which leaves such rows out.",
-    )
+class TrainingDisabled(Exception):
+    """A step's info has a ``training_enabled`` that is false: its row is to be left out, which lockstep cannot do.
+
+    Attributes:
+        env_id: name of the environment.
+    """
+
+    def __init__(self, env_id: str) -> None:
+        """Name the environment."""
+        super().__init__(f"a step of environment {env_id!r} is not to be trained on")
+        self.env_id = env_id
 
 
 @dataclass(slots=True)

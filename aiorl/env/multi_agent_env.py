@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll
+from aiorl.data.finite import all_finite
+from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, opening_poll
 from aiorl.env.checks import as_rewards, raise_env_fault
 from aiorl.env.gym_like import check_seedable, seed_env
 from aiorl.env.lockstep import env_seeds
 from aiorl.errors import BadObservationError, EnvContractError, UnsupportedEnvError
 
-__all__ = ["AgentResults", "MultiAgentBaseEnv", "MultiAgentCopy", "MultiAgentEnv"]
+__all__ = ["MultiAgentBaseEnv", "MultiAgentCopy", "MultiAgentEnv"]
 
 AgentDict = dict[Any, Any]
+AgentResults = tuple[Mapping[Any, Any], AgentDict, Mapping[Any, Any], Mapping[Any, Any], AgentDict]
+"""Observations, rewards, terminateds, truncateds and infos by agent id, checked and complete."""
 
 
 class MultiAgentEnv(ABC):
@@ -60,26 +62,6 @@ class MultiAgentEnv(ABC):
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release everything; may be called more than once."""
-
-
-class AgentResults:
-    """What one step of one environment gave, checked and complete.
-
-    Attributes:
-        obs, rewards, terminateds, truncateds, infos: by agent id.
-    """
-
-    __slots__ = ("infos", "obs", "rewards", "terminateds", "truncateds")
-
-    def __init__(
-        self, obs: AgentDict, rewards: AgentDict, terminateds: AgentDict, truncateds: AgentDict, infos: AgentDict
-    ) -> None:
-        """Hold the five results."""
-        self.obs = obs
-        self.rewards = rewards
-        self.terminateds = terminateds
-        self.truncateds = truncateds
-        self.infos = infos
 
 
 class MultiAgentCopy:
@@ -129,12 +111,12 @@ class MultiAgentCopy:
         obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         if not isinstance(obs, Mapping):
             raise self._broken(f"reset returned {type(obs).__name__}, expected observations by agent")
-        self._check_finite(obs)
+        self.check_finite(obs)
         self._ended = False
         return dict(obs)
 
     def step(self, actions: Mapping[Any, Any]) -> AgentResults:
-        """Act; see MultiAgentEnv.
+        """Act; see MultiAgentEnv. Whether observations are finite is for `check_finite` to say.
 
         Raises:
             EnvError: the environment raised, or broke a rule.
@@ -146,40 +128,30 @@ class MultiAgentCopy:
             result = self.env.step(dict(actions))
         except Exception as error:
             raise_env_fault(self._env_id, "step", error, self._index, self._step)
-        is_plain = type(result) is tuple and len(result) == 5 and set(map(type, result)) == {dict}
-        if not is_plain and (
-            not isinstance(result, tuple)
-            or len(result) not in (4, 5)
-            or not all(isinstance(x, Mapping) for x in result)
-        ):
-            raise self._broken("step returned no tuple of five dicts (or four, the old form)")
-        if len(result) == 4:
-            obs, rewards, dones, infos = result
-            if ALL_AGENTS not in dones:
-                raise self._broken(f"dones have no key {ALL_AGENTS!r}; got {_keys(dones)}")
-            terminateds, truncateds = _split_dones(dones, infos)
-        else:
-            obs, rewards, terminateds, truncateds, infos = result
+        if type(result) is not tuple or len(result) != 5:
+            result = self._as_five(result)
+        obs, rewards, terminateds, truncateds, infos = result
+        if not type(obs) is type(rewards) is type(terminateds) is type(truncateds) is type(infos) is dict:
+            self._as_five(result)  # they may be other mappings
         if ALL_AGENTS not in terminateds or ALL_AGENTS not in truncateds:
             name, flags = ("truncateds", truncateds) if ALL_AGENTS in terminateds else ("terminateds", terminateds)
             raise self._broken(f"{name} have no key {ALL_AGENTS!r}; got {_keys(flags)}")
         if ALL_AGENTS in obs or ALL_AGENTS in rewards:
             name = "observations" if ALL_AGENTS in obs else "rewards"
             raise self._broken(f"{name} have the key {ALL_AGENTS!r}, which only flags have")
-        if not infos.keys() <= obs.keys():
+        if infos and not infos.keys() <= obs.keys():
             unobserved = [agent_id for agent_id in infos if agent_id not in obs]
             raise self._broken(f"there are infos for agents that were not observed: {_keys(unobserved)}")
-        if self._gone:
+        if not self._gone.isdisjoint(obs):
             back = [agent_id for agent_id in obs if agent_id in self._gone]
-            if back:
-                raise self._broken(f"agents that were done have been observed again: {_keys(back)}")
-        self._check_finite(obs)
+            raise self._broken(f"agents that were done have been observed again: {_keys(back)}")
         checked = as_rewards(rewards, self._env_id, self._index, self._step)
         for flags in (terminateds, truncateds):
             if any(flags.values()):
                 self._gone.update(agent_id for agent_id, flag in flags.items() if flag and agent_id != ALL_AGENTS)
         self._ended = bool(terminateds[ALL_AGENTS]) or bool(truncateds[ALL_AGENTS])
-        return AgentResults(obs, checked, terminateds, truncateds, {agent: infos.get(agent) or {} for agent in obs})
+        told = {agent: infos.get(agent) or {} for agent in obs} if infos else {agent: {} for agent in obs}
+        return obs, checked, terminateds, truncateds, told
 
     def close(self) -> None:
         """Close the copy."""
@@ -187,20 +159,26 @@ class MultiAgentCopy:
         if callable(close):
             close()
 
-    def _check_finite(self, obs: Mapping[Any, Any]) -> None:
-        with np.errstate(over="ignore"):
-            suspects = [
-                agent_id
-                for agent_id, value in obs.items()
-                # A product with itself is finite unless an entry is not (or it overflows: look closer then).
-                if type(value) is np.ndarray
-                and value.dtype.kind == "f"
-                and not (value.dot(value) if value.ndim == 1 else np.vdot(value, value)) < math.inf
-            ]
-        for agent_id in suspects:
-            if not np.isfinite(obs[agent_id]).all():
+    def check_finite(self, obs: Mapping[Any, Any]) -> None:
+        """Raise BadObservationError if an array among these observations holds NaN or infinity."""
+        if _are_finite([obs]):
+            return
+        for agent_id, value in obs.items():
+            if not _are_finite([{agent_id: value}]):
                 message = f"observation of agent {agent_id!r} holds NaN or infinity"
                 raise BadObservationError(self._env_id, message, vector_index=self._index, step=self._step)
+
+    def _as_five(self, result: Any) -> tuple[Any, ...]:
+        """What a step returned that is no tuple of five dicts: perhaps of other mappings, or of the old form."""
+        is_whole = isinstance(result, tuple) and len(result) in (4, 5)
+        if not is_whole or not all(isinstance(part, Mapping) for part in result):
+            raise self._broken("step returned no tuple of five dicts (or four, the old form)")
+        if len(result) == 5:
+            return tuple(result)
+        obs, rewards, dones, infos = result
+        if ALL_AGENTS not in dones:
+            raise self._broken(f"dones have no key {ALL_AGENTS!r}; got {_keys(dones)}")
+        return obs, rewards, *_split_dones(dones, infos), infos
 
     def _broken(self, message: str) -> EnvContractError:
         return EnvContractError(self._env_id, message, vector_index=self._index, step=self._step)
@@ -225,40 +203,33 @@ class MultiAgentBaseEnv(BaseEnv):
         self.action_space = getattr(envs[0], "action_space", None)
         self._copies = [MultiAgentCopy(env, env_id, index, seeds[index]) for index, env in enumerate(envs)]
         self._env_id = env_id
-        self._fresh: dict[Any, AgentDict] = {}
-        self._results: dict[Any, AgentResults] = {}
+        self._stepped: Poll | None = None
         self._started = False
         self._closed = False
 
     def poll(self) -> Poll:
         """Results of the environments that were acted on; the first poll resets them all."""
         if not self._started:
-            self._fresh = {index: copy.reset() for index, copy in enumerate(self._copies)}
+            fresh = {index: copy.reset() for index, copy in enumerate(self._copies)}
             self._started = True
-        if not self._fresh and not self._results:
+            return opening_poll(fresh)
+        poll, self._stepped = self._stepped, None
+        if poll is None:
             raise EnvContractError(self._env_id, "it was polled twice, with no actions sent in between")
-        results, self._results = self._results, {}
-        poll = Poll(
-            {index: result.obs for index, result in results.items()},
-            {index: result.rewards for index, result in results.items()},
-            {index: result.terminateds for index, result in results.items()},
-            {index: result.truncateds for index, result in results.items()},
-            {index: result.infos for index, result in results.items()},
-            {},
-        )
-        fresh, self._fresh = self._fresh, {}
-        for index, obs in fresh.items():
-            poll.obs[index] = obs
-            poll.rewards[index] = dict.fromkeys(obs)
-            poll.terminateds[index] = {**dict.fromkeys(obs, False), ALL_AGENTS: False}
-            poll.truncateds[index] = {**dict.fromkeys(obs, False), ALL_AGENTS: False}
-            poll.infos[index] = {agent_id: {} for agent_id in obs}
         return poll
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
         """Step the environments that actions are given for; see BaseEnv."""
+        if self._stepped is None:
+            self._stepped = Poll({}, {}, {}, {}, {}, {})
+        obs, rewards, terminateds, truncateds, infos, *_ = self._stepped
         for index, actions in action_dict.items():
-            self._results[index] = self._copies[index].step(actions)
+            obs[index], rewards[index], terminateds[index], truncateds[index], infos[index] = self._copies[index].step(
+                actions
+            )
+        if not _are_finite(obs.values()):
+            for index, by_agent in obs.items():
+                self._copies[index].check_finite(by_agent)
 
     def try_reset(self, env_id: Any) -> AgentDict:
         """Reset one environment at once."""
@@ -276,6 +247,22 @@ class MultiAgentBaseEnv(BaseEnv):
             with contextlib.ExitStack() as last_first:  # all of them, also if one raises
                 for copy in reversed(self._copies):
                     last_first.callback(copy.close)
+
+
+def _are_finite(observed: Iterable[Mapping[Any, Any]]) -> bool:
+    """No array among these observations by agent holds NaN or infinity."""
+    arrays = [
+        value
+        for by_agent in observed
+        for value in by_agent.values()
+        if type(value) is np.ndarray and value.dtype.kind == "f"
+    ]
+    if not arrays:
+        return True
+    try:
+        return all_finite(np.concatenate(arrays))
+    except ValueError:  # they are of different shapes
+        return all_finite(np.concatenate(arrays, axis=None))
 
 
 def _split_dones(dones: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[AgentDict, AgentDict]:

@@ -9,9 +9,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from aiorl.env.registry import EnvContext
-from aiorl.errors import UnknownEnvError, nearest
-from aiorl.extras import needed_by_env
+from aiorl.env.registry import EnvContext, unknown_env
+from aiorl.extras import needed_by
 
 __all__ = ["old_gym_creator"]
 
@@ -25,7 +24,7 @@ def old_gym_creator(name: str) -> Callable[[EnvContext], Any]:
     """
     gym_id = name.removeprefix("gym:")
     with (
-        needed_by_env(name, "the old gym package", "gym"),
+        needed_by(f"environment {name!r}", "the old gym package", "gym", key="env", value=name),
         warnings.catch_warnings(),
         contextlib.redirect_stderr(io.StringIO()),  # it prints a notice there when imported, and warns about NumPy
     ):
@@ -34,12 +33,8 @@ def old_gym_creator(name: str) -> Callable[[EnvContext], Any]:
         compatibility = importlib.import_module("shimmy.openai_gym_compatibility")
     known = list(gym.envs.registry)
     if gym_id not in known:
-        raise UnknownEnvError(
-            f"unknown environment {name!r}.",
-            key="env",
-            value=name,
-            hint=nearest(gym_id, known).strip() or "Give the id of an environment of the old gym package.",
-        )
+        otherwise = "Give the id of an environment of the old gym package."
+        raise unknown_env(name, wanted=gym_id, known=known, otherwise=otherwise)
 
     def create(context: EnvContext) -> Any:
         with warnings.catch_warnings():

@@ -9,7 +9,6 @@ Action masks in the infos are brought into the observations, as ``{"observation"
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import warnings
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -22,7 +21,7 @@ from aiorl.env.action_mask import InfoMask
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.errors import ConfigError, UnknownEnvError
-from aiorl.extras import install_command
+from aiorl.extras import needed_by
 
 __all__ = ["AECEnv", "ParallelEnv", "pettingzoo_creator"]
 
@@ -48,13 +47,8 @@ def pettingzoo_creator(name: str) -> Callable[[Mapping[str, Any]], MultiAgentEnv
 
 
 def _module(name: str, path: str) -> ModuleType:
-    if importlib.util.find_spec("pettingzoo") is None:
-        raise ConfigError(
-            f"environment {name!r} needs the pettingzoo package.",
-            key="env",
-            value=name,
-            hint=f"Install it with: {install_command('pettingzoo')}",
-        )
+    with needed_by(f"environment {name!r}", "the pettingzoo package", "pettingzoo", key="env", value=name):
+        importlib.import_module("pettingzoo")
     for candidate in (f"pettingzoo.{path}", path):
         try:
             with warnings.catch_warnings():

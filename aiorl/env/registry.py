@@ -22,23 +22,24 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from aiorl.errors import ConfigError, UnknownEnvError, nearest
-from aiorl.extras import needed_by_env
+from aiorl.extras import needed_by
 
 __all__ = [
     "EnvContext",
     "EnvCreator",
     "is_atari_id",
+    "loaded_entry",
     "register_env",
     "registered_creator",
-    "registered_env_names",
     "resolve_env",
+    "unknown_env",
 ]
 
 _CONTEXT_PARAMETERS = frozenset({"config", "env_config", "context", "env_context", "ctx"})
@@ -151,11 +152,6 @@ def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
     _registered[name] = creator
 
 
-def registered_env_names() -> list[str]:
-    """Names given to ``register_env``, sorted."""
-    return sorted(_registered)
-
-
 def registered_creator(name: str) -> Callable[[EnvContext], Any] | None:
     """What ``register_env`` was given for a name, or None."""
     return _registered.get(name)
@@ -189,6 +185,31 @@ def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreato
     return _gymnasium_id(env, env)
 
 
+def unknown_env(
+    name: str, what: str = "", *, wanted: str, known: Iterable[str], otherwise: str = ""
+) -> UnknownEnvError:
+    """Error for a name that is nobody's.
+
+    Args:
+        name: as it was given.
+        what: what is wrong with it.
+        wanted: the part of it that was looked for.
+        known: what there is; those near to it are offered.
+        otherwise: the hint where none is near.
+    """
+    hint = nearest(wanted, known).strip() or otherwise
+    return UnknownEnvError(f"unknown environment {name!r}{what}.", key="env", value=name, hint=hint)
+
+
+def loaded_entry(entry: object) -> Callable[..., Any]:
+    """What an entry point of Gymnasium's registry makes environments with; a name is imported.
+
+    Raises:
+        ImportError: it needs packages that are not installed.
+    """
+    return entry if callable(entry) else load_env_creator(str(entry))
+
+
 def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
     if is_atari_id(gym_id) and (gym_id not in gymnasium.registry or "ale_py" in sys.modules):
         _import_atari(name)
@@ -200,17 +221,12 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             warnings.simplefilter("ignore")  # Gymnasium warns of newer versions; the id asked for is meant
             spec = gymnasium.spec(gym_id)
     except gymnasium.error.Error as error:
+        otherwise = (
+            "Give a Gymnasium id, 'package.module:Name', or 'module:name' for a name that the module gives to "
+            "register_env."
+        )
         known = [*_registered, *gymnasium.registry]
-        hint = nearest(gym_id, known).strip()
-        raise UnknownEnvError(
-            f"unknown environment {name!r}.",
-            key="env",
-            value=name,
-            hint=hint
-            or _meant_path(name)
-            or "Give a Gymnasium id, 'package.module:Name', or 'module:name' for a name that the module gives to "
-            "register_env.",
-        ) from error
+        raise unknown_env(name, wanted=gym_id, known=known, otherwise=_meant_path(name) or otherwise) from error
 
     def create(context: EnvContext) -> Any:
         try:
@@ -231,8 +247,7 @@ def _check_gym_settings(spec: EnvSpec, context: EnvContext) -> None:
     Raises:
         ConfigError: see ``_check_settings``.
     """
-    entry = spec.entry_point
-    made_by = entry if callable(entry) else load_env_creator(str(entry))
+    made_by = loaded_entry(spec.entry_point)
     own = set(inspect.signature(gymnasium.make).parameters)
     given = {**spec.kwargs, **context}
     _check_settings(made_by, EnvContext({key: value for key, value in given.items() if key not in own}))
@@ -247,7 +262,7 @@ def is_atari_id(gym_id: str) -> bool:
 
 
 def _import_atari(name: str) -> None:
-    with needed_by_env(name, "the Atari emulator", "atari"):
+    with needed_by(f"environment {name!r}", "the Atari emulator", "atari", key="env", value=name):
         ale_py = importlib.import_module("ale_py")
     gymnasium.register_envs(ale_py)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it greets on stderr for each environment
@@ -287,14 +302,12 @@ def _by_path(name: str) -> EnvCreator:
         return EnvCreator(name, _registered[attribute])
     if attribute in gymnasium.registry:
         return _gymnasium_id(name, attribute)
-    hint = nearest(attribute, [*_registered, *(key for key in vars(module) if not key.startswith("_"))]).strip()
-    raise UnknownEnvError(
-        f"unknown environment {name!r}: module {module_name!r} has no {attribute!r}, and it is neither a name that was"
-        " given to register_env nor a Gymnasium id.",
-        key="env",
-        value=name,
-        hint=hint,
+    what = (
+        f": module {module_name!r} has no {attribute!r}, and it is neither a name that was given to register_env nor a"
+        " Gymnasium id"
     )
+    known = [*_registered, *(key for key in vars(module) if not key.startswith("_"))]
+    raise unknown_env(name, what, wanted=attribute, known=known)
 
 
 def _meant_path(name: str) -> str:

@@ -167,7 +167,7 @@ def _make_copy(settings: Mapping[str, Any]) -> tuple[str, Any]:
     """
     vector_index = int(settings["vector_index"])
     creator = resolve_env(settings["env"])
-    wrapping = Wrapping.from_dict(settings["wrapping"])
+    wrapping = Wrapping(**settings["wrapping"])
     config = wrapping.env_config(creator, settings["env_config"])
     context = EnvContext(config, int(settings["worker_index"]), vector_index, remote=True)
     try:

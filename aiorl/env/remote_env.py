@@ -17,14 +17,21 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.data.actions import ActionLayout
+from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.spaces import space_from_dict
 from aiorl.env import remote_child as wire
-from aiorl.env.base_env import ASYNC_RESET_RETURN, BaseEnv, FinishedGame, Poll
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, FinishedGame, Poll
+from aiorl.env.checks import ObservationCheck
 from aiorl.env.child_process import ChildProcess
-from aiorl.env.lockstep import SEED_STRIDE
+from aiorl.env.lockstep import SEED_STRIDE, LockstepEnv, TrainingDisabled, VectorStep, checked_horizon
 from aiorl.env.nested_codec import pack, unpack
 from aiorl.env.registry import EnvCreator, registered_creator
 from aiorl.env.wrapping import Wrapping
@@ -70,7 +77,13 @@ class RemoteEnv(BaseEnv):
     """
 
     def __init__(
-        self, settings: RemoteSettings, num_envs: int, *, batch_wait_ms: float = 0.0, seed: int | None = None
+        self,
+        settings: RemoteSettings,
+        num_envs: int,
+        *,
+        batch_wait_ms: float = 0.0,
+        seed: int | None = None,
+        has_agents: bool = False,
     ) -> None:
         """Start the processes and wait until each has made its environment.
 
@@ -79,6 +92,7 @@ class RemoteEnv(BaseEnv):
             num_envs: number of copies N.
             batch_wait_ms: how long a poll waits for more environments once one is ready.
             seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
+            has_agents: there may be others than the one of single-agent environments.
 
         Raises:
             ConfigError: the children refuse the name or config.
@@ -91,6 +105,7 @@ class RemoteEnv(BaseEnv):
         self.env_id = self._env_id = settings.env
         self._batch_wait_s = batch_wait_ms / 1000.0
         self._seed = seed
+        self._has_agents = has_agents
         self._selector = selectors.DefaultSelector()
         self._copies: list[_Copy] = []
         self._games: list[FinishedGame] = []
@@ -172,6 +187,16 @@ class RemoteEnv(BaseEnv):
         self._started = True
         self._copies[index].ask(wire.RESET, pack(seed), self._settings.timeout_s)
 
+    def start_over(self) -> None:
+        """Let the next poll reset all environments."""
+        self._started = False
+
+    def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
+        """See BaseEnv; each copy is reset at once when its episode ends."""
+        nested = (spaces.Dict, spaces.Tuple)
+        is_nested = isinstance(self.observation_space, nested) or isinstance(self.action_space, nested)
+        return None if self._has_agents or is_nested else _RemoteLockstep(self, horizon)
+
     def take_finished_games(self) -> list[FinishedGame] | None:
         """See BaseEnv."""
         if not self._counts_games:
@@ -198,7 +223,7 @@ class RemoteEnv(BaseEnv):
                 "env_config": dict(settings.env_config),
                 "worker_index": settings.worker_index,
                 "vector_index": index,
-                "wrapping": settings.wrapping.to_dict(),
+                "wrapping": asdict(settings.wrapping),
                 # A process that replaces another must not play the same episodes again.
                 "seed": None if self._seed is None else self._seed + SEED_STRIDE * index + incarnation,
             },
@@ -284,6 +309,86 @@ class _Copy:
         self.is_busy = True
         self.answer_due = time.monotonic() + timeout_s
         self.child.send(kind, payload)
+
+
+class _RemoteLockstep(LockstepEnv):
+    """A RemoteEnv whose environments have one agent each, stepped together as whole arrays."""
+
+    def __init__(self, env: RemoteEnv, horizon: int | None) -> None:
+        """Take over the environments; they are closed with this object."""
+        self._env = env
+        self.env_id = env.env_id
+        self.num_envs = env.num_envs
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
+        self.max_episode_steps = env.max_episode_steps
+        self.limit_episodes(horizon)
+        check = ObservationCheck(self.env_id, env.observation_space)
+        self._layout = ActionLayout(env.action_space)
+        self._obs: NDArray[Any] = np.zeros((env.num_envs, *check.shape), check.dtype)
+        self._rewards = np.zeros(env.num_envs, np.float64)
+        self._terminateds = np.zeros(env.num_envs, np.bool_)
+        self._truncateds = np.zeros(env.num_envs, np.bool_)
+        self._lengths = np.zeros(env.num_envs, np.int64)
+
+    def limit_episodes(self, horizon: int | None) -> None:
+        """See LockstepEnv."""
+        self.max_episode_steps = checked_horizon(horizon, self.max_episode_steps)
+
+    def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
+        """First observations of new episodes; see LockstepEnv."""
+        self._begin(range(self.num_envs), seeds)
+        return self._obs
+
+    def step(self, actions: NDArray[Any]) -> VectorStep:
+        """Step every copy at the same time; see LockstepEnv."""
+        rows = self._layout.to_env(np.asarray(actions))
+        self._env.send_actions({index: {DEFAULT_AGENT_ID: action} for index, action in enumerate(rows)})
+        self._lengths += 1
+        self._collect(self.num_envs)
+        if self.max_episode_steps:
+            self._truncateds |= (self._lengths >= self.max_episode_steps) & ~self._terminateds
+        result = VectorStep(self._obs, self._rewards, self._terminateds, self._truncateds)
+        ended = np.flatnonzero(self._terminateds | self._truncateds)
+        if ended.size:
+            result.final_index = ended
+            result.final_obs = self._obs[ended]
+            self._begin(ended.tolist(), None)
+        return result
+
+    def _begin(self, indices: Sequence[int], seeds: Sequence[int] | None) -> None:
+        for index in indices:
+            self._env.begin(index, None if seeds is None else int(seeds[index]))
+        self._lengths[list(indices)] = 0
+        flags = self._terminateds.copy(), self._truncateds.copy(), self._rewards.copy()
+        self._collect(len(indices))
+        self._terminateds[:], self._truncateds[:], self._rewards[:] = flags
+
+    def _collect(self, count: int) -> None:
+        """Poll until so many copies have reported."""
+        is_trained_on = True
+        while count > 0:
+            poll = self._env.poll()
+            for error in poll.faults.values():  # its episode is lost, and lockstep cannot leave it out
+                raise error
+            for index, obs in poll.obs.items():
+                is_trained_on &= bool(poll.infos[index][DEFAULT_AGENT_ID].get("training_enabled", True))
+                self._obs[index] = obs[DEFAULT_AGENT_ID]
+                self._rewards[index] = poll.rewards[index][DEFAULT_AGENT_ID] or 0.0
+                self._terminateds[index] = poll.terminateds[index][ALL_AGENTS]
+                self._truncateds[index] = poll.truncateds[index][ALL_AGENTS]
+            count -= len(poll.obs)
+        if not is_trained_on:
+            self._env.start_over()
+            raise TrainingDisabled(self.env_id)
+
+    def take_finished_games(self) -> list[FinishedGame] | None:
+        """See LockstepEnv."""
+        return self._env.take_finished_games()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._env.stop()
 
 
 def _end(selector: selectors.BaseSelector, wakers: Sequence[socket.socket], copies: Sequence[_Copy]) -> None:

@@ -7,7 +7,7 @@ arrays, where an observation is one.
 from __future__ import annotations
 
 import contextlib
-import logging
+import math
 import sys
 from collections.abc import Iterable, MutableSequence, Sequence
 from numbers import Integral
@@ -23,14 +23,12 @@ from aiorl.env.base_env import FinishedGame
 from aiorl.env.checks import NestedCheck, ObservationCheck, check_rewards, raise_env_fault
 from aiorl.env.copied import copied
 from aiorl.env.gym_like import check_gym_like, check_seedable, reset_env, seed_env, to_five_values
-from aiorl.env.lockstep import LockstepEnv, VectorStep, checked_horizon, env_seeds, training_disabled_error
+from aiorl.env.lockstep import LockstepEnv, TrainingDisabled, VectorStep, checked_horizon, env_seeds
 from aiorl.env.vector_env import VectorEnv
 from aiorl.errors import BadRewardError, UnsupportedEnvError
-from aiorl.log_once import log_once, summarize
+from aiorl.log_once import report
 
 __all__ = ["Copies", "SerialEnv", "episode_limit"]
-
-logger = logging.getLogger(__name__)
 
 _NEVER = sys.maxsize
 _SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -168,9 +166,11 @@ class Copies(VectorEnv):
                         self.training_disabled = True
         except Exception as error:
             raise_env_fault(self.env_id, "step", error, index, self.step_of(index))
-        check_rewards(self.env_id, rewards, self.step_of)
+        if not math.isfinite(sum(rewards.tolist())):  # or large ones have overflown
+            check_rewards(self.env_id, rewards, self.step_of)
         if check is not None:
-            check.check_values(np.asarray(rows), self.step_of)
+            assert isinstance(rows, np.ndarray), "rows are an array where observations are"
+            check.check_values(rows, self.step_of)
         return ended
 
     def vector_reset(self) -> Sequence[Any]:
@@ -225,7 +225,7 @@ class Copies(VectorEnv):
 class SerialEnv(LockstepEnv):
     """Copies as whole arrays, each reset at once when its episode ends.
 
-    Infos go no further, but for one: ``step`` refuses a ``training_enabled`` that is false.
+    Infos go no further, but for one: ``step`` raises TrainingDisabled at a ``training_enabled`` that is false.
     """
 
     def __init__(
@@ -281,13 +281,12 @@ class SerialEnv(LockstepEnv):
         result.final_index = result.final_obs = None
         ended = copies.step_into(obs_rows, actions.tolist() if self._actions_as_list else actions)
         if copies.training_disabled:
-            raise training_disabled_error(self.env_id)
+            raise TrainingDisabled(self.env_id)
         if copies.step_count >= self._first_cut:
             ended |= self._cut_at_limit(self.max_episode_steps or _NEVER)
         if ended:
             done = np.flatnonzero(copies.terminateds | copies.truncateds)
-            if log_once("infos"):
-                logger.info("Infos from the environment (copy %d): %s", done[0], summarize(copies.infos[done[0]]))
+            report("infos", copies.infos[done[0]])
             result.final_index = done
             result.final_obs = obs_rows[done]
             for row in done.tolist():

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec
 
 from aiorl.env.atari_vector import AtariCopies, why_not_atari_vector
 from aiorl.env.lockstep import LockstepEnv, checked_horizon
 from aiorl.env.native_vector_env import NativeVectorEnv
-from aiorl.env.registry import EnvCreator, is_atari_id
+from aiorl.env.registry import EnvCreator, is_atari_id, loaded_entry
 from aiorl.env.vector_env import VectorEnv
 from aiorl.env.wrapping import Wrapping
 
@@ -104,8 +104,7 @@ def _gymnasium_obstacle(wanted: Wanted, spec: EnvSpec) -> str | None:
     if spec.additional_wrappers:
         return "its wrappers work on single environments only"
     try:
-        entry = spec.vector_entry_point
-        made_by = entry if callable(entry) else load_env_creator(str(entry))
+        made_by = loaded_entry(spec.vector_entry_point)
     except ImportError as error:
         return f"its vectorised form needs {error.name or error}, which is not installed"
     try:

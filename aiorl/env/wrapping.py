@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
-from gymnasium.envs.registration import load_env_creator
 
-from aiorl.config.worker import WorkerConfig
 from aiorl.env.atari import is_atari, wrap_deepmind
 from aiorl.env.gym_like import AsGymnasium, is_gym_like
 from aiorl.env.kinds import kind_of
 from aiorl.env.monitor import monitor_env
-from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id
+from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id, loaded_entry
+
+if TYPE_CHECKING:
+    from aiorl.config.worker import WorkerConfig  # an environment's own process has no use for what checks settings
 
 __all__ = ["Wrapping"]
 
@@ -91,19 +92,9 @@ class Wrapping:
                 config.setdefault("frameskip", 1)
         if self.monitor_path is None or "render_mode" in config or creator.gym_spec is None:
             return config
-        entry = creator.gym_spec.entry_point
         try:
-            made_by = entry if callable(entry) else load_env_creator(str(entry))
+            made_by = loaded_entry(creator.gym_spec.entry_point)
         except ImportError:  # told better when the environment is made
             return config
         modes = getattr(made_by, "metadata", {}).get("render_modes", ())
         return {**config, "render_mode": "rgb_array"} if "rgb_array" in modes else config
-
-    def to_dict(self) -> dict[str, Any]:
-        """As strings, numbers and booleans."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Wrapping:
-        """What ``to_dict`` gave."""
-        return cls(**data)

@@ -7,27 +7,35 @@ from aiorl.process.signals import end_at_once_on_stop_signals, on_stop_signals
 if __name__ == "__main__":
     end_at_once_on_stop_signals("aiorl")  # before what takes a second to load
 
-import asyncio
+import contextlib
 import faulthandler
 import logging
 import logging.handlers
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from aiorl.algorithms.registry import config_class
 from aiorl.config.command_line import LEARNER_PROG, configure_learner
-from aiorl.config.named_code import warning_of_foreign_code
 from aiorl.config.parser import usage_error
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import AiorlError, CheckpointError, ConfigError, UnsupportedEnvError
+from aiorl.errors import AiorlError, CheckpointError, ConfigError, InternalError, UnsupportedEnvError
 from aiorl.extras import install_command, missing
+from aiorl.learner.tf_runtime import prepare_import
+from aiorl.process import event_loop
+from aiorl.process.debugger import is_looked_into, on_debugger
 from aiorl.process.standard_output import keep_output_from_failing
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from aiorl.learner.build import LearningPlan
+    from aiorl.learner.run import Run
+    from aiorl.learner.run_dir import RunDirectory
 
 __all__ = ["command", "main"]
 
@@ -36,6 +44,7 @@ logger = logging.getLogger("aiorl.learner")
 _NEEDED = ("tensorflow", "keras", "tf2onnx", "onnx", "safetensors")
 _MAX_EARLY = 1000  # log records kept until there is a file for them
 _END_WITHIN_S = 60.0
+_BACK_WITHIN_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str], early: _EarlyLog) -> int:
+    prepare_import()  # the module of a user's own algorithm may load TensorFlow
     config = configure_learner(argv, config_class)
     absent = missing(_NEEDED)
     if absent:
@@ -56,10 +66,6 @@ def _main(argv: Sequence[str], early: _EarlyLog) -> int:
             f"aiorl: training needs {', '.join(absent)}, not installed here: {install_command('learner')}\n"
         )
         return 2
-    warning = warning_of_foreign_code(config)
-    if warning:
-        sys.stderr.write(f"aiorl: {warning}\n")
-        sys.stderr.flush()
     for name, value in config.extra_python_environs_for_driver.items():
         os.environ[name] = value
     logging.getLogger("aiorl").setLevel(config.log_level.replace("WARN", "WARNING"))
@@ -81,14 +87,10 @@ def _main(argv: Sequence[str], early: _EarlyLog) -> int:
         return 1
     logs = [directory.log, *map(directory.worker_log, range(1, config.num_workers + 1))]
     _log_to(logs, early, config.log_max_bytes)
-    try:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    except ImportError:  # no wheel for this platform
-        factory = None
-    with directory, asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(_train(config, directory, plan))
+    with directory:
+        if config.is_alone:
+            return _train_here(config, directory, plan)
+        return event_loop.run(_train(config, directory, plan))
 
 
 class _EarlyLog(logging.handlers.MemoryHandler):
@@ -122,10 +124,12 @@ def _planned(config: CommonConfig) -> LearningPlan | None:
     Raises:
         ConfigError, UnsupportedEnvError: what was asked for cannot be.
     """
-    from aiorl.learner.build import plan_learning
-    from aiorl.learner.tf_runtime import prepare_environment
+    from aiorl.learner.tf_runtime import begin_loading, prepare_environment
 
     prepare_environment(config)  # a module of the user's may load TensorFlow
+    begin_loading()
+    from aiorl.learner.build import plan_learning
+
     try:
         return plan_learning(config)
     except (ConfigError, UnsupportedEnvError):
@@ -134,13 +138,45 @@ def _planned(config: CommonConfig) -> LearningPlan | None:
         return None  # it comes again, with a log to tell it
 
 
-async def _train(config: CommonConfig, directory: object, plan: LearningPlan | None = None) -> int:
+async def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | None) -> int:
     from aiorl.learner.run import Run
-    from aiorl.learner.run_dir import RunDirectory
 
-    assert isinstance(directory, RunDirectory)
     run = Run(config, directory, plan=plan)
     on_stop_signals(lambda name: run.request_stop(f"Ended by {name}."))
+    return await _status_of(run, directory.log)
+
+
+def _train_here(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | None) -> int:
+    """Sample and learn in this thread, where a debugger, a profiler and ``print`` see it; the loop has another one."""
+    from aiorl.learner.run import Run
+    from aiorl.trainer.alone import AloneTraining
+    from aiorl.trainer.caller_thread import CallerThread
+    from aiorl.trainer.loop_thread import LoopThread
+
+    loop, here, is_back = LoopThread("aiorl-run"), CallerThread(), threading.Event()
+    run = Run(config, directory, plan=plan, make_training=partial(AloneTraining, here=here))
+
+    def make_way() -> None:
+        with contextlib.suppress(InternalError):  # on the loop itself nothing is drawn meanwhile
+            loop.do(run.make_way)
+
+    def end_without(run_ended: Future[int]) -> None:
+        if not is_back.wait(_BACK_WITHIN_S):  # an environment, or an update, which nothing breaks off
+            _end_process(run_ended.result())
+
+    on_debugger(make_way)
+    ended = loop.start(_status_of(run, directory.log))
+    ended.add_done_callback(lambda ended: threading.Thread(target=end_without, args=(ended,), daemon=True).start())
+    loop.on_stop_signals(lambda name: run.request_stop(f"Ended by {name}."), here.break_off)
+    try:
+        return here.serve(ended)
+    finally:
+        is_back.set()
+        loop.close()
+
+
+async def _status_of(run: Run, log: Path) -> int:
+    """Train; the exit status."""
     # If even that hangs, say where and end, with status 1; by a thread that needs neither the loop nor Python's lock
     run.on_release = lambda: faulthandler.dump_traceback_later(_END_WITHIN_S, exit=True)
     try:
@@ -150,10 +186,10 @@ async def _train(config: CommonConfig, directory: object, plan: LearningPlan | N
         if run.is_misconfigured:
             sys.stderr.write(f"aiorl: {error}\n")
             return 2
-        return _failed(str(error), directory.log)
+        return _failed(str(error), log)
     except Exception as error:
         logger.exception("the run failed")
-        return _failed(f"unexpected {type(error).__name__}: {error}", directory.log)
+        return _failed(f"unexpected {type(error).__name__}: {error}", log)
     run.show(run.summary(outcome))
     return 0 if outcome.ok else 1
 
@@ -170,8 +206,7 @@ def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
     """
     from aiorl.report.log_files import LogFile, keep_small
 
-    handler = LogFile(logs[0])
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler = LogFile.of_run(logs[0])
     root = logging.getLogger()
     root.addHandler(handler)
     root.removeHandler(early)
@@ -186,6 +221,12 @@ def command() -> None:
     end_at_once_on_stop_signals("aiorl")  # until the run looks after them
     keep_output_from_failing()
     status = main()
+    if is_looked_into():  # a profiler is still to write down what it saw
+        sys.exit(status)
+    _end_process(status)
+
+
+def _end_process(status: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -5,34 +5,36 @@ Loads TensorFlow, so it runs beside the event loop while workers are starting.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import getattr_static
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-
-from aiorl.algorithms.algorithm import Algorithm, LeasePlan
+from aiorl.algorithms.algorithm import Algorithm, LeasePlan, Observations
 from aiorl.callbacks import DefaultCallbacks, callbacks_class
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import EnvFacts
-from aiorl.errors import ConfigError
+from aiorl.errors import CheckpointError, ConfigError
+from aiorl.learner.checkpoint import Checkpoint, find_checkpoint
 from aiorl.learner.look_at_env import look_at_env
 from aiorl.learner.policy_group import PolicyGroup
 from aiorl.learner.policy_plan import PlannedPolicy, check_plain_policies, plan_policies
-from aiorl.learner.sampling_path import choose_sampling, general_reasons
 from aiorl.learner.tf_runtime import configure_tensorflow
 from aiorl.observation.filters import ObservationFilter, make_filter
-from aiorl.policy.distributions import make_distribution
+from aiorl.observation.returns import ReturnFilter, returns_of
+from aiorl.policy.policy_map import policy_seed
+from aiorl.report.loggers import check_loggers
 from aiorl.wire.messages import PolicyGraph
 
-__all__ = ["Learning", "LearningPlan", "build_learning", "plan_learning"]
+__all__ = ["Learning", "LearningPlan", "build_learning", "plan_learning", "unusable_init_from"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,18 +45,16 @@ class LearningPlan:
 
     Attributes:
         config: the configuration, completed by what the environment asks for.
-        sampling: the path that workers sample on.
         policies: policy id -> policy.
         callbacks: class of the learner's callbacks; None for none.
-        general_reason: why sampling is general, the first reason; "" where it is columnar.
+        begins_with: checkpoint of another run whose weights and filter statistics it begins with; None for none.
         seconds: what it took.
     """
 
     config: CommonConfig
-    sampling: Literal["columnar", "general"]
     policies: dict[str, PlannedPolicy]
     callbacks: type[DefaultCallbacks] | None
-    general_reason: str
+    begins_with: Checkpoint | None
     seconds: float
 
 
@@ -67,18 +67,31 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         EnvError: the environment's constructor failed.
     """
     began = time.monotonic()
+    begins_with = _checkpoint_to_begin_with(config)
+    check_loggers(config.loggers)
     facts = look_at_env(config)
     config = _for_env(config, facts)
-    sampling = choose_sampling(config, facts)
-    reasons = general_reasons(config, facts) or ["sampling is general"]
     return LearningPlan(
         config=config,
-        sampling=sampling,
         policies=plan_policies(config, facts),
         callbacks=callbacks_class(config.callbacks),
-        general_reason=reasons[0] if sampling == "general" else "",
+        begins_with=begins_with,
         seconds=time.monotonic() - began,
     )
+
+
+def _checkpoint_to_begin_with(config: CommonConfig) -> Checkpoint | None:
+    if config.init_from is None or config.resume is not None:
+        return None
+    try:
+        return find_checkpoint(config.init_from)
+    except CheckpointError as error:
+        raise unusable_init_from(config, error) from error
+
+
+def unusable_init_from(config: CommonConfig, error: CheckpointError) -> ConfigError:
+    """The error that says why a run can't begin with the checkpoint that its config names."""
+    return ConfigError(f"init_from can't be used: {error}", key="init_from", value=config.init_from)
 
 
 def _for_env(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
@@ -101,11 +114,12 @@ class Learning:
         lease_plan: the leases that the run's algorithm wants.
         worker_part: what workers get of the configuration.
         graphs: policy id -> acting graph, for workers.
-        filters: policy id -> the merged filter of its observations, empty.
+        filters: policy id -> the merged filter of its observations, empty; where rewards are scaled also the merged
+            statistic of its returns, by the name that `returns_of` gives it.
         spaces: policy id -> observation and action space as plain data, for checkpoints.
         seconds: what took how long.
         callbacks: told of each iteration's result; None for none.
-        general_reason: why workers sample the general way; "" where they don't.
+        begins_with: checkpoint of another run that is still to be taken up; None for none.
     """
 
     group: PolicyGroup
@@ -116,7 +130,7 @@ class Learning:
     spaces: dict[str, Any]
     seconds: dict[str, float]
     callbacks: DefaultCallbacks | None = None
-    general_reason: str = ""
+    begins_with: Checkpoint | None = None
 
 
 def build_learning(
@@ -138,7 +152,7 @@ def build_learning(
     clock = time.monotonic
     if plan is None:
         plan = plan_learning(config)
-    config, sampling, planned = plan.config, plan.sampling, plan.policies
+    config, planned = plan.config, plan.policies
     callbacks = _make_callbacks(config, plan.callbacks)
     has_env = clock()
     configure_tensorflow(config, log)
@@ -147,7 +161,7 @@ def build_learning(
     has_tensorflow = clock()
     check_plain_policies(planned)
     kind = algorithm_class(config.algo)
-    algorithms: dict[str, Algorithm] = {}
+    learners: dict[str, tuple[CommonConfig, Any]] = {}
     fixed: dict[str, Mapping[str, Any]] = {}
     graphs: dict[str, PolicyGraph] = {}
     filters = {
@@ -156,21 +170,25 @@ def build_learning(
         )
         for policy_id, policy in planned.items()
     }
+    parts = {policy_id: _policy_part(policy, kind) for policy_id, policy in planned.items()}
     for position, (policy_id, policy) in enumerate(planned.items()):
         if policy.policy_class is not None:
             continue
-        model, graphs[policy_id] = _build_network(policy, filters[policy_id], _model_seed(config.seed, position))
+        seed = None if config.seed is None else policy_seed(config.seed, position)
+        model, graphs[policy_id] = _build_network(kind, policy, filters[policy_id], seed)
         if policy.is_trained:
-            algorithms[policy_id] = kind(policy.config, model, sizes_vary=sampling == "general")
+            learners[policy_id] = policy.config, model
         else:
             fixed[policy_id] = model.get_weights()
-    parts = {policy_id: _policy_part(policy, kind) for policy_id, policy in planned.items()}
+    kind.check_room([*learners.values()])
+    algorithms = {policy_id: kind(*learner) for policy_id, learner in learners.items()}
+    for policy_id, part in parts.items():
+        if part.sample_plan.return_discount is not None:
+            filters[returns_of(policy_id)] = ReturnFilter()
     return Learning(
         group=PolicyGroup(algorithms, fixed),
         lease_plan=kind.lease_plan(config),
-        worker_part=WorkerPart.of(
-            config, policies=parts, sampling=sampling, log_dir=None if run_dir is None else str(run_dir.resolve())
-        ),
+        worker_part=WorkerPart.of(config, policies=parts, log_dir=None if run_dir is None else str(run_dir.resolve())),
         graphs=graphs,
         filters=filters,
         spaces={policy_id: policy.described_spaces() for policy_id, policy in planned.items()},
@@ -180,7 +198,7 @@ def build_learning(
             "model": clock() - has_tensorflow,
         },
         callbacks=callbacks,
-        general_reason=plan.general_reason,
+        begins_with=plan.begins_with,
     )
 
 
@@ -197,33 +215,23 @@ def _make_callbacks(config: CommonConfig, kind: type[DefaultCallbacks] | None) -
 
 
 def _build_network(
-    policy: PlannedPolicy, observation_filter: ObservationFilter, seed: int | None
+    kind: type[Algorithm], policy: PlannedPolicy, observation_filter: ObservationFilter, seed: int | None
 ) -> tuple[Any, PolicyGraph]:
     """A policy's model (Any: named here it would load TensorFlow) and what workers act with.
 
     Both take what comes out of the filter.
     """
-    from aiorl.models.catalog import build_model
     from aiorl.models.export import describe_policy
 
-    settings = policy.config.model.model_dump()
-    model = build_model(
-        policy.preprocessor.shape,
+    observations = Observations(
+        tuple(policy.preprocessor.shape),
         observation_filter.output_dtype(policy.preprocessor.dtype).name,
-        make_distribution(policy.action_space),
-        settings,
-        seed=seed,
-        layout=policy.preprocessor.layout,
+        policy.preprocessor.layout,
     )
-    graph, description = describe_policy(model, settings)
+    model = kind.build_model(policy.config, observations, policy.action_space, seed)
+    is_of_catalog = getattr_static(kind, "build_model") is getattr_static(Algorithm, "build_model")
+    graph, description = describe_policy(model, policy.config.model.model_dump() if is_of_catalog else None)
     return model, {"graph": graph, "spec": description}
-
-
-def _model_seed(seed: int | None, position: int) -> int | None:
-    """Seed of a model's first weights: the run's for the first policy, else another one each."""
-    if seed is None or position == 0:
-        return seed
-    return int(np.random.SeedSequence((seed, position)).generate_state(1)[0])
 
 
 def _policy_part(policy: PlannedPolicy, kind: type[Algorithm]) -> PolicyPart:
@@ -231,12 +239,15 @@ def _policy_part(policy: PlannedPolicy, kind: type[Algorithm]) -> PolicyPart:
     own = policy.has_own_spaces
     is_network = policy.policy_class is None
     sequences = is_network and kind.trains_on_sequences(policy.config)
+    plan = SamplePlan()
+    if policy.is_trained:
+        plan = dataclasses.replace(kind.sample_plan(policy.config), return_discount=kind.return_discount(policy.config))
     return PolicyPart(
         policy_class=policy.policy_class,
         observation_space=space_to_dict(policy.observation_space) if own else None,
         action_space=space_to_dict(policy.action_space) if own else None,
-        config=dict(policy.settings),
-        sample_plan=kind.sample_plan(policy.config) if policy.is_trained else SamplePlan(),
+        config={**(kind.acting_settings(policy.config) if is_network else {}), **policy.settings},
+        sample_plan=plan,
         is_trained=policy.is_trained,
         layout="sequences" if sequences else "rows",
         sequence_length=policy.config.sequence_length() if sequences else 1,

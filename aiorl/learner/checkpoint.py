@@ -2,7 +2,8 @@
 
     checkpoints/checkpoint-000123/
         tensors.safetensors    weights, optimiser, filters: every array
-        meta.json              what the arrays belong to, counters, random states, and digests of both
+        pieces/000000.safetensors    stored experience, where there is any: rows of one array each
+        meta.json              what the arrays belong to, counters, random states, and digests of all
 
 A checkpoint is written under a temporary name, flushed to disk and renamed, so a directory of the final name is
 whole unless the disk damaged it later; the digest tells. Loading one runs no code.
@@ -11,14 +12,15 @@ whole unless the disk damaged it later; the digest tells. Loading one runs no co
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from aiorl.config.regular_file import parse_json, read_regular
+from aiorl.data.column_spec import Piece
 from aiorl.errors import CheckpointError
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "Checkpoint",
     "check_compatible",
     "clear_partial",
+    "find_checkpoint",
     "list_checkpoints",
     "load_checkpoint",
     "load_newest_valid",
@@ -47,13 +51,62 @@ _log = logging.getLogger(__name__)
 FORMAT_VERSION = 2
 _TENSORS = "tensors.safetensors"
 _META = "meta.json"
+_PIECES = "pieces"
+_PIECE = re.compile(r"[0-9]{6,}\.safetensors")
 _NAME = re.compile(r"checkpoint-([0-9]{6,})")
 _TEMPORARY = ".partial-"
 _ASIDE = f"{_TEMPORARY}old-"
+_SUPERSEDED = "superseded"
 _KEYS = {"format_version": int, "number": int, "tensors_sha256": str, "meta": dict, "meta_sha256": str}
 _MAX_META_BYTES = 64 << 20
 _MAX_TENSORS_BYTES = 4 << 30
 """Of a checkpoint that does not say how large its tensors are, as older ones don't."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PieceFile:
+    """Where a piece is, and how large; the digest is that of the file."""
+
+    owner: str
+    name: str
+    first: int
+    file: str
+    num_bytes: int
+    sha256: str
+
+    @classmethod
+    def write(cls, directory: Path, number: int, owner: str, piece: Piece) -> _PieceFile:
+        name, first, rows = piece
+        payload = save_tensors({name: np.asarray(rows, order="C")})
+        file = f"{number:06d}.safetensors"
+        _write(directory / file, payload)
+        return cls(owner, name, first, file, len(payload), hashlib.sha256(payload).hexdigest())
+
+    @classmethod
+    def of(cls, described: Any) -> _PieceFile:
+        """As meta.json has it; raises ValueError or TypeError for anything else."""
+        piece = cls(*described)
+        texts = (piece.owner, piece.name, piece.file, piece.sha256)
+        numbers = (piece.first, piece.num_bytes)
+        if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+            raise ValueError(f"{described!r:.200} describes no piece")
+        if not _PIECE.fullmatch(piece.file):
+            raise ValueError(f"{piece.file!r:.100} is no name of a piece")
+        return piece
+
+    def read(self, checkpoint: Path) -> NDArray[Any]:
+        payload = _read(checkpoint, f"{_PIECES}/{self.file}", self.num_bytes)
+        if hashlib.sha256(payload).hexdigest() != self.sha256:
+            raise CheckpointError(
+                checkpoint,
+                f"{self.file} is damaged: its digest is not the one in {_META}. To go on from the "
+                "checkpoint before it, move it elsewhere",
+            )
+        try:
+            rows: NDArray[Any] = load_tensors(payload)[self.name]
+        except (SafetensorError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(checkpoint, f"{self.file} is damaged: {error}") from error
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +118,54 @@ class Checkpoint:
         number: its number; they rise.
         tensors: name -> array, as given to `save_checkpoint`.
         meta: as given to `save_checkpoint`.
-        damaged: paths of newer checkpoints that could not be used.
+        pieces: what is known of each piece of the larger arrays, in order.
     """
 
     path: Path
     number: int
     tensors: dict[str, NDArray[Any]]
     meta: dict[str, Any]
-    damaged: tuple[Path, ...] = field(default=())
+    pieces: tuple[_PieceFile, ...] = ()
+
+    def pieces_of(self, owner: str) -> Iterator[Piece]:
+        """The pieces of one owner, in order; each is read when its turn comes.
+
+        Raises: CheckpointError if one is missing or damaged.
+        """
+        for piece in self.pieces:
+            if piece.owner == owner:
+                yield piece.name, piece.first, piece.read(self.path)
+
+    def under(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """The tensors whose names begin so, by the rest of their names."""
+        return {name.removeprefix(prefix): array for name, array in self.tensors.items() if name.startswith(prefix)}
+
+    def filter_state(self, name: str) -> dict[str, NDArray[Any]]:
+        """State of a filter by its name, a policy's id or what `returns_of` makes of it; empty where it has none."""
+        found = self.under(f"filter/{name}/")
+        return {entry: array for entry, array in found.items() if "/" not in entry}
 
 
 def save_checkpoint(
-    directory: Path, number: int, tensors: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], *, keep: int = 3
+    directory: Path,
+    number: int,
+    tensors: Mapping[str, NDArray[Any]],
+    meta: Mapping[str, Any],
+    *,
+    keep: int | None = 3,
+    pieces: Mapping[str, Iterable[Piece]] | None = None,
 ) -> Path:
-    """Write one checkpoint and remove all but the newest `keep`.
+    """Write one checkpoint, which is the newest then, and remove all but the newest `keep`.
 
     Blocks for as long as the disk takes. On failure the older checkpoints are as they were.
 
     Args:
         directory: where checkpoints are; made if missing.
-        number: number of the new one; one of the same number is replaced.
+        number: number of the new one; one of the same number is replaced, those of higher ones go to ``superseded/``.
         tensors: arrays of bool, int, uint or float, any shape.
         meta: what JSON can hold: run_id, env, algo, spaces, counters, random states.
-        keep: checkpoints to keep, the new one included.
+        keep: checkpoints to keep, the new one included; None keeps all.
+        pieces: owner -> larger arrays piece by piece, one of which is in memory at a time.
     Returns: the new checkpoint's directory.
     Raises: CheckpointError in one plain sentence if the disk is full, the directory can't be written, or something
         in it has no place in a checkpoint.
@@ -101,25 +179,29 @@ def save_checkpoint(
             "format_version": FORMAT_VERSION, "number": number, "tensors_bytes": len(payload),
             "tensors_sha256": digest, "meta": dict(meta), "meta_sha256": _digest_of(meta),
         }  # fmt: skip
-        text = json.dumps(header, indent=1, allow_nan=False).encode()
     except (TypeError, ValueError, KeyError, RecursionError, SafetensorError) as error:
         raise CheckpointError(path, f"something in it can't be stored: {error}") from error
-    if len(text) > _MAX_META_BYTES:
-        raise CheckpointError(path, f"{_META} would have {len(text):,} bytes, more than would be read back")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _remove(temporary)
         temporary.mkdir()
         _write(temporary / _TENSORS, payload)
+        if written := _write_pieces(temporary / _PIECES, pieces or {}):
+            header["pieces"] = [dataclasses.astuple(piece) for piece in written]
+        text = json.dumps(header, indent=1, allow_nan=False).encode()
+        if len(text) > _MAX_META_BYTES:
+            raise CheckpointError(path, f"{_META} would have {len(text):,} bytes, more than would be read back")
         _write(temporary / _META, text)
         _sync_directory(temporary)
         _move_into_place(temporary, path)
+        _set_aside_newer(directory, number)
         _sync_directory(directory)
     except OSError as error:
         raise CheckpointError(path, f"can't be written: {error.strerror or error}. Older ones are intact.") from error
     finally:
         _remove(temporary)
-    _remove_old(directory, keep, number)
+    if keep is not None:
+        _remove_old(directory, keep)
     return path
 
 
@@ -129,9 +211,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises: CheckpointError if a file is missing, unreadable or damaged, or of another format version.
     """
     try:
-        header = parse_json(read_regular(path / _META, max_bytes=_MAX_META_BYTES))
-    except OSError as error:
-        raise CheckpointError(path, f"{_META} can't be read: {error.strerror or error}") from error
+        header = parse_json(_read(path, _META, _MAX_META_BYTES))
     except ValueError as error:
         raise CheckpointError(path, f"{_META} is damaged: {error}") from error
     if not isinstance(header, dict) or any(type(header.get(name)) is not kind for name, kind in _KEYS.items()):
@@ -149,17 +229,31 @@ def load_checkpoint(path: Path) -> Checkpoint:
     size = header.get("tensors_bytes", _MAX_TENSORS_BYTES)
     if type(size) is not int:
         raise CheckpointError(path, f"{_META} is damaged: tensors_bytes is {size!r:.50}")
-    try:
-        payload = read_regular(path / _TENSORS, max_bytes=size)
-    except OSError as error:
-        raise CheckpointError(path, f"{_TENSORS} can't be read: {error.strerror or error}") from error
+    payload = _read(path, _TENSORS, size)
     if hashlib.sha256(payload).hexdigest() != header["tensors_sha256"]:
         raise CheckpointError(path, f"{_TENSORS} is damaged: its digest is not the one in {_META}")
     try:
         tensors = load_tensors(payload)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:  # the latter of dtypes that NumPy has not
         raise CheckpointError(path, f"{_TENSORS} is damaged: {error}") from error
-    return Checkpoint(path, header["number"], tensors, header["meta"])
+    return Checkpoint(path, header["number"], tensors, header["meta"], _described_pieces(path, header))
+
+
+def _described_pieces(path: Path, header: Mapping[str, Any]) -> tuple[_PieceFile, ...]:
+    """The pieces that a header names, each there and of its size; their contents are checked when they are read."""
+    try:
+        pieces = tuple(_PieceFile.of(described) for described in header.get("pieces", []))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(path, f"{_META} is damaged: {error}") from error
+    for piece in pieces:
+        file = path / _PIECES / piece.file
+        try:
+            found = file.stat().st_size
+        except OSError as error:
+            raise CheckpointError(path, f"{piece.file} can't be read: {error.strerror or error}") from error
+        if found != piece.num_bytes:
+            raise CheckpointError(path, f"{piece.file} is damaged: it has {found:,} bytes, not {piece.num_bytes:,}")
+    return pieces
 
 
 def load_newest_valid(directory: Path, check: Callable[[Checkpoint], object] = lambda found: None) -> Checkpoint:
@@ -179,11 +273,34 @@ def load_newest_valid(directory: Path, check: Callable[[Checkpoint], object] = l
             _log.warning("%s; taking the one before it", error)
             damaged.append(path)
         else:
-            return Checkpoint(found.path, found.number, found.tensors, found.meta, tuple(damaged))
+            return found
     if damaged:
         names = ", ".join(path.name for path in damaged)
         raise CheckpointError(directory, f"none can be used; damaged: {names}")
     raise CheckpointError(directory, "there is none in this directory")
+
+
+def find_checkpoint(path: str | Path, check: Callable[[Checkpoint], object] = lambda found: None) -> Checkpoint:
+    """Read a checkpoint, or the newest that is whole of a run directory or a directory of checkpoints.
+
+    Args:
+        path: any of these; of a checkpoint, where it was written.
+        check: raises CheckpointError where what was read makes no sense; the one before is taken then, too.
+    Raises: CheckpointError if there is none, or none that can be used.
+    """
+    path = Path(path).expanduser().absolute()
+    aside = path.parent / _SUPERSEDED / path.name
+    if aside.exists() and not path.exists():
+        path = aside
+    if (path / _META).exists():
+        found = load_checkpoint(path)
+        check(found)
+        return found
+    for directory in (path / "checkpoints", path):
+        if list_checkpoints(directory):
+            return load_newest_valid(directory, check)
+    what = "there is none in it" if path.is_dir() else "there is no such directory"
+    raise CheckpointError(path, f"{what}; give a run directory, or one of the checkpoint-* directories of a run")
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
@@ -243,6 +360,24 @@ def _digest_of(meta: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(meta, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
+def _read(path: Path, name: str, max_bytes: int) -> bytes:
+    try:
+        return read_regular(path / name, max_bytes=max_bytes)
+    except OSError as error:
+        raise CheckpointError(path, f"{name} can't be read: {error.strerror or error}") from error
+
+
+def _write_pieces(directory: Path, pieces: Mapping[str, Iterable[Piece]]) -> list[_PieceFile]:
+    written: list[_PieceFile] = []
+    for owner, own in pieces.items():
+        for piece in own:
+            directory.mkdir(exist_ok=True)
+            written.append(_PieceFile.write(directory, len(written), owner, piece))
+    if written:
+        _sync_directory(directory)
+    return written
+
+
 def _write(path: Path, payload: bytes) -> None:
     with path.open("wb") as file:
         file.write(payload)
@@ -269,6 +404,19 @@ def _move_into_place(temporary: Path, path: Path) -> None:
     _remove(aside)
 
 
+def _set_aside_newer(directory: Path, number: int) -> None:
+    """Move those of higher numbers out of the way, so that the newest is always the one that was written last.
+
+    A trainer went back to the one before them, another run wrote them, or they are damaged.
+    """
+    for path in list_checkpoints(directory):
+        if int(path.name.rpartition("-")[2]) > number:
+            aside = directory / _SUPERSEDED / path.name
+            aside.parent.mkdir(exist_ok=True)
+            _remove(aside)
+            path.rename(aside)
+
+
 def _remove(path: Path) -> None:
     """Remove whatever is there; failing to is no reason to end a training run."""
     with contextlib.suppress(OSError):
@@ -286,14 +434,10 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _remove_old(directory: Path, keep: int, number: int) -> None:
-    """Remove all but the newest up to `number`.
-
-    Higher numbers are those that a resume could not use: they may not take the places of those that can.
-    """
+def _remove_old(directory: Path, keep: int) -> None:
+    """Remove all but the newest."""
     with contextlib.suppress(CheckpointError):
-        older = [path for path in list_checkpoints(directory) if int(path.name.rpartition("-")[2]) <= number]
-        for path in older[: -max(keep, 1)]:
+        for path in list_checkpoints(directory)[: -max(keep, 1)]:
             _remove(path)
 
 

@@ -32,23 +32,19 @@ _MAX_NAME = MAX_NAME + 20  # with what stands before it
 PolicyColumns = Mapping[str, Mapping[str, NDArray[Any]]]
 
 
-def check_samples(samples: Samples, *, every_row_is_a_step: bool = True) -> EpisodeColumns:
+def check_samples(samples: Samples) -> EpisodeColumns:
     """Refuse counts and episodes that do not belong to the columns; a peer may send anything.
+
+    An env step may have any number of rows, and rows of policies that don't learn are counted, but not there.
 
     Args:
         samples: what came; the columns themselves are checked elsewhere.
-        every_row_is_a_step: rows are env steps, as in columnar sampling; else an env step may have any number of
-            rows, and rows of policies that don't learn are counted, but not there.
     Returns: the finished episodes.
     Raises: BatchError naming what is wrong.
     """
     rows = sum(_num_rows(columns) for columns in samples.batches.values())
-    if every_row_is_a_step and not samples.batches:
-        raise BatchError("batches", "columns [T, N, ...]", "none")
     if max(samples.env_steps, samples.agent_steps) > _MAX_STEPS:
         raise BatchError("env_steps, agent_steps", f"at most {_MAX_STEPS}", (samples.env_steps, samples.agent_steps))
-    if every_row_is_a_step and samples.env_steps != rows:
-        raise BatchError("env_steps", rows, samples.env_steps)
     if samples.agent_steps < rows:
         raise BatchError("agent_steps", f"at least {rows}", samples.agent_steps)
     for name, value in samples.perf.items():
@@ -74,10 +70,17 @@ def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
         raise BatchError("episodes", f"names of at most {_MAX_NAME} characters", f"{longest!r:.100}")
     if len(arrays) > MAX_NAMES + 2:
         raise BatchError("episodes", f"at most {MAX_NAMES} names", len(arrays))
+    if odd := next((name for name in arrays if name.startswith("estimate/") and not _is_estimate(name)), ""):
+        raise BatchError("episodes", "an estimator and its metric in the name of an estimate", f"{odd!r:.100}")
     for name, values in arrays.items():
         if name != "lengths" and (values.ndim != 1 or values.dtype.kind != "f" or not np.isfinite(values).all()):
             raise BatchError(f"episodes {name}", "finite numbers [E]", f"{values.dtype} {values.shape}")
     return EpisodeColumns.from_arrays(arrays)
+
+
+def _is_estimate(name: str) -> bool:
+    estimator, _, metric = name.removeprefix("estimate/").partition("/")
+    return bool(estimator and metric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class QueuedFragment:
         slot: worker slot it came from.
         seq: its number among that worker's fragments.
         version: oldest policy version that acted in it.
-        batches: policy id -> columns and extras by name.
+        batches: policy id -> columns by name.
         env_steps: env steps it took.
         incarnation: registration life of the worker.
         filter_deltas: policy id -> what its observations add to the filter.
@@ -134,7 +137,7 @@ class AssembledBatch:
 
     @property
     def batches(self) -> list[PolicyColumns]:
-        """Columns and extras of each fragment, by policy id."""
+        """Columns of each fragment, by policy id."""
         return [fragment.batches for fragment in self.fragments]
 
 

@@ -33,6 +33,7 @@ def listen(
     tell: Callable[[str, int], None],
     fail: Callable[[BaseException], None],
     on_worker_failed: Callable[[WorkerFailed], None],
+    on_out_of_data: Callable[[], None],
 ) -> tuple[LearnerService, WorkerKeys | None]:
     """Listen where the run listened before a resume if that is free, else where the configuration says.
 
@@ -44,23 +45,31 @@ def listen(
         tell: told (text, logging level) what users want to know.
         fail: told of an error of a task, after which the service is of no use.
         on_worker_failed: told what workers report of failures of their own.
+        on_out_of_data: told when all stored experience is read, and trained on.
     Returns: the service, and what workers that the learner starts have to prove; None without keys.
     Raises: ConfigError if the address can't be bound, or the keys can't be used.
     """
     keys = None if config.keys is None else load_learner_keys(Path(config.keys))
+    limits = limits_of(config.transport)
+    settings = LearnerSettings(
+        config.transport, max_workers_of(limits), config.num_workers, data_ends=config.input_epochs is not None
+    )
     raise_open_file_limit()
 
     def listen_on(bind: str) -> tuple[LearnerService, WorkerKeys | None]:
-        endpoint = ZmqLearnerEndpoint(bind, keys=keys, insecure=config.insecure, limits=_endpoint_limits(config))
+        endpoint = ZmqLearnerEndpoint(
+            bind, keys=keys, insecure=config.insecure, limits=EndpointLimits.of(config.transport)
+        )
         service = LearnerService(
             config,
             endpoint,
-            LearnerSession(directory.run_id, secrets.token_hex(8), _session_settings(config), ledger),
+            LearnerSession(directory.run_id, secrets.token_hex(8), settings, ledger),
             results,
             on_event=tell,
             on_failure=fail,
             on_worker_failed=on_worker_failed,
-            limits=limits_of(config.transport),
+            on_out_of_data=on_out_of_data,
+            limits=limits,
         )
         service.start()
         return service, endpoint.worker_keys
@@ -71,25 +80,3 @@ def listen(
         except ConfigError as error:
             tell(f"workers will not find the learner where it was: {error}", logging.WARNING)
     return listen_on(config.bind)
-
-
-def _endpoint_limits(config: CommonConfig) -> EndpointLimits:
-    transport = config.transport
-    return EndpointLimits(
-        max_frame_bytes=transport.max_message_bytes,
-        max_message_bytes=transport.max_message_bytes,
-        send_messages=transport.send_queue_length,
-        dead_after_s=transport.heartbeat_timeout_s,
-    )
-
-
-def _session_settings(config: CommonConfig) -> LearnerSettings:
-    transport = config.transport
-    return LearnerSettings(
-        heartbeat_interval_s=transport.heartbeat_interval_s,
-        heartbeat_timeout_s=transport.heartbeat_timeout_s,
-        build_timeout_s=transport.build_timeout_s,
-        max_workers=max_workers_of(limits_of(transport)),
-        lease_timeout_s=transport.lease_timeout_s,
-        num_workers=config.num_workers,
-    )

@@ -31,25 +31,39 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
         UnsupportedEnvError: what was made is no environment that can be driven.
         EnvError: its constructor failed.
     """
+    is_remote = config.remote_worker_envs or config.vectorize == "remote"
     plan = EnvPlan(
         env=config.env or "",
         env_config=config.env_config,
         num_envs=config.num_envs_per_worker,
         horizon=config.horizon,
-        vectorize="remote" if config.remote_worker_envs else "serial",
+        vectorize="remote" if is_remote else "serial",
         wrapping=Wrapping.of(config),
     )
     maker = EnvMaker(plan)
+    if config.vectorize == "native":
+        _check_native(config, maker)
     env = maker.make_first()
     try:
         facts = facts_of(env, maker.env_id)
         _check_settings(config, env, facts.kind)
-        if config.remote_worker_envs:
+        if is_remote:
             check_can_be_remote(env, maker.env_id)
         is_seedable = _is_seedable(env, maker.env_id, must_be=config.seed is not None and facts.kind.is_seeded_whole)
         return dataclasses.replace(facts, is_seedable=is_seedable)
     finally:
         _close(env, maker.env_id)
+
+
+def _check_native(config: CommonConfig, maker: EnvMaker) -> None:
+    if config.remote_worker_envs:
+        raise ConfigError(
+            "vectorize is 'native', but remote_worker_envs gives each environment a process of its own.",
+            key="vectorize",
+            value="native",
+            hint="Leave out one of the two.",
+        )
+    maker.check_native()
 
 
 def _is_seedable(env: Any, env_id: str, *, must_be: bool) -> bool:

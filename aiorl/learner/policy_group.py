@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.algorithms.algorithm import Algorithm, AlgorithmState, Batch, UpdateResult
+from aiorl.algorithms.algorithm import Algorithm, AlgorithmState, Batch, HeldExperience, UpdateResult
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
 
@@ -19,7 +19,7 @@ __all__ = ["PolicyGroup"]
 
 Array = NDArray[Any]
 PolicyColumns = Mapping[str, Mapping[str, Array]]
-"""Policy id -> columns and extras by name."""
+"""Policy id -> columns by name."""
 
 
 class PolicyGroup:
@@ -99,12 +99,27 @@ class PolicyGroup:
 
     def get_state(self) -> AlgorithmState:
         """Copies of everything that `set_state` needs: tensors by ``policy id/name``, values by policy id."""
-        return self._merged({policy_id: algorithm.get_state() for policy_id, algorithm in self.algorithms.items()})
+        return self.hold_state()()
 
     def hold_state(self) -> Callable[[], AlgorithmState]:
         """See `Algorithm.hold_state`."""
         held = {policy_id: algorithm.hold_state() for policy_id, algorithm in self.algorithms.items()}
         return lambda: self._merged({policy_id: state() for policy_id, state in held.items()})
+
+    def weights_replaced(self) -> None:
+        """See `Algorithm.weights_replaced`."""
+        for algorithm in self.algorithms.values():
+            algorithm.weights_replaced()
+
+    @property
+    def stores_experience(self) -> bool:
+        """Whether `hold_experience` gives any."""
+        return any(algorithm.stores_experience for algorithm in self.algorithms.values())
+
+    def hold_experience(self) -> dict[str, HeldExperience]:
+        """Policy id -> stored experience, of those that store any; see `Algorithm.hold_experience`."""
+        held = {policy_id: algorithm.hold_experience() for policy_id, algorithm in self.algorithms.items()}
+        return {policy_id: experience for policy_id, experience in held.items() if experience is not None}
 
     def _merged(self, states: Mapping[str, AlgorithmState]) -> AlgorithmState:
         tensors: dict[str, Array] = {}

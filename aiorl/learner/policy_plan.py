@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gymnasium import spaces
 
+from aiorl.algorithms.registry import ALGORITHMS
 from aiorl.config.import_path import import_object
 from aiorl.config.key import group_of
 from aiorl.config.legacy import rename_legacy
@@ -33,7 +34,8 @@ _MAX_ID = 100
 _RUN_GROUPS = frozenset(["Run", "Sampling", "Workers and hosts", "Resources", "Reports", "Offline data"])
 _RUN_KEYS = frozenset([
     "train_batch_size", "min_iter_time_s", "timesteps_per_iteration", "max_policy_lag",
-    "outstanding_fragments_per_worker",
+    "outstanding_fragments_per_worker", "fragments_per_update", "max_env_steps_ahead", "broadcast_updates",
+    "broadcast_interval_ms",
 ])  # fmt: skip
 _ACTING_KEYS = frozenset(["exploration"])
 
@@ -79,11 +81,13 @@ def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPol
     entries = config.multiagent.policies or {DEFAULT_POLICY_ID: None}
     given = {policy_id: _entry(policy_id, entry) for policy_id, entry in entries.items()}
     facts.check_policies(given, _KEY)
-    _check_observation_fn(config)
-    mapping = _Mapping(config, given, facts)
+    if config.multiagent.observation_fn is not None:
+        names = ("agent_obs", "worker", "base_env", "policies", "episode")
+        _function(config.multiagent.observation_fn, "multiagent.observation_fn", **dict.fromkeys(names))
+    agents = _agents_by_policy(config, given, facts)
     trained = _trained(config, given)
     return {
-        policy_id: _planned(config, policy_id, given[policy_id], facts, mapping, policy_id in trained)
+        policy_id: _planned(config, policy_id, given[policy_id], facts, agents[policy_id], policy_id in trained)
         for policy_id in sorted(given)
     }
 
@@ -107,50 +111,52 @@ def check_plain_policies(planned: Mapping[str, PlannedPolicy]) -> None:
             )
 
 
-class _Mapping:
-    """Which policy acts for which agent, as far as that is known before any episode."""
+def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts: EnvFacts) -> dict[str, list[Any]]:
+    """Policy id -> the agents known to act with it, of those that the environment names before any episode.
 
-    def __init__(self, config: CommonConfig, policy_ids: Mapping[str, Any], facts: EnvFacts) -> None:
-        """Ask for every agent that the environment names.
+    Raises:
+        ConfigError: the function cannot be imported or fails, is needed and missing, or gives an unknown id.
+    """
+    key, path = "multiagent.policy_mapping_fn", config.multiagent.policy_mapping_fn
+    known = ", ".join(sorted(policy_ids))
+    function: Callable[[Any], Any] = lambda agent_id: DEFAULT_POLICY_ID  # noqa: E731
+    if path is not None:
+        function = _function(path, key, "an agent")
+    elif DEFAULT_POLICY_ID not in policy_ids:
+        raise ConfigError(
+            f"{key} is not set, so all agents would act with {DEFAULT_POLICY_ID!r}; the policies are {known}.",
+            key=key,
+            hint="Set it to the import path of a function: agent id -> policy id.",
+        )
+    agents: dict[str, list[Any]] = {policy_id: [] for policy_id in policy_ids}
+    for agent_id in {**(facts.observation_spaces or {}), **(facts.action_spaces or {})}:
+        try:
+            policy_id = function(agent_id)
+        except Exception as error:
+            # whatever a user's function raises
+            raise ConfigError(f"{key} {path!r} failed for agent {agent_id!r}: {error!r:.300}", key=key) from error
+        if policy_id not in agents:
+            raise ConfigError(
+                f"{key} {path!r} gives agent {agent_id!r} the policy {policy_id!r}; the policies are {known}.",
+                key=key,
+                value=path,
+                hint=nearest(str(policy_id), policy_ids).strip(),
+            )
+        agents[policy_id].append(agent_id)
+    return agents
 
-        Raises:
-            ConfigError: the function cannot be imported or fails, is needed and missing, or gives an unknown id.
-        """
-        key = "multiagent.policy_mapping_fn"
-        path = config.multiagent.policy_mapping_fn
-        known = ", ".join(sorted(policy_ids))
-        if path is None:
-            if DEFAULT_POLICY_ID not in policy_ids:
-                raise ConfigError(
-                    f"{key} is not set, so all agents would act with {DEFAULT_POLICY_ID!r}; the policies are {known}.",
-                    key=key,
-                    hint="Set it to the import path of a function: agent id -> policy id.",
-                )
-            function: Callable[[Any], Any] = lambda agent_id: DEFAULT_POLICY_ID  # noqa: E731
-        else:
-            function = import_object(path, key=key)
-            if not callable(function):
-                raise ConfigError(f"{key} is {path!r}, which is no function.", key=key, value=path)
-            check_takes(function, f"{key} {path!r}", key, "an agent")
-        self._agents: dict[str, list[Any]] = {policy_id: [] for policy_id in policy_ids}
-        for agent_id in {**(facts.observation_spaces or {}), **(facts.action_spaces or {})}:
-            try:
-                policy_id = function(agent_id)
-            except Exception as error:
-                # whatever a user's function raises
-                raise ConfigError(f"{key} {path!r} failed for agent {agent_id!r}: {error!r:.300}", key=key) from error
-            if policy_id not in self._agents:
-                raise ConfigError(
-                    f"{key} {path!r} gives agent {agent_id!r} the policy {policy_id!r}; the policies are {known}.",
-                    key=key,
-                    value=path,
-                    hint=nearest(str(policy_id), policy_ids).strip(),
-                )
-            self._agents[policy_id].append(agent_id)
 
-    def agents_of(self, policy_id: str) -> list[Any]:
-        """The agents known to act with it."""
-        return self._agents[policy_id]
+def _function(path: str, key: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    """A function of the user's that takes such arguments.
+
+    Raises:
+        ConfigError: it cannot be imported, is none or takes others.
+    """
+    function: Callable[..., Any] = import_object(path, key=key)
+    if not callable(function):
+        raise ConfigError(f"{key} is {path!r}, which is no function.", key=key, value=path)
+    check_takes(function, f"{key} {path!r}", key, *args, **kwargs)
+    return function
 
 
 def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
@@ -191,17 +197,6 @@ def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
                 f"{key}.{name} is {value!r:.200}, expected {wanted}, or null.", key=f"{key}.{name}", value=value
             )
     return given
-
-
-def _check_observation_fn(config: CommonConfig) -> None:
-    key, path = "multiagent.observation_fn", config.multiagent.observation_fn
-    if path is None:
-        return
-    function = import_object(path, key=key)
-    if not callable(function):
-        raise ConfigError(f"{key} is {path!r}, which is no function.", key=key, value=path)
-    names = ("agent_obs", "worker", "base_env", "policies", "episode")
-    check_takes(function, f"{key} {path!r}", key, **dict.fromkeys(names))
 
 
 def _trained(config: CommonConfig, given: Mapping[str, Mapping[str, Any]]) -> set[str]:
@@ -250,14 +245,14 @@ def _planned(
     policy_id: str,
     given: Mapping[str, Any],
     facts: EnvFacts,
-    mapping: _Mapping,
+    agents: Sequence[Any],
     is_trained: bool,
 ) -> PlannedPolicy:
     own_class = _own_class(config, policy_id, given)
     overrides = dict(given["config"] or {})
     own_config = config if own_class is not None else _own_config(config, policy_id, overrides)
-    observation_space = _space(policy_id, "observation_space", given, facts, mapping)
-    action_space = _space(policy_id, "action_space", given, facts, mapping)
+    observation_space = _space(policy_id, "observation_space", given, facts, agents)
+    action_space = _space(policy_id, "action_space", given, facts, agents)
     settings = _learning_settings(own_config)
     custom = own_config.model.custom_preprocessor
     if own_class is not None:
@@ -265,7 +260,7 @@ def _planned(
         custom = (settings.get("model") or {}).get("custom_preprocessor")
     settings |= {name: value for name, value in overrides.items() if name in _ACTING_KEYS}
     if own_class is None:
-        _check_can_act(action_space)
+        _check_can_act(own_config, action_space)
     return PlannedPolicy(
         policy_id,
         own_class,
@@ -279,8 +274,17 @@ def _planned(
     )
 
 
-def _check_can_act(action_space: spaces.Space[Any]) -> None:
-    """Raise UnsupportedSpaceError, with the way out, for actions that no network can choose."""
+def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> None:
+    """Raise UnsupportedSpaceError, with the way out, for actions that the algorithm, or any network, can't choose."""
+    known = config.action_spaces
+    if known is not None and type(action_space).__name__ not in known:
+        others = [
+            name
+            for name, (kind, _) in ALGORITHMS.items()
+            if kind.action_spaces is None or type(action_space).__name__ in kind.action_spaces
+        ]
+        hint = f"These algorithms learn such actions: {', '.join(sorted(others))}."
+        raise UnsupportedSpaceError(f"{config.algo} over the action space", action_space, known, hint)
     try:
         make_distribution(action_space)
     except UnsupportedSpaceError as error:
@@ -315,7 +319,7 @@ def _learning_settings(config: CommonConfig) -> dict[str, Any]:
 
 
 def _space(
-    policy_id: str, name: str, given: Mapping[str, Any], facts: EnvFacts, mapping: _Mapping
+    policy_id: str, name: str, given: Mapping[str, Any], facts: EnvFacts, agents: Sequence[Any]
 ) -> spaces.Space[Any]:
     key = f"{_KEY}.{policy_id}.{name}"
     if given[name] is not None:
@@ -327,7 +331,7 @@ def _space(
     if common is not None:
         return common
     by_agent: Mapping[Any, spaces.Space[Any]] = getattr(facts, f"{name}s") or {}
-    own = [by_agent[agent_id] for agent_id in mapping.agents_of(policy_id) if agent_id in by_agent]
+    own = [by_agent[agent_id] for agent_id in agents if agent_id in by_agent]
     what = name.replace("_", " ")
     if own and all(space == own[0] for space in own):
         return own[0]

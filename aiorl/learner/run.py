@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shlex
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
+from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learner.build import LearningPlan
+from aiorl.learner.end import End, Ended
+from aiorl.learner.evaluations import BEST, Evaluations, Play
+from aiorl.learner.flow import Counters, Flow
+from aiorl.learner.iterations import Iteration, report
+from aiorl.learner.restoring import Restored, checkpoint_to_resume
 from aiorl.learner.run_dir import RunDirectory
 from aiorl.learner.run_files import RunFiles
-from aiorl.learner.training import Ended, Training
+from aiorl.learner.saving import Saver
+from aiorl.learner.setup import TrainingSetup
+from aiorl.learner.training import Training
+from aiorl.process.event_loop import tell_of_stray_errors
 from aiorl.process.tasks import Tasks, end_in_time
-from aiorl.report.console import Display, DisplayHandler, Headline, Summary, make_display
+from aiorl.report.console import Display, DisplayHandler, Headline, PlainDisplay, Summary, make_display
 from aiorl.report.plot import plot_learning_curve
+from aiorl.report.results import Results
 from aiorl.text import indented, many_lines
 
 __all__ = ["Outcome", "Run"]
@@ -27,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _SAY_WAITING_S = 10.0
 _PACE_S, _PACE_SHARE = 1.0, 0.02
+_EVALUATION_S = 10.0
 _MAX_EVENT = 24_000  # characters: a failure's sentence and its traceback
 
 
@@ -45,6 +59,74 @@ class Outcome:
     result: dict[str, Any]
 
 
+class _Training(Protocol):
+    """What a run shows, writes down and ends: `Training`, which says what each of these is.
+
+    All of it is called on the loop.
+    """
+
+    @property
+    def end(self) -> End: ...
+
+    @property
+    def results(self) -> Results: ...
+
+    @property
+    def counters(self) -> Counters: ...
+
+    @property
+    def iteration(self) -> Iteration: ...
+
+    @property
+    def flow(self) -> Flow: ...
+
+    @property
+    def saver(self) -> Saver: ...
+
+    @property
+    def callbacks(self) -> DefaultCallbacks | None: ...
+
+    @property
+    def is_misconfigured(self) -> bool: ...
+
+    @property
+    def newest_checkpoint(self) -> str: ...
+
+    @property
+    def join_command(self) -> str: ...
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def silent_s(self) -> float: ...
+
+    @property
+    def play(self) -> Play | None: ...
+
+    async def start(self) -> None: ...
+
+    async def ready(self) -> None: ...
+
+    async def compiled(self) -> None: ...
+
+    def __aiter__(self) -> AsyncIterator[Counters]: ...
+
+    def go_on(self) -> None: ...
+
+    def finish_iteration(self) -> dict[str, Any]: ...
+
+    def waiting_for(self) -> str: ...
+
+    def stop(self, reason: str, *, hurry: bool = False) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+    async def await_last_update(self) -> None: ...
+
+    async def close(self, reason: str, *, final: bool) -> None: ...
+
+
 class Run:
     """Runs once. ``request_stop`` may be called at any time on the event loop.
 
@@ -59,6 +141,7 @@ class Run:
         directory: RunDirectory,
         display: Display | None = None,
         plan: LearningPlan | None = None,
+        make_training: Callable[[TrainingSetup], _Training] = Training,
     ) -> None:
         """Take an open run directory.
 
@@ -67,29 +150,32 @@ class Run:
             directory: where the run's files go.
             display: shows the run; None is a live panel, or plain lines, on stdout.
             plan: what was made of the config before, if that was done.
+            make_training: makes what trains, on the running loop.
         """
         self.on_release: Callable[[], None] = lambda: None
-        self.training: Training | None = None
+        self.training: _Training | None = None
         self._config = config if plan is None else plan.config
         self._plan = plan
+        self._make_training = make_training
         self._directory = directory
-        self._display = display or make_display(
-            Headline(
-                config.algo,
-                config.env or "",
-                config.num_workers,
-                config.stop_return,
-                config.stop_timesteps,
-                config.stop_time_s,
-            )
+        self._headline = Headline(
+            config.algo,
+            config.env or "",
+            config.num_workers,
+            config.stop_return,
+            config.stop_timesteps,
+            config.stop_time_s,
+            is_alone=config.is_alone,
         )
+        self._display = display or make_display(self._headline)
+        self._is_watched = False
         self._display_logs = DisplayHandler()
         self._display_logs.addFilter(lambda record: not hasattr(record, "shown"))
         self._files = RunFiles(self._config, directory, self._tell)
-        self._began = self._iteration_began = self._checkpointed = time.monotonic()
-        self._steps_at_iteration = 0
+        self._began = self._checkpointed = time.monotonic()
         self._status = self._picture = ""
         self._result: dict[str, Any] = {}
+        self._evaluations: Evaluations | None = None
 
     @property
     def is_misconfigured(self) -> bool:
@@ -111,20 +197,33 @@ class Run:
         try:
             self._display.start(time.monotonic())
             logging.getLogger().addHandler(self._display_logs)
-            training = self.training = Training(
-                self._config, self._directory, self._plan, tell=self._tell, before_saving=self._files.keep
+            restored = checkpoint_to_resume(self._config, self._directory, self._tell)
+            training = self.training = self._make_training(
+                TrainingSetup(
+                    self._config,
+                    self._directory,
+                    self._tell,
+                    plan=self._plan,
+                    restored=restored,
+                    before_saving=self._files.before_checkpoint,
+                )
             )
-            asyncio.get_running_loop().set_exception_handler(self._on_stray_error)
+            tell_of_stray_errors(self._fail)
             self._stop_in_time(training)
             tasks.start(self._tick(training), "display")
             await training.start()
-            logger.info("more workers join with: %s", training.join_command)
-            self._display.join(training.join_command, time.monotonic())
-            self._open_files(training)
+            if training.join_command:
+                logger.info("more workers join with: %s", training.join_command)
+                self._display.join(training.join_command, time.monotonic())
+            self._open_files(restored)
             await training.ready()
+            evaluations = self._evaluations = self._make_evaluations(training)
+            if evaluations is not None:
+                await training.compiled()  # until then others use the policies
+                await self._evaluate(training, evaluations, training.results.training_iteration)
             try:
                 async for _ in training:
-                    self._after_update(training)
+                    await self._after_update(training)
             except Exception:
                 await self._save_what_was_learned(training)
                 raise
@@ -138,6 +237,8 @@ class Run:
             return Outcome(True, f"{ended.reason} Nothing was trained yet, so there is nothing to save.", {})
         finally:
             self.on_release()
+            if self._evaluations is not None:
+                await end_in_time("the evaluations", self._evaluations.close)
             if self.training is not None:
                 await self.training.close(reason, final=final)
             if drawing is not None:
@@ -151,7 +252,15 @@ class Run:
         if self.training is not None:
             self.training.stop(reason, hurry=True)
 
-    def _stop_in_time(self, training: Training) -> None:
+    def make_way(self) -> None:
+        """Leave the terminal to somebody else who talks to the user there, such as a debugger; plain lines follow."""
+        self._is_watched = True
+        if not isinstance(self._display, PlainDisplay):
+            self._display.close()
+            self._display = PlainDisplay(self._headline, sys.stdout)
+            self._display.start(time.monotonic())
+
+    def _stop_in_time(self, training: _Training) -> None:
         """See that the time to stop is kept, whatever goes on then."""
         stop_time_s = self._config.stop_time_s
         if stop_time_s is not None:
@@ -159,81 +268,92 @@ class Run:
             loop = asyncio.get_running_loop()
             loop.call_later(left_s, training.stop, f"Done: {stop_time_s:g} s have passed.")
 
-    def _on_stray_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An error in a callback has nobody to tell: without this the run would go on as if nothing had happened."""
-        loop.default_exception_handler(context)
-        error = context.get("exception")
-        if error is not None and "handle" in context:
-            self._fail(error)
-
     def _fail(self, error: BaseException) -> None:
         if self.training is not None:
             self.training.fail(error)
 
-    def _open_files(self, training: Training) -> None:
-        steps = training.restored_steps
-        iteration = None if steps is None else training.results.training_iteration
-        self._files.open(resume_iteration=iteration, resume_step=steps)
+    def _open_files(self, restored: Restored | None) -> None:
+        if restored is None:
+            self._files.open()
+        else:
+            run = restored.run
+            iteration, steps = int(run.results["training_iteration"]), run.counters.env_steps_sampled
+            self._files.open(resume_iteration=iteration, resume_step=steps)
 
     # While it goes --------------------------------------------------------------------------------------------
 
-    def _after_update(self, training: Training) -> None:
-        now, config, counters = time.monotonic(), self._config, training.service.counters
+    async def _after_update(self, training: _Training) -> None:
+        now, config = time.monotonic(), self._config
         reason = self._stop_reason(training)
         if reason:  # the last result is of all updates, those under way included
             training.stop(reason)
             return
-        grown = counters.env_steps_trained - self._steps_at_iteration
-        # Left to itself a run reports often at first and once a second later: curves are fine where they are steep,
-        # and the files of long runs stay small
-        pace_s = config.min_iter_time_s or min(_PACE_S, _PACE_SHARE * (now - self._began))
-        is_due = now - self._iteration_began >= pace_s and grown >= config.timesteps_per_iteration
-        if is_due or not self._result:  # the first at once: it shows that all is well
+        if self._is_due(training):
+            if self._evaluations is not None and self._evaluations.is_due(self._next_iteration(training)):
+                if not (self._evaluations.is_beside or training.flow.is_still):
+                    return  # the next update is followed by it
+                await self._evaluate(training, self._evaluations, self._next_iteration(training))
             self._finish_iteration(training)
+            training.go_on()
         if config.checkpoint_interval_s and now - self._checkpointed >= config.checkpoint_interval_s:
             self._checkpointed = now
-            training.learner.saver.save_in_passing()
+            training.saver.save_in_passing()
 
-    def _stop_reason(self, training: Training) -> str:
+    def _is_due(self, training: _Training) -> bool:
+        """Whether the iteration may end.
+
+        Left to itself a run reports often at first and once a second later: curves are fine where they are steep, and
+        the files of long runs stay small.
+        """
+        is_first = not self._result  # at once: it shows that all is well
+        return is_first or training.iteration.is_due(min(_PACE_S, _PACE_SHARE * (time.monotonic() - self._began)))
+
+    def _next_iteration(self, training: _Training) -> int:
+        return training.results.training_iteration + 1
+
+    def _make_evaluations(self, training: _Training) -> Evaluations | None:
+        """Evaluations as configured; where none is beside training, that stands still for each."""
+        if not self._config.evaluation_interval:
+            return None
+        save, run_dir = partial(training.saver.save_last, with_experience=False), self._directory.path
+        made = Evaluations(self._config, run_dir, save, tell=self._tell, play=training.play)
+        if not made.is_beside:
+            training.flow.is_enough = lambda: made.is_due(self._next_iteration(training)) and self._is_due(training)
+        return made
+
+    async def _evaluate(self, training: _Training, evaluations: Evaluations, iteration: int) -> None:
+        if evaluations.is_beside:
+            evaluations.begin(iteration)
+        else:
+            with contextlib.suppress(Ended):  # whoever looks next sees that
+                await training.end.before(evaluations.run(iteration))
+
+    def _stop_reason(self, training: _Training) -> str:
         """Why training is to end now, but for its time; "" if it is not."""
-        config, results, trained = self._config, training.results, training.service.counters.env_steps_trained
+        config, results, trained = self._config, training.results, training.counters.env_steps_trained
         if config.stop_return is not None and results.has_reached(config.stop_return):
             return f"Solved: mean return {results.mean_last():.1f} over the last 100 episodes."
+        evaluations, wanted = self._evaluations, config.stop_evaluation_return
+        if evaluations is not None and wanted is not None and evaluations.mean_return >= wanted:
+            return f"Done: an evaluation gave a mean return of {evaluations.mean_return:,.1f}."
         if config.stop_timesteps is not None and trained >= config.stop_timesteps:
             return f"Done: {trained:,} env steps were trained on."
         return ""
 
-    def _finish_iteration(self, training: Training) -> None:
+    def _finish_iteration(self, training: _Training) -> None:
         result = training.finish_iteration()
-        self._iteration_began = time.monotonic()
-        self._steps_at_iteration = training.service.counters.env_steps_trained
-        self._tell_callbacks(training, result)
+        if self._evaluations is not None:
+            result |= self._evaluations.take()
+        report(result, training.callbacks, self, self._files.write)
         self._result = result
-        self._files.write(result)
         self._display.update(result, time.monotonic())
-
-    def _tell_callbacks(self, training: Training, result: dict[str, Any]) -> None:
-        """Let the user's hook see the result and change it.
-
-        Raises:
-            ConfigError: it raised.
-        """
-        if training.callbacks is None:
-            return
-        try:
-            training.callbacks.on_train_result(trainer=self, result=result)
-        except Exception as error:
-            # whatever a user's hook raises
-            raise ConfigError(
-                f"callbacks {self._config.callbacks!r}: on_train_result failed: {error!r:.500}", key="callbacks"
-            ) from error
 
     def _tell(self, text: str, level: int) -> None:
         text = indented(many_lines(text, _MAX_EVENT))  # parts of it may come from a peer or a file
         logger.log(level, "%s", text, extra={"shown": True})
         self._display.event(text, time.monotonic(), level)
 
-    async def _tick(self, training: Training) -> None:
+    async def _tick(self, training: _Training) -> None:
         said = 0.0
         while True:
             now = time.monotonic()
@@ -242,26 +362,29 @@ class Run:
                 self._display.status(self._status, now)
             self._display_logs.drain(self._display, now)
             self._display.tick(now)
-            if training.silent_s > _SAY_WAITING_S and now - said > 3 * _SAY_WAITING_S:
+            if training.silent_s > _SAY_WAITING_S and now - said > 3 * _SAY_WAITING_S and not self._is_watched:
                 said = now
-                waiting = training.service.waiting_for(now)
+                waiting = training.waiting_for()
                 self._tell(f"no update for {training.silent_s:.0f} s: {waiting}", logging.WARNING)
             await asyncio.sleep(0.5)
 
     # End ------------------------------------------------------------------------------------------------------
 
-    async def _finish(self, training: Training, reason: str) -> Outcome:
+    async def _finish(self, training: _Training, reason: str) -> Outcome:
         ok = True
         await training.await_last_update()
-        if training.service.counters.env_steps_trained > self._steps_at_iteration:
+        if self._evaluations is not None and not training.end.hurry.is_set():
+            with contextlib.suppress(TimeoutError):  # what is being evaluated may be the best there is
+                await asyncio.wait_for(self._evaluations.finish(), _EVALUATION_S)
+        if training.iteration.has_trained:
             try:
                 self._finish_iteration(training)
             except ConfigError as error:
                 logger.exception("the last iteration is not reported")
                 ok, reason = False, str(error)
-        saver = training.learner.saver
+        saver = training.saver
         if not saver.has_news:
-            since = "since the resume" if training.service.counters.updates else "yet"
+            since = "since the resume" if training.counters.updates else "yet"
             return Outcome(ok, f"{reason} Nothing was trained {since}, so there is nothing to save.", {})
         try:
             await saver.save_last()
@@ -269,18 +392,19 @@ class Run:
             ok, reason = False, str(error)
         return Outcome(ok, reason, self._result)
 
-    async def _save_what_was_learned(self, training: Training) -> None:
+    async def _save_what_was_learned(self, training: _Training) -> None:
         """Write a checkpoint although the run has failed; it does so by its own error, not by one of this."""
         training.end.hurry.set()
         await training.await_last_update()
-        if training.learner.saver.has_news:
+        if training.saver.has_news:
             try:
-                await training.learner.saver.save_last()
+                await training.saver.save_last()
             except CheckpointError as error:
                 self._tell(str(error), logging.ERROR)
 
     def _draw(self) -> None:
         """Draw the learning curve, if any episode has ended."""
+        self._files.flush()
         config = self._config
         try:
             picture = plot_learning_curve(
@@ -305,10 +429,17 @@ class Run:
         if self.training is None or (outcome.ok and not outcome.result):
             return Summary(f"{outcome.reason} (run directory: {directory})", "")
         checkpoint = self.training.newest_checkpoint
-        steps = [("go on training from here", f"python -m aiorl.learner --resume {directory}")] if checkpoint else []
+        steps = []
+        if checkpoint:
+            steps.append(("see how well it does", f"python -m aiorl.evaluate {directory}"))
+            if (self._directory.path / BEST).is_dir():
+                best = shlex.quote(str(self._directory.path / BEST))
+                steps.append(("the one that did best in an evaluation", f"python -m aiorl.evaluate {best}"))
+            steps.append(("go on training from here", f"python -m aiorl.learner --resume {directory}"))
         steps.append(("draw the learning curve again", f"python -m aiorl.report.plot {directory}"))
         steps.append(("look at all figures", f"tensorboard --logdir {directory}"))
-        steps.append(("add workers while it trains, from any host", self.training.join_command))
+        if self.training.join_command:
+            steps.append(("add workers while it trains, from any host", self.training.join_command))
         return Summary(
             reason=outcome.reason,
             run_dir=str(self._directory.path),

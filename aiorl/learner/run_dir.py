@@ -10,7 +10,7 @@ It holds:
     checkpoints/
 
 Nothing outside of it is written but the key of the run, where other processes of the same user find it
-(`aiorl.transport.run_keys`).
+(`aiorl.transport.run_keys`), and what XLA compiled, for later runs (`aiorl.learner.compilation_cache`).
 """
 
 from __future__ import annotations
@@ -97,12 +97,8 @@ class RunDirectory:
         directory = cls(path, _locked(path), run_id, address, seed=config.seed)
         try:
             if config.resume is None and (path / _RUN).exists():
-                raise ConfigError(
-                    f"{path} already holds a run.",
-                    key="run_dir",
-                    value=str(path),
-                    hint=f"Go on with it by --resume {path}, or give another directory.",
-                )
+                hint = f"Go on with it by --resume {path}, or give another directory."
+                raise _unusable(path, f"{path} already holds a run.", hint)
             directory._prepare()
             if config.resume is None:
                 directory.save_config(config)
@@ -142,11 +138,8 @@ class RunDirectory:
             temporary.write_text(json.dumps(facts) + "\n", encoding="utf-8")
             os.replace(temporary, self.path / _RUN)
         except OSError as error:
-            raise ConfigError(
-                f"{self.path / _RUN} can't be written: {error.strerror or error}.",
-                key="run_dir",
-                value=str(self.path),
-            ) from error
+            said = f"{self.path / _RUN} can't be written: {error.strerror or error}."
+            raise _unusable(self.path, said) from error
 
     def make_again(self, config: CommonConfig) -> bool:
         """Make the directory again if it was removed, renamed or replaced since; whether that was so.
@@ -160,7 +153,7 @@ class RunDirectory:
         lock = _locked(self.path)
         try:
             if (self.path / _RUN).exists() and _facts(self.path)[0] != self.run_id:
-                raise ConfigError(f"{self.path} holds another run now.", key="run_dir", value=str(self.path))
+                raise _unusable(self.path, f"{self.path} holds another run now.")
             self._prepare()
             self.save_config(config)
             self.save_address(self._address)
@@ -178,12 +171,7 @@ class RunDirectory:
             self.checkpoints.mkdir(exist_ok=True)
             for path in (*self.path.iterdir(), *(self.path / "logs").iterdir()):
                 if _OWN_FILE.fullmatch(path.name) and (path.is_symlink() or not path.is_file()):
-                    raise ConfigError(
-                        f"{path} is no regular file, so nothing is written to it.",
-                        key="run_dir",
-                        value=str(self.path),
-                        hint="Remove it.",
-                    )
+                    raise _unusable(self.path, f"{path} is no regular file, so nothing is written to it.", "Remove it.")
             self.log.open("a").close()
             clear_partial(self.checkpoints)
         except OSError as error:
@@ -209,12 +197,12 @@ def _locked(path: Path) -> RunLock:
 
 
 def _unwritable(path: Path, reason: str | None) -> ConfigError:
-    return ConfigError(
-        f"the run directory {path} can't be written: {reason}.",
-        key="run_dir",
-        value=str(path),
-        hint="Give another one with --run-dir DIR.",
-    )
+    said = f"the run directory {path} can't be written: {reason}."
+    return _unusable(path, said, "Give another one with --run-dir DIR.")
+
+
+def _unusable(path: Path, said: str, hint: str = "", *, key: str = "run_dir") -> ConfigError:
+    return ConfigError(said, key=key, value=str(path), hint=hint)
 
 
 def _facts(path: Path) -> tuple[str, str]:
@@ -234,16 +222,11 @@ def _facts(path: Path) -> tuple[str, str]:
             raise ValueError(f"{address!r:.100} is no address")
         split_address(address, key="address")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError(
-            f"{path} is no run directory: it holds no {_RUN}.",
-            key="resume",
-            value=str(path),
-            hint="Give the directory that the run named at its end.",
-        ) from error
+        hint = "Give the directory that the run named at its end."
+        raise _unusable(path, f"{path} is no run directory: it holds no {_RUN}.", hint, key="resume") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path / _RUN} can't be read: {getattr(error, 'strerror', None) or error}.", key="resume", value=str(path)
-        ) from error
+        said = f"{path / _RUN} can't be read: {getattr(error, 'strerror', None) or error}."
+        raise _unusable(path, said, key="resume") from error
     return run_id, address
 
 
@@ -253,8 +236,8 @@ def _make_new(config: CommonConfig) -> Path:
         path = Path(config.run_dir).expanduser()
         _make(path, exist_ok=True)
         return path
-    env = re.sub(r"[^A-Za-z0-9._-]+", "-", str(config.env))
-    base = f"{config.algo}_{env}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    algo, env = (re.sub(r"[^A-Za-z0-9._-]+", "-", str(name)) for name in (config.algo, config.env))
+    base = f"{algo}_{env}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     path = Path(_RESULTS_ROOT) / base
     while True:
         with contextlib.suppress(FileExistsError):

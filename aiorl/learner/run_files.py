@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiorl.config.schema import CommonConfig
+from aiorl.config.withheld import without_secrets
 from aiorl.errors import ConfigError
 from aiorl.learner.run_dir import RunDirectory
+from aiorl.report.background import BackgroundLogger
 from aiorl.report.log_files import LogFile
-from aiorl.report.loggers import Loggers, open_loggers
+from aiorl.report.loggers import Loggers, make_loggers, open_loggers
 
 __all__ = ["RunFiles"]
 
 
 class RunFiles:
-    """Writes the results of a run, and sees that its directory is there.
+    """Writes the results of a run beside it, and sees that its directory is there.
 
     One that was removed, renamed or replaced is made again, so that at least what was learned is not lost with it.
     """
@@ -32,7 +34,8 @@ class RunFiles:
         self._config = config
         self._directory = directory
         self._tell = tell
-        self._loggers: Loggers | None = None
+        self._loggers: BackgroundLogger | None = None
+        self._users: Loggers | None = None
         self._is_new = self._is_log_gone = self._are_results_gone = False
         self._fault = ""
 
@@ -40,15 +43,31 @@ class RunFiles:
         """Open the files of results, and take off what is there of later ones than those of a resume.
 
         Raises:
-            ConfigError: one can't be written.
+            ConfigError: one can't be written, or a logger of the user's can't be made.
         """
-        self._loggers = open_loggers(self._directory.path, resume_iteration=resume_iteration, resume_step=resume_step)
+        path = self._directory.path
+        opened = open_loggers(path, resume_iteration=resume_iteration, resume_step=resume_step)
+        self._loggers = BackgroundLogger(opened)
+        if self._users is None:
+            config = without_secrets(self._config.to_dict())
+            self._users = make_loggers(self._config.loggers, path.absolute(), config)
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Write a result."""
+        """Have a result written; it is there in a moment, and at the latest when `flush` returns."""
         self.keep()
+        for loggers in (self._loggers, self._users):
+            if loggers is not None:
+                loggers.write(result)
+
+    def flush(self) -> None:
+        """Wait until all results are written."""
         if self._loggers is not None:
-            self._loggers.write(result)
+            self._loggers.flush()
+
+    def before_checkpoint(self) -> None:
+        """See that there is a directory, with all results before what is to be saved."""
+        self.keep()
+        self.flush()
 
     def keep(self) -> None:
         """Make the directory again if it is gone, and open anew what was open there; what fails is tried again."""
@@ -69,7 +88,8 @@ class RunFiles:
             return
         self._fault = ""
         if self._is_log_gone:
-            logs = [handler for handler in logging.getLogger().handlers if isinstance(handler, LogFile)]
+            handlers = [*logging.getLogger().handlers, *logging.getLogger("aiorl").handlers]  # the latter of trainers
+            logs = [handler for handler in handlers if isinstance(handler, LogFile)]
             self._is_log_gone = not all([log.open_again() for log in logs])
         if self._is_new:
             self._is_new = False
@@ -81,5 +101,6 @@ class RunFiles:
 
     def close(self) -> None:
         """Close the files."""
-        if self._loggers is not None:
-            self._loggers.close()
+        for loggers in (self._loggers, self._users):
+            if loggers is not None:
+                loggers.close()

@@ -1,10 +1,9 @@
 """The learner's tasks around its endpoint and its session.
 
-    frames -> decode -> session -> accepted fragments -> assembler -> update thread -> weights -> snapshot -> all
+    frames -> decode -> session -> accepted fragments -> flow -> snapshots and leases -> session -> encode -> frames
 
-Everything here runs on the event loop except the updates, which have a thread of their own, so receiving and
-decoding go on beside them. Nothing here knows an algorithm's name: the algorithm's lease plan says how much may
-be sampled and at which version.
+Everything here runs on the event loop, and receiving and decoding go on beside the updates, which have a thread of
+their own.
 """
 
 from __future__ import annotations
@@ -15,30 +14,28 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import BatchError, ConfigError, LocalProtocolError, RemoteProtocolError
+from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteProtocolError
 from aiorl.learner.build import Learning
-from aiorl.learner.ingest import STALE, AssembledBatch, BatchAssembler, QueuedFragment, check_samples
-from aiorl.learner.publish import Publisher
+from aiorl.learner.flow import Counters, Flow
 from aiorl.learner.update_thread import UpdateDone, UpdateThread
+from aiorl.process.memory_quota import keep_within
 from aiorl.process.tasks import Tasks
 from aiorl.protocol import events as ev
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession
-from aiorl.protocol.pacing import Pacing
+from aiorl.protocol.ledger import Ledger
 from aiorl.protocol.rates import EventRates
 from aiorl.report.results import Progress, Results
-from aiorl.text import one_line, without_numbers
+from aiorl.text import without_numbers
 from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Event, EventKind, LearnerEndpoint
 from aiorl.wire.decoding import decode, decode_hello
 from aiorl.wire.encoding import encode
 from aiorl.wire.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
-from aiorl.wire.messages import DownMessage, Hello, PolicyArrays, Welcome
+from aiorl.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArrays, Welcome
 
-__all__ = ["Counters", "LearnerService"]
+__all__ = ["LearnerService"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,25 +44,6 @@ _QUEUED_BYTES = 1 << 30
 _HUNG_S = 60.0
 _MAX_REASON = 500
 _MAX_NAMED = 8
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals of the run, kept over a resume.
-
-    Attributes:
-        env_steps_sampled: env steps that arrived.
-        agent_steps_sampled: rows that arrived.
-        env_steps_trained: env steps trained on.
-        updates: updates done, skipped ones included.
-        updates_skipped: updates that were not finite.
-    """
-
-    env_steps_sampled: int = 0
-    agent_steps_sampled: int = 0
-    env_steps_trained: int = 0
-    updates: int = 0
-    updates_skipped: int = 0
 
 
 class LearnerService:
@@ -77,8 +55,6 @@ class LearnerService:
         session: the protocol's state.
         counters: totals of the run.
         results: episodes and rates.
-        publisher: version and merged filters; None before ``begin``.
-        learner_metrics: metrics of the newest update.
     """
 
     def __init__(
@@ -91,6 +67,7 @@ class LearnerService:
         on_event: Callable[[str, int], None],
         on_failure: Callable[[BaseException], None],
         on_worker_failed: Callable[[ev.WorkerFailed], None] = lambda failed: None,
+        on_out_of_data: Callable[[], None] = lambda: None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """Take the parts; nothing is started.
@@ -103,34 +80,27 @@ class LearnerService:
             on_event: told (text, logging level) what users want to know.
             on_failure: told of an error of a task, after which the service is of no use.
             on_worker_failed: told what workers report of failures of their own.
+            on_out_of_data: told, again and again, that the registered workers have read all of their stored experience
+                and that it was trained on, but for what is less than a train batch.
             limits: bounds of messages.
         """
         self.session = session
         self.counters = Counters()
         self.results = results
-        self.publisher: Publisher | None = None
-        self.learner_metrics: dict[str, float] = {}
         self._config = config
         self._endpoint = endpoint
         self._on_event = on_event
         self._on_worker_failed = on_worker_failed
+        self._on_out_of_data = on_out_of_data
         self._limits = limits
         self._compress = config.transport.compression != "off"
-        self._max_queued_bytes = config.object_store_memory or _QUEUED_BYTES
-        self._plan: LeasePlan | None = None
-        self._assembler: BatchAssembler | None = None
-        self._updates: UpdateThread | None = None
-        self._check_fragment: Callable[[PolicyArrays], None] = lambda batches: None
-        self._is_columnar = True
-        self._num_in_thread = 0
-        self._granting = False
+        self._flow: Flow | None = None
         self._pump_due = False
         self._tasks = Tasks(on_failure)
         self._hung: set[str] = set()  # incarnations, of live workers only
         self._slow: set[int] = set()  # slots, of live workers only
         self._rates = EventRates()
         self._joined = asyncio.Event()
-        self._stopping = False
         self._is_over = False
 
     @property
@@ -139,13 +109,20 @@ class LearnerService:
         return self._endpoint.address
 
     @property
-    def is_granting(self) -> bool:
-        """Whether workers get leases."""
-        return self._granting
+    def ledger(self) -> Ledger:
+        """The account of env steps."""
+        return self.session.ledger
 
     @property
-    def _is_streaming(self) -> bool:
-        return self.session.leases.pacing is not None
+    def flow(self) -> Flow:
+        """What becomes of the fragments that come; nobody is registered, and none comes, before ``begin``.
+
+        Raises:
+            InternalError: it was asked for before.
+        """
+        if self._flow is None:
+            raise InternalError("training has not begun")
+        return self._flow
 
     # Life -----------------------------------------------------------------------------------------------------
 
@@ -161,28 +138,29 @@ class LearnerService:
         self._endpoint.start()
         self._tasks.start(self._tick(), "tick")
         self._tasks.start(give_back_regularly(), "memory")
+        if self._config.memory:
+            self._tasks.start(keep_within(self._config.memory, "memory"), "memory quota")
         return self._endpoint.address
 
-    def begin(self, learning: Learning, updates: UpdateThread, publisher: Publisher) -> None:
-        """Admit workers and publish the first snapshot; sampling starts with ``grant_leases``.
+    def begin(self, learning: Learning, updates: UpdateThread) -> None:
+        """Admit workers and publish the first snapshot; sampling starts with ``go_on``.
 
         Raises:
             ConfigError: what workers need to know is larger than messages may be, room for what grows with their number
                 included.
         """
-        self.publisher = publisher
-        self._updates = updates
-        self._plan = learning.lease_plan
-        self._check_fragment = learning.group.check_fragment
-        self._is_columnar = learning.worker_part.sampling == "columnar"
-        self._assembler = BatchAssembler(self._plan)
-        if self._plan.mode == "streaming":
-            self.session.leases.set_pacing(
-                Pacing(self._plan.fragments_per_batch, self._plan.max_policy_lag, self._plan.outstanding_per_worker)
-            )
-        part, weights = learning.worker_part.to_dict(), learning.group.get_weights()
-        snapshot = publisher.next_snapshot(weights, self._global_vars)
         session = self.session
+        self._flow = Flow(
+            learning,
+            updates,
+            session,
+            self.counters,
+            self.results,
+            tell=self._tell_of,
+            say=self._on_event,
+            max_queued_bytes=self._config.object_store_memory or _QUEUED_BYTES,
+        )
+        part, snapshot = learning.worker_part.to_dict(), self._flow.next_snapshot(learning.group.get_weights())
         welcome = Welcome(
             0, self._config.num_workers, session.run_id, session.learner_incarnation, part, learning.graphs, snapshot
         )
@@ -211,16 +189,15 @@ class LearnerService:
             return False
         return True
 
-    def grant_leases(self) -> None:
-        """Start sampling: from now on leases follow the algorithm's plan."""
-        self._granting = True
-        self._grant_next_batch()
+    def go_on(self) -> None:
+        """Start sampling, or go on after `Flow.is_enough`: from now on leases follow the algorithm's plan."""
+        self.flow.go_on()
         self._pump()
 
     def stop_training(self) -> None:
         """Take nothing more into updates and results; workers go on being answered."""
-        self._stopping = True
-        self._granting = False
+        if self._flow is not None:
+            self._flow.stop()
 
     async def close(self, reason: str, *, final: bool) -> None:
         """Say goodbye to the workers and close the endpoint; from the call on, nothing else is said."""
@@ -277,6 +254,7 @@ class LearnerService:
             self.session.ledger.check()
             self._look_for_hung_workers()
             self._look_for_slow_workers()
+            self._look_for_end_of_data()
             self._tell_of_the_rest()
             await asyncio.sleep(_TICK_S)
 
@@ -292,7 +270,8 @@ class LearnerService:
             self._handle(event)
             if isinstance(event, ev.PeerRejected) and event.dropped:
                 rejected.append(event)
-        self._feed_updates()
+        if self._flow is not None:
+            self._flow.feed_updates()
         for target, message in self.session.messages_to_send():
             self._say(target, message)
         for event in rejected:  # after it was told why
@@ -313,21 +292,19 @@ class LearnerService:
     def _handle(self, event: ev.LearnerEvent) -> None:
         match event:
             case ev.SamplesAccepted():
-                self._take_samples(event)
+                self.flow.take(event)
             case ev.WorkerJoined(slot, incarnation, _, host, pid, local):
-                if self.publisher is not None:
-                    self.publisher.join(incarnation)
+                self.flow.publisher.join(incarnation)
                 kind = "local worker" if local else "worker"
                 self._tell_of("workers that joined", slot, f"{kind} {slot} joined ({host}, pid {pid})", logging.INFO)
                 self._joined.set()
-                self._stream()
+                self.flow.stream()
             case ev.WorkerLost(slot, incarnation, _, reason, lost_env_steps):
                 lost = f"; {lost_env_steps:,} env steps on their way are lost" if lost_env_steps else ""
                 said = f"worker {slot} lost: {reason}{lost}"
                 what = without_numbers(reason) if reason.startswith("failed: ") else None  # the failure is told already
                 self._tell_of("workers lost", slot, said, logging.WARNING, what=what)
-                if self.publisher is not None:
-                    self.publisher.forget(incarnation)
+                self.flow.publisher.forget(incarnation)
             case ev.WorkerFailed(slot, _, _, message, text, _):
                 said = f"worker {slot} failed: {message}\n{text}".rstrip()
                 self._tell_of("failures of workers", slot, said, logging.ERROR, what=without_numbers(message))
@@ -346,14 +323,7 @@ class LearnerService:
                     self._tell_of("stacks of workers", slot, f"what worker {slot} is doing:\n{said}", logging.WARNING)
 
     def _tell_of(
-        self,
-        kind: str,
-        source: object,
-        text: str,
-        level: int,
-        *,
-        at_most: int | None = None,
-        what: str | None = None,
+        self, kind: str, source: object, text: str, level: int, *, at_most: int | None = None, what: str | None = None
     ) -> bool:
         """Tell the user what a peer has done, the one way there is, but not more often than anybody can read.
 
@@ -372,152 +342,29 @@ class LearnerService:
             counts = ", ".join(f"{kind}: {count:,}" for kind, count in left_out.items())
             self._on_event(f"in the last minute, beside those told one by one: {counts}", logging.WARNING)
 
-    def _take_samples(self, event: ev.SamplesAccepted) -> None:
-        message, assembler, publisher = event.message, self._assembler, self.publisher
-        if assembler is None or publisher is None:
-            self.session.ledger.discard("before training began", message.env_steps)
-            return
-        try:
-            self._check_fragment(message.batches)
-            episodes = check_samples(message, every_row_is_a_step=self._is_columnar)
-        except BatchError as error:
-            self.session.ledger.discard("malformed", message.env_steps)
-            said = f"worker {event.slot} sent what can't be trained on: {one_line(str(error), _MAX_REASON)}"
-            self._tell_of("malformed fragments", event.slot, said, logging.ERROR)
-            self.session.lose(event.slot, "it sent a malformed fragment", time.monotonic())
-            if not self._is_streaming:
-                self.session.deal_again(1)
-            return
-        self.counters.env_steps_sampled += message.env_steps
-        self.counters.agent_steps_sampled += message.agent_steps
-        if not self._stopping:  # the last result is of what the run ended for, not of what came while it ended
-            self.results.add_episodes(episodes)
-            self.results.add_perf(message.perf)
-        fragment = QueuedFragment(
-            slot=event.slot,
-            seq=message.seq,
-            version=message.first_version,
-            batches=message.batches,
-            env_steps=message.env_steps,
-            incarnation=event.incarnation,
-            filter_deltas=message.filter_deltas,
-        )
-        assembler.add(fragment)
-        if self._is_streaming:
-            self._merge(fragment)
-
     # Updates --------------------------------------------------------------------------------------------------
-
-    def _feed_updates(self) -> None:
-        """Hand out train batches while the update thread has room, and lease what replaces them."""
-        assembler, updates = self._assembler, self._updates
-        if assembler is None or updates is None or self._stopping:
-            return
-        while updates.has_room:
-            assembler.prune(ahead=self._num_in_thread)
-            if not assembler.is_ready:
-                break
-            batch = assembler.take()
-            if not self._is_streaming:  # in worker order, so that every bit of the statistic is repeatable
-                for fragment in batch.fragments:
-                    self._merge(fragment)
-            updates.submit_nowait(batch)
-            self._num_in_thread += 1
-        pacing = self.session.leases.pacing
-        for discarded in assembler.take_discarded():
-            self.session.ledger.discard(discarded.reason, discarded.env_steps)
-            if pacing is None:  # on-policy: what it saw counts, used or not
-                self._merge(discarded.fragment)
-            elif discarded.reason == STALE:
-                pacing.outdated(discarded.fragment.slot)
-        self._stream()
-
-    def _merge(self, fragment: QueuedFragment) -> None:
-        assert self.publisher is not None
-        try:
-            self.publisher.merge_deltas(fragment.incarnation, fragment.seq, fragment.filter_deltas)
-        except BatchError as error:
-            said = f"worker {fragment.slot} sent a filter delta that was left out: {one_line(str(error), _MAX_REASON)}"
-            self._tell_of("filter deltas left out", fragment.slot, said, logging.WARNING)
 
     def take_update(self, done: UpdateDone) -> None:
         """An update has ended: account for it, publish its weights, lease what comes next."""
-        assert self.publisher is not None
-        assert self._assembler is not None
-        self._num_in_thread -= 1
-        for fragment in done.batch.fragments:
-            self.results.add_lag(self.publisher.version - fragment.version, fragment.env_steps)
-        self.session.ledger.train(done.batch.env_steps)
-        self.counters.env_steps_trained += done.batch.env_steps
-        self.counters.updates += 1
-        if done.result.skipped:
-            self.counters.updates_skipped += 1
-            where = f": column {done.result.bad_column!r} is not finite" if done.result.bad_column else ""
-            self._on_event(f"an update was skipped, its loss or gradients were not finite{where}", logging.WARNING)
-        self.learner_metrics = {
-            **done.result.metrics,
-            "update_s": done.update_s,
-            "make_batch_s": done.make_batch_s,
-            "wait_for_batch_s": done.wait_s,
-        }
-        if self.session.leases.pacing is not None:
-            self.session.leases.pacing.updated(done.wait_s, self._assembler.queued_fragments, time.monotonic())
-        self._publish(done.weights)
-        self._assembler.set_version(self.publisher.version)
-        self._grant_next_batch()
+        self.flow.take_update(done)
         self._pump()
 
-    def drop_batch(self, batch: AssembledBatch) -> None:
-        """A batch the update thread failed on: its env steps are accounted for."""
-        self._num_in_thread -= 1
-        self.session.ledger.discard("the update failed", batch.env_steps)
-
-    def _publish(self, weights: PolicyArrays) -> None:
-        assert self.publisher is not None
-        self.session.publish(self.publisher.next_snapshot(weights, self._global_vars), time.monotonic())
-
-    @property
-    def _global_vars(self) -> dict[str, int]:
-        return {"timestep": self.counters.env_steps_sampled}
-
-    # Leases ---------------------------------------------------------------------------------------------------
-
-    def _grant_next_batch(self) -> None:
-        """On-policy: lease exactly one train batch of the newest version. Streaming: what the budget allows."""
-        if not self._granting or self._plan is None or self.publisher is None:
-            return
-        if self._is_streaming:
-            self._stream()
-        else:
-            self.session.deal(self.publisher.version, self._plan.fragments_per_batch)
-
-    def _stream(self) -> None:
-        plan, assembler, publisher, pacing = self._plan, self._assembler, self.publisher, self.session.leases.pacing
-        if not self._granting or plan is None or assembler is None or publisher is None or pacing is None:
-            return
-        coming = assembler.queued_fragments + pacing.outstanding
-        if coming >= plan.fragments_per_batch and assembler.size_of(coming) >= self._max_queued_bytes:
-            return
-        oldest = publisher.version if plan.max_policy_lag is None else publisher.version - plan.max_policy_lag
-        waiting = assembler.queued_fragments + self._num_in_thread * plan.fragments_per_batch
-        self.session.stream(waiting, max(0, oldest))
+    def set_weights(self, weights: PolicyArrays) -> None:
+        """Publish other weights than an update led to, while no update is made; training stands still then."""
+        self.flow.set_weights(weights)
+        self._pump()
 
     # Reports --------------------------------------------------------------------------------------------------
 
     def progress(self, perf: Mapping[str, float] | None) -> Progress:
         """Where the learner stands now."""
-        stats, counters = self._endpoint.stats(), self.counters
-        queued = self._assembler.queued_fragments if self._assembler is not None else 0
+        stats, flow = self._endpoint.stats(), self._flow
         return Progress(
-            env_steps_sampled=counters.env_steps_sampled,
-            env_steps_trained=counters.env_steps_trained,
-            agent_steps_sampled=counters.agent_steps_sampled,
-            updates=counters.updates,
-            updates_skipped=counters.updates_skipped,
+            **dataclasses.asdict(self.counters),
             num_healthy_workers=len(self.session.slots),
             ledger=self.session.ledger.as_dict(),
             transport={
-                "queued_fragments": queued,
+                "queued_fragments": 0 if flow is None else flow.queued_fragments,
                 "queued_messages_out": stats.queued_messages,
                 "rejected_messages": stats.rejected,
                 "refused_connections": stats.refused,
@@ -525,13 +372,13 @@ class LearnerService:
             },
             bytes_in=stats.bytes_in,
             bytes_out=stats.bytes_out,
-            learner=self.learner_metrics,
+            learner={} if flow is None else flow.metrics,
             perf=perf,
         )
 
-    def waiting_for(self, now: float) -> str:
+    def waiting_for(self) -> str:
         """Why nothing happens, in plain words: what each worker says of itself."""
-        workers = self.session.workers(now)
+        workers = self.session.workers
         if not workers:
             return f"no worker is connected; they join with: python -m aiorl.worker --connect {self._endpoint.address}"
         said = [
@@ -545,7 +392,7 @@ class LearnerService:
     def _look_for_hung_workers(self) -> None:
         """Name a worker whose environment does not return, and have it say where it is stuck."""
         now = time.monotonic()
-        hung = self.session.workers(now, min_in_env_s=_HUNG_S)
+        hung = [worker for worker in self.session.workers if worker.in_env_s >= _HUNG_S]
         for info in hung:
             if info.incarnation not in self._hung:
                 said = (
@@ -555,6 +402,11 @@ class LearnerService:
                 if self._tell_of("environments that hang", info.slot, said, logging.WARNING):
                     self.session.call(info.slot, "stacks", {}, now)
         self._hung = {info.incarnation for info in hung}
+
+    def _look_for_end_of_data(self) -> None:
+        workers = self.session.workers if self.session.settings.data_ends else []
+        if workers and all(worker.state == OUT_OF_DATA for worker in workers) and self.flow.is_drained:
+            self._on_out_of_data()
 
     def _look_for_slow_workers(self) -> None:
         """Name workers that get no leases since the policy outruns what they sample, once while they are there."""

@@ -7,80 +7,221 @@ TensorFlow reads its thread counts and devices once; so this module is called be
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
+import importlib.util
 import logging
+import math
 import os
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
+from aiorl.learner.compilation_cache import CompilationCache
+from aiorl.process.cores import usable_cores
 
-__all__ = ["configure_tensorflow", "num_threads", "prepare_environment"]
+__all__ = [
+    "begin_loading",
+    "compilation_cache",
+    "configure_tensorflow",
+    "num_threads",
+    "prepare_environment",
+    "prepare_import",
+]
 
 logger = logging.getLogger(__name__)
 
+_CACHE_FLAG = "--tf_xla_persistent_cache_directory"
+_cache: CompilationCache | None = None  # of this process: TensorFlow reads its variables once
 
-def prepare_environment(config: CommonConfig) -> None:
-    """Set the environment variables that TensorFlow reads at import; imports nothing."""
+
+def prepare_import() -> None:
+    """Set those variables that TensorFlow and Keras read at import whatever the config says."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["KERAS_BACKEND"] = "tensorflow"
+
+
+def prepare_environment(config: CommonConfig) -> None:
+    """Set the environment variables that TensorFlow reads; imports nothing."""
+    prepare_import()
     if config.num_gpus == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if config.compilation_cache != "off" and config.xla != "off":
+        _keep_compilations(config)
+
+
+def compilation_cache() -> CompilationCache | None:
+    """What keeps compiled updates on disk; None where nothing does, or the user's own ``TF_XLA_FLAGS`` do."""
+    return _cache
+
+
+def _keep_compilations(config: CommonConfig) -> None:
+    """Tell TensorFlow where to keep what it compiles, unless the user has done so; the log says why it is not done."""
+    global _cache
+    flags, setting = os.environ.get("TF_XLA_FLAGS", "").strip(), config.compilation_cache
+    if _CACHE_FLAG in flags or (flags and not flags.startswith("-")):  # what does not begin so is the name of a file
+        return
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    root = os.path.expanduser(os.path.join(base, "aiorl", "xla") if setting == "auto" else setting)
+    try:
+        if not os.path.isabs(root) and setting == "auto":
+            raise OSError("there is no home directory")
+        if not root.isprintable() or set(root) & set(" '\"\\"):
+            raise OSError("its name has blanks or quotes, which TF_XLA_FLAGS can't hold")
+        _cache = CompilationCache.open(Path(root), num_threads(config))
+    except OSError as error:
+        level = logging.INFO if setting == "auto" else logging.WARNING
+        logger.log(level, "what XLA compiles is not kept in %s for later runs: %s", root, error)
+        return
+    os.environ["TF_XLA_FLAGS"] = (
+        f"{flags} {_CACHE_FLAG}={_cache.folder} --tf_xla_persistent_cache_device_types=CPU".strip()
+    )
 
 
 def num_threads(config: CommonConfig) -> int:
     """Threads for TensorFlow's kernels: as configured, but no more than there are cores to run on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    wanted = config.threads or int(config.local_tf_session_args.get("intra_op_parallelism_threads", cores))
+    cores = usable_cores()
+    wanted = config.threads or int(config.session_args(0).get("intra_op_parallelism_threads", cores))
     return max(1, min(wanted, cores))
 
 
-def configure_tensorflow(config: CommonConfig, log: Path | None = None) -> None:
-    """Import TensorFlow with the threads and devices of the config; takes about two seconds.
+def begin_loading() -> None:
+    """Have TensorFlow's libraries loaded in a thread, half a second, while other modules are imported.
+
+    The import finds them loaded then, or waits for the rest. By the C function, which Python's lock is released for.
+    """
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or spec.origin is None or not sys.platform.startswith("linux"):
+        return
+    libraries = [Path(spec.origin).parent / f"libtensorflow_{name}.so.2" for name in ("framework", "cc")]
+    load = ctypes.CDLL(None).dlopen
+    load.argtypes, load.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
+
+    def load_all() -> None:
+        for library in libraries:
+            load(os.fsencode(library), os.RTLD_NOW)  # what fails here fails in the import, which says why
+
+    threading.Thread(target=load_all, name="tensorflow", daemon=True).start()
+
+
+def import_tensorflow(config: CommonConfig, log: Path | None = None) -> None:
+    """Import it, in as little time as can be; no thread of its own runs afterwards.
 
     Args:
         config: the effective configuration.
         log: file for what TensorFlow's libraries print while they are loaded; None leaves it on stderr.
+    """
+    prepare_environment(config)
+    with _stderr_to(log), _hidden("matplotlib", "cv2"), _no_collection():
+        importlib.import_module("tensorflow")
+
+
+def configure_tensorflow(config: CommonConfig, log: Path | None = None) -> None:
+    """Import TensorFlow with the threads and devices of the config; takes a few seconds.
+
+    Threads stay as they are in a process that has used TensorFlow before.
+
+    Args:
+        config: the effective configuration.
+        log: see `import_tensorflow`.
 
     Raises:
         ConfigError: GPUs were asked for and TensorFlow sees none.
     """
-    prepare_environment(config)
-    with _stderr_to(log), _hidden("matplotlib"):
-        import tensorflow as tf
+    import_tensorflow(config, log)
+    import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(num_threads(config))
     # One inter-op thread can hang on nested functions (tensorflow#38969)
-    inter = int(config.local_tf_session_args.get("inter_op_parallelism_threads", 2))
-    tf.config.threading.set_inter_op_parallelism_threads(max(2, min(inter, num_threads(config))))
-    gpus = tf.config.list_physical_devices("GPU")
-    if config.num_gpus > 0 and not gpus:
-        raise ConfigError(
-            f"num_gpus is {config.num_gpus:g}, but TensorFlow sees no GPU.",
-            key="num_gpus",
-            value=config.num_gpus,
-            hint="Install aiorl[learner-gpu] on a host with CUDA, or set num_gpus: 0.",
-        )
-    for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
+    options = config.session_args(0)
+    inter = int(options.get("inter_op_parallelism_threads", 2))
+    _check_gpus(tf, config.num_gpus)
+    tf.config.set_soft_device_placement(bool(options.get("allow_soft_placement", True)))
+    tf.debugging.set_log_device_placement(bool(options.get("log_device_placement", False)))
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(num_threads(config))
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, min(inter, num_threads(config))))
+        _split_cpu(tf, int(options.get("device_count", {}).get("CPU", 1)))
+        _use_gpus(tf, config.num_gpus, may_grow=bool(options.get("gpu_options", {}).get("allow_growth", True)))
+    except RuntimeError:
+        logger.info("TensorFlow is at work in this process already, so it keeps the threads and devices it has")
     # the update says itself when it compiles for another size of batch; a warning about it would alarm for nothing
     tf.get_logger().addFilter(lambda record: "tf.function retracing" not in record.getMessage())
-    if config.eager:
-        tf.config.run_functions_eagerly(True)
+
+
+def _split_cpu(tf: Any, count: int) -> None:
+    if count > 1:
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+
+
+def _check_gpus(tf: Any, wanted: float) -> None:
+    """Raise ConfigError if TensorFlow sees fewer GPUs than are wanted."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if wanted > len(gpus):
+        raise ConfigError(
+            f"num_gpus is {wanted:g}, but TensorFlow sees {f'only {len(gpus)}' if gpus else 'no GPU'}.",
+            key="num_gpus",
+            value=wanted,
+            hint="Install aiorl[learner-gpu] on a host with CUDA, or set num_gpus: 0.",
+        )
+
+
+def _use_gpus(tf: Any, wanted: float, *, may_grow: bool) -> None:
+    """Let TensorFlow see as many GPUs as are wanted, or of the first one a share of its memory."""
+    gpus = tf.config.list_physical_devices("GPU")
+    used = gpus[: math.ceil(wanted)]
+    if gpus:
+        tf.config.set_visible_devices(used, "GPU")
+    if 0 < wanted < 1:
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=wanted * _gpu_memory_mib())
+        tf.config.set_logical_device_configuration(used[0], [limit])
+        return
+    for gpu in used:
+        tf.config.experimental.set_memory_growth(gpu, may_grow)
+
+
+def _gpu_memory_mib() -> float:
+    """Memory of the smallest GPU of this host; TensorFlow tells nothing of it."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return min(float(line) for line in done.stdout.splitlines())
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ConfigError(
+            f"num_gpus is a fraction, but nvidia-smi doesn't tell how much memory there is: {error}.",
+            key="num_gpus",
+            hint="Set a whole number.",
+        ) from error
 
 
 @contextlib.contextmanager
-def _hidden(package: str) -> Iterator[None]:
-    """Let imports of an optional package fail: Keras would load pyplot for helpers of its own, half a second."""
-    if package in sys.modules:
-        yield
-        return
-    sys.modules[package] = None  # type: ignore[assignment]  # how the import system is told so
+def _hidden(*packages: str) -> Iterator[None]:
+    """Let imports of optional packages fail: Keras would load pyplot for helpers of its own, half a second."""
+    hidden = [package for package in packages if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # how the import system is told so
     try:
         yield
     finally:
-        del sys.modules[package]
+        for package in hidden:
+            del sys.modules[package]
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Look for no garbage, and never again in what was made meanwhile: an import makes much and drops little."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

@@ -1,11 +1,11 @@
 """Training from the first worker to the last goodbye; what shows it, writes it down and ends it stands outside.
 
-training = Training(config, directory, tell=...)      # listens
+training = Training(setup)                            # listens
 try:
     await training.start()                            # workers
     await training.ready()                            # TensorFlow, model
     async for counters in training:                   # after each update
-        ...                                           # finish_iteration, saver, end
+        ...                                           # iterations, saver, end
     await training.await_last_update()
 finally:
     await training.close(reason, final=True)
@@ -19,108 +19,47 @@ import logging
 import shlex
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from aiorl.callbacks import DefaultCallbacks
-from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, InternalError
-from aiorl.learner.build import Learning, LearningPlan, build_learning
-from aiorl.learner.checkpoint import Checkpoint, list_checkpoints, load_newest_valid
+from aiorl.learner.build import Learning, build_learning
+from aiorl.learner.end import End
+from aiorl.learner.evaluations import Play
+from aiorl.learner.flow import Counters, Flow
+from aiorl.learner.iterations import Iteration
 from aiorl.learner.listen import listen
-from aiorl.learner.publish import Publisher
-from aiorl.learner.run_dir import RunDirectory
-from aiorl.learner.saving import RunState, Saver, take_up
-from aiorl.learner.service import Counters
-from aiorl.learner.tf_runtime import prepare_environment
+from aiorl.learner.restoring import give_back
+from aiorl.learner.saving import Saver
+from aiorl.learner.setup import TrainingSetup
+from aiorl.learner.tf_runtime import compilation_cache, prepare_environment
 from aiorl.learner.update_thread import (
-    StateTaken,
+    LastUpdate,
     UpdateDone,
     UpdateEvent,
     UpdateFailed,
+    UpdatesEnded,
     UpdateThread,
     WarmUpDone,
 )
 from aiorl.learner.worker_failures import WorkerFailures
 from aiorl.learner.worker_set import LocalWorkers
-from aiorl.process.tasks import Tasks, end_in_time, first_of
+from aiorl.process.tasks import Tasks, end_in_time
 from aiorl.protocol.ledger import Ledger
 from aiorl.report.results import Results
 from aiorl.report.system import SystemUsage
 from aiorl.transport.security import reachable_from_elsewhere, reachable_from_here
 
-__all__ = ["End", "Ended", "Learner", "Training"]
+__all__ = ["Learner", "Training"]
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _JOIN_WAIT_S = 60.0
 _SAY_WAITING_S = 10.0
 _UPDATE_WAIT_S = 2.0
 _GOODBYE_S = 1.5
-
-
-class Ended(Exception):
-    """The way out of a start-up that was ended; no error.
-
-    Attributes:
-        reason: one plain sentence.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class End:
-    """Whether and why training ends; the first reason counts. To be made on the running loop.
-
-    Attributes:
-        hurry: set as soon as there is no time to wait for a running update.
-    """
-
-    def __init__(self) -> None:
-        self.hurry = asyncio.Event()
-        self._reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    @property
-    def has_come(self) -> bool:
-        """Whether there is a reason."""
-        return self._reason.done()
-
-    @property
-    def reason(self) -> str:
-        """One plain sentence.
-
-        Raises: the error that training failed with.
-        """
-        return self._reason.result()
-
-    def come(self, reason: str, *, hurry: bool = False) -> None:
-        """Training is to end in an orderly way."""
-        if hurry:
-            self.hurry.set()
-        if not self.has_come:
-            self._reason.set_result(reason)
-
-    def fail(self, error: BaseException) -> None:
-        """Training cannot go on."""
-        if not self.has_come:
-            self._reason.set_exception(error)
-            self._reason.exception()  # nobody may come to ask for it
-
-    async def before(self, step: Coroutine[Any, Any, T]) -> T:
-        """The result of a step, which is cancelled when the end comes before.
-
-        Raises:
-            Ended: it does.
-        """
-        done = await first_of(step, self._reason)
-        if done is None:
-            raise Ended(self.reason)
-        return done.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +68,7 @@ class Learner:
 
     learning: Learning
     updates: UpdateThread
+    last_update: LastUpdate
     saver: Saver
 
 
@@ -138,58 +78,46 @@ class Training:
     Attributes:
         end: whether and why it ends.
         results: episodes and rates.
+        iteration: the one that goes on.
         service: sessions with the workers.
         workers: the local ones.
         is_misconfigured: a setting turned out impossible before anything was trained.
     """
 
-    def __init__(
-        self,
-        config: CommonConfig,
-        directory: RunDirectory,
-        plan: LearningPlan | None = None,
-        *,
-        tell: Callable[[str, int], None],
-        before_saving: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, setup: TrainingSetup) -> None:
         """Listen for workers; to be called on the running loop.
-
-        Args:
-            config: the effective configuration.
-            directory: the run's.
-            plan: what was made of the config before, if that was done.
-            tell: told (text, logging level) what users want to know.
-            before_saving: called before each checkpoint, such as to make a directory again that is gone.
 
         Raises:
             ConfigError: the address can't be bound.
-            CheckpointError: there is none to resume from that can be used.
         """
+        config, directory, tell = setup.config, setup.directory, setup.tell
         prepare_environment(config)
         self.end = End()
         self.results = Results(config.metrics_smoothing_episodes, time.monotonic())
         self.is_misconfigured = False
         self._config = config
         self._directory = directory
-        self._plan = plan
+        self._plan = setup.plan
         self._tell = tell
-        self._before_saving = before_saving
+        self._before_saving = setup.before_saving
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self.fail)
-        self._checkpoint = _checkpoint_to_resume(config, directory, tell)
-        restored = self._restored = None if self._checkpoint is None else RunState.from_meta(self._checkpoint)
+        self._restored = setup.restored
+        restored = None if setup.restored is None else setup.restored.run
         self.service, worker_keys = listen(
             config,
             directory,
             self.results,
-            None if restored is None else Ledger.from_state(restored.ledger),
+            None if restored is None else Ledger.from_dict(restored.ledger),
             tell=tell,
             fail=self.fail,
             on_worker_failed=lambda failed: self._failures.on_failed(failed),
+            on_out_of_data=self._on_out_of_data,
         )
         if restored is not None:
             self.service.counters = restored.counters
             self.results.from_state(restored.results, time.monotonic(), self.service.progress(None))
+        self.iteration = Iteration(config, self.service.counters)
         self._steps_before = self.service.counters.env_steps_sampled
         session = self.service.session
         self._failures = WorkerFailures(
@@ -211,12 +139,12 @@ class Training:
             on_ended=lambda worker_id, reason: session.lose_worker_id(worker_id, reason, time.monotonic()),
             on_event=self._failures.on_child,
             on_failure=self.fail,
-            registered=lambda: None if self._is_over or self.service.publisher is None else session.slots,
+            registered=lambda: None if self._is_over or self._learner is None else session.slots,
             has_brought=session.has_brought,
         )
         self._learner: Learner | None = None
         self._usage = SystemUsage() if config.log_sys_usage else None
-        self._warm = False
+        self._compiled = asyncio.Event()
         self._is_over = False
         self._began = self._last_heard = time.monotonic()
         self._news = asyncio.Event()
@@ -236,6 +164,21 @@ class Training:
         return self._learner
 
     @property
+    def counters(self) -> Counters:
+        """Totals of the run."""
+        return self.service.counters
+
+    @property
+    def flow(self) -> Flow:
+        """What becomes of fragments."""
+        return self.service.flow
+
+    @property
+    def saver(self) -> Saver:
+        """Writes checkpoints; from `ready` on."""
+        return self.learner.saver
+
+    @property
     def callbacks(self) -> DefaultCallbacks | None:
         """The user's hooks on the learner; None for none, and before `ready`."""
         return None if self._learner is None else self._learner.learning.callbacks
@@ -244,11 +187,6 @@ class Training:
     def newest_checkpoint(self) -> str:
         """Path of the newest checkpoint of this session, empty without one."""
         return "" if self._learner is None else self._learner.saver.newest
-
-    @property
-    def restored_steps(self) -> int | None:
-        """Env steps sampled before the resume; None for a new run."""
-        return None if self._restored is None else self._restored.counters.env_steps_sampled
 
     @property
     def join_command(self) -> str:
@@ -261,9 +199,9 @@ class Training:
         """What is done or waited for, before the first update."""
         if self._learner is None:
             return "loading TensorFlow and building the model"
-        if not self._warm:
+        if not self._compiled.is_set():
             return "compiling the update"
-        if self.service.is_granting:
+        if self.service.flow.is_granting:
             return "sampling the first train batch"
         present, wanted = len(self.service.session.slots), max(1, self._config.num_workers)
         return f"the update is compiled; waiting for workers: {present} of {wanted} are here"
@@ -271,7 +209,16 @@ class Training:
     @property
     def silent_s(self) -> float:
         """How long there has been no update, from the moment on that updates are compiled."""
-        return time.monotonic() - self._last_heard if self._warm else 0.0
+        return time.monotonic() - self._last_heard if self._compiled.is_set() else 0.0
+
+    @property
+    def play(self) -> Play | None:
+        """Plays a checkpoint for an evaluation; None leaves that to processes of their own."""
+        return None
+
+    def waiting_for(self) -> str:
+        """Why nothing happens, in plain words."""
+        return self.service.waiting_for()
 
     # The way through ------------------------------------------------------------------------------------------
 
@@ -286,7 +233,7 @@ class Training:
         await self.workers.start()
 
     async def ready(self) -> None:
-        """Load TensorFlow, build the model, and return when workers sample.
+        """Load TensorFlow, build the model, and return when workers are there; they sample once it goes on.
 
         Raises:
             Ended: the end came before.
@@ -303,27 +250,53 @@ class Training:
             self._on_update_thread,
             env_steps_total=self.service.counters.env_steps_trained,
             max_queued=1,
+            publish_every=learning.lease_plan.publish_every,
+            publish_interval_s=learning.lease_plan.publish_interval_s,
         )
         saver = Saver(
             self._config,
             self._directory,
             learning,
-            updates,
             self.service,
-            self.results,
             self._tasks,
             before_writing=self._before_saving,
             on_error=lambda error: self._tell(f"{error}; training goes on", logging.ERROR),
+            ask_for_experience=updates.ask_for_experience,
         )
-        self._learner = Learner(learning, updates, saver)
+        self._learner = Learner(learning, updates, LastUpdate(updates.stop), saver)
+        cache = compilation_cache()
+        if cache is not None:
+            cache.begin()
+        self.service.begin(learning, updates)
+        saver.keep(learning.group.hold_state())
         updates.start()
-        self.service.begin(learning, updates, Publisher(learning.filters))
         await self.end.before(self._first_workers())
-        self.service.grant_leases()
         self._begin_rates()
+
+    async def compiled(self) -> None:
+        """Wait until the updates are compiled: from then on, and between updates, others may use the policies.
+
+        Raises: what training failed with.
+        """
+        await self.end.before(self._compiled.wait())
+
+    def go_on(self) -> None:
+        """Begin to sample and train, or go on after `Flow.is_enough` has said to stand still."""
+        self.service.go_on()
 
     async def __aiter__(self) -> AsyncIterator[Counters]:
         """The counters after each update, until the end has come.
+
+        Raises: what training failed with.
+        """
+        self.go_on()
+        while not self.end.has_come:
+            if await self.next_update():
+                yield self.service.counters
+        _ = self.end.reason
+
+    async def next_update(self) -> bool:
+        """Wait for the next update, or several that come together; False once the end has come.
 
         Raises: what training failed with.
         """
@@ -331,11 +304,12 @@ class Training:
             await self._news.wait()
             self._news.clear()
             if self.end.has_come:
+                self._news.set()  # for whoever asks again
                 _ = self.end.reason
-                return
+                return False
             if self.service.counters.updates > self._num_told:
                 self._num_told = self.service.counters.updates
-                yield self.service.counters
+                return True
 
     def stop(self, reason: str, *, hurry: bool = False) -> None:
         """End training in an orderly way; from now on nothing more gets into updates and results.
@@ -358,21 +332,23 @@ class Training:
         perf = self._usage.look() if self._usage is not None else None
         result = self.results.finish_iteration(time.monotonic(), self.service.progress(perf), timestamp=time.time())
         result["run_id"] = self._directory.run_id
+        self.iteration.begin()
         return result
 
     async def await_last_update(self) -> None:
-        """Wait for the running update: in a hurry a little, otherwise to its end."""
+        """Wait for the running update, which is the last: in a hurry a little while, otherwise to its end."""
         self.service.stop_training()
-        if self._warm and self._learner is not None:
-            await self._learner.saver.await_last_update(
-                _UPDATE_WAIT_S,
-                self.end.hurry,
-                lambda: self._tell(
-                    "waiting for the last update to end, then its checkpoint is written "
-                    "(Ctrl-C: that of the update before it, at once)",
-                    logging.INFO,
-                ),
-            )
+        if not self._compiled.is_set() or self._learner is None:
+            return
+        await self._learner.last_update.wait(
+            _UPDATE_WAIT_S,
+            self.end.hurry,
+            lambda: self._tell(
+                "waiting for the last update to end, then its checkpoint is written "
+                "(Ctrl-C: that of the update before it, at once)",
+                logging.INFO,
+            ),
+        )
 
     async def close(self, reason: str, *, final: bool) -> None:
         """End all that was started: each step within its time, whatever becomes of the others.
@@ -387,6 +363,13 @@ class Training:
             end_in_time("the workers", lambda: self.workers.stop(grace_s=_GOODBYE_S)),
         )
         await end_in_time("the training's tasks", self._tasks.close)
+        self._seal_compiled()  # that for batches of other sizes
+
+    def _seal_compiled(self) -> None:
+        """Let later runs use what was compiled."""
+        cache = compilation_cache()
+        if cache is not None:
+            cache.seal()
 
     # Start ----------------------------------------------------------------------------------------------------
 
@@ -401,8 +384,7 @@ class Training:
         def build() -> None:
             try:
                 learning = build_learning(self._config, self._directory.log, self._directory.path, self._plan)
-                if self._checkpoint is not None:
-                    take_up(self._checkpoint, self._config, learning)
+                give_back(self._restored, self._config, learning)
             except BaseException as error:
                 self._call_soon(tell, done.set_exception, error)
             else:
@@ -412,8 +394,6 @@ class Training:
         learning = await done
         if self._config.resume:
             self._directory.save_config(self._config)
-        if learning.general_reason:
-            self._tell(f"workers sample generally: {learning.general_reason}", logging.INFO)
         spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in learning.seconds.items())
         logger.info("built: %s", spent)
         return learning
@@ -427,11 +407,17 @@ class Training:
             if present and (present + down >= wanted or time.monotonic() - self._began > _JOIN_WAIT_S):
                 break
             if not present and self._config.num_workers == 0:
-                self._tell(self.service.waiting_for(time.monotonic()), logging.INFO)
+                self._tell(self.service.waiting_for(), logging.INFO)
             else:
                 self._tell(f"waiting for workers: {present} of {wanted} are here", logging.INFO)
 
     # While it goes --------------------------------------------------------------------------------------------
+
+    def _on_out_of_data(self) -> None:
+        """End, unless a local worker is to come (again), which has its share still to read."""
+        here = {*self.service.session.slots, *self.workers.given_up}
+        if here.issuperset(range(1, self._config.num_workers + 1)):
+            self.stop("Done: all stored experience was read.")
 
     def _begin_rates(self) -> None:
         """Loading and compiling is no work that a rate is about."""
@@ -452,32 +438,20 @@ class Training:
         self._last_heard = time.monotonic()
         match event:
             case WarmUpDone(took_s):
-                self._warm = True
+                self._compiled.set()
                 self._begin_rates()
                 logger.info("the update is compiled, in %.1f s", took_s)
+                self._seal_compiled()
             case UpdateDone():
                 self.service.take_update(event)
-                saver.keep(event.state)
+                saver.keep(event.state, event.experience)
                 self._news.set()
-            case StateTaken():
-                saver.state_taken(event)
+            case UpdatesEnded():
+                self.learner.last_update.come()
             case UpdateFailed(error, batch):
                 if batch is not None:
-                    self.service.drop_batch(batch)
+                    self.service.flow.drop_batch(batch)
                 if self.end.has_come:
                     self._tell(f"the last update failed, and is left out: {error}", logging.ERROR)
-                saver.updates_failed()
+                self.learner.last_update.come()
                 self.fail(error)
-
-
-def _checkpoint_to_resume(
-    config: CommonConfig, directory: RunDirectory, tell: Callable[[str, int], None]
-) -> Checkpoint | None:
-    if not config.resume:
-        return None
-    if not list_checkpoints(directory.checkpoints):
-        tell("the run has no checkpoint yet: it starts from the beginning", logging.WARNING)
-        return None
-    checkpoint = load_newest_valid(directory.checkpoints, RunState.from_meta)
-    tell(f"going on from {checkpoint.path}", logging.INFO)
-    return checkpoint

@@ -7,7 +7,9 @@ while they compute, so ingest goes on meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import queue
 import threading
 import time
@@ -17,12 +19,22 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aiorl.algorithms.algorithm import AlgorithmState, UpdateResult
+from aiorl.algorithms.algorithm import AlgorithmState, HeldExperience, UpdateResult
 from aiorl.errors import InternalError
 from aiorl.learner.ingest import AssembledBatch
 from aiorl.learner.policy_group import PolicyGroup
+from aiorl.process.tasks import first_of
 
-__all__ = ["StateTaken", "UpdateDone", "UpdateEvent", "UpdateFailed", "UpdateThread", "WarmUpDone"]
+__all__ = [
+    "LastUpdate",
+    "UpdateDone",
+    "UpdateEvent",
+    "UpdateFailed",
+    "UpdateThread",
+    "Updater",
+    "UpdatesEnded",
+    "WarmUpDone",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -45,37 +57,23 @@ class UpdateDone:
     Attributes:
         batch: what was learned from.
         result: what the algorithms say of it.
-        weights: policy id -> copies, as they are after it.
-        env_steps_total: env steps trained on, this batch included (skipped ones count).
+        weights: policy id -> copies, as they are after it; None if they are not to go out yet.
         wait_s: time the thread waited for the batch.
         make_batch_s: time it took to lay the batch out.
         update_s: time it took to learn.
-        weights_s: time it took to copy the weights.
         state: gives all of the policies' state as it is after it, see `Algorithm.hold_state`.
+        experience: policy id -> stored experience as it is after it, where that was asked for; see
+            `Algorithm.hold_experience`.
     """
 
     batch: AssembledBatch
     result: UpdateResult
-    weights: dict[str, dict[str, NDArray[Any]]]
-    env_steps_total: int
+    weights: dict[str, dict[str, NDArray[Any]]] | None
     wait_s: float
     make_batch_s: float
     update_s: float
-    weights_s: float
     state: Callable[[], AlgorithmState]
-
-
-@dataclass(frozen=True, slots=True)
-class StateTaken:
-    """What `request_state` asked for.
-
-    Attributes:
-        state: as it was between two updates.
-        env_steps_total: env steps trained on at that time.
-    """
-
-    state: AlgorithmState
-    env_steps_total: int
+    experience: dict[str, HeldExperience] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +89,79 @@ class UpdateFailed:
     batch: AssembledBatch | None = None
 
 
-UpdateEvent = WarmUpDone | UpdateDone | StateTaken | UpdateFailed
+@dataclass(frozen=True, slots=True)
+class UpdatesEnded:
+    """The thread has ended since it was to; no update follows."""
 
 
-class _Stop:
-    """Ends the thread."""
+UpdateEvent = WarmUpDone | UpdateDone | UpdateFailed | UpdatesEnded
 
 
-class _TakeState:
-    """Asks for the policies' state."""
+class Updater:
+    """Makes updates, in whichever thread calls.
+
+    Attributes:
+        group: what learns.
+        wants_experience: set to have the next update tell what is stored after it; any thread may.
+    """
+
+    def __init__(
+        self,
+        group: PolicyGroup,
+        env_steps_total: int = 0,
+        *,
+        publish_every: int = 1,
+        publish_interval_s: float = math.inf,
+    ) -> None:
+        """Nothing is compiled yet.
+
+        Args:
+            group: what learns.
+            env_steps_total: env steps trained on before, when a run is resumed.
+            publish_every: see `LeasePlan`.
+            publish_interval_s: see `LeasePlan`.
+        """
+        self.group = group
+        self.wants_experience = threading.Event()
+        self._env_steps_total = env_steps_total
+        self._publish_every = publish_every
+        self._publish_interval_s = publish_interval_s
+        self._unpublished = 0
+        self._published_at = -math.inf
+
+    def warm_up(self) -> WarmUpDone:
+        """Compile the update."""
+        started = time.perf_counter()
+        self.group.warm_up()
+        return WarmUpDone(time.perf_counter() - started)
+
+    def update(self, batch: AssembledBatch, wait_s: float = 0.0) -> UpdateDone:
+        """Learn from a train batch, which was waited for so long."""
+        started = time.perf_counter()
+        laid_out = self.group.make_batch(batch.batches)
+        made = time.perf_counter()
+        result = self.group.update(laid_out, self._env_steps_total)
+        updated = time.perf_counter()
+        self._env_steps_total += batch.env_steps
+        weights = self.group.get_weights() if self._publishes(updated) else None
+        state = self.group.hold_state()
+        experience = None
+        if self.wants_experience.is_set():
+            self.wants_experience.clear()
+            experience = self.group.hold_experience()
+        return UpdateDone(batch, result, weights, wait_s, made - started, updated - made, state, experience)
+
+    def publish_next(self) -> None:
+        """Have the weights of the next update go out, as those of the first one do."""
+        self._unpublished, self._published_at = 0, -math.inf
+
+    def _publishes(self, now: float) -> bool:
+        """Note an update; whether its weights are to go out."""
+        self._unpublished += 1
+        if self._unpublished < self._publish_every and now - self._published_at < self._publish_interval_s:
+            return False
+        self._unpublished, self._published_at = 0, now
+        return True
 
 
 class UpdateThread:
@@ -115,6 +177,8 @@ class UpdateThread:
         *,
         env_steps_total: int = 0,
         max_queued: int = 2,
+        publish_every: int = 1,
+        publish_interval_s: float = math.inf,
     ) -> None:
         """Nothing runs yet.
 
@@ -123,23 +187,29 @@ class UpdateThread:
             on_event: called in the thread with each event; must neither block nor raise.
             env_steps_total: env steps trained on before, when a run is resumed.
             max_queued: train batches that may wait.
+            publish_every: see `LeasePlan`.
+            publish_interval_s: see `LeasePlan`.
         """
-        self._group = group
+        self._updater = Updater(
+            group, env_steps_total, publish_every=publish_every, publish_interval_s=publish_interval_s
+        )
         self._on_event = on_event
-        self._env_steps_total = env_steps_total
         self._max_queued = max_queued
         self._batches_queued = 0
         self._lock = threading.Lock()
-        self._inbox: queue.SimpleQueue[AssembledBatch | _TakeState | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[AssembledBatch | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="aiorl-update", daemon=True)
         self._stopping = threading.Event()
-        self._last_wanted = threading.Event()
 
     @property
     def has_room(self) -> bool:
         """Whether `submit_nowait` would take a batch now."""
         with self._lock:
             return self._batches_queued < self._max_queued and not self._stopping.is_set()
+
+    def ask_for_experience(self) -> None:
+        """Have the next update tell what is stored after it."""
+        self._updater.wants_experience.set()
 
     @property
     def is_alive(self) -> bool:
@@ -164,22 +234,10 @@ class UpdateThread:
         self._inbox.put(batch)
         return True
 
-    def request_state(self) -> None:
-        """Ask for a copy of the policies' state; it comes as `StateTaken`, after the batches that wait."""
-        self._inbox.put(_TakeState())
-
-    def request_last_state(self) -> None:
-        """Ask for a copy of the policies' state once no update runs; with it the thread ends.
-
-        Batches that wait are not trained on, and what `request_state` asked for before is not answered again.
-        """
-        self._last_wanted.set()
-        self._inbox.put(_TakeState())
-
     def stop(self) -> None:
         """Let the thread end after what it is doing now; batches that wait are not trained on. May be repeated."""
         self._stopping.set()
-        self._inbox.put(_Stop())
+        self._inbox.put(None)
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the thread to end; whether it has."""
@@ -190,46 +248,45 @@ class UpdateThread:
     def _run(self) -> None:
         batch: AssembledBatch | None = None
         try:
-            started = time.perf_counter()
-            self._group.warm_up()
-            self._on_event(WarmUpDone(time.perf_counter() - started))
-            while not self._stopping.is_set():
-                waiting_since = time.perf_counter()
-                item = self._inbox.get()
-                if self._stopping.is_set() or isinstance(item, _Stop):
-                    break
-                if isinstance(item, _TakeState) or self._last_wanted.is_set():
-                    self._on_event(StateTaken(self._group.get_state(), self._env_steps_total))
-                    if self._last_wanted.is_set():
-                        self._stopping.set()
-                    continue
+            self._on_event(self._updater.warm_up())
+            waiting_since = time.perf_counter()
+            while (item := self._inbox.get()) is not None and not self._stopping.is_set():
                 batch = item
                 with self._lock:
                     self._batches_queued -= 1
-                self._on_event(self._update(batch, time.perf_counter() - waiting_since))
+                self._on_event(self._updater.update(batch, time.perf_counter() - waiting_since))
                 batch = None
+                waiting_since = time.perf_counter()
+            self._on_event(UpdatesEnded())
         except BaseException as error:  # the owner decides what follows, so nothing may get lost in this thread
             _log.debug("the update thread ends with an error", exc_info=True)
             self._stopping.set()
             self._on_event(UpdateFailed(error, batch))
 
-    def _update(self, batch: AssembledBatch, wait_s: float) -> UpdateDone:
-        started = time.perf_counter()
-        laid_out = self._group.make_batch(batch.batches)
-        made = time.perf_counter()
-        result = self._group.update(laid_out, self._env_steps_total)
-        updated = time.perf_counter()
-        self._env_steps_total += batch.env_steps
-        weights = self._group.get_weights()
-        copied = time.perf_counter()
-        return UpdateDone(
-            batch,
-            result,
-            weights,
-            self._env_steps_total,
-            wait_s,
-            made - started,
-            updated - made,
-            copied - updated,
-            self._group.hold_state(),
-        )
+
+class LastUpdate:
+    """The end of an update thread, as the event loop waits for it; to be made on the running loop."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        """Take what has the thread end after the update that it is at: `UpdateThread.stop`."""
+        self._stop = stop
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def come(self) -> None:
+        """The thread has said that it ended."""
+        if not self._end.done():
+            self._end.set_result(None)
+
+    async def wait(self, wait_s: float, hurry: asyncio.Event, on_wait: Callable[[], None]) -> None:
+        """Wait until the running update has ended; in a hurry, no longer than a little while.
+
+        Args:
+            wait_s: the little while.
+            hurry: set when, or as soon as, there is no time.
+            on_wait: called when it takes longer.
+        """
+        self._stop()
+        await asyncio.wait([self._end], timeout=wait_s)
+        if not self._end.done() and not hurry.is_set():
+            on_wait()
+            await first_of(hurry.wait(), self._end)

@@ -15,11 +15,12 @@ from aiorl.protocol.events import WorkerFailed
 from aiorl.protocol.rates import EventRates
 from aiorl.text import without_numbers
 
-__all__ = ["WorkerFailures"]
+__all__ = ["HINT", "WorkerFailures"]
 
 logger = logging.getLogger(__name__)
 
-_HINT = "with ignore_worker_failures (--ignore-worker-failures) a run goes on with its other workers"
+HINT = "with ignore_worker_failures (--ignore-worker-failures) a run goes on with its other workers"
+"""What an error that a failure of workers ends a run with tells beside."""
 
 
 class WorkerFailures:
@@ -103,5 +104,5 @@ class WorkerFailures:
                 logger.info("%s", event)
 
     def _end(self, slot: int, message: str, traceback: str = "") -> None:
-        hint = "" if self._ignores else f"; {_HINT}"
+        hint = "" if self._ignores else f"; {HINT}"
         self._fail(WorkerError(slot, f"{message} (log: {self._worker_log(slot)}){hint}", traceback))

@@ -88,10 +88,9 @@ class LocalWorkers:
             range(1, num_workers + 1),
             max_restarts=max_restarts,
             on_failure=on_failure,
-            environment=environment,
             log_path=log_path,
             on_event=self._handle,
-            environment_of=self._handed_over,
+            environment_of=lambda slot: {**environment, **self._handed_over(slot)},
             has_worked=self.has_worked,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -11,23 +10,25 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from aiorl.config.parts import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import PolicyError
 from aiorl.models.branch import Branch, make_branch
-from aiorl.models.distributions import to_tf_distribution
-from aiorl.models.network_config import NetworkConfig
-from aiorl.models.networks import dense
+from aiorl.models.distributions import Distribution, to_tf_distribution
+from aiorl.models.networks import Network, dense, layer_variables
 from aiorl.policy.distributions import MASKED_LOGIT, ActionDistribution
 
-__all__ = ["ActorCritic"]
+__all__ = ["ActorCritic", "Parts"]
 
 F32 = NDArray[np.float32]
+Parts = Sequence[tuple[Branch, Sequence[Any]]]
+"""Branches of a network, and the state of each."""
 
 _POLICY_GAIN = 0.01
 _VALUE_GAIN = 1.0
 
 
-class ActorCritic:
+class ActorCritic(Network):
     """A network that gives the inputs of an action distribution, and a value.
 
     All of its methods but `get_weights` and `set_weights` may be traced into a tf.function, compiled by XLA
@@ -37,42 +38,44 @@ class ActorCritic:
     inputs of the distribution that it has a 0 for are MASKED_LOGIT, through which no gradient flows.
 
     Attributes:
-        layout: how an observation lies in its array.
-        obs_shape: shape of that array.
+        obs_shape: shape of an observation's array.
         obs_dtype: "float32" or "uint8".
         distribution: the NumPy distribution the outputs are meant for.
         config: the settings it was built from.
-        variables: tf.Variables by name, in a fixed order; the names depend on nothing but the settings.
     """
+
+    _looks_at: Distribution | None = None
 
     def __init__(
         self,
         layout: ObsLayout,
         obs_dtype: str,
         distribution: ActionDistribution,
-        config: NetworkConfig,
+        config: ModelConfig,
         rng: np.random.Generator,
     ) -> None:
         self._describe(layout, obs_dtype, distribution, config)
-        self._looks_at = to_tf_distribution(distribution) if config.lstm_use_prev_action_reward else None
+        if config.lstm_use_prev_action_reward:
+            self._looks_at = to_tf_distribution(distribution)
         num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
         names = ["shared"] if config.vf_share_layers else ["policy", "value"]
         self._branches = [make_branch(name, layout.shape, obs_dtype, config, rng, num_previous) for name in names]
         num_outputs = distribution.num_inputs // 2 if config.free_log_std else distribution.num_inputs
         self._policy_head = dense(rng, self._branches[0].num_outputs, num_outputs, gain=_POLICY_GAIN)
         self._value_head = dense(rng, self._branches[-1].num_outputs, 1, gain=_VALUE_GAIN)
-        self._log_std = keras.Variable(np.zeros(num_outputs, np.float32)) if config.free_log_std else None
-        self._keras_variables: dict[str, Any] = {}
+        self._log_std: keras.Variable | None = None
+        if config.free_log_std:
+            self._log_std = keras.Variable(np.full(num_outputs, config.initial_log_std, np.float32))
+        named: dict[str, Any] = {}
         for branch in self._branches:
-            self._keras_variables |= branch.named_variables()
-        for name, head in (("policy", self._policy_head), ("value", self._value_head)):
-            self._keras_variables |= {f"{name}/head/{item.name}": item for item in head.trainable_variables}
+            named |= branch.named_variables()
+        named |= layer_variables("policy/head", self._policy_head) | layer_variables("value/head", self._value_head)
         if self._log_std is not None:
-            self._keras_variables["policy/log_std"] = self._log_std
-        self.variables: dict[str, tf.Variable] = {name: item.value for name, item in self._keras_variables.items()}
+            named["policy/log_std"] = self._log_std
+        self._take_variables(named)
 
     def _describe(
-        self, layout: ObsLayout, obs_dtype: str, distribution: ActionDistribution, config: NetworkConfig
+        self, layout: ObsLayout, obs_dtype: str, distribution: ActionDistribution, config: ModelConfig
     ) -> None:
         """Set the attributes that every network has.
 
@@ -94,11 +97,6 @@ class ActorCritic:
             self._mask_entries[distribution.choice_inputs] = np.arange(layout.num_mask)
 
     @property
-    def trainable_variables(self) -> list[tf.Variable]:
-        """The variables in order, for optimisers and gradients."""
-        return list(self.variables.values())
-
-    @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shape of each recurrent state component of one row; empty without recurrence."""
         return tuple((branch.cell.size,) for branch in self._branches if branch.cell for _ in range(branch.num_states))
@@ -113,27 +111,21 @@ class ActorCritic:
         """Whether the network takes the previous actions and rewards."""
         return self._looks_at is not None
 
-    @property
-    def has_convolutions(self) -> bool:
-        """Whether the network looks at images; compiled by XLA on a CPU, convolutions are slower."""
-        return any(name.rsplit("/", 2)[-2].startswith("conv_") for name in self.variables)
-
     def initial_state(self, num_rows: int) -> list[F32]:
         """State of B rows at the start of their episodes: zeros [B, ...] for each component."""
         return [np.zeros((num_rows, *shape), np.float32) for shape in self.state_shapes]
 
-    def forward(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+    def forward(self, obs: Any) -> tuple[Any, Any]:
         """Outputs for B observations, for networks without recurrence.
 
         Args:
             obs: [B, *obs_shape].
-            weights: tensors by name to be used in place of all variables.
         Returns: inputs of the action distribution [B, P] and values [B], float32.
         Raises: PolicyError if the network is recurrent.
         """
         if self.is_recurrent:
             raise PolicyError("a recurrent network needs its state: use forward_step or forward_sequence")
-        dist_inputs, values, _ = self.forward_step(obs, [], weights=weights)
+        dist_inputs, values, _ = self.forward_step(obs, [])
         return dist_inputs, values
 
     def forward_step(
@@ -156,14 +148,26 @@ class ActorCritic:
         Returns: inputs of the action distribution [B, P], values [B], and the state after the step.
         """
         obs, mask = self._without_mask(obs)
+        previous, parts = self._previous(prev_actions, prev_rewards), self._split(state)
         with self._using(weights):
-            features, state_out = [], []
-            previous = self._previous(prev_actions, prev_rewards)
-            for branch, part in self._split(state):
-                outputs, following = branch.step(obs, previous, part)
-                features.append(outputs)
-                state_out += following
-            dist_inputs, values = self._heads(features)
+            return self._step(obs, mask, previous, parts)
+
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> tuple[Any, Any, list[Any]]:
+        """What `forward_step` gives; subclasses have their own.
+
+        Args:
+            obs: [B, *layout.shape].
+            mask: [B, M], None without; what it forbids is to be MASKED_LOGIT.
+            previous: previous actions and rewards, see `_previous`.
+            parts: see `Parts`.
+        """
+        features: list[Any] = []
+        state_out: list[Any] = []
+        for branch, part in parts:
+            outputs, following = branch.step(obs, previous, part)
+            features.append(outputs)
+            state_out += following
+        dist_inputs, values = self._heads(features)
         return self._masked(dist_inputs, mask), values, state_out
 
     def forward_sequence(
@@ -173,10 +177,8 @@ class ActorCritic:
         resets: Any,
         prev_actions: Any = None,
         prev_rewards: Any = None,
-        *,
-        weights: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Any]:
-        """Outputs for sequences of T steps.
+        """Outputs for sequences of T steps; without recurrence every step stands for itself.
 
         Args:
             obs: [T, B, *obs_shape]; T is known when the function is traced.
@@ -184,21 +186,24 @@ class ActorCritic:
             resets: [T, B] bool; where True the state is zeroed before that step.
             prev_actions: [T, B, *action_shape] in column form, if the network looks back; zeros at episodes' starts.
             prev_rewards: [T, B], likewise.
-            weights: tensors by name to be used in place of all variables.
         Returns: inputs of the action distribution [T, B, P] and values [T, B], float32.
         """
-        obs, resets = tf.convert_to_tensor(obs), tf.convert_to_tensor(resets)
+        obs = tf.convert_to_tensor(obs)
         steps = obs.shape[0]
-        flat_obs, mask = self._without_mask(tf.reshape(obs, [-1, *self.obs_shape]))
-        with self._using(weights):
+        flat_obs = tf.reshape(obs, [-1, *self.obs_shape])
+        if self.is_recurrent:
             previous = self._previous(prev_actions, prev_rewards)
+            own_obs, mask = self._without_mask(flat_obs)
             features = [
-                branch.sequence(flat_obs, previous, [tf.convert_to_tensor(item) for item in part], resets, steps)[0]
+                branch.sequence(own_obs, previous, [tf.convert_to_tensor(item) for item in part], resets, steps)
                 for branch, part in self._split(state)
             ]
             dist_inputs, values = self._heads(features)
+            dist_inputs = self._masked(dist_inputs, mask)
+        else:
+            dist_inputs, values, _ = self.forward_step(flat_obs, state, prev_actions, prev_rewards)
         return (
-            tf.reshape(self._masked(dist_inputs, mask), [steps, -1, self.distribution.num_inputs]),
+            tf.reshape(dist_inputs, [steps, -1, self.distribution.num_inputs]),
             tf.reshape(values, [steps, -1]),
         )
 
@@ -226,20 +231,6 @@ class ActorCritic:
         for name, variable in self.variables.items():
             variable.assign(weights[name])
 
-    def _using(self, weights: Mapping[str, Any] | None) -> Any:
-        if weights is None:
-            return nullcontext()
-        return keras.StatelessScope(
-            state_mapping=[(item, weights[name]) for name, item in self._keras_variables.items()]
-        )
-
-    def _without_mask(self, obs: Any) -> tuple[Any, Any]:
-        """Observations [B, *layout.shape] and masks [B, M] (None without) of arrays [B, *obs_shape]."""
-        if not self.layout.num_mask:
-            return obs, None
-        size = self.layout.num_mask
-        return tf.reshape(obs[:, size:], [-1, *self.layout.shape]), obs[:, :size]
-
     def _masked(self, dist_inputs: Any, mask: Any) -> Any:
         """Inputs of the distribution [B, P], those of forbidden actions MASKED_LOGIT."""
         if mask is None:
@@ -262,7 +253,7 @@ class ActorCritic:
         features = self._looks_at.features(tf.reshape(actions, [-1, *self.distribution.action_shape]))
         return tf.concat([features, tf.reshape(tf.cast(rewards, tf.float32), [-1, 1])], axis=-1)
 
-    def _split(self, state: Sequence[Any]) -> list[tuple[Branch, Sequence[Any]]]:
+    def _split(self, state: Sequence[Any]) -> Parts:
         expected = sum(branch.num_states for branch in self._branches)
         if len(state) != expected:
             raise PolicyError(f"{len(state)} recurrent state components; the network has {expected}")

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from aiorl.config.parts import ModelConfig, Sizes
 from aiorl.errors import ConfigError
-from aiorl.models.network_config import NetworkConfig
-from aiorl.models.networks import ConvFilter, Stack, make_conv_stack, make_dense_stack
-from aiorl.models.recurrent import RecurrentCell, run_sequence
+from aiorl.models.networks import ConvFilter, Stack, make_stack
+from aiorl.models.recurrent import GRUCell, LSTMCell, RecurrentCell, run_sequence
 
-__all__ = ["NATURE_FILTERS", "Branch", "make_branch"]
+__all__ = ["NATURE_FILTERS", "Branch", "choose_layers", "make_branch"]
 
 NATURE_FILTERS: tuple[ConvFilter, ...] = ((32, (8, 8), (4, 4)), (64, (4, 4), (2, 2)), (64, (3, 3), (1, 1)))
 """Convolutions of Mnih et al. 2015, https://www.nature.com/articles/nature14236; 512 dense units follow."""
@@ -64,18 +64,15 @@ class Branch:
             return features, []
         return self.cell.step(self.cell.project(features), state)
 
-    def sequence(
-        self, flat_obs: Any, previous: Any, state: Sequence[Any], resets: Any, steps: int
-    ) -> tuple[Any, list[Any]]:
-        """Features [T * B, D] of observations [T * B, ...] and previous actions and rewards [T * B, E + 1] or None."""
+    def sequence(self, flat_obs: Any, previous: Any, state: Sequence[Any], resets: Any, steps: int) -> Any:
+        """Features [T * B, D] of observations [T * B, ...] and previous steps [T * B, E + 1] or None; it has a cell."""
+        assert self.cell is not None, "without a cell steps stand for themselves"
         features = self._cell_inputs(flat_obs, previous)
-        if self.cell is None:
-            return features, []
         width = features.shape[-1]
         by_time = tf.reshape(features, [steps, -1, width])
         by_time = tf.ensure_shape(by_time, [steps, resets.shape[1], width])
-        outputs, last = run_sequence(self.cell, by_time, state, resets)
-        return tf.reshape(outputs, [-1, self.num_outputs]), last
+        outputs, _ = run_sequence(self.cell, by_time, state, tf.convert_to_tensor(resets))
+        return tf.reshape(outputs, [-1, self.num_outputs])
 
     def _cell_inputs(self, obs: Any, previous: Any) -> Any:
         features = self.stack(obs)
@@ -86,23 +83,22 @@ def make_branch(
     name: str,
     obs_shape: tuple[int, ...],
     obs_dtype: str,
-    config: NetworkConfig,
+    config: ModelConfig,
     rng: np.random.Generator,
     num_previous: int = 0,
 ) -> Branch:
     """The features of one or both outputs; `num_previous` numbers are added to what its cell sees."""
     scale = 1.0 / 255.0 if obs_dtype == "uint8" else 1.0
-    filters, hiddens, activation = _choose_filters(obs_shape, config)
-    if filters:
-        stack = make_conv_stack(rng, obs_shape, filters, hiddens, activation, scale=scale)
-    else:
-        stack = make_dense_stack(rng, obs_shape, hiddens, activation, scale=scale)
-    cell = None if config.cell is None else config.cell(rng, stack.num_outputs + num_previous, config.lstm_cell_size)
-    return Branch(name, stack, cell)
+    filters, hiddens, activation = choose_layers(obs_shape, config)
+    stack = make_stack(rng, obs_shape, filters, hiddens, activation, scale=scale)
+    if not config.is_recurrent:
+        return Branch(name, stack, None)
+    kind = LSTMCell if config.use_lstm else GRUCell
+    return Branch(name, stack, kind(rng, stack.num_outputs + num_previous, config.lstm_cell_size))
 
 
-def _choose_filters(
-    obs_shape: tuple[int, ...], config: NetworkConfig
+def choose_layers(
+    obs_shape: tuple[int, ...], config: ModelConfig
 ) -> tuple[tuple[ConvFilter, ...], tuple[int, ...], str]:
     """Convolutions (none for what is no image), dense layers after them, and their activation."""
     if config.conv_filters is not None:
@@ -113,7 +109,8 @@ def _choose_filters(
                 value=config.conv_filters,
                 hint="Leave conv_filters out.",
             )
-        return config.conv_filters, config.fcnet_hiddens, config.fcnet_activation
+        filters = tuple((channels, _pair(kernel), _pair(stride)) for channels, kernel, stride in config.conv_filters)
+        return filters, config.fcnet_hiddens, config.fcnet_activation
     if len(obs_shape) == 3 and math.prod(obs_shape) > 0:
         smaller_side = min(obs_shape[:2])
         if smaller_side >= _NATURE_MIN_SIZE:
@@ -121,3 +118,7 @@ def _choose_filters(
         if smaller_side >= _SMALL_MIN_SIZE:
             return _SMALL_FILTERS, _SMALL_HIDDENS, "relu"
     return (), config.fcnet_hiddens, config.fcnet_activation
+
+
+def _pair(size: Sizes) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size

@@ -10,27 +10,26 @@ look back at the previous action and reward. A user's own Keras model takes the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from aiorl.config.parts import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.models.actor_critic import ActorCritic
 from aiorl.models.branch import NATURE_FILTERS
 from aiorl.models.custom import make_custom_model
-from aiorl.models.network_config import NetworkConfig
 from aiorl.policy.distributions import ActionDistribution, DiagGaussian
 
-__all__ = ["NATURE_FILTERS", "ActorCritic", "NetworkConfig", "build_model"]
+__all__ = ["NATURE_FILTERS", "ActorCritic", "build_model"]
 
 
 def build_model(
     obs_shape: Sequence[int],
     obs_dtype: str,
     distribution: ActionDistribution,
-    model_config: Mapping[str, Any] | NetworkConfig | None = None,
+    model_config: Mapping[str, Any] | None = None,
     *,
     seed: int | None = None,
     layout: ObsLayout | None = None,
@@ -44,13 +43,14 @@ def build_model(
         obs_shape: shape of one observation as the model gets it (a preprocessor's output).
         obs_dtype: "float32" or "uint8".
         distribution: NumPy distribution of the action space (`aiorl.policy.distributions`).
-        model_config: settings; see `NetworkConfig`.
+        model_config: settings, the keys of `model`; others are passed on to a custom model.
         seed: seed of the initial weights; None = a different one each time.
         layout: how an observation lies in its array, with its parts and action mask; None = it is the array.
 
     Raises: ConfigError for settings that make no network for these observations.
     """
-    config = model_config if isinstance(model_config, NetworkConfig) else NetworkConfig.from_mapping(model_config or {})
+    settings = dict(model_config or {})
+    config = ModelConfig.of(settings)
     shape = tuple(int(size) for size in obs_shape)
     layout = ObsLayout(shape) if layout is None else layout
     if layout.array_shape != shape:
@@ -64,6 +64,5 @@ def build_model(
             value=True,
         )
     if config.custom_model:
-        settings = asdict(model_config) if isinstance(model_config, NetworkConfig) else dict(model_config or {})
         return make_custom_model(layout, str(obs_dtype), distribution, config, settings, seed=seed)
     return ActorCritic(layout, str(obs_dtype), distribution, config, np.random.default_rng(seed))

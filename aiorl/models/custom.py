@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -26,12 +26,12 @@ import numpy as np
 import tensorflow as tf
 
 from aiorl.config.import_path import import_object
+from aiorl.config.parts import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
-from aiorl.models.actor_critic import ActorCritic
+from aiorl.models.actor_critic import ActorCritic, Parts
 from aiorl.models.branch import make_branch
-from aiorl.models.network_config import NetworkConfig
-from aiorl.models.networks import dense
+from aiorl.models.networks import dense, layer_variables
 from aiorl.policy.distributions import ActionDistribution
 
 __all__ = ["CustomActorCritic", "CustomModel", "make_custom_model"]
@@ -57,7 +57,7 @@ class CustomActorCritic(ActorCritic):
         layout: ObsLayout,
         obs_dtype: str,
         distribution: ActionDistribution,
-        config: NetworkConfig,
+        config: ModelConfig,
         rng: np.random.Generator,
         *,
         takes_parts: bool = False,
@@ -70,79 +70,35 @@ class CustomActorCritic(ActorCritic):
         self.keras_model = keras_model
         self._takes_parts = takes_parts
         self._branches = []
-        self._looks_at = None
         self._gives_values = self._probe()
         named = {f"custom/{index}/{item.name}": item for index, item in enumerate(keras_model.weights)}
-        trainable = [name for name, item in named.items() if item.trainable]
+        self._trainable = [name for name, item in named.items() if item.trainable]
         if not self._gives_values:
             self._value_branch = make_branch("value", layout.shape, obs_dtype, config, rng)
             self._value_head = dense(rng, self._value_branch.num_outputs, 1, gain=1.0)
-            own = self._value_branch.named_variables()
-            own |= {f"value/head/{item.name}": item for item in self._value_head.trainable_variables}
+            own = self._value_branch.named_variables() | layer_variables("value/head", self._value_head)
             named |= own
-            trainable += own
-        self._keras_variables = named
-        self._trainable = trainable
-        self.variables = {name: item.value for name, item in named.items()}
+            self._trainable += own
+        self._take_variables(named)
 
     @property
     def trainable_variables(self) -> list[tf.Variable]:
         """See ActorCritic."""
         return [self.variables[name] for name in self._trainable]
 
-    @property
-    def has_convolutions(self) -> bool:
-        """See ActorCritic."""
-        layers = self.keras_model._flatten_layers()  # the only way to layers within layers
-        return any("Conv" in type(layer).__name__ for layer in layers) or (
-            not self._gives_values and super().has_convolutions
-        )
-
-    def forward_step(
-        self,
-        obs: Any,
-        state: Sequence[Any],
-        prev_actions: Any = None,
-        prev_rewards: Any = None,
-        *,
-        weights: Mapping[str, Any] | None = None,
-    ) -> tuple[Any, Any, list[Any]]:
-        """See ActorCritic; without recurrence there is no state."""
-        self._previous(prev_actions, prev_rewards)
-        self._split(state)
-        obs, mask = self._without_mask(obs)
-        with self._using(weights):
-            outputs = self._call(obs)
-            if self._gives_values:
-                dist_inputs, values = outputs
-            else:
-                dist_inputs = outputs[0]
-                values = self._value_head(self._value_branch.step(obs, None, [])[0])
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> tuple[Any, Any, list[Any]]:
+        outputs = self.call_model(obs)
+        if self._gives_values:
+            dist_inputs, values = outputs
+        else:
+            dist_inputs = outputs[0]
+            values = self._value_head(self._value_branch.step(obs, None, [])[0])
         dist_inputs = self._masked(tf.cast(dist_inputs, tf.float32), mask)
         return dist_inputs, tf.reshape(tf.cast(values, tf.float32), [-1]), []
 
-    def forward_sequence(
-        self,
-        obs: Any,
-        state: Sequence[Any],
-        resets: Any,
-        prev_actions: Any = None,
-        prev_rewards: Any = None,
-        *,
-        weights: Mapping[str, Any] | None = None,
-    ) -> tuple[Any, Any]:
-        """See ActorCritic; every step for itself."""
-        obs = tf.convert_to_tensor(obs)
-        steps = obs.shape[0]
-        flat_obs = tf.reshape(obs, [-1, *self.obs_shape])
-        dist_inputs, values, _ = self.forward_step(flat_obs, state, prev_actions, prev_rewards, weights=weights)
-        return (
-            tf.reshape(dist_inputs, [steps, -1, self.distribution.num_inputs]),
-            tf.reshape(values, [steps, -1]),
-        )
-
-    def _call(self, obs: Any) -> list[Any]:
-        inputs: Any = tf.cast(obs, tf.float32)
+    def call_model(self, obs: Any) -> list[Any]:
+        """What the model gives for observations [B, *layout.shape], which may be Keras's symbolic tensors."""
+        inputs: Any = keras.ops.cast(obs, "float32")
         if self._takes_parts:
             inputs = self._parts(inputs)
         outputs = self.keras_model(inputs, training=False)
@@ -157,14 +113,14 @@ class CustomActorCritic(ActorCritic):
         if isinstance(self.keras_model, keras.Sequential) or (inputs is not None and not isinstance(inputs, dict)):
             return obs
         places, shapes = self.layout.slices(), self.layout.parts
-        parts = {name: tf.reshape(obs[:, places[name]], [-1, *shapes[name]]) for name in shapes} or {_WHOLE: obs}
+        parts = {name: keras.ops.reshape(obs[:, places[name]], [-1, *shapes[name]]) for name in shapes} or {_WHOLE: obs}
         return {name: part for name, part in parts.items() if inputs is None or name in inputs}
 
     def _probe(self) -> bool:
         """Run it once, which also builds it; whether it gives values."""
         rows = 2
         try:
-            outputs = self._call(tf.zeros([rows, *self.layout.shape]))
+            outputs = self.call_model(tf.zeros([rows, *self.layout.shape]))
             shapes = [tuple(output.shape) for output in outputs]
         except Exception as error:
             # whatever a user's layers raise
@@ -186,7 +142,7 @@ def make_custom_model(
     layout: ObsLayout,
     obs_dtype: str,
     distribution: ActionDistribution,
-    config: NetworkConfig,
+    config: ModelConfig,
     settings: Mapping[str, Any],
     *,
     seed: int | None = None,
@@ -205,7 +161,7 @@ def make_custom_model(
     """
     path = str(config.custom_model)
     make: CustomModel = import_object(path, key=_KEY)
-    if config.cell is not None or config.free_log_std:
+    if config.is_recurrent or config.free_log_std:
         raise ConfigError(
             "use_lstm, use_gru and free_log_std shape built-in networks; a custom model is used as it is.",
             key=_KEY,

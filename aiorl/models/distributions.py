@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from gymnasium import spaces
 
 from aiorl.policy import distributions as acting
 from aiorl.policy.distributions import (
@@ -33,7 +32,6 @@ __all__ = [
     "Distribution",
     "MultiCategorical",
     "SquashedGaussian",
-    "make_distribution",
     "to_tf_distribution",
 ]
 
@@ -383,11 +381,6 @@ _TWINS: dict[str, Callable[[Any], Distribution]] = {
 def to_tf_distribution(distribution: acting.ActionDistribution) -> Distribution:
     """The TensorFlow twin of a NumPy distribution."""
     return _TWINS[distribution.name](distribution)
-
-
-def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) -> Distribution:
-    """The distribution that goes with an action space; see `aiorl.policy.distributions.make_distribution`."""
-    return to_tf_distribution(acting.make_distribution(action_space, squash=squash))
 
 
 def _log_tanh_slope(values: Any) -> Any:

@@ -31,7 +31,7 @@ from aiorl.policy.acting_graph import (
 )
 from aiorl.policy.graph_check import WEIGHTS_LOCATION
 
-__all__ = ["describe_policy", "export_acting_graph", "make_acting_spec"]
+__all__ = ["acting_signature", "describe_policy", "export_acting_graph", "make_acting_spec"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,19 +54,23 @@ def export_acting_graph(model: ActorCritic) -> tuple[bytes, ActingSpec]:
     return graph, spec
 
 
-def describe_policy(model: ActorCritic, model_config: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
+def describe_policy(model: ActorCritic, model_config: Mapping[str, Any] | None) -> tuple[bytes, dict[str, Any]]:
     """Return what a worker needs to act with a model (`aiorl.policy.loading.load_policy`), except the weights.
 
     Args:
         model: the model.
-        model_config: the settings it was built from.
+        model_config: the settings that `build_model` makes it from; None for one that only its algorithm makes.
 
     Returns: the acting graph and its description. For a model that has no acting graph, no bytes at all and a
         description that makes workers run the model in TensorFlow, which is slower; a warning says why.
+
+    Raises: ExportError if it has no acting graph, and workers could not build it either.
     """
     try:
         graph, spec = export_acting_graph(model)
     except ExportError as error:
+        if model_config is None:
+            raise
         logger.warning(
             "The model can't act without TensorFlow, so every worker needs TensorFlow and acts more slowly: %s", error
         )
@@ -90,6 +94,19 @@ def make_acting_spec(model: ActorCritic) -> ActingSpec:
         weights=weights,
         prev_action=_prev_action(model),
     )
+
+
+def acting_signature(spec: ActingSpec) -> list[tf.TensorSpec]:
+    """Inputs of an acting graph but for the weights: observations, previous steps if it looks back, states."""
+    signature = [tf.TensorSpec((None, *spec.obs_shape), spec.obs_dtype, name=OBS_INPUT)]
+    if spec.prev_action is not None:
+        prev = spec.prev_action
+        signature.append(tf.TensorSpec((None, *prev.shape), prev.dtype, name=PREV_ACTIONS_INPUT))
+        signature.append(tf.TensorSpec((None,), tf.float32, name=PREV_REWARDS_INPUT))
+    return signature + [
+        tf.TensorSpec((None, *shape), tf.float32, name=name)
+        for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True)
+    ]
 
 
 def _prev_action(model: ActorCritic) -> ArraySpec | None:
@@ -116,16 +133,7 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArr
         outputs = {DIST_INPUTS_OUTPUT: dist_inputs, VF_OUTPUT: values}
         return outputs | {f"state_out_{index}": tf.identity(item) for index, item in enumerate(state_out)}
 
-    signature = [tf.TensorSpec((None, *spec.obs_shape), spec.obs_dtype, name=OBS_INPUT)]
-    if spec.prev_action is not None:
-        prev = spec.prev_action
-        signature.append(tf.TensorSpec((None, *prev.shape), prev.dtype, name=PREV_ACTIONS_INPUT))
-        signature.append(tf.TensorSpec((None,), tf.float32, name=PREV_REWARDS_INPUT))
-    signature += [
-        tf.TensorSpec((None, *shape), tf.float32, name=name)
-        for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True)
-    ]
-    signature += [
+    signature = acting_signature(spec) + [
         tf.TensorSpec(weight.shape, weight.dtype, name=f"weight_{index}") for index, weight in enumerate(spec.weights)
     ]
     logger = logging.getLogger("tf2onnx")

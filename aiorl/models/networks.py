@@ -8,7 +8,8 @@ nothing depends on TensorFlow's or Keras's global state. A stack knows its weigh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -16,9 +17,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 
-__all__ = ["HIDDEN_GAIN", "ConvFilter", "Stack", "dense", "make_conv_stack", "make_dense_stack", "orthogonal"]
+__all__ = ["HIDDEN_GAIN", "ConvFilter", "Network", "Stack", "dense", "layer_variables", "make_stack", "orthogonal"]
 
 ConvFilter = tuple[int, tuple[int, int], tuple[int, int]]
 """Channels, kernel height and width, vertical and horizontal stride."""
@@ -76,11 +78,52 @@ class Stack:
 
     def named_variables(self) -> dict[str, Any]:
         """Keras variables by name, for instance ``dense_0/kernel``."""
-        return {
-            f"{name}/{variable.name}": variable
-            for name, layer in self._layers
-            for variable in layer.trainable_variables
-        }
+        found: dict[str, Any] = {}
+        for name, layer in self._layers:
+            found |= layer_variables(name, layer)
+        return found
+
+
+class Network:
+    """What has weights by name, and takes observations, perhaps with an action mask.
+
+    Attributes:
+        layout: how an observation lies in its array.
+        variables: tf.Variables by name, in a fixed order; the names depend on nothing but the settings.
+    """
+
+    layout: ObsLayout
+    variables: dict[str, tf.Variable]
+
+    @property
+    def trainable_variables(self) -> list[tf.Variable]:
+        """The variables in order, for optimisers and gradients."""
+        return list(self.variables.values())
+
+    def _take_variables(self, named: Mapping[str, Any]) -> None:
+        """Take Keras variables by name as the network's."""
+        self._keras_variables = dict(named)
+        self.variables = {name: item.value for name, item in named.items()}
+
+    def _using(self, weights: Mapping[str, Any] | None) -> Any:
+        """Within it tensors by name take the place of all variables; None changes nothing."""
+        if weights is None:
+            return nullcontext()
+        return keras.StatelessScope(
+            state_mapping=[(item, weights[name]) for name, item in self._keras_variables.items()]
+        )
+
+    def _without_mask(self, obs: Any) -> tuple[Any, Any]:
+        """Observations [B, *layout.shape] and masks [B, M] (None without) of arrays [B, *layout.array_shape]."""
+        if not self.layout.num_mask:
+            return obs, None
+        size = self.layout.num_mask
+        return tf.reshape(obs[:, size:], [-1, *self.layout.shape]), obs[:, :size]
+
+
+def layer_variables(name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+    """Keras variables of a layer by name, for instance ``NAME/kernel``."""
+    return {f"{name}/{variable.name}": variable for variable in layer.trainable_variables}
 
 
 def dense(
@@ -88,33 +131,13 @@ def dense(
 ) -> keras.layers.Layer:
     """A dense layer with an orthogonal kernel and zero bias, built."""
     kernel = orthogonal(rng, (num_inputs, num_outputs), gain)
-    try:
-        function = _gelu if activation == "gelu" else activation
-        layer = keras.layers.Dense(num_outputs, activation=function, kernel_initializer=_fixed(kernel))
-    except ValueError as error:
-        raise _unknown_activation(activation) from error
+    function = _gelu if activation == "gelu" else activation
+    layer = keras.layers.Dense(num_outputs, activation=function, kernel_initializer=_fixed(kernel))
     layer.build((None, num_inputs))
     return layer
 
 
-def make_dense_stack(
-    rng: np.random.Generator, obs_shape: tuple[int, ...], hiddens: Sequence[int], activation: str, *, scale: float = 1.0
-) -> Stack:
-    """Dense layers over the flattened input; no layer at all gives the flattened input itself.
-
-    Raises: ConfigError for an activation Keras doesn't know.
-    """
-    layers: list[tuple[str, keras.layers.Layer]] = []
-    if len(obs_shape) != 1:
-        layers.append(("flatten", _flatten()))
-    width = math.prod(obs_shape)
-    for index, size in enumerate(hiddens):
-        layers.append((f"dense_{index}", dense(rng, width, size, gain=HIDDEN_GAIN, activation=activation)))
-        width = size
-    return Stack(layers, width, scale)
-
-
-def make_conv_stack(
+def make_stack(
     rng: np.random.Generator,
     obs_shape: tuple[int, ...],
     filters: Sequence[ConvFilter],
@@ -123,13 +146,14 @@ def make_conv_stack(
     *,
     scale: float = 1.0,
 ) -> Stack:
-    """Convolutions with ReLU over [H, W, C] without padding, flattened, then dense layers.
+    """Convolutions with ReLU over [H, W, C] without padding, if there are any; flattened; then dense layers.
 
-    Raises: ConfigError if the image is smaller than a kernel, or Keras doesn't know the activation.
+    Raises: ConfigError if the image is smaller than a kernel.
     """
-    height, width, channels = obs_shape
+    shape = obs_shape
     layers: list[tuple[str, keras.layers.Layer]] = []
     for index, (size, kernel, stride) in enumerate(filters):
+        height, width, channels = shape
         if height < kernel[0] or width < kernel[1]:
             raise ConfigError(
                 f"conv_filters don't fit observations of {obs_shape}: filter {index} with a {kernel[0]}x{kernel[1]} "
@@ -140,19 +164,16 @@ def make_conv_stack(
             )
         weights = orthogonal(rng, (*kernel, channels, size), HIDDEN_GAIN)
         layer = keras.layers.Conv2D(size, kernel, stride, activation="relu", kernel_initializer=_fixed(weights))
-        layer.build((None, height, width, channels))
+        layer.build((None, *shape))
         layers.append((f"conv_{index}", layer))
-        height, width, channels = (height - kernel[0]) // stride[0] + 1, (width - kernel[1]) // stride[1] + 1, size
-    layers.append(("flatten", _flatten()))
-    features = height * width * channels
-    for index, hidden in enumerate(hiddens):
-        layers.append((f"dense_{index}", dense(rng, features, hidden, gain=HIDDEN_GAIN, activation=activation)))
-        features = hidden
+        shape = ((height - kernel[0]) // stride[0] + 1, (width - kernel[1]) // stride[1] + 1, size)
+    if len(shape) != 1:
+        layers.append(("flatten", keras.layers.Flatten()))
+    features = math.prod(shape)
+    for index, size in enumerate(hiddens):
+        layers.append((f"dense_{index}", dense(rng, features, size, gain=HIDDEN_GAIN, activation=activation)))
+        features = size
     return Stack(layers, features, scale)
-
-
-def _flatten() -> keras.layers.Layer:
-    return keras.layers.Flatten()
 
 
 def _fixed(values: NDArray[np.float32]) -> Any:
@@ -167,12 +188,3 @@ def _fixed(values: NDArray[np.float32]) -> Any:
 def _gelu(values: Any) -> Any:
     """Keras's exact form, but with erf: it uses erfc, which ONNX doesn't have."""
     return 0.5 * values * (1.0 + tf.math.erf(values * math.sqrt(0.5)))
-
-
-def _unknown_activation(activation: str | None) -> ConfigError:
-    return ConfigError(
-        f"Keras has no activation {activation!r}.",
-        key="model.fcnet_activation",
-        value=activation,
-        hint="Common ones: tanh, relu, elu, gelu, silu, linear.",
-    )

@@ -41,9 +41,9 @@ class RecurrentCell(keras.layers.Layer):  # type: ignore[misc]  # Keras is untyp
         self.bias = self._bias("bias")
         self.built = True
 
-    @abstractmethod
     def project(self, inputs: Any) -> Any:
         """The inputs' part [B, gates * H] of the gates, for inputs [B, D]."""
+        return tf.matmul(inputs, tf.convert_to_tensor(self.kernel)) + tf.convert_to_tensor(self.bias)
 
     @abstractmethod
     def step(self, projected: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -80,10 +80,6 @@ class LSTMCell(RecurrentCell):
         bias[size : 2 * size] = 1.0
         self.bias.assign(bias)
 
-    def project(self, inputs: Any) -> Any:
-        """See the base class."""
-        return tf.matmul(inputs, tf.convert_to_tensor(self.kernel)) + tf.convert_to_tensor(self.bias)
-
     def step(self, projected: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
         """See the base class."""
         output, memory = state
@@ -107,10 +103,6 @@ class GRUCell(RecurrentCell):
     def __init__(self, rng: np.random.Generator, num_inputs: int, size: int) -> None:
         super().__init__(rng, num_inputs, size)
         self.recurrent_bias = self._bias("recurrent_bias")
-
-    def project(self, inputs: Any) -> Any:
-        """See the base class."""
-        return tf.matmul(inputs, tf.convert_to_tensor(self.kernel)) + tf.convert_to_tensor(self.bias)
 
     def step(self, projected: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
         """See the base class."""

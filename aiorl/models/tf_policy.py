@@ -17,22 +17,15 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.data.obs_layout import layout_of
-from aiorl.data.spaces import space_from_dict
 from aiorl.errors import CheckpointError, PolicyError, UnsupportedSpaceError
 from aiorl.models.catalog import ActorCritic, build_model
 from aiorl.models.distributions import to_tf_distribution
-from aiorl.models.export import make_acting_spec
-from aiorl.policy.acting_graph import (
-    OBS_INPUT,
-    PREV_ACTIONS_INPUT,
-    PREV_REWARDS_INPUT,
-    ActingSpec,
-    Previous,
-)
+from aiorl.models.export import acting_signature, make_acting_spec
+from aiorl.policy.acting_graph import ActingSpec, Previous
 from aiorl.policy.distributions import make_distribution
 from aiorl.policy.graph_policy import GraphPolicy
 
-__all__ = ["TFNetwork", "TFPolicy"]
+__all__ = ["TFNetwork", "TFPolicy", "learned_tf_policy_class"]
 
 F32 = NDArray[np.float32]
 
@@ -46,10 +39,14 @@ class TFNetwork:
         """Take the model; it is traced at its first run, once for any number of rows."""
         self.model = model
         self._spec = make_acting_spec(model)
-        self._step = tf.function(self._forward, input_signature=self._signature())
+        self._step = tf.function(self._forward, input_signature=acting_signature(self._spec))
 
     def run(
-        self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None
+        self,
+        obs: NDArray[Any],
+        state: Sequence[F32] = (),
+        prev: Previous | None = None,
+        out: tuple[F32, F32] | None = None,
     ) -> tuple[F32, F32, list[F32]]:
         """See `ActingGraph.run`.
 
@@ -67,6 +64,9 @@ class TFNetwork:
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise PolicyError(f"the model refused its inputs: {error!s:.500}") from error
         dist_inputs, values, *state_out = (output.numpy() for output in outputs)
+        if out is not None:
+            out[0][...], out[1][...] = dist_inputs, values
+            return *out, state_out
         return dist_inputs, values, state_out
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
@@ -85,7 +85,7 @@ class TFNetwork:
 
         module = tf.Module()
         module.weights = list(self.model.variables.values())
-        function = tf.function(act, input_signature=self._signature())
+        function = tf.function(act, input_signature=acting_signature(self._spec))
         module.act = function
         tf.saved_model.save(module, directory, signatures={"serving_default": function})
 
@@ -93,18 +93,6 @@ class TFNetwork:
         num_previous = 0 if self._spec.prev_action is None else 2
         dist_inputs, values, state = self.model.forward_step(obs, list(rest[num_previous:]), *rest[:num_previous])
         return (dist_inputs, values, *state)
-
-    def _signature(self) -> list[tf.TensorSpec]:
-        spec = self._spec
-        signature = [tf.TensorSpec((None, *spec.obs_shape), spec.obs_dtype, name=OBS_INPUT)]
-        if spec.prev_action is not None:
-            prev = spec.prev_action
-            signature.append(tf.TensorSpec((None, *prev.shape), prev.dtype, name=PREV_ACTIONS_INPUT))
-            signature.append(tf.TensorSpec((None,), tf.float32, name=PREV_REWARDS_INPUT))
-        return signature + [
-            tf.TensorSpec((None, *shape), tf.float32, name=name)
-            for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True)
-        ]
 
 
 class TFPolicy(GraphPolicy):
@@ -153,43 +141,6 @@ class TFPolicy(GraphPolicy):
         )
         self.tf_distribution = to_tf_distribution(self.distribution)
         self._optimizer: Any = None
-
-    @classmethod
-    def from_description(
-        cls,
-        spec: ActingSpec,
-        model_config: Mapping[str, Any],
-        *,
-        observation_space: spaces.Space[Any] | None = None,
-        config: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-    ) -> TFPolicy:
-        """The policy of a network that has no acting graph; it has its weights once they are set.
-
-        Args:
-            spec: what the learner says of the network.
-            model_config: the settings the learner built it from.
-            observation_space: space of the observations it takes; by default an unbounded Box.
-            config: the policy's own settings.
-            seed: seed of the noise that `compute_actions` draws.
-
-        Raises: PolicyError if the settings give another network here.
-        """
-        dtype = np.dtype(spec.obs_dtype)
-        low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
-        policy = cls(
-            observation_space or spaces.Box(low, high, spec.obs_shape, dtype.type),
-            space_from_dict(spec.action_space),
-            {
-                **(config or {}),
-                "model": dict(model_config),
-                "squash_actions": spec.distribution.startswith("squashed"),
-                "seed": seed,
-            },
-        )
-        if policy.spec != spec:
-            raise PolicyError("the network built here is not the learner's; install the same versions on both")
-        return policy
 
     def loss(self, batch: Mapping[str, Any]) -> Any:
         """The scalar to be minimised, for a batch of tensors by column; defined by subclasses that learn."""
@@ -251,7 +202,9 @@ class TFPolicy(GraphPolicy):
 
     def export_model(self, export_dir: str) -> None:
         """Write a TensorFlow SavedModel of the acting network with its weights."""
-        self._network().save(export_dir)
+        network = self.graph
+        assert isinstance(network, TFNetwork), "a TFPolicy runs its model itself"
+        network.save(export_dir)
 
     def export_checkpoint(self, export_dir: str, filename_prefix: str = "model") -> None:
         """Write the weights by name to ``<prefix>.safetensors``."""
@@ -275,10 +228,6 @@ class TFPolicy(GraphPolicy):
             raise CheckpointError(import_file, f"cannot be read as weights of this policy: {error}") from error
         self.set_weights(weights)
 
-    def _network(self) -> TFNetwork:
-        assert isinstance(self.graph, TFNetwork), "a TFPolicy runs its model itself"
-        return self.graph
-
     def _trainable(self) -> dict[str, tf.Variable]:
         trainable = {id(variable) for variable in self.model.trainable_variables}
         return {name: variable for name, variable in self.model.variables.items() if id(variable) in trainable}
@@ -288,3 +237,32 @@ class TFPolicy(GraphPolicy):
             self._optimizer = keras.optimizers.Adam(float(self.config.get("lr", _DEFAULT_LR)))
             self._optimizer.build(list(self._trainable().values()))
         return self._optimizer
+
+
+def learned_tf_policy_class(spec: ActingSpec, model_config: Mapping[str, Any]) -> type[TFPolicy]:
+    """The class of a learner's policy whose network has no acting graph; objects act once they have weights.
+
+    Args:
+        spec: the learner's description of the network.
+        model_config: the settings the learner built it from.
+    """
+
+    class LearnedTFPolicy(TFPolicy):
+        """Acts with the learner's network; made from the spaces of this host and its own settings.
+
+        Raises: PolicyError if the settings give another network here.
+        """
+
+        acting_spec = spec
+
+        def __init__(
+            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+        ) -> None:
+            spec.check_spaces(observation_space, action_space)
+            is_squashed = spec.distribution.startswith("squashed")
+            network = {"model": dict(model_config), "squash_actions": is_squashed}
+            super().__init__(observation_space, action_space, {**config, **network})
+            if self.spec != spec:
+                raise PolicyError("the network built here is not the learner's; install the same versions on both")
+
+    return LearnedTFPolicy

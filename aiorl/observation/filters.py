@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,18 +129,19 @@ def _moments(batch: NDArray[Any]) -> tuple[int, NDArray[np.float64], NDArray[np.
     return count, mean, np.add.reduce(samples, axis=0)
 
 
-class ObservationFilter(ABC):
-    """Interface of observation filters.
+class ObservationFilter:
+    """Interface of observation filters, with the methods of one that has no statistics.
 
     Attributes:
         is_concurrent: safe to call from several threads.
         is_identity: returns observations as they are.
+        is_frozen: its statistics stay as they are, whatever it sees; False unless it is set.
         shape: shape of one observation; means nothing where it returns them as they are.
     """
 
-    is_concurrent = False
-    is_identity = False
-
+    is_concurrent = True
+    is_identity = True
+    is_frozen = False
     shape: tuple[int, ...] = ()
 
     def output_dtype(self, dtype: DTypeLike) -> np.dtype[Any]:
@@ -159,7 +159,6 @@ class ObservationFilter(ABC):
         fits = layout.array_shape == self.shape
         return LaidOutBox(-np.inf, np.inf, layout if fits else ObsLayout(self.shape), np.float32)
 
-    @abstractmethod
     def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
         """Filtered observations; with ``update`` they also enter the statistics.
 
@@ -170,12 +169,12 @@ class ObservationFilter(ABC):
         Raises:
             ValueError: any other shape.
         """
+        return obs
 
-    @abstractmethod
     def one_by_one(self, obs: NDArray[Any]) -> NDArray[Any]:
         """A batch ``[B, *shape]`` filtered as by one call for each row, in order: what comes later counts for none."""
+        return obs
 
-    @abstractmethod
     def take_delta(self, sequence: int | None = None) -> FilterState:
         """Return the statistics of what was seen since the last call, now in flight under a sequence number.
 
@@ -186,104 +185,50 @@ class ObservationFilter(ABC):
         Raises:
             ValueError: a sequence number that does not increase.
         """
+        return {}
 
-    @abstractmethod
     def merge_delta(self, delta: Mapping[str, NDArray[Any]]) -> None:
         """Take another filter's delta into the statistics only (the learner's side)."""
 
-    @abstractmethod
     def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
         """Statistics = published state + deltas in flight above ``acked_sequence`` + buffer."""
 
-    @abstractmethod
     def acknowledge(self, acked_sequence: int) -> None:
         """Forget deltas in flight up to ``acked_sequence``; for filters that keep statistics of their own."""
 
-    @abstractmethod
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Replace everything by a saved state; what was pending or in flight is forgotten.
 
         Raises:
             BatchError: a state of another kind of filter, of another shape, or not finite; nothing is changed then.
         """
+        if state:
+            raise BatchError("filter state", "none, since observations are taken as they are", sorted(state))
 
-    @abstractmethod
     def state(self) -> FilterState:
         """The statistics, without buffer, to publish or save."""
+        return {}
 
-    @abstractmethod
     def as_serializable(self) -> ObservationFilter:
-        """A plain copy that needs no lock."""
+        """A plain copy that needs no lock; itself where it has no state."""
+        return self
 
-    @abstractmethod
     def copy(self) -> ObservationFilter:
-        """An independent filter in the same state."""
+        """An independent filter in the same state; itself where it has none."""
+        return self
 
-    @abstractmethod
     def clear_buffer(self) -> None:
         """Forget the delta; the statistics stay."""
 
-    @abstractmethod
     def sync(self, other: ObservationFilter) -> None:
         """Adopt the other's statistics and keep the own unsent delta on top; its buffer is ignored."""
 
-    @abstractmethod
     def apply_changes(self, other: ObservationFilter, with_buffer: bool = False) -> None:
         """Merge the other's delta into the own statistics; with the flag also adopt it as own delta."""
 
 
 class NoFilter(ObservationFilter):
     """Observations as they are."""
-
-    is_concurrent = True
-    is_identity = True
-
-    def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
-        """The same array."""
-        return obs
-
-    def one_by_one(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """The same array."""
-        return obs
-
-    def take_delta(self, sequence: int | None = None) -> FilterState:
-        """Return an empty state."""
-        return {}
-
-    def merge_delta(self, delta: Mapping[str, NDArray[Any]]) -> None:
-        """Do nothing: there are no statistics."""
-
-    def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
-        """Do nothing: there are no statistics."""
-
-    def acknowledge(self, acked_sequence: int) -> None:
-        """Do nothing: there are no statistics."""
-
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Raise BatchError for a state that is not empty: it belongs to another filter."""
-        if state:
-            raise BatchError("filter state", "none, since observations are taken as they are", sorted(state))
-
-    def state(self) -> FilterState:
-        """Return an empty state."""
-        return {}
-
-    def as_serializable(self) -> NoFilter:
-        """Itself: it has no state."""
-        return self
-
-    def copy(self) -> NoFilter:
-        """Itself: it has no state."""
-        return self
-
-    def clear_buffer(self) -> None:
-        """Do nothing: there are no statistics."""
-
-    def sync(self, other: ObservationFilter) -> None:
-        """Do nothing: there are no statistics."""
-
-    def apply_changes(self, other: ObservationFilter, with_buffer: bool = False) -> None:
-        """Do nothing: there are no statistics."""
 
 
 class MeanStdFilter(ObservationFilter):
@@ -295,6 +240,9 @@ class MeanStdFilter(ObservationFilter):
         num_kept: so many numbers at the start of a flat observation, such as an action mask, come through as they are
             and enter no statistic.
     """
+
+    is_concurrent = False
+    is_identity = False
 
     def __init__(self, shape: tuple[int, ...], clip: float | None = None, *, num_kept: int = 0) -> None:
         """Start with no samples."""
@@ -319,6 +267,15 @@ class MeanStdFilter(ObservationFilter):
         """Samples in the delta not yet handed out."""
         return self._buffer.n
 
+    def affine(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and factor of the filter's shape, by which observations come out now: ``(obs - mean) * factor``."""
+        with self._lock:
+            mean, scale = self._stat.mean, 1.0 / (self._stat.std + EPSILON)
+        if not self.num_kept:
+            return mean, scale
+        kept = self.num_kept
+        return np.concatenate([np.zeros(kept), mean]), np.concatenate([np.ones(kept), scale])
+
     def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[np.float32]:
         """See ObservationFilter."""
         if not isinstance(obs, np.ndarray):
@@ -334,7 +291,7 @@ class MeanStdFilter(ObservationFilter):
     def _filtered(self, obs: NDArray[Any], update: bool) -> NDArray[np.float32]:
         batch = self._changed(obs)
         with self._lock:
-            if update:
+            if update and not self.is_frozen:
                 moments = _moments(batch)
                 self._stat.merge_moments(*moments)
                 self._buffer.merge_moments(*moments)
@@ -360,7 +317,7 @@ class MeanStdFilter(ObservationFilter):
         """See ObservationFilter."""
         with self._lock:
             before = self._stat
-            if len(obs) < 2:
+            if len(obs) < 2 or self.is_frozen:
                 return self(obs)
             if before.n == 0:
                 return np.concatenate([self(row[None]) for row in obs])

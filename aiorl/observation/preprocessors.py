@@ -19,7 +19,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from aiorl.config.import_path import import_object
 from aiorl.data.action_mask import ACTION_MASK, MaskLayout, is_masked
-from aiorl.data.obs_layout import LaidOutBox, ObsLayout
+from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
+from aiorl.data.spaces import KINDS, SIMPLE_KINDS
 from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
 
 __all__ = [
@@ -34,8 +35,6 @@ __all__ = [
     "make_preprocessor",
     "preprocessor_for",
 ]
-
-_KINDS = ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Tuple", "Dict")
 
 MAX_ONE_HOT = 1 << 14
 """Most numbers that a one-hot observation may have: each row holds all of them."""
@@ -94,7 +93,7 @@ class Preprocessor(ABC):
     @property
     def layout(self) -> ObsLayout:
         """Layout of the environment's observation in a model input."""
-        return ObsLayout(self.shape)
+        return layout_of(self.space) if self.is_identity else ObsLayout(self.shape)
 
     @property
     def observation_space(self) -> spaces.Space[Any]:
@@ -199,7 +198,7 @@ class NestedPreprocessor(Preprocessor):
         """Make a preprocessor for each component."""
         named = list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
         if not named:
-            raise UnsupportedSpaceError("the observation space", space, _KINDS, "It has no components.")
+            raise UnsupportedSpaceError("the observation space", space, KINDS, "It has no components.")
         self._parts: list[tuple[Any, Preprocessor, slice]] = []
         end = 0
         for name, part in named:
@@ -325,7 +324,7 @@ def without_mask(space: spaces.Dict) -> spaces.Space[Any]:
         return space.spaces[only]
     rest = {name: part for name, part in space.spaces.items() if name != ACTION_MASK}
     if not rest:
-        raise UnsupportedSpaceError("the observation space", space, _KINDS, "It has nothing but an action mask.")
+        raise UnsupportedSpaceError("the observation space", space, KINDS, "It has nothing but an action mask.")
     return spaces.Dict(rest)
 
 
@@ -346,7 +345,7 @@ class IdentityPreprocessor(Preprocessor):
         Raises: UnsupportedSpaceError if an observation is not one array, as in a Tuple or Dict.
         """
         if space.shape is None or space.dtype is None:
-            raise UnsupportedSpaceError("without a preprocessor, the observation space", space, _KINDS[:4])
+            raise UnsupportedSpaceError("without a preprocessor, the observation space", space, SIMPLE_KINDS)
         super().__init__(space, tuple(space.shape), space.dtype)
         self.is_identity = self._is_built_in
 
@@ -372,7 +371,7 @@ def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
     if isinstance(space, spaces.Tuple | spaces.Dict):
         return NestedPreprocessor(space)
     hint = "model.custom_preprocessor names a preprocessor of your own."
-    raise UnsupportedSpaceError("the observation space", space, _KINDS, hint)
+    raise UnsupportedSpaceError("the observation space", space, KINDS, hint)
 
 
 def make_preprocessor(

@@ -88,6 +88,7 @@ class IOContext:
         log_dir: the run's directory, None if there is none.
         config: the policies' base config.
         worker_index: the worker's index, 0 = local.
+        num_workers: how many workers share the input, as far as the worker knows.
         worker: the RolloutWorker, None outside of one and when it is gone.
     """
 
@@ -110,6 +111,10 @@ class IOContext:
     @property
     def worker(self) -> Any:  # noqa: D102 (the class describes it)
         return self._worker()
+
+    @property
+    def num_workers(self) -> int:  # noqa: D102 (the class describes it)
+        return int(getattr(self.worker, "num_workers", 0))
 
     def default_sampler_input(self) -> InputReader:
         """Batches of the worker's own sampler.

@@ -4,8 +4,9 @@ The learner exports the graph once and describes it by an `ActingSpec`; both com
 handshake, weights with each snapshot. The graph's inputs are ``obs``, ``state_in_i`` and, where the network looks
 back, ``prev_actions`` and ``prev_rewards``; its outputs are ``dist_inputs`` [N, P], ``vf`` [N] and ``state_out_i``.
 The first axis of each is N, any number of rows.
-Weights are external initialisers: ONNX Runtime takes them when a session is built, which costs about a
-millisecond, so that a running session is never changed and new weights take effect all at once.
+Weights are external initialisers: ONNX Runtime takes them when a session is built, which costs a millisecond or more,
+so that a running session is never changed and new weights take effect all at once. Those of small dense networks are
+inputs instead: one session serves all of their weights.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.data.spaces import space_from_dict
 from aiorl.errors import PolicyError
+from aiorl.policy.acting_session import OBS_INPUT, ActingSession
 from aiorl.policy.graph_check import to_canonical_graph
 
 __all__ = [
@@ -41,7 +45,6 @@ F32 = NDArray[np.float32]
 Previous = tuple[NDArray[Any], NDArray[Any]]
 """Actions [N, ...] in column form and rewards [N] of the step before."""
 
-OBS_INPUT = "obs"
 PREV_ACTIONS_INPUT = "prev_actions"
 PREV_REWARDS_INPUT = "prev_rewards"
 DIST_INPUTS_OUTPUT = "dist_inputs"
@@ -54,6 +57,8 @@ _MAX_STATES = 64
 _MAX_ELEMENTS = 1 << 30
 _OBS_DTYPES = {"float32": "tensor(float)", "uint8": "tensor(uint8)"}
 _PREV_DTYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
+_MAX_INPUT_BYTES = 1 << 16
+"""Weights of small networks together; larger ones are laid out anew for fast runs when a session is built."""
 _WEIGHT_DTYPES = frozenset(["float32", "float16", "float64", "int32", "int64", "uint8", "bool"])
 _ORT_ERRORS = 3  # log severity
 _FORMAT = 1
@@ -113,6 +118,30 @@ class ActingSpec:
     def num_weight_bytes(self) -> int:
         """Bytes of all weights together."""
         return sum(weight.num_bytes for weight in self.weights)
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        """Space of what the network takes, as wide as its dtype."""
+        low, high = (0, 255) if self.obs_dtype == "uint8" else (-np.inf, np.inf)
+        return spaces.Box(low, high, self.obs_shape, np.dtype(self.obs_dtype).type)
+
+    def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        """Raise if the learner's network does not fit the environment of this host.
+
+        Raises:
+            PolicyError: it does not, as with another version of the environment.
+        """
+        learners = space_from_dict(self.action_space)
+        if learners != action_space:
+            raise PolicyError(
+                f"this host's environment has the action space {action_space}, the learner's has {learners}; install "
+                "the same version of the environment on both"
+            )
+        if tuple(observation_space.shape or ()) != tuple(self.obs_shape):
+            raise PolicyError(
+                f"this host's environment has observations of shape {observation_space.shape}, the learner's "
+                f"{tuple(self.obs_shape)}; install the same version of the environment on both"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """As strings, numbers, lists and dicts, fit for msgpack and JSON."""
@@ -183,8 +212,17 @@ class ActingGraph:
             the spec's weights.
         """
         self.spec = spec
+        # convolutions are far slower with kernels that may change
+        self._weights_are_inputs = spec.num_weight_bytes <= _MAX_INPUT_BYTES and all(
+            len(weight.shape) <= 2 for weight in spec.weights
+        )
         # what was received is never loaded
-        self._graph = to_canonical_graph(graph, {weight.name: (weight.shape, weight.dtype) for weight in spec.weights})
+        self._graph = to_canonical_graph(
+            graph,
+            {weight.name: (weight.shape, weight.dtype) for weight in spec.weights},
+            weights_as_inputs=self._weights_are_inputs,
+        )
+        self._shared: Any = None  # the session of all weights, where they are inputs
         self._threads = threads
         self._weight_specs = {weight.name: weight for weight in spec.weights}
         self._output_names = list(spec.output_names)
@@ -192,12 +230,7 @@ class ActingGraph:
         self._obs_dtype = np.dtype(spec.obs_dtype)
         self._state_inputs = spec.state_inputs
         self._prev_action = spec.prev_action
-        self._session: _Session | None = None
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether `set_weights` has been called."""
-        return self._session is not None
+        self._session: ActingSession | None = None
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Take up new weights, all at once; they are copied.
@@ -215,7 +248,11 @@ class ActingGraph:
         return dict(self._current().weights)
 
     def run(
-        self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None
+        self,
+        obs: NDArray[Any],
+        state: Sequence[F32] = (),
+        prev: Previous | None = None,
+        out: tuple[F32, F32] | None = None,
     ) -> tuple[F32, F32, list[F32]]:
         """Evaluate the network.
 
@@ -223,13 +260,14 @@ class ActingGraph:
             obs: [N, *obs_shape] in the spec's dtype.
             state: recurrent state, [N, *shape] float32 for each component.
             prev: actions and rewards of the step before, for a network that looks back; else None.
+            out: where to write the first two results; None = arrays of their own.
         Returns: inputs of the action distribution [N, P], values [N], and the recurrent state after the step.
         Raises: PolicyError if the arrays don't fit, there are no weights yet, or ONNX Runtime fails.
         """
         session = self._session
         if session is None:
             session = self._current()
-        if obs.dtype != self._obs_dtype or obs.shape[1:] != self._obs_shape:
+        if obs.shape[1:] != self._obs_shape or obs.dtype != self._obs_dtype:
             raise PolicyError(
                 f"observations are {obs.dtype} {list(obs.shape)}; the policy takes {self._obs_dtype} "
                 f"[N, {', '.join(map(str, self._obs_shape))}]"
@@ -240,11 +278,10 @@ class ActingGraph:
         if prev is not None or self._prev_action is not None:
             self._add_previous(feed, prev, len(obs))
         try:
-            dist_inputs, values, *state_out = session.run(self._output_names, feed, None)
+            return session.run(feed, out)
         except Exception as error:
             # onnxruntime's own exceptions have no common base but this
             raise PolicyError(f"the acting graph failed: {error!s:.500}") from error
-        return dist_inputs, values, state_out
 
     def _add_state(self, feed: dict[str, NDArray[Any]], state: Sequence[F32], rows: int) -> None:
         if len(state) != len(self._state_inputs):
@@ -272,7 +309,7 @@ class ActingGraph:
         feed[PREV_ACTIONS_INPUT] = actions.astype(spec.dtype, copy=False)
         feed[PREV_REWARDS_INPUT] = rewards.astype(np.float32, copy=False)
 
-    def _current(self) -> _Session:
+    def _current(self) -> ActingSession:
         if self._session is None:
             raise PolicyError("the policy has no weights yet; call set_weights first")
         return self._session
@@ -298,7 +335,16 @@ class ActingGraph:
             copies[name] = copy
         return copies
 
-    def _make_session(self, weights: dict[str, NDArray[Any]]) -> _Session:
+    def _make_session(self, weights: dict[str, NDArray[Any]]) -> ActingSession:
+        if not self._weights_are_inputs:
+            values = [ort.OrtValue.ortvalue_from_numpy(weight) for weight in weights.values()]
+            return ActingSession(self._load(weights, values), self._output_names, weights, values)
+        if self._shared is None:
+            self._shared = self._load({}, [])
+        return ActingSession(self._shared, self._output_names, weights)
+
+    def _load(self, weights: Mapping[str, NDArray[Any]], values: list[Any]) -> Any:  # Any: a session
+        """A session with these weights, as NumPy's arrays and as ONNX Runtime's values; none where they are inputs."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
@@ -310,16 +356,16 @@ class ActingGraph:
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
         # else ONNX Runtime looks at the bytes to tell its own format, which is not checked, from ONNX
         options.add_session_config_entry("session.load_model_format", "ONNX")
-        values = [ort.OrtValue.ortvalue_from_numpy(weight) for weight in weights.values()]
         try:
-            options.add_external_initializers(list(weights), values)
+            if values:
+                options.add_external_initializers(list(weights), values)
             session = ort.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             # onnxruntime's own exceptions have no common base but this
             raise PolicyError(f"the acting graph cannot be loaded: {error!s:.500}") from error
         if self._session is None:
             self._check_signature(session)
-        return _Session(session, weights, values)
+        return session
 
     def _check_signature(self, session: Any) -> None:
         spec = self.spec
@@ -328,7 +374,8 @@ class ActingGraph:
         if spec.prev_action is not None:
             inputs[PREV_ACTIONS_INPUT] = (spec.prev_action.shape, _PREV_DTYPES[spec.prev_action.dtype])
             inputs[PREV_REWARDS_INPUT] = ((), "tensor(float)")
-        for node in session.get_inputs():
+        given = self._weight_specs if self._weights_are_inputs else {}
+        for node in (node for node in session.get_inputs() if node.name not in given):
             expected = inputs.pop(node.name, None)
             if expected != (tuple(node.shape[1:]), node.type) or isinstance(node.shape[0], int):
                 raise PolicyError(
@@ -340,18 +387,6 @@ class ActingGraph:
         lacking = set(spec.output_names) - {node.name for node in session.get_outputs()}
         if lacking:
             raise PolicyError(f"the acting graph lacks the outputs {sorted(lacking)}")
-
-
-class _Session:
-    """An ONNX Runtime session together with the memory it works on."""
-
-    __slots__ = ("_session", "_values", "run", "weights")
-
-    def __init__(self, session: Any, weights: dict[str, NDArray[Any]], values: list[Any]) -> None:
-        self._session = session
-        self._values = values
-        self.weights = weights
-        self.run = session.run
 
 
 def _count(value: object) -> int:

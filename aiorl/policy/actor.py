@@ -5,24 +5,23 @@ Preprocessor, filter, policy with its exploration, and clipping: one role, whoev
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
+from aiorl.data.finite import all_finite
 from aiorl.errors import BatchError, PolicyError
-from aiorl.log_once import log_once, summarize
+from aiorl.log_once import report, summarize
 from aiorl.policy.graph_policy import GraphPolicy
 from aiorl.policy.policy import Policy, check_policy_input
 
 __all__ = ["Acted", "Actor", "Question"]
-
-logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
@@ -41,6 +40,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 class _Preprocessor(Protocol):
     """What an actor asks of a preprocessor."""
 
+    space: spaces.Space[Any]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
@@ -53,8 +53,8 @@ class _Filter(Protocol):
 
     is_identity: bool
 
-    def __call__(self, obs: Array) -> Array:
-        """Filtered observations, which enter its statistics."""
+    def __call__(self, obs: Array, update: bool = True) -> Array:
+        """Filtered observations, which enter its statistics where that is asked for."""
 
     def output_dtype(self, dtype: DTypeLike) -> np.dtype[Any]:
         """Dtype of what comes out."""
@@ -101,6 +101,7 @@ class Actor:
         policy_id: the policy's name.
         policy: the policy.
         layout: column form and environment form of the actions.
+        observation_space: of observations as environments give them.
         obs_shape: shape of an observation as the policy gets it.
         obs_dtype: its dtype.
         initial_state: recurrent state of one row at an episode's start.
@@ -131,6 +132,7 @@ class Actor:
         self.policy_id = policy_id
         self.policy = policy
         self.layout = ActionLayout(policy.action_space)
+        self.observation_space = preprocessor.space
         self.obs_shape = tuple(preprocessor.shape)
         self.obs_dtype = observation_filter.output_dtype(preprocessor.dtype)
         self.initial_state: list[Array] = [np.asarray(component) for component in policy.get_initial_state()]
@@ -157,8 +159,12 @@ class Actor:
         """How observations come out depends on those that came before."""
         return not self._filter.is_identity
 
-    def observe(self, observations: Sequence[Any]) -> Array:
-        """Observations [N, ...] as the policy gets them; each enters the filter once.
+    def observe(self, observations: Sequence[Any], *, update: bool = True) -> Array:
+        """Observations [N, ...] as the policy gets them.
+
+        Args:
+            observations: N observations as environments give them.
+            update: each enters the filter's statistics, once.
 
         Raises:
             BatchError: one does not fit the space (also a ValueError).
@@ -166,12 +172,11 @@ class Actor:
             TypeError: likewise.
         """
         batch = self._preprocessor.transform_rows(observations)
-        if batch.dtype.kind == "f" and np.count_nonzero(np.isfinite(batch)) != batch.size:
+        if batch.dtype.kind == "f" and not all_finite(batch):
             raise ValueError("observation holds NaN or infinity")
-        filtered = self._filter(batch)
-        if log_once("preprocessed_obs"):
-            logger.info("Preprocessed observations of %r: %s", self.policy_id, summarize(batch))
-            logger.info("Filtered observations of %r: %s", self.policy_id, summarize(filtered))
+        filtered = self._filter(batch, update)
+        report("preprocessed_obs", self.policy_id, batch)
+        report("filtered_obs", self.policy_id, filtered)
         return filtered
 
     def fault_of(self, observation: Any) -> str:
@@ -180,7 +185,7 @@ class Actor:
             row = self._preprocessor.transform_rows([observation])
         except (BatchError, ValueError, TypeError) as error:
             return str(error)
-        if row.dtype.kind != "f" or np.isfinite(row).all():
+        if row.dtype.kind != "f" or all_finite(row):
             return ""
         return f"observation holds NaN or infinity: {summarize(observation)}"
 
@@ -201,16 +206,14 @@ class Actor:
                 before, or actions that its space cannot hold (also a ValueError).
             PolicyError: what it returned is not actions, states and columns (also a ValueError).
         """
-        if log_once("compute_actions_input"):
-            logger.info("Inputs to policy %r: %s", self.policy_id, summarize([obs, *states]))
+        report("compute_actions_input", self.policy_id, [obs, *states])
         policy = self.policy
         if self.is_plain and isinstance(policy, GraphPolicy):
             prev = question()[:2] if policy.spec.prev_action is not None else None
             began = time.perf_counter()
             actions, columns, states_out = policy.act(obs, states, prev=prev)
             seconds = time.perf_counter() - began
-            if log_once("compute_actions_result"):
-                logger.info("Outputs of policy %r: %s", self.policy_id, summarize([actions, states_out, columns]))
+            report("compute_actions_result", self.policy_id, [actions, states_out, columns])
             return Acted(actions, states_out, columns, seconds)
         asked = question()
         has_memory = getattr(policy.exploration, "has_memory", False)
@@ -228,6 +231,66 @@ class Actor:
         )
         seconds = time.perf_counter() - began
         return self._checked(result, len(obs), seconds)
+
+    def compute_single_action(
+        self,
+        obs: Any,
+        state: Sequence[Array] = (),
+        prev_action: Any = None,
+        prev_reward: float | None = None,
+        info: Mapping[str, Any] | None = None,
+        *,
+        explore: bool = True,
+    ) -> tuple[Any, list[Array], dict[str, Any]]:
+        """One action for one observation as an environment gives it, which does not enter the filter's statistics.
+
+        Args:
+            obs: the observation.
+            state: recurrent state, [...] of each component; empty = the initial one.
+            prev_action: action before this one, as an environment takes it; None at an episode's start.
+            prev_reward: reward before this one.
+            info: info that came with the observation.
+            explore: False asks for the policy's best action instead of a sample.
+        Returns: the action as an environment takes it, recurrent state after the step, and what the policy computed
+            beside, such as "vf_preds".
+
+        Raises:
+            BatchError: the observation does not fit the space (also a ValueError).
+            ValueError: likewise, or it is not finite.
+            PolicyError: its action mask forbids every action, or the state does not fit (also a ValueError).
+        """
+        row = self.observe([obs], update=False)[0]
+        action, state_out, columns = self.policy.compute_single_action(
+            row, state, prev_action, prev_reward, info, explore=explore
+        )
+        return self.to_env(self.layout.to_row(action)[None])[0], state_out, columns
+
+    def compute_actions(
+        self,
+        observations: Sequence[Any],
+        states: Sequence[Array] = (),
+        prev_actions: Sequence[Any] | None = None,
+        prev_rewards: Sequence[float] | None = None,
+        *,
+        explore: bool = True,
+    ) -> tuple[list[Any], list[Array], dict[str, Array]]:
+        """The same for N observations in one evaluation; states and what comes beside are [N, ...].
+
+        Raises: as `compute_single_action`.
+        """
+        rows = self.observe(observations, update=False)
+        if len(stuck := self.rows_without_action(rows)):
+            raise PolicyError(
+                f"there is no action to take: the action mask of observation {stuck[0]} forbids every one"
+            )
+        actions, states_out, columns = self.policy.compute_actions(
+            rows,
+            states or [np.broadcast_to(one, (len(rows), *one.shape)) for one in self.initial_state],
+            None if prev_actions is None else np.stack([self.layout.to_row(action) for action in prev_actions]),
+            None if prev_rewards is None else np.asarray(prev_rewards, np.float32),
+            explore=explore,
+        )
+        return self.to_env(self.layout.to_column(actions)), states_out, columns
 
     def to_env(self, actions: Array) -> list[Any]:
         """N actions as environments take them, clipped if that is asked for."""
@@ -254,8 +317,7 @@ class Actor:
             )
         if columns.keys() != self._own_columns:
             self._settle_columns(columns)
-        if log_once("compute_actions_result"):
-            logger.info("Outputs of policy %r: %s", self.policy_id, summarize([actions, states, columns]))
+        report("compute_actions_result", self.policy_id, [actions, states, columns])
         column = self.layout.to_column(actions)
         if len(column) != rows:
             raise BatchError(c.ACTIONS, f"{rows} actions of policy {self.policy_id!r}", f"{len(column)}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -38,6 +38,7 @@ __all__ = [
     "PerWorkerEpsilonGreedy",
     "RandomExploration",
     "StochasticSampling",
+    "exploration_has_memory",
     "make_exploration",
     "worker_epsilon",
 ]
@@ -336,7 +337,7 @@ def worker_epsilon(worker_index: int, num_workers: int) -> float:
     return float(_APEX_BASE ** (1.0 + _APEX_EXPONENT * position / max(num_workers - 1, 1)))
 
 
-EXPLORATIONS: dict[str, Callable[..., Exploration]] = {
+EXPLORATIONS: dict[str, type[Exploration]] = {
     "StochasticSampling": StochasticSampling,
     "EpsilonGreedy": EpsilonGreedy,
     "PerWorkerEpsilonGreedy": PerWorkerEpsilonGreedy,
@@ -345,6 +346,12 @@ EXPLORATIONS: dict[str, Callable[..., Exploration]] = {
     "Random": RandomExploration,
 }
 """Kinds of exploration by name."""
+
+
+def exploration_has_memory(settings: str | Mapping[str, Any] | None) -> bool:
+    """Whether the exploration that settings ask for must be told which row is whose; False where there is none."""
+    name = settings if isinstance(settings, str) or settings is None else settings.get("type")
+    return name in EXPLORATIONS and EXPLORATIONS[name].has_memory
 
 
 def make_exploration(

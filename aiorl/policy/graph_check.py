@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aiorl.errors import PolicyError
 from aiorl.policy.onnx_wire import Message, read_model, write_model
 
-__all__ = ["MAX_GRAPH_BYTES", "WEIGHTS_LOCATION", "to_canonical_graph"]
+__all__ = ["DTYPES", "MAX_GRAPH_BYTES", "WEIGHTS_LOCATION", "to_canonical_graph"]
 
 MAX_GRAPH_BYTES = 16 * 1024 * 1024
 WEIGHTS_LOCATION = "weights"
@@ -51,7 +51,7 @@ Tile TopK Transpose Trilu Unique Unsqueeze Where Xor
 _ALLOWED = frozenset(_OPERATORS.split())
 _WITH_GRAPHS = frozenset(["If", "Loop", "Scan"])
 
-_DTYPES = {
+DTYPES = {
     1: "float32",
     2: "uint8",
     3: "int8",
@@ -65,6 +65,7 @@ _DTYPES = {
     12: "uint32",
     13: "uint64",
 }
+"""ONNX's numbers of dtypes."""
 _DATA_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data")
 _FIXED_DATA = {"float_data": "float32", "double_data": "float64"}
 _INT_DATA = {"int32_data": ("int8", "uint8", "int16", "uint16", "int32", "bool"), "int64_data": ("int64",)}
@@ -74,12 +75,13 @@ _ATTRIBUTES = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8
 _LISTS = ("floats", "ints", "strings")
 
 
-def to_canonical_graph(graph: bytes, weights: Weights) -> bytes:
+def to_canonical_graph(graph: bytes, weights: Weights, *, weights_as_inputs: bool = False) -> bytes:
     """The graph as ONNX Runtime may have it: everything that was understood and is allowed, written anew.
 
     Args:
         graph: a serialised ONNX ModelProto.
         weights: shape and dtype by name.
+        weights_as_inputs: they are inputs of each run, and not of the session.
 
     Returns: a serialised ModelProto that computes the same.
     Raises: PolicyError if the graph is too large, damaged or not as `onnx` writes it; holds external data that is no
@@ -92,9 +94,10 @@ def to_canonical_graph(graph: bytes, weights: Weights) -> bytes:
     if "graph" not in model:
         raise PolicyError("the acting graph holds no graph")
     missing = dict(weights)
+    written = _graph(model["graph"], missing)
     canonical = {
         "ir_version": _in_range(model.get("ir_version", 0), _IR_VERSIONS, "IR version"),
-        "graph": _graph(model["graph"], missing),
+        "graph": _with_inputs(written, weights) if weights_as_inputs else written,
         "opset_import": [{"domain": "", "version": _opset(model.get("opset_import", []))}],
     }
     if missing:
@@ -137,6 +140,25 @@ def _graph(graph: Message, missing: dict[str, tuple[tuple[int, ...], str]]) -> M
         "input": inputs,
         "output": [_value_info(item) for item in graph.get("output", [])],
     }
+
+
+def _with_inputs(graph: Message, weights: Weights) -> Message:
+    """The canonical graph with its weights among the inputs."""
+    kept = [tensor for tensor in graph["initializer"] if tensor["name"] not in weights]
+    inputs = [
+        {
+            "name": tensor["name"],
+            "type": {
+                "tensor_type": {
+                    "elem_type": tensor["data_type"],
+                    "shape": {"dim": [{"dim_value": size} for size in tensor["dims"]]},
+                }
+            },
+        }
+        for tensor in graph["initializer"]
+        if tensor["name"] in weights
+    ]
+    return graph | {"initializer": kept, "input": [*graph["input"], *inputs]}
 
 
 def _value_info(item: Message) -> Message:
@@ -202,7 +224,7 @@ def _tensor(tensor: Message) -> Message:
     if "external_data" in tensor or tensor.get("data_location", 0):
         raise _foreign(tensor)
     shape, number = _shape(tensor), _dtype_number(tensor.get("data_type", 0))
-    dtype = np.dtype(_DTYPES[number])
+    dtype = np.dtype(DTYPES[number])
     given = [field for field in _DATA_FIELDS if tensor.get(field)]
     data = _raw(given[0], tensor[given[0]], dtype) if len(given) == 1 else b""
     if (
@@ -246,11 +268,11 @@ def _weight(tensor: Message, missing: dict[str, tuple[tuple[int, ...], str]]) ->
         raise _foreign(tensor)
     shape, number = _shape(tensor), _dtype_number(tensor.get("data_type", 0))
     expected = missing.pop(name)
-    if (shape, _DTYPES[number]) != expected:
+    if (shape, DTYPES[number]) != expected:
         raise PolicyError(
-            f"weight {name[:80]!r}: the acting graph has {(shape, _DTYPES[number])}, its description {expected}"
+            f"weight {name[:80]!r}: the acting graph has {(shape, DTYPES[number])}, its description {expected}"
         )
-    length = math.prod(shape) * np.dtype(_DTYPES[number]).itemsize
+    length = math.prod(shape) * np.dtype(DTYPES[number]).itemsize
     place = {"location": WEIGHTS_LOCATION, "offset": "0", "length": str(length)}
     return {
         "dims": list(shape),
@@ -277,8 +299,8 @@ def _shape(tensor: Message) -> tuple[int, ...]:
 
 
 def _dtype_number(number: int) -> int:
-    if number not in _DTYPES:
-        raise PolicyError(f"the acting graph has tensors of ONNX's type {number}; accepted are {sorted(_DTYPES)}")
+    if number not in DTYPES:
+        raise PolicyError(f"the acting graph has tensors of ONNX's type {number}; accepted are {sorted(DTYPES)}")
     return number
 
 

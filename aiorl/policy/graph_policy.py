@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import spaces
@@ -18,9 +18,9 @@ from aiorl.policy.acting_graph import ActingSpec, Previous
 from aiorl.policy.distributions import make_named_distribution
 from aiorl.policy.exploration import make_exploration
 from aiorl.policy.policy import Policy
-from aiorl.policy.postprocess import POSTPROCESSORS
+from aiorl.policy.postprocess import ScalesRewards, needs_values, postprocessed
 
-__all__ = ["ActResult", "ActingNetwork", "GraphPolicy"]
+__all__ = ["ActResult", "ActRows", "ActingNetwork", "GraphPolicy"]
 
 F32 = NDArray[np.float32]
 
@@ -39,13 +39,33 @@ class ActResult(NamedTuple):
     state_out: list[F32]
 
 
+class ActRows(NamedTuple):
+    """Rows of columns that the results for N observations are written into; all but the first one float32.
+
+    Attributes:
+        actions: [N, *action_shape] in column form.
+        dist_inputs: [N, P] inputs of the action distribution.
+        values: [N].
+        logp: [N] log-probabilities; None, where `logp_is_apart`, leaves them out.
+    """
+
+    actions: NDArray[Any]
+    dist_inputs: F32
+    values: F32
+    logp: F32 | None
+
+
 class ActingNetwork(Protocol):
     """Interface of whatever runs the network, such as `ActingGraph`."""
 
     def run(
-        self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None
+        self,
+        obs: NDArray[Any],
+        state: Sequence[F32] = (),
+        prev: Previous | None = None,
+        out: tuple[F32, F32] | None = None,
     ) -> tuple[F32, F32, list[F32]]:
-        """Inputs of the action distribution [N, P], values [N], and the recurrent state after the step."""
+        """Inputs of the action distribution [N, P] and values [N], in `out` if given, and state after the step."""
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Take up new weights, all at once."""
@@ -60,11 +80,17 @@ class GraphPolicy(Policy):
     Not to be called by several threads at once, except that `set_weights` may come from another one.
 
     Attributes:
+        acting_spec: description of the network of all objects of a class, where that is known; else None.
         graph: runs the network.
         spec: its description.
         distribution: of the actions.
         layout: column form and environment form of the actions.
+        return_discount: discount of the returns that its rewards are scaled by; None = they are not.
+        reward_scaler: scales the rewards of trajectories; whoever samples sets it. None leaves them as they are.
     """
+
+    reward_scaler: ScalesRewards | None = None
+    acting_spec: ClassVar[ActingSpec | None] = None
 
     def __init__(
         self,
@@ -83,9 +109,10 @@ class GraphPolicy(Policy):
             observation_space: space of the observations it takes; by default an unbounded Box of the
                 spec's shape and dtype.
             config: the policy's own settings. Read here: "exploration" (see `make_exploration`, with
-                "worker_index" and "num_workers"), "postprocess" (a name in POSTPROCESSORS),
-                "postprocess_params" (its keyword arguments) and "bootstrap_values" (True: trajectories get
-                that column).
+                "worker_index" and "num_workers"), "explore" (False: `act` takes the distribution's mode where it
+                is not told), "postprocess" (a name in POSTPROCESSORS),
+                "postprocess_params" (its keyword arguments), "bootstrap_values" (True: trajectories get
+                that column) and "return_discount" (see the class).
             seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
 
         Raises:
@@ -93,10 +120,8 @@ class GraphPolicy(Policy):
             ConfigError: settings that can't be honoured.
         """
         action_space = space_from_dict(spec.action_space)
-        if observation_space is None:
-            low, high = (0, 255) if spec.obs_dtype == "uint8" else (-np.inf, np.inf)
-            observation_space = spaces.Box(low, high, spec.obs_shape, np.dtype(spec.obs_dtype).type)
-        super().__init__(observation_space, action_space, config or {})
+        space = spec.observation_space if observation_space is None else observation_space
+        super().__init__(space, action_space, config or {})
         self.distribution = make_named_distribution(spec.distribution, action_space)
         if self.distribution.num_inputs != spec.num_dist_inputs:
             raise PolicyError(
@@ -112,7 +137,14 @@ class GraphPolicy(Policy):
             worker_index=int(self.config.get("worker_index", 0)),
             num_workers=int(self.config.get("num_workers", 0)),
         )
+        self.return_discount: float | None = self.config.get("return_discount")
+        self._explores = bool(self.config.get("explore", True))
         self._rng = np.random.default_rng(seed)
+
+    @property
+    def logp_is_apart(self) -> bool:
+        """Rows that are acted into need no log-probabilities: `distribution.logp` has the same later."""
+        return self.exploration is None and self.distribution.logp_is_apart
 
     @property
     def is_recurrent(self) -> bool:
@@ -138,7 +170,7 @@ class GraphPolicy(Policy):
         noise: F32 | None = None,
         *,
         prev: Previous | None = None,
-        explore: bool = True,
+        explore: bool | None = None,
         timestep: int | None = None,
         keys: Sequence[Hashable] | None = None,
     ) -> ActResult:
@@ -149,13 +181,13 @@ class GraphPolicy(Policy):
             state: recurrent state, [N, ...] for each component.
             noise: [N, K] of `draw_noise`; None = drawn now. Not read when `explore` is False.
             prev: actions in column form and rewards of the step before, for a network that looks back.
-            explore: False takes the distribution's mode.
+            explore: False takes the distribution's mode; None does as the policy's settings say.
             timestep: for the exploration's schedules; None = the global timestep.
             keys: what identifies rows from call to call, for exploration with memory; None = their position.
         Raises: PolicyError if the arrays don't fit or there are no weights yet.
         """
         dist_inputs, values, state_out = self.graph.run(obs, state, prev)
-        if not explore:
+        if not (self._explores if explore is None else explore):
             actions = self.distribution.deterministic(dist_inputs)
             logp = self.distribution.logp(dist_inputs, actions)
         else:
@@ -176,7 +208,7 @@ class GraphPolicy(Policy):
         obs: NDArray[Any],
         state: Sequence[F32],
         noise: F32,
-        rows: Mapping[str, NDArray[Any]],
+        rows: ActRows,
         prev: Previous | None = None,
     ) -> list[F32]:
         """Choose actions for N observations and write the results straight into columns.
@@ -185,21 +217,19 @@ class GraphPolicy(Policy):
             obs: [N, *obs_shape] in the spec's dtype.
             state: recurrent state, [N, ...] for each component.
             noise: [N, K] of `draw_noise`.
-            rows: where to write: ACTIONS [N, *action_shape] in column form, ACTION_LOGP [N], ACTION_DIST_INPUTS
-                [N, P] and VF_PREDS [N] in float32.
+            rows: where to write.
             prev: actions in column form and rewards of the step before, for a network that looks back.
         Returns: recurrent state after the step.
         Raises: PolicyError if the arrays don't fit or there are no weights yet.
         """
-        dist_inputs, values, state_out = self.graph.run(obs, state, prev)
-        rows[c.ACTION_DIST_INPUTS][...] = dist_inputs
-        rows[c.VF_PREDS][...] = values
-        if self.exploration is None:
-            self.distribution.sample_into(dist_inputs, noise, rows[c.ACTIONS], rows[c.ACTION_LOGP])
+        actions, dist_inputs, values, logp = rows
+        state_out = self.graph.run(obs, state, prev, (dist_inputs, values))[2]
+        if logp is None:
+            self.distribution.choose_into(dist_inputs, noise, actions)
+        elif self.exploration is None:
+            self.distribution.sample_into(dist_inputs, noise, actions, logp)
         else:
-            self.exploration.choose_into(
-                dist_inputs, noise, rows[c.ACTIONS], rows[c.ACTION_LOGP], timestep=self.global_timestep
-            )
+            self.exploration.choose_into(dist_inputs, noise, actions, logp, timestep=self.global_timestep)
         return state_out
 
     def values(self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None) -> F32:
@@ -216,7 +246,7 @@ class GraphPolicy(Policy):
         episodes: Sequence[Any] | None = None,
         timestep: int | None = None,
         *,
-        explore: bool = True,
+        explore: bool | None = None,
         agent_ids: Sequence[Hashable] | None = None,
     ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
         """See `Policy`; noise is drawn from the policy's own generator, unknown previous steps count as zeros.
@@ -250,23 +280,33 @@ class GraphPolicy(Policy):
     def postprocess_trajectories(self, batch: Any, ends: NDArray[np.int64]) -> None:
         """As `postprocess_trajectory`, for several that lie one behind the other; all are bootstrapped in one call.
 
+        Where rewards are scaled, the scaled ones are a column of their own, and advantages come of them.
+
         Args:
             batch: their rows.
             ends: behind the last row of each.
         """
         name = self.config.get("postprocess", "none")
         wants_bootstrap = self.config.get("bootstrap_values", False)
-        if (name == "none" and not wants_bootstrap) or not batch.count:
+        if not batch.count:
             return
-        needed = (c.REWARDS, c.VF_PREDS, c.TERMINATEDS, c.TRUNCATEDS, c.NEW_OBS)
-        for column in needed:
-            if column not in batch:
-                raise BatchError(column, f"the column to be there for {name}", sorted(batch))
+        if self.reward_scaler is not None:
+            batch[c.SCALED_REWARDS] = _scaled(self.reward_scaler, batch, ends)
+        if name == "none" and not wants_bootstrap:
+            return
+        by_values = name == "none" or needs_values(name)
+        if by_values and c.VF_PREDS not in batch and c.OBS in batch and not self.spec.state_shapes:
+            batch[c.VF_PREDS] = self.values(batch[c.OBS])  # of another policy, which had none to store
+        wanted = (c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *((c.VF_PREDS,) if by_values else ()))
+        _want(batch, wanted, name)
         terminateds, truncateds = batch[c.TERMINATEDS], batch[c.TRUNCATEDS]
         last = ends - 1
-        bootstrapped = last[~terminateds[last] & (truncateds[last] | (name != "none"))]
+        bootstrapped = last[:0]
+        if needs_values(name) or wants_bootstrap:
+            bootstrapped = last[~terminateds[last] & (truncateds[last] | needs_values(name))]
         following = np.zeros(batch.count, np.float32)
         if len(bootstrapped):
+            _want(batch, (c.NEW_OBS,), name)
             states = [batch[c.state_out(index)][bootstrapped] for index in range(len(self.spec.state_shapes))]
             prev = self._previous(len(bootstrapped), batch[c.ACTIONS][bootstrapped], batch[c.REWARDS][bootstrapped])
             following[bootstrapped] = self.values(batch[c.NEW_OBS][bootstrapped], states, prev)
@@ -274,17 +314,46 @@ class GraphPolicy(Policy):
             batch[c.BOOTSTRAP_VALUES] = np.where(truncateds & ~terminateds, following, np.float32(0.0))
         cut = truncateds.copy()
         cut[last] = True  # whatever follows is of another trajectory
-        result = POSTPROCESSORS[name](
-            batch[c.REWARDS][:, None],
-            batch[c.VF_PREDS][:, None],
-            np.zeros(1, np.float32),
-            terminateds[:, None],
-            cut[:, None],
-            following[:, None],
-            **self.config.get("postprocess_params", {}),
-        )
-        if result is not None:
-            batch[c.ADVANTAGES], batch[c.VALUE_TARGETS] = (column[:, 0] for column in result)
+        rewards = batch[c.REWARDS if self.reward_scaler is None else c.SCALED_REWARDS]
+        columns = {
+            c.REWARDS: rewards, c.TERMINATEDS: terminateds, c.TRUNCATEDS: cut, c.BOOTSTRAP_VALUES: following,
+        }  # fmt: skip
+        if by_values:
+            columns[c.VF_PREDS] = batch[c.VF_PREDS]
+        columns = {key: column[:, None] for key, column in columns.items()}
+        made = postprocessed(name, columns, self.config.get("postprocess_params", {}))
+        for column, values in made.items():
+            batch[column] = values[:, 0]
+
+    def recall(self, batch: Any) -> None:
+        """Give a stored trajectory the states, values and previous steps that this policy would have had in it.
+
+        It begins as an episode does, also where it was cut. Whatever policy played it, the columns are this one's.
+
+        Args:
+            batch: rows of one agent in one episode, in the order of time.
+
+        Raises: BatchError if a column that is needed is missing, or does not fit.
+        """
+        _want(batch, (c.OBS, c.ACTIONS, c.REWARDS), "a recurrent policy")
+        count = batch.count
+        actions, rewards = self.layout.to_column(batch[c.ACTIONS]), np.asarray(batch[c.REWARDS], np.float32)
+        before = np.concatenate([self.layout.zeros(1), actions[:-1]]), np.append(np.float32(0.0), rewards[:-1])
+        states = [self.initial_state(1)]
+        values = np.empty(count, np.float32)
+        for row in range(count):
+            at = slice(row, row + 1)
+            prev = None if self.spec.prev_action is None else (before[0][at], before[1][at])
+            _, values[at], state = self.graph.run(batch[c.OBS][at], states[-1], prev)
+            states.append([component.copy() for component in state])
+        for index, components in enumerate(zip(*states, strict=True)):
+            joined = np.concatenate(components)
+            batch[c.state_in(index)], batch[c.state_out(index)] = joined[:-1], joined[1:]
+        batch[c.VF_PREDS] = values
+        if self.spec.prev_action is not None:
+            batch[c.PREV_ACTIONS], batch[c.PREV_REWARDS] = before
+        if c.AGENT_INDEX not in batch:
+            batch[c.AGENT_INDEX] = np.zeros(count, np.int64)
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
         """The weights in force, by name."""
@@ -303,6 +372,13 @@ class GraphPolicy(Policy):
         )
 
 
+def _scaled(scaler: ScalesRewards, batch: Any, ends: NDArray[np.int64]) -> F32:
+    """Scaled rewards of trajectories that lie one behind the other."""
+    last = ends - 1
+    keys = list(zip(batch[c.EPS_ID][last].tolist(), batch[c.AGENT_INDEX][last].tolist(), strict=True))
+    return scaler.of_trajectories(batch[c.REWARDS], ends, batch[c.TERMINATEDS][last] | batch[c.TRUNCATEDS][last], keys)
+
+
 def _row_keys(episodes: Sequence[Any], agent_ids: Sequence[Hashable] | None) -> list[Hashable]:
     """For each row its episode's id and its agent's; without these, how many rows of the episode came before it."""
     ids = [getattr(episode, "episode_id", None) for episode in episodes]
@@ -314,3 +390,9 @@ def _row_keys(episodes: Sequence[Any], agent_ids: Sequence[Hashable] | None) -> 
         keys.append((episode_id, seen[episode_id]))
         seen[episode_id] += 1
     return keys
+
+
+def _want(batch: Mapping[str, Any], columns: Iterable[str], name: str) -> None:
+    for column in columns:
+        if column not in batch:
+            raise BatchError(column, f"the column to be there for {name}", sorted(batch))

@@ -1,4 +1,4 @@
-"""Construction of the acting policy from a graph and its description."""
+"""Policies from what a learner sends of them: an acting graph and its description."""
 
 from __future__ import annotations
 
@@ -9,46 +9,82 @@ from typing import Any
 
 from gymnasium import spaces
 
+from aiorl.data.spaces import space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.extras import install_command
 from aiorl.policy.acting_graph import ActingSpec
 from aiorl.policy.graph_policy import GraphPolicy
 from aiorl.policy.onnx_policy import OnnxPolicy
 
-__all__ = ["load_policy"]
+__all__ = ["learned_policy_class", "load_policy"]
 
 logger = logging.getLogger(__name__)
 
 _TF_POLICY = "aiorl.models.tf_policy"
 
 
-def load_policy(
-    graph: bytes,
-    description: Mapping[str, Any],
-    *,
-    observation_space: spaces.Space[Any] | None = None,
-    config: Mapping[str, Any] | None = None,
-    seed: int | None = None,
-    threads: int = 1,
-) -> GraphPolicy:
-    """Return the acting policy, still without weights.
+def learned_policy_class(graph: bytes, description: Mapping[str, Any], *, threads: int = 1) -> type[GraphPolicy]:
+    """The class of a learner's policy, made like any Policy; objects act once they have weights.
 
     Args:
         graph: the acting graph; empty for a network that has none and is run in TensorFlow.
         description: `ActingSpec.to_dict`; beside an empty graph with the model's settings under "tf_model".
-        observation_space: space of the observations it takes; by default an unbounded Box.
+        threads: threads an evaluation may use.
+
+    Raises:
+        PolicyError: a damaged description; and, when an object is made, a graph that doesn't fit it, or spaces that are
+            not the learner's.
+        ImportError: the network needs TensorFlow, which is not installed here.
+    """
+    spec = ActingSpec.from_dict(description)
+    if not graph:
+        return _tensorflow_class(spec, description.get("tf_model"))
+
+    class LearnedPolicy(OnnxPolicy):
+        """Acts with the learner's graph."""
+
+        acting_spec = spec
+
+        def __init__(
+            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+        ) -> None:
+            spec.check_spaces(observation_space, action_space)
+            super().__init__(
+                graph,
+                spec,
+                observation_space=observation_space,
+                config=config,
+                seed=config.get("seed"),
+                threads=threads,
+            )
+
+    return LearnedPolicy
+
+
+def load_policy(
+    graph: bytes, description: Mapping[str, Any], *, config: Mapping[str, Any] | None = None, seed: int | None = None
+) -> GraphPolicy:
+    """A learner's policy, still without weights, for observations as its network gets them.
+
+    Args:
+        graph: see `learned_policy_class`.
+        description: likewise.
         config: the policy's own settings.
         seed: seed of the noise that `compute_actions` draws.
-        threads: threads an evaluation may use.
 
     Raises:
         PolicyError: graph and description don't fit, or are damaged.
         ImportError: the network needs TensorFlow, which is not installed here.
     """
     spec = ActingSpec.from_dict(description)
-    if graph:
-        return OnnxPolicy(graph, spec, observation_space=observation_space, config=config, seed=seed, threads=threads)
-    model_config = description.get("tf_model")
+    kind: Any = learned_policy_class(graph, description)
+    policy: GraphPolicy = kind(
+        spec.observation_space, space_from_dict(spec.action_space), {**(config or {}), "seed": seed}
+    )
+    return policy
+
+
+def _tensorflow_class(spec: ActingSpec, model_config: Any) -> type[GraphPolicy]:
     if not isinstance(model_config, Mapping):
         raise PolicyError("the learner sent neither an acting graph nor the settings of a model")
     logger.warning(
@@ -63,7 +99,5 @@ def load_policy(
             f"the learner's model can only be run in TensorFlow, which can't be imported here ({error}); install it "
             f"with: {install_command('learner')}"
         ) from error
-    policy: GraphPolicy = module.TFPolicy.from_description(
-        spec, model_config, observation_space=observation_space, config=config, seed=seed
-    )
-    return policy
+    kind: type[GraphPolicy] = module.learned_tf_policy_class(spec, model_config)
+    return kind

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from aiorl.data.action_mask import MaskLayout
 from aiorl.data.actions import ActionLayout
 from aiorl.data.obs_layout import layout_of
-from aiorl.data.spaces import regroup_actions
+from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import PolicyError, UnsupportedSpaceError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Policy(ABC):
             explore=explore,
         )
         return (
-            regroup_actions(actions)[0] if layout.is_nested else actions[0],
+            layout.to_env(layout.to_column(actions))[0] if layout.is_nested else actions[0],
             [component[0] for component in state_out],
             {name: column[0] for name, column in columns.items()},
         )
@@ -222,6 +222,6 @@ def check_policy_input(observation_space: spaces.Space[Any] | None) -> None:
         raise UnsupportedSpaceError(
             "a policy's observation space",
             observation_space,
-            ["Box", "Discrete", "MultiBinary", "MultiDiscrete"],
+            SIMPLE_KINDS,
             "Leave the preprocessor on, which makes one vector of it.",
         )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError, UnknownPolicyError
 from aiorl.policy.policy import Policy
 
-__all__ = ["AgentBinding", "PolicyMap", "PolicyMappingFn"]
+__all__ = ["AgentBinding", "PolicyMap", "PolicyMappingFn", "policy_seed"]
 
 PolicyMappingFn = Callable[[Any], str]
 """Agent id -> policy id. It may be random: a binding asks it once per agent and episode."""
@@ -111,3 +113,8 @@ class AgentBinding:
     def agents(self) -> tuple[Any, ...]:
         """Agents bound so far, in order of appearance."""
         return tuple(self._by_agent)
+
+
+def policy_seed(seed: int, position: int) -> int:
+    """Seed of one of several policies, in the order of their ids: the one given for the first, else another each."""
+    return seed if position == 0 else int(np.random.SeedSequence((seed, position)).generate_state(1)[0])

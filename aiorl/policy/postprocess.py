@@ -1,17 +1,32 @@
-"""Advantages and value targets from the columns of a fragment, computed on the worker."""
+"""Advantages, value targets and n-step returns from the columns of a fragment, computed on the worker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.data import columns as c
+from aiorl.data.discounted import discounted_sums
 from aiorl.errors import BatchError
+from aiorl.policy.n_step import n_step
 
-__all__ = ["POSTPROCESSORS", "gae", "no_postprocessing"]
+__all__ = [
+    "POSTPROCESSORS",
+    "Postprocessor",
+    "ScalesRewards",
+    "gae",
+    "gae_columns",
+    "n_step_columns",
+    "needs_values",
+    "no_postprocessing",
+    "postprocessed",
+    "returns",
+]
 
+Array = NDArray[Any]
 F32 = NDArray[np.float32]
 
 _BLOCK = 256  # environments done at once: so many that temporaries of usual lengths stay in the cache
@@ -85,7 +100,7 @@ def gae(
             no_transition = ~valid[:, envs]
             deltas[no_transition] = 0.0
             decay[no_transition] = 0.0
-        sums = _discounted_sum(deltas, decay)
+        sums = discounted_sums(deltas, decay)
         advantages[:, envs] = sums
         values += sums
         targets[:, envs] = values
@@ -111,28 +126,111 @@ def _following_values(
     return following
 
 
-def _discounted_sum(deltas: NDArray[np.float64], decay: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A_t = deltas_t + decay_t A_{t+1} down the columns of [T, N]; may work in place."""
-    steps, width = deltas.shape
-    if width == 1:
-        # Python's own floats: a loop over them is several times faster than one over arrays of length 1
-        running = 0.0
-        sums = []
-        for delta, factor in zip(deltas[::-1, 0].tolist(), decay[::-1, 0].tolist(), strict=True):
-            running = delta + factor * running
-            sums.append(running)
-        return np.array(sums[::-1]).reshape(steps, 1)
-    rows, factors = list(deltas), list(decay)
-    scratch = np.empty(width)
-    for step in range(steps - 2, -1, -1):
-        np.multiply(factors[step], rows[step + 1], out=scratch)
-        np.add(rows[step], scratch, out=rows[step])
-    return deltas
+def returns(
+    rewards: F32,
+    terminateds: NDArray[np.bool_],
+    truncateds: NDArray[np.bool_],
+    *,
+    gamma: float,
+    valid: NDArray[np.bool_] | None = None,
+) -> dict[str, Array]:
+    """ADVANTAGES [T, N]: discounted sums of the rewards from each row to the end of its episode or fragment.
+
+    For arguments and errors see `gae`, which this is without values.
+    """
+    no_values = np.zeros_like(rewards)
+    sums, _ = gae(rewards, no_values, no_values[0], terminateds, truncateds, gamma=gamma, lam=1.0, valid=valid)
+    return {c.ADVANTAGES: sums}
 
 
-def no_postprocessing(*columns: Any, **settings: Any) -> None:
+def n_step_columns(
+    rewards: F32,
+    terminateds: NDArray[np.bool_],
+    truncateds: NDArray[np.bool_],
+    *,
+    gamma: float,
+    n: float,
+    valid: NDArray[np.bool_] | None = None,
+) -> dict[str, Array]:
+    """N_STEP_RETURNS, DISCOUNTS and N_STEPS [T, N] of up to n steps; see `aiorl.policy.n_step`."""
+    made = n_step(rewards, terminateds, truncateds, gamma=gamma, n=int(n), valid=valid)
+    return {c.N_STEP_RETURNS: made.returns, c.DISCOUNTS: made.discounts, c.N_STEPS: made.steps}
+
+
+def gae_columns(**given: Any) -> dict[str, Array]:
+    """ADVANTAGES and VALUE_TARGETS [T, N]; see `gae`."""
+    return dict(zip((c.ADVANTAGES, c.VALUE_TARGETS), gae(**given), strict=True))
+
+
+def no_postprocessing(**given: Any) -> dict[str, Array]:
     """For algorithms whose targets are made by the learner, such as V-trace: adds no column."""
+    return {}
 
 
-POSTPROCESSORS: dict[str, Callable[..., tuple[F32, F32] | None]] = {"gae": gae, "none": no_postprocessing}
+class ScalesRewards(Protocol):
+    """Interface of what scales the rewards that are learned from: `aiorl.observation.returns.RewardScaler`."""
+
+    def of_envs(self, rewards: F32, dones: NDArray[np.bool_], valid: NDArray[np.bool_] | None = None) -> F32:
+        """Scaled rewards [T, N] of the next steps of all environments."""
+
+    def of_trajectories(
+        self, rewards: F32, ends: NDArray[np.int64], is_over: NDArray[np.bool_], keys: Sequence[Hashable]
+    ) -> F32:
+        """Scaled rewards [B] of trajectories that lie one behind the other."""
+
+
+class Postprocessor(NamedTuple):
+    """What a fragment's columns are made by.
+
+    Attributes:
+        compute: gives columns [T, N] by name; it is told rewards, terminateds, truncateds, valid and the settings, and
+            where it needs values also vf_preds, bootstrap and truncation_values, all by these names; see `gae`.
+        needs_values: the policy's values must be known.
+    """
+
+    compute: Callable[..., dict[str, Array]]
+    needs_values: bool = False
+
+
+POSTPROCESSORS = {
+    "gae": Postprocessor(gae_columns, needs_values=True),
+    "n_step": Postprocessor(n_step_columns),
+    "none": Postprocessor(no_postprocessing),
+    "returns": Postprocessor(returns),
+}
 """Postprocessors by the name an algorithm asks for."""
+
+
+def needs_values(name: str) -> bool:
+    """Whether the policy's values must be known for a postprocessor."""
+    return POSTPROCESSORS[name].needs_values
+
+
+def postprocessed(
+    name: str, columns: Mapping[str, Any], settings: Mapping[str, Any], bootstrap: F32 | None = None
+) -> dict[str, Array]:
+    """The columns [T, N] that a postprocessor makes of others, by name.
+
+    Args:
+        name: in POSTPROCESSORS.
+        columns: rewards and flags, [T, N] each; where values are needed also these, and bootstrap values of truncated
+            rows; which rows are transitions, if not all; scaled rewards, which are taken instead of the others.
+        settings: of the postprocessor, such as gamma and lam.
+        bootstrap: [N], values after the last rows; None = all of these ended an episode.
+    """
+    rewards = columns.get(c.SCALED_REWARDS, columns[c.REWARDS])
+    values: dict[str, Any] = {}
+    if needs_values(name):
+        values = {
+            "vf_preds": columns[c.VF_PREDS],
+            "bootstrap": np.zeros(rewards.shape[1:], np.float32) if bootstrap is None else bootstrap,
+            "truncation_values": columns.get(c.BOOTSTRAP_VALUES),
+        }
+    return POSTPROCESSORS[name].compute(
+        rewards=rewards,
+        terminateds=columns[c.TERMINATEDS],
+        truncateds=columns[c.TRUNCATEDS],
+        valid=columns.get(c.VALID),
+        **values,
+        **settings,
+    )

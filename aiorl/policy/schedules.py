@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -24,7 +25,7 @@ class Schedule:
         Args:
             points: the constant or the points.
             key: dotted name of the setting, for errors.
-        Raises: ConfigError if there are no points, one isn't a pair, or the steps don't rise.
+        Raises: ConfigError if there are no points, one isn't a pair of finite numbers, or the steps don't rise.
         """
         pairs = [(0.0, float(points))] if isinstance(points, int | float) else [_pair(p, key) for p in points]
         if not pairs:
@@ -53,6 +54,6 @@ class Schedule:
 
 
 def _pair(point: Sequence[float], key: str) -> tuple[float, float]:
-    if len(point) != 2 or point[0] < 0:
+    if len(point) != 2 or point[0] < 0 or not all(map(math.isfinite, point)):
         raise ConfigError(f"A point of {key} is [env step, value], not {list(point)!r}.", key=key, value=point)
     return float(point[0]), float(point[1])

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.data.actions import ActionLayout
+from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import UnsupportedSpaceError
 from aiorl.policy.distributions import MASKED_LOGIT
 
@@ -123,8 +124,6 @@ def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.fl
             is_whole = leaf.dtype.kind != "f"
             low, end = leaf.low.ravel(), leaf.high.ravel().astype(np.float64) + is_whole
         case _:
-            raise UnsupportedSpaceError(
-                "uniform exploration over", leaf, ["Discrete", "MultiDiscrete", "MultiBinary", "Box"]
-            )
+            raise UnsupportedSpaceError("uniform exploration over", leaf, SIMPLE_KINDS)
     whole = np.full(len(low), not (isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"))
     return low.astype(np.float64), end.astype(np.float64), whole

@@ -15,7 +15,7 @@ from collections.abc import Callable
 __all__ = ["watch_parent"]
 
 
-def watch_parent(on_lost: Callable[[], None] = lambda: None, *, grace_s: float = 2.0) -> threading.Thread:
+def watch_parent(on_lost: Callable[[], object] = lambda: None, *, grace_s: float = 2.0) -> threading.Thread:
     """Start the watching thread.
 
     Args:

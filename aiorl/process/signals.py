@@ -8,8 +8,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-__all__ = ["end_at_once_on_stop_signals", "on_stop_signals"]
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["end_at_once_on_stop_signals", "on_stop_signals", "on_stop_signals_for_loop_of_another_thread"]
 
 _TWICE_S = 0.5
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -38,18 +42,61 @@ def on_stop_signals(stop: Callable[[str], None]) -> None:
     import asyncio
 
     loop = asyncio.get_running_loop()
+    handle = _first_and_second(stop)
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, handle, number)
+
+
+def on_stop_signals_for_loop_of_another_thread(
+    loop: asyncio.AbstractEventLoop, stop: Callable[[str], None], break_off: Callable[[], None]
+) -> None:
+    """The same for a loop that runs in another thread; to be called in the main one.
+
+    The loop hears of a signal at once, also while the main thread is in a long call of C. A debugger that takes
+    Ctrl-C for itself has it for itself.
+
+    Args:
+        loop: calls ``stop``.
+        stop: told what the first one is called.
+        break_off: called in the main thread as soon as it can; may raise, as a signal handler may.
+    """
+    import socket
+
+    handle = _first_and_second(stop)
+    heard, tells = socket.socketpair()
+    for end in (heard, tells):
+        end.setblocking(False)
+
+    def interrupt(number: int, frame: object) -> None:
+        break_off()
+
+    def hear() -> None:
+        for number in heard.recv(64):
+            if signal.getsignal(number) is interrupt:
+                handle(number)
+
+    loop.call_soon_threadsafe(loop.add_reader, heard, hear)
+    signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
+    tells.detach()  # open until the process ends
+    for number in _STOP_SIGNALS:
+        signal.signal(number, interrupt)
+
+
+def _first_and_second(stop: Callable[[str], None]) -> Callable[[int], None]:
+    """What is to be called with each stop signal."""
+    import time
+
     first: float | None = None
 
     def handle(number: int) -> None:
         nonlocal first
         if first is None:
-            first = loop.time()
+            first = time.monotonic()
             stop(_name(number))
-        elif loop.time() - first > _TWICE_S:
+        elif time.monotonic() - first > _TWICE_S:
             os._exit(128 + number)
 
-    for number in _STOP_SIGNALS:
-        loop.add_signal_handler(number, handle, number)
+    return handle
 
 
 def _name(number: int) -> str:

@@ -89,7 +89,6 @@ class Supervisor:
         *,
         max_restarts: int,
         on_failure: Callable[[BaseException], None],
-        environment: dict[str, str] | None = None,
         log_path: Callable[[int], Path] | None = None,
         healthy_after_s: float = 60.0,
         on_event: Callable[[ChildEvent], None] = lambda event: None,
@@ -103,15 +102,13 @@ class Supervisor:
             slots: one child each.
             max_restarts: restarts in a row after which a child stays down.
             on_failure: told of an error of the supervisor's own, after which a child is looked after no more.
-            environment: variables added to this process's own.
             log_path: slot -> file its output is appended to; None = this process's own output.
             healthy_after_s: seconds after which the restarts of a running child that has worked are forgotten.
             on_event: told of every start, restart and surrender.
-            environment_of: slot -> further variables, asked after ``command`` before each start.
+            environment_of: slot -> variables added to this process's own, asked after ``command`` before each start.
             has_worked: slot -> whether its child has done anything of what it is there for, asked when it has ended.
         """
         self._command = command
-        self._environment = {**os.environ, **(environment or {})}
         self._environment_of = environment_of
         self._has_worked = has_worked
         self._log_path = log_path
@@ -128,11 +125,6 @@ class Supervisor:
             for slot, child in self._children.items()
             if child.process is not None and child.process.returncode is None
         }
-
-    @property
-    def all_down(self) -> bool:
-        """Whether every child has ended for good."""
-        return all(child.task is not None and child.task.done() for child in self._children.values())
 
     async def start(self) -> None:
         """Start every child; returns once all are running.
@@ -188,7 +180,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**self._environment, **self._environment_of(child.slot)},
+                env={**os.environ, **self._environment_of(child.slot)},
                 start_new_session=True,
             )
         self._on_event(ChildStarted(child.slot, child.process.pid, child.restarts.in_a_row))

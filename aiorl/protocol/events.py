@@ -13,7 +13,6 @@ __all__ = [
     "LearnerBack",
     "LearnerEvent",
     "LearnerLost",
-    "LeaseGranted",
     "LeaseOverdue",
     "PeerRejected",
     "Registered",
@@ -65,7 +64,10 @@ class SamplesAccepted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseOverdue:
-    """A worker lives and has brought nothing for so long that its ``fragments`` are leased to others."""
+    """A worker lives and has brought nothing for so long that its ``fragments`` are leased to others.
+
+    ``waited_s`` counts from when it was given the lease, or brought something.
+    """
 
     slot: int
     fragments: int
@@ -124,15 +126,6 @@ class SnapshotReceived:
     snapshot: Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGranted:
-    """More fragments may be begun."""
-
-    lease_id: int
-    fragments: int
-    min_version: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CallRequested:
     """Run a method and answer with ``WorkerSession.reply``."""
@@ -180,13 +173,5 @@ class Shutdown:
 
 
 WorkerEvent: TypeAlias = (
-    Registered
-    | SnapshotReceived
-    | LeaseGranted
-    | CallRequested
-    | LearnerLost
-    | LearnerBack
-    | Reincarnated
-    | WasRefused
-    | Shutdown
+    Registered | SnapshotReceived | CallRequested | LearnerLost | LearnerBack | Reincarnated | WasRefused | Shutdown
 )

@@ -17,6 +17,7 @@ from aiorl.wire.limits import MAX_STRANGER_BYTES
 __all__ = ["Admission"]
 
 _WELCOME_AGAIN_S = 0.25
+_SNAPSHOT_AGAIN_S = 0.5
 _HELLOS_AT_ONCE, _HELLOS_PER_S = 256, 4.0
 _NEW_COST = 5.0
 """A registration costs us a whole snapshot, so it counts as so many Hellos."""
@@ -127,7 +128,7 @@ class Admission:
     def hello(self, peer: bytes, hello: m.Hello, now: float, key: str | None, host: str) -> None:
         """A worker introduces itself: for the first time, or again after it or its connection broke."""
         if self.closing is not None:
-            self._members.to_peer(peer, self.closing)
+            self._members.say(peer, self.closing)
             return
         before = self._waiting.get(peer)
         is_known = hello.incarnation in self._roster.by_incarnation or (
@@ -147,7 +148,7 @@ class Admission:
         if self._waiting.put(waiting):
             self.admit_waiting(now)
             if peer in self._waiting:
-                self._members.to_peer(peer, m.LearnerBeat(self._learner_incarnation, self.version))
+                self._members.say(peer, m.LearnerBeat(self._learner_incarnation, self.version))
 
     def stranger(self, peer: bytes, num_bytes: int) -> None:
         """So much that is no Hello has come over a connection that no live worker speaks over."""
@@ -164,7 +165,7 @@ class Admission:
             self._members.count(_SPOKE_BEFORE)
             if self._strangers.first_time(peer):
                 self._members.tell(ev.PeerRejected(peer, _SPOKE_BEFORE, dropped=False))
-            self._members.to_peer(peer, m.Refused(f"you {_SPOKE_BEFORE}", True, m.RefusalCode.HELLO_FIRST))
+            self._members.say(peer, m.Refused(f"you {_SPOKE_BEFORE}", True, m.RefusalCode.HELLO_FIRST))
 
     def peer_gone(self, peer: bytes) -> None:
         """A connection has ended."""
@@ -191,13 +192,13 @@ class Admission:
     def forget_silent(self, now: float) -> None:
         """Those that wait and have not spoken for long are gone."""
         for waiting in list(self._waiting):
-            if now - waiting.since > self._settings.heartbeat_timeout_s:
+            if now - waiting.since > self._settings.transport.heartbeat_timeout_s:
                 self._waiting.remove(waiting.peer)
 
     def beat(self, beat: m.LearnerBeat) -> None:
         """Let those that wait know that we are there."""
         for waiting in self._waiting:
-            self._members.to_peer(waiting.peer, beat)
+            self._members.say(waiting.peer, beat)
 
     def give_snapshot(self, worker: Worker, have_version: int, now: float) -> None:
         """The newest snapshot for a worker that asks for it, but not too often."""
@@ -205,7 +206,7 @@ class Admission:
         if (
             snapshot is not None
             and have_version < snapshot.version
-            and now - worker.gave_snapshot >= self._settings.snapshot_interval_s
+            and now - worker.gave_snapshot >= _SNAPSHOT_AGAIN_S
             and self._answers.take(now, self._snapshot_cost())
         ):
             worker.gave_snapshot = now
@@ -224,7 +225,7 @@ class Admission:
         hello, peer = waiting.hello, waiting.peer
         worker = self._roster.by_incarnation.get(hello.incarnation)
         if worker is not None:
-            self._hello_again(worker, peer, hello, now, waiting.key)
+            self._hello_again(worker, waiting, now)
         elif self._roster.is_buried(hello.incarnation) or hello.learner_incarnation:
             self._members.refuse_ended(peer, hello.incarnation)
         else:
@@ -247,9 +248,9 @@ class Admission:
             return m.Refused("a hello without worker id or incarnation", False, m.RefusalCode.VIOLATION)
         return None
 
-    def _hello_again(self, worker: Worker, peer: bytes, hello: m.Hello, now: float, key: str | None) -> None:
-        kind = "used another worker's name"
-        if worker.key != key or worker.worker_id != hello.worker_id:
+    def _hello_again(self, worker: Worker, waiting: _Waiting, now: float) -> None:
+        kind, peer = "used another worker's name", waiting.peer
+        if worker.key != waiting.key or worker.worker_id != waiting.hello.worker_id:
             self._members.violated(peer, kind, "used the name of a worker with another key")
         elif worker.peer == peer:
             worker.last_heard = now
@@ -291,11 +292,11 @@ class Admission:
         slot = self._roster.free_slot(hello.slot_hint, hello.worker_id)
         if not slot:
             reason = f"all {self._settings.max_workers} slots are taken"
-            self._members.to_peer(peer, m.Refused(reason, True, m.RefusalCode.FULL, hello.incarnation))
+            self._members.say(peer, m.Refused(reason, True, m.RefusalCode.FULL, hello.incarnation))
             return
         worker = self._roster.add(slot, hello, peer, waiting.key, now, waiting.source)
         self._strangers.forget(peer)
-        self._members.ledger.open(worker.incarnation, slot)
+        self._members.ledger.open(worker.incarnation)
         self._members.leases.join(slot)
         self._members.tell(
             ev.WorkerJoined(slot, worker.incarnation, worker.worker_id, worker.host, worker.pid, worker.local)

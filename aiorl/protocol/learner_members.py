@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from aiorl.config.parts import TransportConfig
 from aiorl.errors import LocalProtocolError
 from aiorl.protocol import events as ev
 from aiorl.protocol.leases import Grant, LeaseBook
@@ -23,32 +24,21 @@ BROADCAST: Final = None
 
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
-    """How patient and how large; times in seconds.
+    """How patient and how large.
 
     Attributes:
-        heartbeat_interval_s: a LearnerBeat this often, to each worker and to all.
-        heartbeat_timeout_s: silence after which a worker is lost.
-        build_timeout_s: the same for one that says it is building its environment, where that is longer: some of that
-            keeps a whole process from doing anything else.
+        transport: the times that a configuration sets.
         max_workers: slots; more workers are asked to try again later. At most `max_workers_of` the limits of messages.
-        lease_timeout_s: time for a fragment, after which others get its lease; more where the others are slow too.
         num_workers: told to workers: how many the run is configured for.
         hello_grace: messages without a Hello after which a peer is dropped.
-        resend_ask_s: how often at most a worker is asked to send again what is missing.
-        snapshot_interval_s: how often at most a worker gets the newest snapshot on request.
-        call_timeout_s: a call not answered for this long has failed.
+        data_ends: workers read stored experience that comes to an end, so it counts if they say so.
     """
 
-    heartbeat_interval_s: float = 1.0
-    heartbeat_timeout_s: float = 10.0
-    build_timeout_s: float = 0.0
+    transport: TransportConfig = field(default_factory=TransportConfig)
     max_workers: int = MAX_WORKERS
-    lease_timeout_s: float = 30.0
     num_workers: int = 0
     hello_grace: int = 64
-    resend_ask_s: float = 0.25
-    snapshot_interval_s: float = 0.5
-    call_timeout_s: float = 60.0
+    data_ends: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +73,7 @@ class Members:
         self._next_call = 1
         self._messages: list[tuple[Target, m.DownMessage]] = []
         self._events: list[ev.LearnerEvent] = []
-        self._ack_due: list[Worker] = []
+        self._ack_due: dict[Worker, None] = {}  # in the order in which they brought something
 
     def worker(self, slot: int) -> Worker:
         """The worker in a slot.
@@ -97,13 +87,9 @@ class Members:
 
     # What is to be said and told --------------------------------------------------------------------------
 
-    def to_peer(self, peer: bytes, message: m.DownMessage) -> None:
-        """Say something over a connection, whoever is there."""
-        self._messages.append((peer, message))
-
-    def to_all(self, message: m.DownMessage) -> None:
-        """Say something to all that listen."""
-        self._messages.append((BROADCAST, message))
+    def say(self, target: Target, message: m.DownMessage) -> None:
+        """Say something over a connection, whoever is there, or to all that listen."""
+        self._messages.append((target, message))
 
     def to_worker(self, worker: Worker, message: m.DownMessage) -> None:
         """To a worker without connection nothing is sent: it hears all that matters when it comes back."""
@@ -112,14 +98,7 @@ class Members:
 
     def ack(self, worker: Worker) -> None:
         """The worker will hear how far its fragments have come."""
-        if not worker.ack_due:
-            worker.ack_due = True
-            self._ack_due.append(worker)
-
-    def _forget_ack(self, worker: Worker) -> None:
-        if worker.ack_due:
-            worker.ack_due = False
-            self._ack_due.remove(worker)
+        self._ack_due.setdefault(worker)
 
     def tell(self, event: ev.LearnerEvent) -> None:
         """Something has happened."""
@@ -128,10 +107,7 @@ class Members:
     def take_messages(self) -> list[tuple[Target, m.DownMessage]]:
         """All messages, acknowledgements last; they are gone from here."""
         messages, self._messages = self._messages, []
-        for worker in self._ack_due:
-            worker.ack_due = False
-            if worker.peer is not None:
-                messages.append((worker.peer, m.Ack(worker.last_seq)))
+        messages += [(worker.peer, m.Ack(worker.last_seq)) for worker in self._ack_due if worker.peer is not None]
         self._ack_due.clear()
         return messages
 
@@ -203,7 +179,7 @@ class Members:
             if notify:
                 self.refuse_ended(peer, worker.incarnation)
         self.roster.bury(worker)
-        self._forget_ack(worker)
+        self._ack_due.pop(worker, None)
         for call in self._calls_of(worker):
             self._fail_call(call, f"the worker was lost: {reason}")
         lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
@@ -214,7 +190,7 @@ class Members:
     def refuse_ended(self, peer: bytes, incarnation: str) -> None:
         """Tell a peer that its incarnation has ended."""
         reason = "this incarnation has ended and its samples are counted lost; come back as a new one"
-        self.to_peer(peer, m.Refused(reason, True, m.RefusalCode.ENDED, incarnation))
+        self.say(peer, m.Refused(reason, True, m.RefusalCode.ENDED, incarnation))
 
     # Violations -------------------------------------------------------------------------------------------
 
@@ -242,7 +218,7 @@ class Members:
         worker = self.roster.by_peer.get(peer)
         if worker is not None:
             self.bury(worker, f"broke the protocol: {refusal.reason}", notify=False)
-        self.to_peer(peer, refusal)
+        self.say(peer, refusal)
         self.strangers.drop(peer)
         self.tell(ev.PeerRejected(peer, refusal.reason.removeprefix("you "), dropped=True))
 

@@ -25,13 +25,16 @@ from aiorl.protocol.learner_members import BROADCAST, LearnerSettings, Members, 
 from aiorl.protocol.leases import LeaseBook
 from aiorl.protocol.ledger import Ledger
 from aiorl.protocol.rates import Allowances
-from aiorl.protocol.roster import MAX_REMEMBERED, Worker, WorkerInfo
+from aiorl.protocol.roster import MAX_REMEMBERED, Worker
 from aiorl.text import MAX_NAME, is_name, one_line
 from aiorl.wire import messages as m
 
-__all__ = ["BROADCAST", "LearnerSession", "LearnerSettings", "Target", "WorkerInfo"]
+__all__ = ["BROADCAST", "LearnerSession", "LearnerSettings", "Target"]
 
 _MAX_REASON = 300
+_RESEND_ASK_S = 0.25
+"""How often at most a worker is asked to send again what is missing."""
+_CALL_TIMEOUT_S = 60.0
 _BROKE_ACCOUNT = "broke its lease or its account"
 _FAILURES_AT_ONCE, _FAILURES_PER_S = 60, 1.0
 """Of one source, whatever it registers as. One that ends its worker is none of them: it costs a registration."""
@@ -97,7 +100,7 @@ class LearnerSession:
         snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
         self._admission.snapshot = snapshot
         if self._roster.by_slot:
-            self._members.to_all(snapshot)
+            self._members.say(BROADCAST, snapshot)
         self._admission.admit_waiting(now)
 
     def deal(self, version: int, fragments: int) -> None:
@@ -126,15 +129,12 @@ class LearnerSession:
         self._members.send_grants([grant])
         return grant.lease.lease_id
 
-    def call(
-        self, slot: int, method: str, args: Mapping[str, m.Plain], now: float, timeout_s: float | None = None
-    ) -> int:
+    def call(self, slot: int, method: str, args: Mapping[str, m.Plain], now: float) -> int:
         """Have a worker run a method; a CallReplied of the returned id follows in any case.
 
         Raises: LocalProtocolError if no worker has that slot.
         """
-        wait = self.settings.call_timeout_s if timeout_s is None else timeout_s
-        return self._members.call(self._members.worker(slot), method, args, now + wait)
+        return self._members.call(self._members.worker(slot), method, args, now + _CALL_TIMEOUT_S)
 
     def lose(self, slot: int, reason: str, now: float) -> None:
         """A worker is known to be gone, its process has ended: do not wait for the heartbeat to say so."""
@@ -157,7 +157,7 @@ class LearnerSession:
         """Say goodbye to all, now and to whoever still says Hello."""
         goodbye = m.Bye(reason, final)
         self._admission.closing = goodbye
-        self._members.to_all(goodbye)
+        self._members.say(BROADCAST, goodbye)
         for worker in self._roster.workers():
             self._members.to_worker(worker, goodbye)
 
@@ -183,13 +183,10 @@ class LearnerSession:
         """Workers that have said Hello and are not registered yet."""
         return self._admission.num_waiting
 
-    def workers(self, now: float, *, min_in_env_s: float = 0.0) -> list[WorkerInfo]:
-        """The live workers by slot; if so wished, only those whose environment call has lasted that long."""
-        return [
-            worker.info(now, self.leases.outstanding(worker.slot))
-            for worker in self._roster.workers()
-            if worker.in_env_s >= min_in_env_s
-        ]
+    @property
+    def workers(self) -> list[Worker]:
+        """The live workers by slot, to be looked at only."""
+        return self._roster.workers()
 
     @property
     def violations(self) -> Counter[str]:
@@ -266,7 +263,7 @@ class LearnerSession:
 
     def tick(self, now: float) -> None:
         """Time has passed: silent workers are lost, calls fail, heartbeats go out, as due."""
-        settings = self.settings
+        transport = self.settings.transport
         self._note_time(now)
         self._last_tick = now
         for worker in self._roster.workers():
@@ -276,13 +273,13 @@ class LearnerSession:
         self._admission.forget_silent(now)
         self._admission.admit_waiting(now)
         self._members.expire_calls(now)
-        for overdue in self.leases.take_overdue(settings.lease_timeout_s, now):
-            self._members.tell(ev.LeaseOverdue(*overdue))
+        for overdue in self.leases.take_overdue(transport.lease_timeout_s, now):
+            self._members.tell(overdue)
             self._members.redeal()
-        if now - self._last_beat >= settings.heartbeat_interval_s:
+        if now - self._last_beat >= transport.heartbeat_interval_s:
             self._last_beat = now
             beat = m.LearnerBeat(self.learner_incarnation, self.version)
-            self._members.to_all(beat)
+            self._members.say(BROADCAST, beat)
             for worker in self._roster.workers():
                 self._members.to_worker(worker, beat)
                 self._members.say_open_again(worker)
@@ -292,7 +289,7 @@ class LearnerSession:
         """Time in which we stood still ourselves, as the first input after it shows, makes nobody late."""
         self._members.now = now
         stood_still = 0.0 if self._last_tick is None else now - self._last_tick
-        if stood_still <= self.settings.heartbeat_timeout_s / 2:
+        if stood_still <= self.settings.transport.heartbeat_timeout_s / 2:
             return
         self._last_tick = now
         self.leases.forgive(stood_still)
@@ -352,16 +349,19 @@ class LearnerSession:
         self._members.count("fragments ahead of a missing one")
         if worker.gap_since is None:
             worker.gap_since = now
-        if now - worker.asked_resend >= self.settings.resend_ask_s:
+        if now - worker.asked_resend >= _RESEND_ASK_S:
             worker.asked_resend = now
             self._members.to_worker(worker, m.Ack(worker.last_seq, resend=True))
 
     def _other(self, worker: Worker, message: m.Message, now: float) -> None:
         match message:
             case m.Beat():
+                is_through = message.state == m.OUT_OF_DATA and self.settings.data_ends
                 worker.state = message.state
                 worker.in_env_s = message.in_env_s
-                self._report(worker, message.sampled_total, message.abandoned_total)
+                is_sound = self._report(worker, message.sampled_total, message.abandoned_total)
+                if is_sound and is_through and self.leases.retire(worker.slot):
+                    self._members.redeal()
             case m.SnapshotRequest():
                 self._admission.give_snapshot(worker, message.have_version, now)
             case m.Failure():
@@ -372,12 +372,7 @@ class LearnerSession:
                     return
                 self._members.tell(
                     ev.WorkerFailed(
-                        worker.slot,
-                        worker.incarnation,
-                        message.kind,
-                        message.message,
-                        message.traceback,
-                        message.fatal,
+                        worker.slot, worker.incarnation, message.kind, message.message, message.traceback, message.fatal
                     )
                 )
                 if message.fatal:
@@ -392,15 +387,15 @@ class LearnerSession:
                 self._members.worker_violated(worker, "sent what only a learner sends", f"sent a {name}")
 
     def _watch(self, worker: Worker, now: float) -> None:
-        settings = self.settings
-        silent_s, patience_s = now - worker.last_heard, settings.heartbeat_timeout_s
-        if worker.state == m.BUILDING and not worker.hung_up:
-            patience_s = max(patience_s, settings.build_timeout_s)
+        transport = self.settings.transport
+        silent_s, patience_s = now - worker.last_heard, transport.heartbeat_timeout_s
+        if worker.state == m.BUILDING and not worker.hung_up:  # some of it keeps a process from doing anything else
+            patience_s = max(patience_s, transport.build_timeout_s)
         if silent_s > patience_s:
             self._members.bury(worker, "heartbeats stopped")
-        elif worker.gap_since is not None and now - worker.gap_since > settings.heartbeat_timeout_s:
+        elif worker.gap_since is not None and now - worker.gap_since > transport.heartbeat_timeout_s:
             self._members.worker_violated(
                 worker, "left a gap", f"never sent fragment {worker.last_seq + 1} but later ones"
             )
-        elif worker.claimant is not None and now - worker.claimed >= 2 * settings.heartbeat_interval_s:
+        elif worker.claimant is not None and now - worker.claimed >= 2 * transport.heartbeat_interval_s:
             self._admission.settle_claim(worker, now)

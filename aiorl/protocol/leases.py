@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aiorl.errors import InternalError
+from aiorl.protocol.events import LeaseOverdue
 from aiorl.protocol.pacing import Pacing
 from aiorl.wire.messages import Lease
 
-__all__ = ["Grant", "LeaseBook", "Overdue", "WorkerLeases"]
+__all__ = ["Grant", "LeaseBook", "WorkerLeases"]
 
 _KEPT_EXHAUSTED = 256
 _PATIENCE = 4.0
@@ -32,20 +33,6 @@ class Grant(NamedTuple):
 
     slot: int
     lease: Lease
-
-
-class Overdue(NamedTuple):
-    """A worker that has brought nothing in time.
-
-    Attributes:
-        slot: its slot.
-        fragments: what it owes.
-        waited_s: seconds since it was given the lease, or brought something.
-    """
-
-    slot: int
-    fragments: int
-    waited_s: float
 
 
 @dataclass(slots=True)
@@ -154,12 +141,19 @@ class LeaseBook:
         for position, slot in enumerate(order):
             fragments = share + (position < larger)
             if fragments:
-                grants.append(self._grant(slot, fragments, self._deal_version, now, deal=True))
+                grants.append(self.grant(slot, fragments, self._deal_version, now, deal=True))
         return grants
 
-    def grant(self, slot: int, fragments: int, min_version: int, now: float) -> Grant:
-        """A lease apart from any deal."""
-        return self._grant(slot, fragments, min_version, now, deal=False)
+    def grant(self, slot: int, fragments: int, min_version: int, now: float, *, deal: bool = False) -> Grant:
+        """A lease of its own, as a part of the current deal or apart from any."""
+        if fragments < 1:
+            raise InternalError(f"a lease of {fragments} fragments")
+        self._begin_to_owe(slot, now)
+        lease = _Open(slot, self._next_id, fragments, fragments, min_version, min_version, deal, streaming=False)
+        self._next_id += 1
+        self._open[lease.lease_id] = lease
+        self._by_slot.setdefault(slot, {})[lease.lease_id] = lease
+        return lease.grant()
 
     def stream(self, waiting: int, min_version: int, now: float) -> list[Grant]:
         """Raise streaming leases as far as the budget goes, ``waiting`` fragments being queued or in use."""
@@ -174,7 +168,7 @@ class LeaseBook:
         """Raise a slot's streaming lease by so many fragments."""
         lease = self._streaming.get(slot)
         if lease is None:
-            grant = self._grant(slot, fragments, min_version, now, deal=False)
+            grant = self.grant(slot, fragments, min_version, now)
             lease = self._open[grant.lease.lease_id]
             lease.streaming = True
             self._streaming[slot] = lease
@@ -203,13 +197,13 @@ class LeaseBook:
             self._close(lease)
         return ""
 
-    def take_overdue(self, timeout_s: float, now: float) -> list[Overdue]:
+    def take_overdue(self, timeout_s: float, now: float) -> list[LeaseOverdue]:
         """Workers that have become overdue, each told once; what they owe of the current deal is held.
 
         A worker is overdue when it has brought nothing for ``timeout_s`` seconds and for several times as long as the
         slowest of the others took for its newest fragment. Where there are no others that bring theirs, nobody is.
         """
-        taken: list[Overdue] = []
+        taken: list[LeaseOverdue] = []
         slowest: list[tuple[float, int]] | None = None
         for slot, holder in self._holders.items():
             waited_s = now - holder.since
@@ -219,10 +213,18 @@ class LeaseBook:
                 slowest = self._slowest_two()
             others_s = [fragment_s for fragment_s, number in slowest if number != slot]
             if others_s and waited_s > _PATIENCE * others_s[0]:
-                taken.append(Overdue(slot, self.outstanding(slot), waited_s))
+                taken.append(LeaseOverdue(slot, self.outstanding(slot), waited_s))
                 self._write_off(slot)
                 slowest = None
         return taken
+
+    def retire(self, slot: int) -> bool:
+        """Wait for nothing more of a worker that has nothing left to bring; False if that is so already."""
+        holder = self._holders[slot]
+        if holder.is_overdue:
+            return False
+        self._write_off(slot)
+        return True
 
     def forgive(self, seconds: float) -> None:
         """It was the learner that stood still for so long: nobody is late for it."""
@@ -280,22 +282,12 @@ class LeaseBook:
     def _write_off(self, slot: int) -> None:
         """Wait no longer for what a worker owes; it may still come."""
         self._holders[slot].is_overdue = True
-        for lease in self._by_slot[slot].values():
+        for lease in self._by_slot.get(slot, {}).values():
             if lease.deal:
                 self._held += lease.left
                 lease.deal = False
         if self.pacing is not None:
             self.pacing.write_off(slot)
-
-    def _grant(self, slot: int, fragments: int, min_version: int, now: float, *, deal: bool) -> Grant:
-        if fragments < 1:
-            raise InternalError(f"a lease of {fragments} fragments")
-        self._begin_to_owe(slot, now)
-        lease = _Open(slot, self._next_id, fragments, fragments, min_version, min_version, deal, streaming=False)
-        self._next_id += 1
-        self._open[lease.lease_id] = lease
-        self._by_slot.setdefault(slot, {})[lease.lease_id] = lease
-        return lease.grant()
 
     def _close(self, lease: _Open) -> None:
         del self._open[lease.lease_id]

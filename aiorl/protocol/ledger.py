@@ -9,30 +9,21 @@ when its incarnation ended, or waited in a learner that is no more.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aiorl.errors import InternalError, RemoteProtocolError
 
-__all__ = ["ABANDONED", "LEARNER_RESTARTED", "Ledger", "SlotCounts"]
+__all__ = ["ABANDONED", "LEARNER_RESTARTED", "Ledger"]
 
 ABANDONED = "abandoned by the worker"
 LEARNER_RESTARTED = "learner restarted"
 
 
 @dataclass(slots=True)
-class SlotCounts:
-    """Env steps of one slot over all its incarnations."""
-
-    sampled: int = 0
-    received: int = 0
-    lost: int = 0
-
-
-@dataclass(slots=True)
 class _Account:
-    slot: int
     reported: int = 0
     received: int = 0
     abandoned: int = 0
@@ -52,7 +43,6 @@ class Ledger:
         in_flight: of those, not received yet.
         discarded: reason -> env steps.
         lost: reason -> env steps.
-        slots: slot -> its counts.
     """
 
     def __init__(self) -> None:
@@ -60,17 +50,15 @@ class Ledger:
         self.trained = 0
         self.queued = 0
         self.in_flight = 0
-        self.discarded: dict[str, int] = {}
-        self.lost: dict[str, int] = {}
-        self.slots: dict[int, SlotCounts] = {}
+        self.discarded: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
         self._accounts: dict[str, _Account] = {}
 
-    def open(self, incarnation: str, slot: int) -> None:
+    def open(self, incarnation: str) -> None:
         """Begin the account of a new incarnation."""
         if incarnation in self._accounts:
             raise InternalError(f"incarnation {incarnation} has an account already")
-        self._accounts[incarnation] = _Account(slot)
-        self.slots.setdefault(slot, SlotCounts())
+        self._accounts[incarnation] = _Account()
 
     def report(self, incarnation: str, sampled_total: int, abandoned_total: int = 0) -> None:
         """Take over what an incarnation says it has sampled and abandoned so far; lower figures are old news.
@@ -78,27 +66,20 @@ class Ledger:
         Raises: RemoteProtocolError if it abandoned more than it had in flight; nothing is changed then.
         """
         account = self._accounts[incarnation]
-        fresh = sampled_total - account.reported
-        if fresh < 0:
-            fresh = 0
-        dropped = abandoned_total - account.abandoned
-        if dropped < 0:
-            dropped = 0
+        fresh = max(0, sampled_total - account.reported)
+        dropped = max(0, abandoned_total - account.abandoned)
         if dropped > account.in_flight + fresh:
             raise RemoteProtocolError(
                 f"claims {abandoned_total} env steps abandoned of {sampled_total} sampled, "
                 f"{account.received} of which have arrived",
                 field="abandoned_total",
             )
-        if fresh:
-            account.reported += fresh
-            self.sampled += fresh
-            self.in_flight += fresh
-            self.slots[account.slot].sampled += fresh
+        account.reported += fresh
+        account.abandoned += dropped
+        self.sampled += fresh
+        self.in_flight += fresh - dropped
         if dropped:
-            account.abandoned += dropped
-            self.in_flight -= dropped
-            self.discarded[ABANDONED] = self.discarded.get(ABANDONED, 0) + dropped
+            self.discarded[ABANDONED] += dropped
 
     def receive(self, incarnation: str, env_steps: int) -> None:
         """In flight -> queued.
@@ -108,13 +89,11 @@ class Ledger:
         account = self._accounts[incarnation]
         if env_steps > account.in_flight:
             raise RemoteProtocolError(
-                f"{env_steps} env steps arrived where {account.in_flight} were in flight",
-                field="sampled_total",
+                f"{env_steps} env steps arrived where {account.in_flight} were in flight", field="sampled_total"
             )
         account.received += env_steps
         self.in_flight -= env_steps
         self.queued += env_steps
-        self.slots[account.slot].received += env_steps
 
     def train(self, env_steps: int) -> None:
         """Queued -> trained."""
@@ -124,16 +103,15 @@ class Ledger:
     def discard(self, reason: str, env_steps: int) -> None:
         """Queued -> discarded."""
         self._take_queued(env_steps)
-        self.discarded[reason] = self.discarded.get(reason, 0) + env_steps
+        self.discarded[reason] += env_steps
 
     def close(self, incarnation: str, reason: str) -> int:
         """End the account of an incarnation; what it had in flight is lost. Returns how much that was."""
         account = self._accounts.pop(incarnation)
         lost = account.in_flight
         self.in_flight -= lost
-        self.slots[account.slot].lost += lost
         if lost:
-            self.lost[reason] = self.lost.get(reason, 0) + lost
+            self.lost[reason] += lost
         return lost
 
     def check(self) -> None:
@@ -144,7 +122,7 @@ class Ledger:
             raise InternalError(f"the ledger does not balance: {self.as_dict()}, open accounts {open_in_flight}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The account for results: ints, and ``discarded`` and ``lost`` by reason."""
+        """The account for results and checkpoints: ints, and ``discarded`` and ``lost`` by reason."""
         return {
             "sampled": self.sampled,
             "trained": self.trained,
@@ -154,21 +132,17 @@ class Ledger:
             "lost": dict(self.lost),
         }
 
-    def to_state(self) -> dict[str, Any]:
-        """The account for a checkpoint: JSON data."""
-        return self.as_dict()
-
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Ledger:
-        """The account as a resumed learner begins it: what was queued or in flight then is lost."""
+    def from_dict(cls, state: Mapping[str, Any]) -> Ledger:
+        """The account as a resumed learner begins it, from `as_dict`: what was queued or in flight then is lost."""
         ledger = cls()
         ledger.sampled = int(state["sampled"])
         ledger.trained = int(state["trained"])
-        ledger.discarded = {str(reason): int(steps) for reason, steps in state["discarded"].items()}
-        ledger.lost = {str(reason): int(steps) for reason, steps in state["lost"].items()}
+        ledger.discarded.update({str(reason): int(steps) for reason, steps in state["discarded"].items()})
+        ledger.lost.update({str(reason): int(steps) for reason, steps in state["lost"].items()})
         gone = int(state["queued"]) + int(state["in_flight"])
         if gone:
-            ledger.lost[LEARNER_RESTARTED] = ledger.lost.get(LEARNER_RESTARTED, 0) + gone
+            ledger.lost[LEARNER_RESTARTED] += gone
         ledger.check()
         return ledger
 

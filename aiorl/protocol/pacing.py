@@ -4,12 +4,15 @@ Fragments leased, queued and in the learner's hands are bounded by what can be t
 ``B`` fragments to a batch and samples at most ``L`` policy versions old, the last of ``(L + 1) B`` fragments in a
 queue is ``L`` versions old when its turn comes. Below that bound the budget follows the learner: it grows while the
 learner waits for fragments that workers were not let make, and shrinks while more than a batch waits for the learner,
-so that samples are as fresh as can be; and while more than a few come too old, which they do where workers are in each
-other's way on one host.
+so that samples are as fresh as can be. It shrinks too while more than a few come too old of workers that are not slow
+by themselves: where these are in each other's way on one host, the learner waits whatever the budget is, and a larger
+one only makes each fragment take longer. So it goes back there in small steps and far between.
 
-A worker whose fragment takes so long that the policy outruns it is left out until the policy slows down. The others
-share by time: who has been given the least work comes first, and a fast worker makes more fragments of its share. Only
-where the bound on age keeps the learner waiting do the faster workers come before the slower ones.
+A worker whose fragments take so long that the policy outruns it is left out until the policy slows down, or until a
+fragment that it is let try shows that it has become faster. That comes at once where it kept up until then, since a
+host or a link may have stood still for a moment; its first fragment, in which its environments were built, says little
+as well. The others share by time: who has been given the least work comes first, and a fast worker makes more fragments
+of its share. Only where the bound on age keeps the learner waiting do the faster workers come before the slower ones.
 
 Workers that have not brought anything yet may never do so. Beyond a share of the budget they get what the others leave.
 """
@@ -41,6 +44,8 @@ _MAX_TRIED = 0.0075
 """Workers whose speed is not known, or is said to be too low, are tried while no larger share of all is too old."""
 _PROBE_EVERY = 1000
 """Of so many fragments one may come from a worker that is taken to be too slow, to see whether it still is."""
+_PARDON_AFTER = 100
+"""A worker that has brought so many since it was last tried is tried again as soon as it is taken to be too slow."""
 _TRIAL_SHARE = 2
 """One of so many fragments may be owed by workers that have brought none before others come first; one in any case."""
 _IN_HAND = 2
@@ -52,9 +57,14 @@ _MARGIN = 0.5
 _LESS_TRUST, _MORE_TRUST = 0.02, 5e-5
 """How a fragment that came too old, or not, changes the share of L that is made use of."""
 _LEAST_TRUST = 0.25
-_STALE_SMOOTHING = 1 / 200
+_STALE_WITHIN = 200
 _MAX_STALE = (0.001, 0.004)
 """Share of fragments that come too old: above the first the budget doesn't grow, above the second it shrinks."""
+_MAX_SHARE_OF_LAG = 0.5
+"""A worker that takes longer by itself is too slow; it is not the budget that made its fragment too old."""
+_STEP, _SMALL_STEP = 1 / 4, 1 / 10
+_PROVEN = 250
+"""So many fragments must have come under a budget before it goes where fragments have come too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +90,28 @@ class _Pace:
         slot: its slot.
         owed: fragments leased to it and not come yet.
         mean_s: seconds that it needs for a fragment, -1 while unknown.
+        usual_s: the same as it was before its newest fragment.
         deviation_s: mean deviation from that.
         share_s: seconds of work given to it so far.
         last_arrival: when its newest fragment came.
         is_risked: whether it was given its newest lease though it was taken to be too slow.
         is_tried: whether its newest fragment was to show its speed.
+        is_first: whether that was the only one yet: it may have taken longer than others will.
+        num_since_tried: fragments it has brought since.
         turn: number of its valid entry in the queue of those that may get a lease, 0 for none.
     """
 
     slot: int
     owed: int = 0
     mean_s: float = -1.0
+    usual_s: float = -1.0
     deviation_s: float = 0.0
     share_s: float = 0.0
     last_arrival: float = float("-inf")
     is_risked: bool = False
     is_tried: bool = False
+    is_first: bool = False
+    num_since_tried: int = 0
     turn: int = 0
 
 
@@ -110,18 +126,24 @@ class Pacing:
         fragments_per_batch: B.
         max_policy_lag: L; None: samples may be of any age.
         per_worker: fragments that one worker may owe at a time.
+        largest: what the budget never exceeds, whatever L allows; None = nothing else.
 
     Attributes:
+        per_worker: fragments that one worker may owe at a time; may be changed.
         budget: fragments that may be leased, queued or in the learner's hands now, all together.
         largest: what the budget never exceeds.
         outstanding: fragments leased and not come yet.
     """
 
-    def __init__(self, fragments_per_batch: int, max_policy_lag: int | None, per_worker: int) -> None:
+    def __init__(
+        self, fragments_per_batch: int, max_policy_lag: int | None, per_worker: int, largest: int | None = None
+    ) -> None:
         self._batch = fragments_per_batch
         self._max_lag = max_policy_lag
-        self._per_worker = per_worker
+        self.per_worker = per_worker
         self.largest = _UNBOUNDED if max_policy_lag is None else (max_policy_lag + 1) * fragments_per_batch
+        if largest is not None:
+            self.largest = min(self.largest, max(largest, fragments_per_batch))
         self._smallest = min(2 * fragments_per_batch, self.largest)
         self.budget = min(_FIRST_BATCHES * fragments_per_batch, self.largest)
         self.outstanding = 0
@@ -141,7 +163,9 @@ class Pacing:
         self._num_arrived = 0
         self._num_stale = 0
         self._stale = 0.0
+        self._stale_weight = 1 / max(_STALE_WITHIN, self.largest)
         self._since_change = 0
+        self._known_good = self.largest
         self._trust = 1.0
 
     # Workers ------------------------------------------------------------------------------------------------
@@ -182,15 +206,20 @@ class Pacing:
         self._num_arrived += 1
         self._since_change += 1
         self._trust = min(1.0, self._trust + _MORE_TRUST)
-        self._stale -= _STALE_SMOOTHING * self._stale
-        pace.is_tried = pace.mean_s < 0 or pace.is_risked
-        pace.is_risked = False
-        if pace.mean_s >= 0:
+        self._stale -= self._stale_weight * self._stale
+        if pace.is_risked and took_s < pace.mean_s / 2:  # what held it up may have held up others
+            self._since_probe = _PROBE_EVERY
+        pace.is_tried = self._shows_speed(pace)
+        pace.is_first, pace.is_risked = pace.mean_s < 0, False
+        pace.usual_s = pace.mean_s
+        if pace.is_tried:
+            pace.mean_s, pace.deviation_s = took_s, took_s / 4
+            pace.num_since_tried = 0
+        else:
             off_s = took_s - pace.mean_s
             pace.mean_s += _SMOOTHING * off_s
             pace.deviation_s += _SMOOTHING * (abs(off_s) - pace.deviation_s)
-        else:
-            pace.mean_s, pace.deviation_s = took_s, took_s / 4
+            pace.num_since_tried += 1
         self._line_up(pace)
 
     def outdated(self, slot: int) -> None:
@@ -199,12 +228,13 @@ class Pacing:
         pace = self._paces.get(slot)
         if pace is not None and not pace.is_tried:
             self._trust = max(_LEAST_TRUST, self._trust * (1 - _LESS_TRUST))
-            self._stale += _STALE_SMOOTHING
+            if pace.usual_s <= _MAX_SHARE_OF_LAG * (self._max_lag or 0) * self._update_s:
+                self._stale += self._stale_weight
 
     def slow_workers(self) -> list[SlowWorker]:
         """Workers left out because the policy outruns their fragments."""
         each_s = self._update_s or float("inf")
-        known = [pace for pace in self._slow.values() if pace.mean_s >= 0]  # the others only wait to be tried
+        known = [pace for pace in self._slow.values() if not self._is_to_be_tried(pace)]
         return [SlowWorker(pace.slot, pace.mean_s, pace.mean_s / each_s) for pace in known]
 
     # The learner --------------------------------------------------------------------------------------------
@@ -230,13 +260,26 @@ class Pacing:
             return  # what the change before has brought about is not to be seen yet
         grow_below, shrink_above = _MAX_STALE
         if self._stale > shrink_above:
-            self._change(self.budget - max(1, self.budget // 10))
+            self._known_good = self._change(self.budget - max(1, int(self.budget * _SMALL_STEP)))
             self._stale = shrink_above / 2  # one step for each that came too old
         elif starved > _STARVED:
             if held_back and self._stale < grow_below:
-                self._change(self.budget + max(1, self.budget // 4))
+                self._grow()
         elif queued > self._batch:
             self._change(self.budget - max(1, (queued - self._batch) // 2))
+
+    def _grow(self) -> None:
+        """Let more be under way, once those that were first leased under this budget would be too old if they could.
+
+        Beyond a budget under which none were, it goes in small steps and far between: each costs a few fragments, and
+        workers that are in each other's way on one host keep the learner waiting whatever the budget is.
+        """
+        if self._max_lag is not None and self._since_change < self.largest:
+            return
+        if self.budget < self._known_good:
+            self._change(min(self.budget + max(1, int(self.budget * _STEP)), self._known_good))
+        elif self._since_change >= _PROVEN:
+            self._known_good = self._change(self.budget + max(1, int(self.budget * _SMALL_STEP)))
 
     # Leases -------------------------------------------------------------------------------------------------
 
@@ -265,7 +308,7 @@ class Pacing:
             self.outstanding += 1
             self._on_trial += pace.mean_s < 0
             pace.share_s += max(0.0, pace.mean_s)
-            if pace.mean_s >= 0 or self._max_lag is None:  # else the first one is to show its speed
+            if self._max_lag is None or not self._shows_speed(pace):  # else this one is to show it
                 self._line_up(pace)
         self._held_back = True
         return chosen
@@ -300,7 +343,7 @@ class Pacing:
         if len(line) > _MAX_READY + 4 * len(self._paces):  # most have been overtaken by newer ones
             line[:] = [entry for entry in line if entry[3] == entry[4].turn]
             heapq.heapify(line)
-        if pace.owed < self._per_worker and pace.slot not in self._slow:
+        if pace.owed < self.per_worker and pace.slot not in self._slow:
             self._turns += 1
             pace.turn = self._turns
             speed = 0.0
@@ -308,9 +351,10 @@ class Pacing:
                 speed = round(_CLASSES_PER_OCTAVE * math.log2(pace.mean_s))
             heapq.heappush(line, (pace.owed, speed, pace.share_s, pace.turn, pace))
 
-    def _change(self, budget: int) -> None:
+    def _change(self, budget: int) -> int:
         self.budget = min(max(budget, self._smallest), self.largest)
         self._since_change = 0
+        return self.budget
 
     def _set_scarce(self, is_scarce: bool) -> None:
         if is_scarce is not self._is_scarce:
@@ -326,19 +370,30 @@ class Pacing:
         few = self._num_stale <= self._batch + _MAX_TRIED * self._num_arrived
         return few or self.outstanding + waiting < self._batch
 
+    @staticmethod
+    def _is_to_be_tried(pace: _Pace) -> bool:
+        """Whether a worker has brought too little to tell its speed."""
+        return pace.mean_s < 0 or pace.is_first
+
+    def _shows_speed(self, pace: _Pace) -> bool:
+        """Whether the fragment that a worker makes is to show its speed."""
+        return pace.is_risked or self._is_to_be_tried(pace)
+
     def _keeps_up(self, pace: _Pace, waiting: int, now: float) -> bool:
         """Whether a fragment begun now would still be young enough when its turn comes."""
-        if self._max_lag is None or not self._update_s:
+        if self._max_lag is None or not self._update_s or pace.is_risked:
             return True
-        if pace.mean_s < 0:
+        if self._is_to_be_tried(pace):
             return self._may_try(waiting)
         each_s = max(self._update_s, now - self._last_update)
         # The queue of now says little of that when it comes: at least the learner's hands may be full then.
         lag = (pace.mean_s + _MARGIN * pace.deviation_s) / each_s + min(waiting / self._batch, _IN_HAND)
         if lag <= self._max_lag * self._trust or pace.mean_s <= each_s:  # then a long queue is the budget's affair
             return True
-        if not pace.owed and self._since_probe >= _PROBE_EVERY and self._may_try(waiting):
+        is_pardoned = pace.num_since_tried >= _PARDON_AFTER
+        if pace.owed or not (is_pardoned or self._since_probe >= _PROBE_EVERY) or not self._may_try(waiting):
+            return False
+        if not is_pardoned:
             self._since_probe = 0
-            pace.is_risked = True
-            return True
-        return False
+        pace.is_risked = True
+        return True

@@ -1,11 +1,32 @@
-"""How often peers may do what costs us something; times are passed in, seconds of any monotonic clock."""
+"""How often peers may do what costs us something, and how much is remembered of them.
+
+Times are passed in, seconds of any monotonic clock.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
+from typing import TypeVar
 
-__all__ = ["Allowance", "Allowances", "EventRates"]
+__all__ = ["Allowance", "Allowances", "EventRates", "Newest"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Newest(OrderedDict[K, V]):
+    """A dict that holds the ``max_entries`` set last; setting an entry anew makes it the newest."""
+
+    def __init__(self, max_entries: int) -> None:
+        super().__init__()
+        self._max_entries = max_entries
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._max_entries:
+            self.popitem(last=False)
 
 
 class Allowance:
@@ -36,18 +57,14 @@ class Allowances:
     def __init__(self, at_once: float, per_s: float, max_sources: int) -> None:
         self._at_once = at_once
         self._per_s = per_s
-        self._max_sources = max_sources
-        self._of: OrderedDict[Hashable, Allowance] = OrderedDict()
+        self._of: Newest[Hashable, Allowance] = Newest(max_sources)
 
     def __len__(self) -> int:
         return len(self._of)
 
     def take(self, source: Hashable, now: float, cost: float = 1.0) -> bool:
         """Whether this source is still allowed so much; it is used up then."""
-        allowance = self._of.pop(source, None) or Allowance(self._at_once, self._per_s)
-        self._of[source] = allowance
-        if len(self._of) > self._max_sources:
-            self._of.popitem(last=False)
+        allowance = self._of[source] = self._of.get(source) or Allowance(self._at_once, self._per_s)
         return allowance.take(now, cost)
 
     def forget(self, source: Hashable) -> None:

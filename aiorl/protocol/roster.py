@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass
 
 from aiorl.errors import InternalError
+from aiorl.protocol.rates import Newest
 from aiorl.wire.messages import Hello
 
-__all__ = ["MAX_REMEMBERED", "Roster", "Strangers", "Worker", "WorkerInfo"]
+__all__ = ["MAX_REMEMBERED", "Roster", "Strangers", "Worker"]
 
 MAX_REMEMBERED = 4096
 """Of each thing that is remembered of peers or incarnations that are not registered, the newest so many."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """A registered worker as it is now, for display and debugging.
+@dataclass(slots=True, eq=False)
+class Worker:
+    """What the learner knows of one incarnation.
 
     Attributes:
         slot: its index.
@@ -25,31 +26,20 @@ class WorkerInfo:
         host: its host's name.
         pid: its process id there.
         local: whether its slot was reserved for it.
-        silent_s: seconds since anything was heard from it.
+        key: what its connection was authenticated with.
+        source: where it comes from, its key or else its host.
+        peer: what it speaks over; None while its connection is gone.
+        last_heard: when anything was heard from it.
+        last_seq: fragments received.
+        gap_since: since when a fragment is missing before those that came; None if none is.
+        asked_resend: when it was asked to send again.
+        welcomed: when it was last welcomed.
+        gave_snapshot: when it was last given a snapshot.
         state: what it said it does.
         in_env_s: how long its running environment call had lasted when it last said so, seconds.
-        last_seq: fragments received.
-        outstanding: fragments leased and not received.
-    """
-
-    slot: int
-    incarnation: str
-    worker_id: str
-    host: str
-    pid: int
-    local: bool
-    silent_s: float
-    state: str
-    in_env_s: float
-    last_seq: int
-    outstanding: int
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """What the learner knows of one incarnation.
-
-    ``peer`` is None while its connection is gone, which it has ended itself if it has ``hung_up``.
+        hung_up: it has ended its connection itself.
+        claimant: another connection that says it is this worker's.
+        claimed: since when it does.
     """
 
     slot: int
@@ -63,7 +53,6 @@ class Worker:
     peer: bytes | None
     last_heard: float
     last_seq: int = 0
-    ack_due: bool = False
     gap_since: float | None = None
     asked_resend: float = float("-inf")
     welcomed: float = float("-inf")
@@ -73,22 +62,6 @@ class Worker:
     hung_up: bool = False
     claimant: bytes | None = None
     claimed: float = 0.0
-
-    def info(self, now: float, outstanding: int) -> WorkerInfo:
-        """A frozen view for others."""
-        return WorkerInfo(
-            self.slot,
-            self.incarnation,
-            self.worker_id,
-            self.host,
-            self.pid,
-            self.local,
-            max(0.0, now - self.last_heard),
-            self.state,
-            self.in_env_s,
-            self.last_seq,
-            outstanding,
-        )
 
 
 class Roster:
@@ -109,7 +82,7 @@ class Roster:
         self.lives: Counter[int] = Counter()
         self.reserved: dict[int, str] = {}
         self._max_workers = max_workers
-        self._buried: OrderedDict[str, None] = OrderedDict()
+        self._buried: Newest[str, None] = Newest(MAX_REMEMBERED)
 
     def workers(self) -> list[Worker]:
         """The live workers by slot."""
@@ -172,8 +145,6 @@ class Roster:
         del self.by_incarnation[worker.incarnation]
         self.lives[worker.slot] += worker.last_seq > 0
         self._buried[worker.incarnation] = None
-        while len(self._buried) > MAX_REMEMBERED:
-            self._buried.popitem(last=False)
 
     def check_valid(self) -> None:
         """Raise InternalError if the three indices differ."""
@@ -206,8 +177,8 @@ class Strangers:
 
     def __init__(self) -> None:
         self.violations: Counter[str] = Counter()
-        self._known: OrderedDict[bytes, _Stranger] = OrderedDict()
-        self._dropped: OrderedDict[bytes, None] = OrderedDict()
+        self._known: Newest[bytes, _Stranger] = Newest(MAX_REMEMBERED)
+        self._dropped: Newest[bytes, None] = Newest(MAX_REMEMBERED)
 
     def is_dropped(self, peer: bytes) -> bool:
         """Whether nothing from this peer is read any more."""
@@ -217,8 +188,6 @@ class Strangers:
         """Read nothing from this peer any more."""
         self._known.pop(peer, None)
         self._dropped[peer] = None
-        while len(self._dropped) > MAX_REMEMBERED:
-            self._dropped.popitem(last=False)
 
     def count(self, peer: bytes) -> int:
         """Count a message out of place; how many there were from this peer, this one included."""
@@ -247,11 +216,5 @@ class Strangers:
         self._dropped.pop(peer, None)
 
     def _stranger(self, peer: bytes) -> _Stranger:
-        stranger = self._known.get(peer)
-        if stranger is None:
-            stranger = self._known[peer] = _Stranger()
-            while len(self._known) > MAX_REMEMBERED:
-                self._known.popitem(last=False)
-        else:
-            self._known.move_to_end(peer)
+        stranger = self._known[peer] = self._known.get(peer) or _Stranger()
         return stranger

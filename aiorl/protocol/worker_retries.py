@@ -1,29 +1,31 @@
-"""What a worker says again until it is answered: its Hello, its fragments, its request for a snapshot.
-
-Settings are given with each call, since a learner may change them.
-"""
+"""What a worker says again until it is answered: its Hello, its fragments, its request for a snapshot."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from aiorl.config.parts import TransportConfig
 from aiorl.errors import ConfigError
 from aiorl.text import MAX_NAME, is_name
 from aiorl.wire import messages as m
 
-__all__ = ["Greeting", "SentFragments", "VersionWatch", "WorkerSettings"]
+__all__ = ["MAX_UNACKED_BYTES", "Greeting", "SentFragments", "VersionWatch", "WorkerSettings"]
+
+MAX_UNACKED_BYTES = 1 << 28
+"""Bytes of fragments sent and not acknowledged, where a configuration says nothing else."""
 
 _HELLO_AGAIN_S = 0.25
+_FIRST_HELLO_WAIT_S = 0.5
 _MAX_RESEND_WAIT_S = 16.0
-_MAX_SNAPSHOT_WAIT_S = 8.0
+_SNAPSHOT_WAIT_S, _MAX_SNAPSHOT_WAIT_S = 1.0, 8.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerSettings:
-    """Who a worker is and how patient; times in seconds.
+    """Who a worker is and how patient.
 
     Attributes:
         worker_id: stable random name of this process.
@@ -31,13 +33,10 @@ class WorkerSettings:
         pid: its process id.
         run_id: the only run it joins, "" for any.
         slot_hint: the slot it would like, 0 for any.
-        heartbeat_interval_s: a Beat at least this often.
-        heartbeat_timeout_s: silence of the learner after which sampling pauses.
-        hello_backoff_s: first and longest wait between two Hellos.
-        resend_after_s: without an Ack for this long, unacknowledged fragments are sent again.
-        snapshot_wait_s: how long a newer snapshot may be on its way before we ask for it.
+        transport: the times that a configuration sets; the learner's once it has told them.
         max_unacked: fragments sent and not acknowledged; no other is begun beyond.
-        max_unacked_bytes: the same in bytes.
+        max_unacked_bytes: the same in bytes, as far as the newest fragment tells how large the next ones are; a single
+            one may be larger.
 
     Raises: ConfigError for a worker_id or run_id that is too long or not printable.
     """
@@ -47,13 +46,9 @@ class WorkerSettings:
     pid: int = 0
     run_id: str = ""
     slot_hint: int = 0
-    heartbeat_interval_s: float = 1.0
-    heartbeat_timeout_s: float = 10.0
-    hello_backoff_s: tuple[float, float] = (0.5, 5.0)
-    resend_after_s: float = 2.0
-    snapshot_wait_s: float = 1.0
+    transport: TransportConfig = field(default_factory=TransportConfig)
     max_unacked: int = 1024
-    max_unacked_bytes: int = 1 << 28
+    max_unacked_bytes: int = MAX_UNACKED_BYTES
 
     def __post_init__(self) -> None:
         """Refuse names that no learner would take."""
@@ -80,16 +75,16 @@ class Greeting:
     def __init__(self, settings: WorkerSettings) -> None:
         self.is_linked = False
         self.link_words = "no connection yet"
-        self.is_open = True
         self.refusal = ""
         self.is_learner_unready = False
-        self._wait_s = settings.hello_backoff_s[0]
+        self._settings = settings
         self._next = self._last = float("-inf")
+        self.begin(self._next)
 
-    def begin(self, now: float, settings: WorkerSettings) -> None:
+    def begin(self, now: float) -> None:
         """From now on only Hello is sent, until the learner answers."""
         self.is_open = True
-        self._wait_s = settings.hello_backoff_s[0]
+        self._wait_s = min(_FIRST_HELLO_WAIT_S, self._settings.transport.reconnect_max_s)
         self._next = now
 
     def is_due(self, now: float) -> bool:
@@ -109,11 +104,11 @@ class Greeting:
         """The learner is about to go: wait before the next Hello."""
         self._next = now + self._wait_s
 
-    def said(self, now: float, settings: WorkerSettings) -> None:
+    def said(self, now: float) -> None:
         """Hello was said; the next one comes later."""
         self._last = now
         self._next = now + self._wait_s
-        self._wait_s = min(2 * self._wait_s, settings.hello_backoff_s[1])
+        self._wait_s = min(2 * self._wait_s, self._settings.transport.reconnect_max_s)
 
     def end(self) -> None:
         """The learner has taken us."""
@@ -139,58 +134,47 @@ class SentFragments:
     """Fragments finished and not acknowledged, in order; one incarnation's, until `reset`.
 
     Attributes:
-        abandoned_total: env steps of fragments that were given up.
-        in_progress: env steps of all unfinished fragments together.
+        sampled_total: env steps of all that were finished.
         next_seq: the number the next finished fragment gets.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
         self._unacked: deque[tuple[m.Samples, int]] = deque()
-        self.reset(settings)
+        self._resend_wait = 0.0
+        self.reset()
 
-    def reset(self, settings: WorkerSettings) -> None:
+    def reset(self) -> None:
         """Forget all: another incarnation begins."""
         self.next_seq = 1
-        self.abandoned_total = self.in_progress = 0
-        self._finished = 0
+        self.sampled_total = 0
         self._unacked.clear()
-        self._bytes = 0
-        self._resend_at = float("inf")
-        self._resend_wait = settings.resend_after_s
+        self._bytes = self._newest_bytes = 0
+        self._wait_anew(float("inf"))
 
     def __len__(self) -> int:
         return len(self._unacked)
 
-    @property
-    def sampled_total(self) -> int:
-        """Env steps of this incarnation so far."""
-        return self._finished + self.abandoned_total + self.in_progress
-
-    def is_full(self, begun: int, settings: WorkerSettings) -> bool:
+    def is_full(self, begun: int) -> bool:
         """Whether no other fragment may be begun beside the ``begun`` ones until more is acknowledged."""
-        return len(self._unacked) + begun >= settings.max_unacked or self._bytes >= settings.max_unacked_bytes
+        settings, held = self._settings, len(self._unacked) + begun
+        expected = self._bytes + (begun + 1) * self._newest_bytes
+        return held >= settings.max_unacked or (held > 0 and expected > settings.max_unacked_bytes)
 
-    def add(self, samples: m.Samples, now: float, settings: WorkerSettings) -> m.Samples:
-        """Keep a finished fragment; the message to be sent, with its number and the totals."""
-        self._finished += samples.env_steps
-        self.in_progress = max(0, self.in_progress - samples.env_steps)
-        message = dataclasses.replace(
-            samples, seq=self.next_seq, sampled_total=self.sampled_total, abandoned_total=self.abandoned_total
-        )
+    def add(self, samples: m.Samples, now: float) -> m.Samples:
+        """Keep a finished fragment; the message to be sent, with its number and the total."""
+        self.sampled_total += samples.env_steps
+        message = dataclasses.replace(samples, seq=self.next_seq, sampled_total=self.sampled_total)
         self.next_seq += 1
         if not self._unacked:
-            self._wait_anew(now, settings)
+            self._wait_anew(now)
         size = _array_bytes(message)
         self._unacked.append((message, size))
         self._bytes += size
+        self._newest_bytes = size
         return message
 
-    def abandon(self, env_steps: int) -> None:
-        """Give an unfinished fragment up."""
-        self.abandoned_total += env_steps
-        self.in_progress = max(0, self.in_progress - env_steps)
-
-    def acked(self, seq: int, now: float, settings: WorkerSettings) -> None:
+    def acked(self, seq: int, now: float) -> None:
         """All fragments up to this number have come."""
         unacked = self._unacked
         advanced = False
@@ -198,7 +182,7 @@ class SentFragments:
             self._bytes -= unacked.popleft()[1]
             advanced = True
         if advanced:
-            self._wait_anew(now, settings)
+            self._wait_anew(now)
 
     def is_resend_due(self, now: float) -> bool:
         """Whether fragments have waited for their acknowledgement long enough."""
@@ -210,8 +194,8 @@ class SentFragments:
         self._resend_wait = min(2 * self._resend_wait, _MAX_RESEND_WAIT_S)
         return [message for message, _ in self._unacked]
 
-    def _wait_anew(self, now: float, settings: WorkerSettings) -> None:
-        self._resend_wait = settings.resend_after_s
+    def _wait_anew(self, now: float) -> None:
+        self._resend_wait = self._settings.transport.resend_after_s
         self._resend_at = now + self._resend_wait
 
 
@@ -227,27 +211,27 @@ class VersionWatch:
         version: newest snapshot received, -1 for none.
     """
 
-    def __init__(self, wait_s: float) -> None:
-        self.reset(wait_s)
+    def __init__(self) -> None:
+        self.reset()
 
-    def reset(self, wait_s: float, version: int = -1) -> None:
-        """Begin anew with a snapshot of this version; a newer one may be on its way for ``wait_s``, seconds."""
+    def reset(self, version: int = -1) -> None:
+        """Begin anew with a snapshot of this version; a newer one may be on its way for a second."""
         self.version = self._learners = version
-        self._wait_s = wait_s
+        self._wait_s = _SNAPSHOT_WAIT_S
         self._behind_since: float | None = None
 
     def heard(self, version: int) -> None:
         """The learner has this version."""
         self._learners = max(self._learners, version)
 
-    def take(self, version: int, wait_s: float) -> bool:
+    def take(self, version: int) -> bool:
         """A snapshot has come; whether it is newer than what we have."""
         self.heard(version)
         if version <= self.version:
             return False
         self.version = version
         self._behind_since = None
-        self._wait_s = wait_s
+        self._wait_s = _SNAPSHOT_WAIT_S
         return True
 
     def is_overdue(self, needed: int, now: float) -> bool:

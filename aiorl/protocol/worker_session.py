@@ -12,13 +12,13 @@ before it samples and hands the result to ``fragment_done``.
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
 
 from aiorl.errors import RemoteProtocolError
 from aiorl.protocol import events as ev
 from aiorl.protocol.leases import WorkerLeases
+from aiorl.protocol.rates import Newest
 from aiorl.protocol.worker_retries import Greeting, SentFragments, VersionWatch, WorkerSettings
 from aiorl.wire import messages as m
 
@@ -41,7 +41,7 @@ class WorkerSession:
     """What a worker may say, and what follows from what it hears.
 
     Args:
-        settings: identity and times.
+        settings: identity and times; what the learner tells of these is to be set there.
         make_incarnation: a new random name for each registration life.
 
     Attributes:
@@ -66,7 +66,7 @@ class WorkerSession:
         self._make_incarnation = make_incarnation
         self._leases = WorkerLeases()
         self._fragments = SentFragments(settings)
-        self._versions = VersionWatch(settings.snapshot_wait_s)
+        self._versions = VersionWatch()
         self._greeting = Greeting(settings)
         self._out: list[m.UpMessage] = []
         self._events: list[ev.WorkerEvent] = []
@@ -74,7 +74,7 @@ class WorkerSession:
         self._last_tick: float | None = None
         self._last_beat = float("-inf")
         self._former_slot = 0
-        self._replies: OrderedDict[int, m.Reply | None] = OrderedDict()  # the last _KEPT_REPLIES
+        self._replies: Newest[int, m.Reply | None] = Newest(_KEPT_REPLIES)
         self._unreported: list[m.Failure] = []  # until there is a learner to hear of them; _KEPT_FAILURES at most
         self._in_env_s = 0.0
         self._doing = ""
@@ -147,15 +147,15 @@ class WorkerSession:
 
     def tick(self, now: float) -> None:
         """Time has passed: heartbeat, Hello, resend, snapshot request and the learner's silence, as due."""
-        settings = self.settings
+        transport = self.settings.transport
         stood_still = 0.0 if self._last_tick is None else now - self._last_tick
         self._last_tick = now
         if self.state is WorkerState.ENDED:
             return
-        if self.state is WorkerState.REGISTERED and stood_still > settings.heartbeat_timeout_s / 2:
+        if self.state is WorkerState.REGISTERED and stood_still > transport.heartbeat_timeout_s / 2:
             # it was us; hear what has come in the meantime first
             self._last_heard = min(now, self._last_heard + stood_still)
-        if self.state is WorkerState.REGISTERED and now - self._last_heard > settings.heartbeat_timeout_s:
+        if self.state is WorkerState.REGISTERED and now - self._last_heard > transport.heartbeat_timeout_s:
             self.state = WorkerState.PAUSED
             self._greet(now)
             self._events.append(ev.LearnerLost(f"the learner has been silent for {now - self._last_heard:.0f} s"))
@@ -164,7 +164,7 @@ class WorkerSession:
         if not self._may_speak():
             return
         beat_waits = any(isinstance(message, m.Beat) for message in self._out)
-        if now - self._last_beat >= settings.heartbeat_interval_s and not beat_waits:
+        if now - self._last_beat >= transport.heartbeat_interval_s and not beat_waits:
             self._say(self.beat(), now)
         if self._fragments.is_resend_due(now):
             self._resend(now)
@@ -183,7 +183,7 @@ class WorkerSession:
         return self._leases.begin(version) if self._may_begin() else None
 
     def fragment_done(self, samples: m.Samples, now: float) -> bool:
-        """Send a fragment; ``lease_id`` is what `start_fragment` gave, ``seq`` and totals are filled in here.
+        """Send a fragment; ``lease_id`` is what `start_fragment` gave, ``seq`` and the total are filled in here.
 
         Its arrays must not change until the learner has acknowledged it, since it may be sent again.
 
@@ -192,34 +192,30 @@ class WorkerSession:
         """
         if not self._leases.finish(samples.lease_id):
             return False
-        message = self._fragments.add(samples, now, self.settings)
+        message = self._fragments.add(samples, now)
         if self._may_speak():
             self._say(message, now)
         return True
 
-    def abandon_fragment(self, lease_id: int, env_steps: int) -> bool:
-        """Give a begun fragment up, ``env_steps`` of it taken: counted as discarded, its lease as unused.
+    def abandon_fragment(self, lease_id: int) -> bool:
+        """Give a begun fragment up: its lease counts as unused.
+
+        The env steps of fragments that are not finished appear nowhere.
 
         Returns: False if the fragment belongs to an earlier incarnation.
         """
-        if not self._leases.give_back(lease_id):
-            return False
-        self._fragments.abandon(env_steps)
-        return True
+        return self._leases.give_back(lease_id)
 
-    def note_progress(self, env_steps: int, *, state: str = "", in_env_s: float = 0.0) -> None:
-        """What the next heartbeat tells: env steps of all unfinished fragments together, and what we do.
-
-        Whoever does not count them gives 0; they count when their fragment is finished or given up then, and those of a
-        worker that dies in between appear nowhere.
-        """
-        self._fragments.in_progress = env_steps
+    def note_progress(self, state: str, in_env_s: float = 0.0) -> None:
+        """What the next heartbeat tells of what we do; it is due at once where the learner acts on it."""
+        if state != self._doing and not {m.BUILDING, m.OUT_OF_DATA}.isdisjoint((state, self._doing)):
+            self._last_beat = float("-inf")
         self._doing = state
         self._in_env_s = in_env_s
 
     @property
     def sampled_total(self) -> int:
-        """Env steps of this incarnation so far."""
+        """Env steps of this incarnation's finished fragments so far."""
         return self._fragments.sampled_total
 
     @property
@@ -241,8 +237,7 @@ class WorkerSession:
 
     def reply(self, call_id: int, ok: bool, result: m.Plain, now: float) -> None:
         """Answer a CallRequested."""
-        answer = m.Reply(call_id, ok, result)
-        self._keep_reply(call_id, answer)
+        answer = self._replies[call_id] = m.Reply(call_id, ok, result)
         if self._may_speak():
             self._say(answer, now)
 
@@ -260,13 +255,13 @@ class WorkerSession:
     def leaving(self, reason: str, now: float) -> None:
         """End on purpose: the learner frees the slot at once. Unfinished fragments are counted lost."""
         if self._may_speak():
-            self._say(m.Leaving(reason, self.sampled_total, self._fragments.abandoned_total), now)
+            self._say(m.Leaving(reason, self.sampled_total), now)
         self.state = WorkerState.ENDED
 
     def beat(self) -> m.Beat:
         """The heartbeat as it would be sent now."""
         state = self._doing or ("sampling" if self._leases.begun else "waiting")
-        return m.Beat(self.sampled_total, state, self._in_env_s, self._fragments.abandoned_total)
+        return m.Beat(self.sampled_total, state, self._in_env_s)
 
     def messages_to_send(self) -> list[m.UpMessage]:
         """What to send, in order; drained by the call.
@@ -294,7 +289,7 @@ class WorkerSession:
             doing = "finishing what is leased" if self._leases.begun else "waiting for it to come back"
             return f"the connection is gone ({self._greeting.link_words}): {doing}"
         needed = self._leases.version_needed()
-        if self._fragments.is_full(self._leases.begun, self.settings):
+        if self._fragments.is_full(self._leases.begun):
             return f"waiting for the learner to acknowledge {self.num_unacked} fragments"
         if self._leases.begun:
             return "sampling"
@@ -310,8 +305,7 @@ class WorkerSession:
         return self._greeting.is_linked and not self._greeting.is_open and self.state is WorkerState.REGISTERED
 
     def _may_begin(self) -> bool:
-        is_full = self._fragments.is_full(self._leases.begun, self.settings)
-        return self.state is WorkerState.REGISTERED and not is_full
+        return self.state is WorkerState.REGISTERED and not self._fragments.is_full(self._leases.begun)
 
     def _say(self, message: m.UpMessage, now: float) -> None:
         self._out.append(message)
@@ -320,14 +314,14 @@ class WorkerSession:
 
     def _greet(self, now: float) -> None:
         """From now on only Hello is sent, until the learner answers."""
-        self._greeting.begin(now, self.settings)
+        self._greeting.begin(now)
         self._unreported += [message for message in self._out if isinstance(message, m.Failure)]
         del self._unreported[_KEPT_FAILURES:]
         self._out.clear()
 
     def _say_hello(self, now: float) -> None:
         settings = self.settings
-        self._greeting.said(now, settings)
+        self._greeting.said(now)
         self._out = [
             m.Hello(
                 m.PROTOCOL_VERSION,
@@ -355,7 +349,7 @@ class WorkerSession:
         self.run_id = welcome.run_id
         self.learner_incarnation = welcome.learner_incarnation
         if first:
-            self._versions.reset(self.settings.snapshot_wait_s, welcome.snapshot.version)
+            self._versions.reset(welcome.snapshot.version)
             self._events.append(ev.Registered(welcome))
         else:
             self._take_snapshot(welcome.snapshot)
@@ -408,11 +402,11 @@ class WorkerSession:
         self._former_slot = self.slot or self._former_slot
         self.slot = 0
         self.learner_incarnation = ""
-        self._versions.reset(self.settings.snapshot_wait_s)
+        self._versions.reset()
         self._greeting.refusal = ""
         self._leases.clear()
         self._replies.clear()
-        self._fragments.reset(self.settings)
+        self._fragments.reset()
         self._in_env_s = 0.0
         self._doing = ""
         self._events.append(ev.Reincarnated(self.incarnation, reason))
@@ -425,8 +419,7 @@ class WorkerSession:
             case m.Ack():
                 self._acked(message, now)
             case m.Lease():
-                if self._leases.add(message):
-                    self._events.append(ev.LeaseGranted(message.lease_id, message.fragments, message.min_version))
+                self._leases.add(message)
             case m.Snapshot():
                 if message.learner_incarnation == self.learner_incarnation:
                     self._take_snapshot(message)
@@ -434,7 +427,7 @@ class WorkerSession:
                 self._called(message, now)
 
     def _acked(self, ack: m.Ack, now: float) -> None:
-        self._fragments.acked(ack.seq, now, self.settings)
+        self._fragments.acked(ack.seq, now)
         if ack.resend and self.num_unacked:
             self._resend(now)
 
@@ -446,21 +439,16 @@ class WorkerSession:
                 self._say(message, now)
 
     def _take_snapshot(self, snapshot: m.Snapshot) -> None:
-        if self._versions.take(snapshot.version, self.settings.snapshot_wait_s):
+        if self._versions.take(snapshot.version):
             self._events.append(ev.SnapshotReceived(snapshot))
 
     def _ask_snapshot(self, now: float) -> None:
         self._say(m.SnapshotRequest(self.version), now)
         self._versions.asked(now)
 
-    def _keep_reply(self, call_id: int, reply: m.Reply | None) -> None:
-        self._replies[call_id] = reply
-        while len(self._replies) > _KEPT_REPLIES:
-            self._replies.popitem(last=False)
-
     def _called(self, call: m.Call, now: float) -> None:
         if call.call_id not in self._replies:
-            self._keep_reply(call.call_id, None)
+            self._replies[call.call_id] = None
             self._events.append(ev.CallRequested(call.call_id, call.method, dict(call.args)))
             return
         answer = self._replies[call.call_id]

@@ -145,8 +145,7 @@ class PlainDisplay:
             f" sampled/s {rate_text(number_at(result, 'sampled_steps_per_s')):<8}"
             f" trained/s {rate_text(number_at(result, 'trained_steps_per_s')):<8}"
             f" lag {lag_text(result)}"
-            f"  workers {result.get('num_healthy_workers', 0)}"
-            f"  in {bytes_text(number_at(result.get('transport', {}), 'bytes_in_per_s'))}/s"
+            + ("" if self._headline.is_alone else _workers_text(result))
             + (f"  policies {by_policy}" if by_policy else ""),
             now,
         )
@@ -166,6 +165,11 @@ class PlainDisplay:
             self._gone = True
         except OSError:
             pass  # a full disk has no room for this line, perhaps for later ones
+
+
+def _workers_text(result: Mapping[str, Any]) -> str:
+    received = bytes_text(number_at(result.get("transport", {}), "bytes_in_per_s"))
+    return f"  workers {result.get('num_healthy_workers', 0)}  in {received}/s"
 
 
 class DisplayHandler(logging.Handler):

@@ -38,6 +38,7 @@ class Headline:
         stop_return: mean return of the last 100 episodes that ends the run, or None.
         stop_timesteps: env steps that end the run, or None.
         stop_time_s: seconds that end the run, or None.
+        is_alone: the run's own process samples, and no worker is expected.
     """
 
     algo: str
@@ -46,6 +47,7 @@ class Headline:
     stop_return: float | None = None
     stop_timesteps: int | None = None
     stop_time_s: float | None = None
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,8 @@ class LiveDisplay:
         if alive > self._headline.num_workers:
             workers = str(alive)
         style = "bold red" if alive == 0 else "yellow" if alive < self._headline.num_workers else "green"
+        if self._headline.is_alone:
+            workers, style = "this process", "green"
         table.add_row(
             "mean return", Text(mean_return_text(result, self._headline), style="bold green"),
             "sampled/s", rate_text(number_at(result, "sampled_steps_per_s")),

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from aiorl.report.appended_file import AppendedFile
 
@@ -106,6 +107,16 @@ class LogFile(logging.Handler):
         self._path = path
         self._file = AppendedFile(path)
         self._num_lost = 0
+
+    @classmethod
+    def of_run(cls, path: Path) -> Self:
+        """The log of a run: each line says when, how severe and from which module.
+
+        Raises: OSError when it can't be opened for writing.
+        """
+        log = cls(path)
+        log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        return log
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; never raises for what a disk does."""

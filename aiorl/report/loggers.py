@@ -12,14 +12,17 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
 
+from aiorl.config.import_path import import_object
+from aiorl.config.user_function import check_takes
 from aiorl.errors import ConfigError
 from aiorl.report.appended_file import AppendedFile
+from aiorl.report.replaced_file import replaced
 from aiorl.report.tensorboard_events import EventFile
 
 __all__ = [
@@ -30,7 +33,9 @@ __all__ = [
     "Logger",
     "Loggers",
     "TensorBoardLogger",
+    "check_loggers",
     "flatten",
+    "make_loggers",
     "open_loggers",
     "read_results",
 ]
@@ -41,7 +46,7 @@ CSV_FILE = "progress.csv"
 JSONL_FILE = "result.jsonl"
 
 _MAX_COLUMNS = 2000
-_USUAL_RECORD = 1 << 15
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 _SMALL_FILE = 1 << 20  # bytes that are rewritten without a thought
 
 
@@ -55,15 +60,8 @@ class Logger(Protocol):
         """
         ...
 
-    def flush(self) -> None:
-        """Brings all that was written to the operating system.
-
-        Raises: OSError when that fails.
-        """
-        ...
-
     def close(self) -> None:
-        """Flushes and lets go of files; more calls do nothing.
+        """Lets go of files; more calls do nothing.
 
         Raises: OSError when that fails.
         """
@@ -87,9 +85,6 @@ class JsonlLogger:
     def write(self, result: Mapping[str, Any]) -> None:
         """Records one result."""
         self._file.append(json.dumps(to_json(result), allow_nan=False, separators=(",", ":")).encode() + b"\n")
-
-    def flush(self) -> None:
-        """Does nothing: each line is written through."""
 
     def close(self) -> None:
         """Closes the file."""
@@ -132,9 +127,6 @@ class CsvLogger:
         self._file.append(line)
         self._grown += len(line)
 
-    def flush(self) -> None:
-        """Does nothing: each line is written through."""
-
     def close(self) -> None:
         """Closes the file."""
         if self._file is not None:
@@ -172,9 +164,6 @@ class CsvLogger:
 class TensorBoardLogger:
     """Event files for TensorBoard: each number of a result over the env steps sampled.
 
-    A record's checksum takes 0.2 ms for each kB, so results of very many numbers are recorded less often: those of
-    32 kB (some 500 numbers) every time, those of six times that every sixth time.
-
     Args:
         directory: where the event file is made.
         resume_after: tells TensorBoard to forget points past this many env steps; None for a new run.
@@ -183,20 +172,12 @@ class TensorBoardLogger:
 
     def __init__(self, directory: Path, *, resume_after_step: int | None = None) -> None:
         self._file = EventFile(directory, resume_after_step=resume_after_step)
-        self._num_to_skip = 0
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Records one result, if it is one that is recorded."""
-        if self._num_to_skip:
-            self._num_to_skip -= 1
-            return
+        """Records one result."""
         values = {name: float(value) for name, value in flatten(result) if _is_number(value) and name != "timestamp"}
         wall_time = float(result.get("timestamp") or time.time())
-        num_bytes = self._file.append(values, step=int(result.get("timesteps_total", 0)), wall_time=wall_time)
-        self._num_to_skip = num_bytes // _USUAL_RECORD
-
-    def flush(self) -> None:
-        """Does nothing: each record is written through."""
+        self._file.append(values, step=int(result.get("timesteps_total", 0)), wall_time=wall_time)
 
     def close(self) -> None:
         """Closes the file."""
@@ -208,10 +189,12 @@ class Loggers:
 
     Args:
         named: what a message calls a logger -> the logger.
+        faults: what may be wrong with one of them.
     """
 
-    def __init__(self, named: Mapping[str, Logger]) -> None:
+    def __init__(self, named: Mapping[str, Logger], faults: type[Exception] = OSError) -> None:
         self._named = dict(named)
+        self._faults = faults
         self._failing: set[str] = set()
 
     def write(self, result: Mapping[str, Any]) -> None:
@@ -219,24 +202,20 @@ class Loggers:
         for name, logger in self._named.items():
             try:
                 logger.write(result)
-            except OSError as error:
-                if name not in self._failing:
-                    self._failing.add(name)
-                    _log.error("%s can't be written (%s); training goes on without it", name, error.strerror or error)
+            except self._faults as error:
+                self._say_once(name, error, "; training goes on without it")
             else:
                 if name in self._failing:
                     self._failing.discard(name)
                     _log.warning("%s is written again; results in between are missing there", name)
 
-    def flush(self) -> None:
-        """Flushes each logger."""
-        for name, logger in self._named.items():
-            self._attempt(name, logger.flush)
-
     def close(self) -> None:
         """Closes each logger."""
         for name, logger in self._named.items():
-            self._attempt(name, logger.close)
+            try:
+                logger.close()
+            except self._faults as error:
+                self._say_once(name, error, "")
 
     def __enter__(self) -> Self:
         return self
@@ -244,13 +223,53 @@ class Loggers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _attempt(self, name: str, action: Any) -> None:
+    def _say_once(self, name: str, error: Exception, follows: str) -> None:
+        if name not in self._failing:
+            self._failing.add(name)
+            _log.error("%s can't be written (%s)%s", name, getattr(error, "strerror", None) or error, follows)
+
+
+def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]], Logger]]:
+    """What makes the loggers that a config names, each called with a run directory and a config.
+
+    Args:
+        paths: the key ``loggers``: import paths.
+
+    Raises:
+        ConfigError: one can't be imported, or can't be called so.
+    """
+    made = []
+    for number, path in enumerate(paths):
+        key = f"loggers[{number}]"
+        make = import_object(path, key=key)
+        if not callable(make):
+            raise ConfigError(f"{key} is {path!r}, which can't be called.", key=key, value=path)
+        check_takes(make, path, key, Path(), {})
+        made.append(make)
+    return made
+
+
+def make_loggers(paths: Sequence[str], run_dir: Path, config: Mapping[str, Any]) -> Loggers:
+    """The loggers that a config names; none of them ever fails a run.
+
+    Args:
+        paths: the key ``loggers``: import paths.
+        run_dir: the run's directory.
+        config: the effective configuration, as plain data.
+
+    Raises:
+        ConfigError: one can't be imported or made.
+    """
+    named: dict[str, Logger] = {}
+    for path, make in zip(paths, check_loggers(paths), strict=True):
         try:
-            action()
-        except OSError as error:
-            if name not in self._failing:
-                self._failing.add(name)
-                _log.error("%s can't be written (%s)", name, error.strerror or error)
+            named[f"the logger {path}"] = make(run_dir, dict(config))
+        except Exception as error:
+            # whatever a user's constructor raises
+            raise ConfigError(
+                f"the logger {path!r} can't be made: {error!r:.500}", key="loggers", value=path
+            ) from error
+    return Loggers(named, faults=Exception)
 
 
 def open_loggers(
@@ -304,7 +323,9 @@ def read_results(run_dir: Path) -> list[dict[str, Any]]:
 def flatten(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The scalars of a result, each with its path joined by /; lists and empty dicts are left out."""
     for name, value in result.items():
-        if isinstance(value, Mapping):
+        if type(value) in _PLAIN:
+            yield f"{prefix}{name}", value
+        elif isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}/")
         elif value is None or isinstance(value, str | bool | int | float | np.number):
             yield f"{prefix}{name}", value.item() if isinstance(value, np.number) else value
@@ -312,6 +333,11 @@ def flatten(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def to_json(value: Any) -> Any:
     """`value` as strict JSON can hold it: NaN and infinities become None, arrays lists, NumPy scalars numbers."""
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind in _PLAIN:
+        return value
     if isinstance(value, Mapping):
         return {str(name): to_json(inner) for name, inner in value.items()}
     if isinstance(value, np.ndarray):
@@ -356,14 +382,8 @@ def _replace_if_changed(path: Path, lines: list[str]) -> None:
 
 
 def _replace(path: Path, lines: Iterable[str]) -> None:
-    temporary = path.with_name(path.name + ".new")
-    try:
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(lines)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replaced(path) as temporary, temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines(lines)
 
 
 def _is_kept(iteration: int | None, resume_after: int | None) -> bool:

@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.report.figures import number_at
 from aiorl.report.loggers import read_results
+from aiorl.report.replaced_file import replaced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["PLOT_FILE", "main", "plot_learning_curve"]
+__all__ = ["INK", "PLOT_FILE", "finish_axes", "main", "plot_learning_curve"]
 
 PLOT_FILE = "learning_curve.png"
 
 _MAX_POINTS = 1000
-_LINE, _BAND, _GOAL, _INK = "#1f6f8b", "#1f6f8b", "#d1495b", "#333333"
+_LINE, _BAND, _GOAL = "#1f6f8b", "#1f6f8b", "#d1495b"
+INK = "#333333"
+"""Colour of all text."""
 
 
 def plot_learning_curve(run_dir: Path, *, title: str = "", stop_return: float | None = None) -> Path | None:
@@ -52,15 +56,15 @@ def plot_learning_curve(run_dir: Path, *, title: str = "", stop_return: float | 
     axes.plot(curve.steps, curve.mean, color=_LINE, linewidth=2, marker=marker, label="mean return")
     if stop_return is not None:
         axes.axhline(stop_return, color=_GOAL, linewidth=1.2, linestyle=(0, (5, 4)), label=f"goal {stop_return:g}")
-    _finish_axes(axes, curve, title or run_dir.resolve().name)
-    temporary = run_dir / f".{PLOT_FILE}.new"
+    finish_axes(axes, "env steps")
+    axes.set_title(title or run_dir.resolve().name, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
+    axes.set_ylabel("episode return", color=INK)
+    axes.set_xlim(left=0, right=max(float(curve.steps[-1]), 1.0))
+    axes.legend(loc="best", frameon=False, labelcolor=INK)
+    _add_wall_time(axes, curve)
     path = run_dir / PLOT_FILE
-    try:
-        figure.savefig(temporary, format="png")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replaced(path) as temporary:
+        figure.savefig(temporary)
     return path
 
 
@@ -93,9 +97,9 @@ class _Curve:
 
     def __init__(self, results: Sequence[Mapping[str, Any]]) -> None:
         rows = [
-            [_number(result, name) for name in _COLUMNS]
+            [number_at(result, name) for name in _COLUMNS]
             for result in results
-            if math.isfinite(_number(result, "episode_reward_mean"))
+            if math.isfinite(number_at(result, "episode_reward_mean"))
         ]
         table = np.asarray(rows, np.float64).reshape(-1, len(_COLUMNS))
         table = table[np.argsort(table[:, 0], kind="stable")]
@@ -109,25 +113,22 @@ _TICK_GAP = 0.08
 _COLUMNS = ("timesteps_total", "episode_reward_mean", "episode_reward_min", "episode_reward_max", "time_total_s")
 
 
-def _number(result: Mapping[str, Any], name: str) -> float:
-    value = result.get(name)
-    return float(value) if isinstance(value, int | float) else math.nan
+def finish_axes(axes: Axes, what: str) -> None:
+    """Give axes the looks that all pictures have; ``what`` is along the bottom."""
+    from matplotlib.ticker import EngFormatter
 
-
-def _finish_axes(axes: Axes, curve: _Curve, title: str) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=_INK, pad=12)
-    axes.set_xlabel("env steps", color=_INK)
-    axes.set_ylabel("episode return", color=_INK)
+    axes.set_xlabel(what, color=INK)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.set_xlim(left=0, right=max(float(curve.steps[-1]), 1.0))
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.tick_params(colors=_INK)
-    axes.legend(loc="best", frameon=False, labelcolor=_INK)
+    axes.tick_params(colors=INK)
+
+
+def _add_wall_time(axes: Axes, curve: _Curve) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     if curve.steps.size < 2 or not np.all(np.isfinite(curve.seconds)) or curve.steps[0] == curve.steps[-1]:
         return
     # Wall time on top: the time at which the steps below had been sampled.

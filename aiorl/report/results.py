@@ -2,7 +2,8 @@
 
 Averages over episodes follow one rule: all episodes that ended in the iteration, and if those are fewer
 than `metrics_smoothing_episodes`, the newest earlier ones too; NaN when none has ended yet. Rewards by policy (one
-value for each agent and episode) and custom metrics follow it too, each name for itself. Apart from them stands
+value for each agent and episode), custom metrics and off-policy estimates follow it too, each name for itself; a name
+that no worker has told of is not there. Apart from them stands
 `episode_reward_mean_last_100`, the mean return of the last 100 finished episodes in order of arrival: the one that
 a run is stopped by, since it means the same however many episodes an iteration brings.
 
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.data.metrics import MAX_HIST, MAX_NAME, EpisodeColumns
+from aiorl.data.metrics import MAX_HIST, MAX_NAME, EpisodeColumns, PerfStats
 
 __all__ = ["STOP_WINDOW", "Progress", "Results"]
 
@@ -34,16 +35,16 @@ STOP_WINDOW = 100
 """Finished episodes that the stop criterion looks at."""
 
 _KINDS = ("mean", "min", "max")
-_PERF_KEYS = ("env_wait_time", "processing_time", "inference_time")
 
 _MAX_POLICIES = 256  # in a run, over all workers, likewise below
 _MAX_CUSTOM = 300
 _MAX_HISTORIES = 50
+_MAX_ESTIMATES = 50  # names of an estimator's metric
 _MAX_HIST_VALUES = 3000  # of all histories in one result
 _MAX_SAID = 10  # names that are left out, of a kind, that the log names
 _SLACK = 256  # values of a window that are held beyond those kept, so that summing up is worth the call
 # A name is forgotten once it is silent for the longer time; for the shorter one, where episodes without it have ended
-_FORGET_S, _FORGET_EARLY_S, _FORGET_EPISODES = 1800.0, 60.0, 1000
+_FORGET_S, _FORGET_EARLY_S, _FORGET_EPISODES = 1800.0, 10.0, 1000
 _RATE_S = 1.0  # rates are over so much time at least, where the run has had that much
 
 
@@ -101,7 +102,8 @@ class Results:
         self._policy_rewards = _Named("the reward of policy", smoothed, _MAX_POLICIES, silent)
         self._custom = _Named("custom metric", smoothed, _MAX_CUSTOM, silent)
         self._hist = _Named("history", lambda: _Window(1, MAX_HIST), _MAX_HISTORIES, silent)
-        self._perf = dict.fromkeys(("iters", *_PERF_KEYS), 0.0)
+        self._estimates = _Named("estimate", smoothed, _MAX_ESTIMATES, silent)
+        self._perf = PerfStats()
         self._lag_min, self._lag_max, self._lag_sum, self._lag_steps = math.inf, -math.inf, 0.0, 0
         self._iteration = 0
         self._episodes_total = 0
@@ -135,6 +137,12 @@ class Results:
         """
         self._before = deque([(now, progress)])
 
+    def leave_out_pause(self, now: float) -> None:
+        """The iteration begins now: since the last one ended, nobody was training."""
+        pause_s = now - self._last_now
+        self._before = deque((at + pause_s, progress) for at, progress in self._before)
+        self._last_now = now
+
     def add_episodes(self, episodes: EpisodeColumns) -> None:
         """Takes finished episodes, in order of arrival."""
         if len(episodes.lengths):
@@ -144,11 +152,11 @@ class Results:
         self._policy_rewards.add(episodes.policy_rewards)
         self._custom.add(episodes.custom)
         self._hist.add(episodes.hist)
+        self._estimates.add(episodes.estimates)
 
     def add_perf(self, perf: Mapping[str, float]) -> None:
         """Takes a sampler's perf stats of one fragment, those of `PerfStats`: iters and seconds."""
-        for name in self._perf:
-            self._perf[name] += perf.get(name, 0.0)
+        self._perf.add(perf)
 
     def add_lag(self, lag: int, env_steps: int) -> None:
         """Takes the policy lag that `env_steps` trained on have: versions between acting and training."""
@@ -243,6 +251,7 @@ class Results:
             "policy_rewards": self._policy_rewards.to_state(),
             "custom": self._custom.to_state(),
             "hist": self._hist.to_state(self._hist_share()),
+            "estimates": self._estimates.to_state(),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float, progress: Progress) -> None:
@@ -258,13 +267,13 @@ class Results:
         self._time_total_s = float(state["time_total_s"])
         self._lengths.restore(np.asarray(state["lengths"], np.float64))
         self._rewards.restore(np.asarray(state["rewards"], np.float64))
-        for name, named in zip(("policy_rewards", "custom", "hist"), self._named(), strict=True):
+        for name, named in zip(("policy_rewards", "custom", "hist", "estimates"), self._named(), strict=True):
             named.from_state(state.get(name, {}), now, self._episodes_total)
         self._last, self._last_now = progress, now
         self.begin_rates(now, progress)
 
-    def _named(self) -> tuple[_Named, _Named, _Named]:
-        return self._policy_rewards, self._custom, self._hist
+    def _named(self) -> tuple[_Named, ...]:
+        return self._policy_rewards, self._custom, self._hist, self._estimates
 
     def _hist_share(self) -> int:
         """Values of each history in a result and in a checkpoint."""
@@ -293,12 +302,21 @@ class Results:
             "custom_metrics": {
                 f"{name}_{kind}": value for name, summary in custom for kind, value in zip(_KINDS, summary, strict=True)
             },
+            "off_policy_estimator": self._mean_estimates(),
             "hist_stats": {
                 **{name: window.newest(share).tolist() for name, window in self._hist.items()},
                 "episode_reward": self._rewards.newest(self._smoothing).tolist(),
                 "episode_lengths": self._lengths.newest(self._smoothing).astype(np.int64).tolist(),
             },
         }
+
+    def _mean_estimates(self) -> dict[str, dict[str, float]]:
+        """Estimator -> metric -> mean over episodes."""
+        means: dict[str, dict[str, float]] = {}
+        for name, window in self._estimates.items():
+            estimator, _, metric = name.partition("/")
+            means.setdefault(estimator, {})[metric] = window.summary[0]
+        return means
 
     def _take_lag(self) -> dict[str, float]:
         if not self._lag_steps:
@@ -308,9 +326,8 @@ class Results:
         return lag
 
     def _take_perf(self) -> dict[str, float]:
-        perf, self._perf = self._perf, dict.fromkeys(self._perf, 0.0)
-        factor = 1000.0 / perf["iters"] if perf["iters"] else 0.0
-        return {f"mean_{name.removesuffix('_time')}_ms": perf[name] * factor for name in _PERF_KEYS}
+        perf, self._perf = self._perf, PerfStats()
+        return perf.get()
 
 
 def _sum(values: NDArray[np.float64]) -> float:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.check import plain_error
 from aiorl.config.worker import WorkerConfig
+from aiorl.data.sample_plan import SamplePlan
 from aiorl.env.registry import EnvContext
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, nearest
@@ -67,6 +68,8 @@ class WorkerArguments:
         input_evaluation: any of ``"is"``, ``"wis"`` and ``"simulation"``: how stored input is judged.
         output_creator: makes the OutputWriter, given an IOContext; by default nothing is written.
         tf_session_creator: always None; TensorFlow 2 has no sessions.
+        sample_plan: all that is wanted of the default policy's rows, where nobody is to see more of them; the
+            environments are then stepped in lockstep if that can be. None = whole rows are wanted.
     """
 
     settings: WorkerConfig
@@ -86,6 +89,7 @@ class WorkerArguments:
     input_evaluation: Collection[str] = frozenset()
     output_creator: OutputCreator = noop_output
     tf_session_creator: Callable[[], Any] | None = None
+    sample_plan: SamplePlan | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:

@@ -6,47 +6,59 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from gymnasium import spaces
 
-from aiorl.callbacks import DefaultCallbacks
+from aiorl.callbacks import worker_hooks
 from aiorl.config.merge import deep_update
-from aiorl.env.base_env import BaseEnv
+from aiorl.config.worker import WorkerConfig
+from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.env_maker import EnvMaker, EnvPlan
 from aiorl.env.external_env import ExternalMultiAgentEnv
+from aiorl.env.lockstep import LockstepEnv
 from aiorl.errors import ConfigError
 from aiorl.log_once import log_once
 from aiorl.observation.filters import ObservationFilter, make_filter
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
+from aiorl.observation.returns import ReturnFilter, RewardScaler, returns_of
 from aiorl.offline.estimators import ESTIMATORS, OffPolicyEstimator
-from aiorl.offline.io import InputReader, IOContext, OutputWriter, SamplerInput
+from aiorl.offline.io import InputReader, IOContext, OutputWriter, SamplerInput, noop_output, sampler_input
+from aiorl.policy.exploration import exploration_has_memory
+from aiorl.policy.graph_policy import GraphPolicy
 from aiorl.policy.policy import Policy
-from aiorl.policy.policy_map import PolicyMap
+from aiorl.policy.policy_map import policy_seed
 from aiorl.rollout.arguments import SIMULATION, WorkerArguments
 from aiorl.rollout.frameworks import check_tensorflow, granted_gpus, policy_class_for
-from aiorl.rollout.policy_specs import PolicySpec
-from aiorl.sampler.async_sampler import AsyncSampler
+from aiorl.rollout.policy_specs import ENV_SPACE, PolicySpec
+from aiorl.sampler.assemble import FRAGMENT_COLUMNS
+from aiorl.sampler.lockstep import LockstepSampler
 from aiorl.sampler.setup import SamplerSetup
-from aiorl.sampler.sync_sampler import SyncSampler
+
+if TYPE_CHECKING:
+    from aiorl.rollout.rollout_worker import RolloutWorker
+    from aiorl.sampler.async_sampler import AsyncSampler
+    from aiorl.sampler.sync_sampler import SyncSampler
+
+    Sampler = LockstepSampler | SyncSampler | AsyncSampler
 
 __all__ = [
-    "Sampler",
     "env_maker",
+    "lockstep_sampler",
     "make_estimators",
     "make_filters",
     "make_input_reader",
     "make_output_writer",
     "make_policies",
-    "make_sampler",
+    "make_return_filters",
+    "polling_sampler",
     "set_environment_variables",
     "set_rules_for_agents",
     "set_up_logging",
+    "why_polled",
 ]
 
 logger = logging.getLogger(__name__)
-
-Sampler = SyncSampler | AsyncSampler
 
 _POLICY_ATTRIBUTES = ("observation_space", "action_space", "global_timestep")
 
@@ -66,18 +78,25 @@ def set_up_logging(log_level: str | None, worker_index: int) -> None:
     log_once.set_up(worker_index, log_level)
 
 
-def env_maker(arguments: WorkerArguments) -> EnvMaker:
+def env_maker(arguments: WorkerArguments, polled: str) -> EnvMaker:
     """What makes a worker's environments.
+
+    Args:
+        arguments: of the worker.
+        polled: from `why_polled`.
 
     Raises:
         UnknownEnvError: the creator is a name that nothing has, or cannot be called.
     """
     settings = arguments.settings
+    vectorize = "remote" if settings.remote_worker_envs else settings.vectorize
+    if vectorize == "auto" and polled:
+        vectorize = "serial"
     plan = EnvPlan(
         env=arguments.env_creator,
         env_config=settings.env_config,
         num_envs=settings.num_envs_per_worker,
-        vectorize="remote" if settings.remote_worker_envs else "serial",
+        vectorize=vectorize,
         worker_index=arguments.worker_index,
         # at a soft horizon an environment is not to cut its episodes
         horizon=None if settings.soft_horizon else settings.horizon,
@@ -122,7 +141,7 @@ def make_policies(
         config = deep_update(base_config, spec.config)
         config |= {"num_workers": arguments.num_workers, "worker_index": arguments.worker_index}
         if settings.seed is not None:
-            seed = _policy_seed(settings.seed, position)
+            seed = policy_seed(settings.seed, position)
             config.setdefault("seed", seed)
             spec.action_space.seed(seed)  # for policies that draw their actions from it
         custom = (config.get("model") or {}).get("custom_preprocessor") or settings.model.custom_preprocessor
@@ -160,11 +179,6 @@ def _check_initialised(policy_id: str, policy: Policy) -> None:
         )
 
 
-def _policy_seed(seed: int, position: int) -> int:
-    """Seed of a policy's own generators: the worker's for the first, else another one each."""
-    return seed if position == 0 else int(np.random.SeedSequence((seed, position)).generate_state(1)[0])
-
-
 def make_filters(preprocessors: Mapping[str, Preprocessor], name: str) -> dict[str, ObservationFilter]:
     """A filter for each policy's observations.
 
@@ -177,35 +191,125 @@ def make_filters(preprocessors: Mapping[str, Preprocessor], name: str) -> dict[s
     }
 
 
-def make_sampler(
-    worker: Any,
-    arguments: WorkerArguments,
-    *,
-    base_env: BaseEnv,
-    policies: PolicyMap,
-    preprocessors: Mapping[str, Preprocessor],
-    filters: Mapping[str, ObservationFilter],
-    callbacks: DefaultCallbacks,
-    is_deepmind: bool,
-    on_turn: Callable[[], None],
-) -> Sampler:
-    """The sampler, not yet started.
+def make_return_filters(policies: Mapping[str, Policy]) -> dict[str, ObservationFilter]:
+    """Have policies scale their rewards that are to; the statistics they do it by, as they are named among filters."""
+    filters: dict[str, ObservationFilter] = {}
+    for policy_id, policy in policies.items():
+        discount = policy.return_discount if isinstance(policy, GraphPolicy) else None
+        if isinstance(policy, GraphPolicy) and discount is not None:
+            own = filters[returns_of(policy_id)] = ReturnFilter()
+            policy.reward_scaler = RewardScaler(own, discount)
+    return filters
+
+
+def why_polled(arguments: WorkerArguments) -> str:
+    """Why environments have to be polled turn by turn; "" where they may be stepped in lockstep, if they can.
+
+    In lockstep there are neither episodes nor agents that anybody could be told of, and one network acts for all.
+    """
+    settings, plan, policies = arguments.settings, arguments.sample_plan, arguments.policy
+    if plan is None:
+        return "whole rows are wanted"
+    for name in ("soft_horizon", "no_done_at_end", "sample_async", "remote_worker_envs", "fake_sampler"):
+        if getattr(settings, name):
+            return f"{name} is set"
+    if settings.model.custom_preprocessor:
+        return "model.custom_preprocessor is set"
+    for name in ("observation_fn", "policy_mapping_fn"):
+        if getattr(arguments, name):
+            return f"multiagent.{name} is set"
+    if arguments.callbacks is not None and worker_hooks(arguments.callbacks):
+        return "callbacks has hooks for workers"
+    if arguments.input_creator is not sampler_input or arguments.output_creator is not noop_output:
+        return "rows are read or written"
+    if not isinstance(policies, Mapping) or set(policies) != {DEFAULT_POLICY_ID}:
+        return "there are several policies"
+    kind, *own_spaces, config = policies[DEFAULT_POLICY_ID]
+    spec = getattr(kind, "acting_spec", None)
+    if spec is None or exploration_has_memory(config.get("exploration")):
+        return "the policy acts in a way of its own"
+    if any(space is not ENV_SPACE for space in own_spaces):
+        return "the policy has spaces of its own"
+    if spec.prev_action is not None:
+        return "the policy looks back at actions and rewards"
+    odd = [name for name in plan.of_rows if name not in FRAGMENT_COLUMNS]
+    return f"the column {odd[0]!r} is wanted" if odd else ""
+
+
+def lockstep_sampler(
+    worker: RolloutWorker, arguments: WorkerArguments, polled: str, on_turn: Callable[[], None]
+) -> LockstepSampler | None:
+    """The sampler of environments that all step at once; None where they have to be polled.
+
+    Args:
+        worker: the worker.
+        arguments: what it is made from.
+        polled: from `why_polled`.
+        on_turn: called between two turns.
+
+    Raises:
+        ConfigError: a horizon that the environments cannot have.
+    """
+    settings, plan = arguments.settings, arguments.sample_plan
+    env = None if polled else worker.async_env.in_lockstep(settings.horizon)
+    if env is None or plan is None or env.num_envs != settings.num_envs_per_worker or _is_nested(env):
+        if plan is not None and log_once("polled"):
+            logger.info("Environments are polled turn by turn: %s", polled or "they cannot be stepped as whole arrays")
+        return None
+    policy = worker.policy_map[DEFAULT_POLICY_ID]
+    assert isinstance(policy, GraphPolicy), "why_polled has seen its class"
+    return LockstepSampler(
+        env,
+        policy,
+        fragment_length=settings.rollout_fragment_length,
+        # recurrent states go along by themselves
+        columns=[name for name in plan.columns if name in FRAGMENT_COLUMNS],
+        complete_episodes=not settings.is_truncating,
+        preprocessor=worker.preprocessors[DEFAULT_POLICY_ID],
+        filter=worker.filters[DEFAULT_POLICY_ID],
+        postprocess=plan.postprocess,
+        postprocess_settings=plan.postprocess_params,
+        reward_limit=_with_clipping(worker, settings).reward_limit,
+        reward_scaler=policy.reward_scaler,
+        clip_actions=settings.clip_actions,
+        seed=settings.seed,
+        on_step=on_turn,
+    )
+
+
+def _is_nested(env: LockstepEnv) -> bool:
+    return any(isinstance(space, spaces.Dict | spaces.Tuple) for space in (env.observation_space, env.action_space))
+
+
+def _with_clipping(worker: RolloutWorker, settings: WorkerConfig) -> WorkerConfig:
+    """The settings, in which rewards are clipped where DeepMind's wrappers are, unless the user says otherwise."""
+    if settings.clip_rewards is not None:
+        return settings
+    return settings.model_copy(update={"clip_rewards": not worker.preprocessing_enabled})
+
+
+def polling_sampler(
+    worker: RolloutWorker, arguments: WorkerArguments, on_turn: Callable[[], None]
+) -> SyncSampler | AsyncSampler:
+    """The sampler of environments that report when they are ready, not yet started.
 
     Raises:
         AssertionError: sampling in the background with a filter that threads may not share.
     """
-    settings = arguments.settings
-    if settings.clip_rewards is None:
-        settings = settings.model_copy(update={"clip_rewards": is_deepmind})
+    # those who step in lockstep need nothing of these
+    from aiorl.sampler.async_sampler import AsyncSampler
+    from aiorl.sampler.sync_sampler import SyncSampler
+
+    settings = _with_clipping(worker, arguments.settings)
     setup = SamplerSetup(
         worker=weakref.ref(worker),  # else an asynchronous sampler's thread would keep it alive for ever
-        base_env=base_env,
-        policy_map=policies,
+        base_env=worker.async_env,
+        policy_map=worker.policy_map,
         policy_mapping_fn=None,
-        preprocessors=preprocessors,
-        filters=filters,
+        preprocessors=worker.preprocessors,
+        filters=worker.filters,
         settings=settings,
-        callbacks=callbacks,
+        callbacks=worker.callbacks,
         observation_fn=arguments.observation_fn,
     )
     if arguments.wants_simulation:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.concat import Batch
+from aiorl.data.concat import Batch, columns_of
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.log_once import log_once, summarize
+from aiorl.log_once import report
 from aiorl.policy.policy_map import PolicyMap
 
 __all__ = ["apply_gradients", "compute_gradients", "learn_on_batch"]
-
-logger = logging.getLogger(__name__)
 
 
 def compute_gradients(policies: PolicyMap, samples: Batch) -> tuple[Any, dict[str, Any]]:
@@ -24,7 +21,7 @@ def compute_gradients(policies: PolicyMap, samples: Batch) -> tuple[Any, dict[st
     Raises:
         UnknownPolicyError: a plain batch, and there is no default policy (a KeyError).
     """
-    _report("compute_gradients", "Gradients are computed on: %s", _columns(samples))
+    report("compute_gradients", columns_of(samples))
     gradients: Any = {}
     info: dict[str, Any] = {}
     if isinstance(samples, MultiAgentBatch):
@@ -32,7 +29,7 @@ def compute_gradients(policies: PolicyMap, samples: Batch) -> tuple[Any, dict[st
             gradients[policy_id], info[policy_id] = policies[policy_id].compute_gradients(batch)
     else:
         gradients, info = policies[DEFAULT_POLICY_ID].compute_gradients(samples)
-    _report("gradients_out", "Gradients computed: %s", gradients)
+    report("gradients_out", gradients)
     return gradients, {**info, "batch_count": samples.count}
 
 
@@ -44,7 +41,7 @@ def apply_gradients(policies: PolicyMap, gradients: Any) -> dict[str, Any]:
     Raises:
         UnknownPolicyError: no policy has that id; nothing is changed then (a KeyError).
     """
-    _report("apply_gradients", "Gradients are applied: %s", gradients)
+    report("apply_gradients", gradients)
     if not (isinstance(gradients, Mapping) and _are_by_policy(policies, gradients)):
         return policies[DEFAULT_POLICY_ID].apply_gradients(gradients)
     appliers = {policy_id: policies[policy_id] for policy_id in gradients}
@@ -57,13 +54,13 @@ def learn_on_batch(policies: PolicyMap, samples: Batch) -> dict[str, Any]:
     Raises:
         UnknownPolicyError: a plain batch, and there is no default policy (a KeyError).
     """
-    _report("learn_on_batch", "Policies learn on: %s", _columns(samples))
+    report("learn_on_batch", columns_of(samples))
     info: dict[str, Any]
     if isinstance(samples, MultiAgentBatch):
         info = {name: policies[name].learn_on_batch(batch) for name, batch in _trainable_parts(policies, samples)}
     else:
         info = policies[DEFAULT_POLICY_ID].learn_on_batch(samples)
-    _report("learn_output", "Learning gave: %s", info)
+    report("learn_output", info)
     return info
 
 
@@ -79,12 +76,3 @@ def _are_by_policy(policies: PolicyMap, gradients: Mapping[str, Any]) -> bool:
         return False
     # where there are several policies, what holds several arrays is all that one of them computed
     return any(isinstance(value, Mapping | list | tuple) for value in gradients.values())
-
-
-def _columns(samples: Batch) -> Mapping[str, Any]:
-    return samples if isinstance(samples, SampleBatch) else samples.policy_batches
-
-
-def _report(key: str, text: str, value: Any) -> None:
-    if log_once(key):
-        logger.info(text, summarize(value))

@@ -9,6 +9,7 @@ The same class is what a worker process runs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import threading
@@ -19,16 +20,16 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from aiorl.callbacks import DefaultCallbacks
-from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.concat import Batch, concat_batches
-from aiorl.data.metrics import RolloutMetrics
+from aiorl.data.concat import Batch, columns_of, compressed, concat_batches
+from aiorl.data.fragment import Fragment
+from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.kinds import facts_of
-from aiorl.errors import ConfigError, SamplerDied
-from aiorl.log_once import log_once, summarize
-from aiorl.observation.filters import ObservationFilter
+from aiorl.env.lockstep import TrainingDisabled
+from aiorl.errors import ConfigError, EndOfData, SamplerDied
+from aiorl.log_once import report
 from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator, episode_parts
 from aiorl.offline.io import (
     InputCreator,
@@ -41,14 +42,13 @@ from aiorl.offline.io import (
 )
 from aiorl.policy.policy import Policy
 from aiorl.policy.policy_map import PolicyMap, PolicyMappingFn
-from aiorl.rollout import build, frameworks, learning, rendezvous
+from aiorl.rollout import build, frameworks, rendezvous
 from aiorl.rollout.arguments import DEFAULTS, EnvSource, WorkerArguments
-from aiorl.rollout.interface import EvaluatorInterface
 from aiorl.rollout.minibatch_sgd import check_sgd, minibatch_sgd
 from aiorl.rollout.policy_specs import policy_classes, policy_specs
 from aiorl.rollout.sample_stream import Ahead, SampleStream
-from aiorl.rollout.saved_state import SavedState, change_all, check_filter_states, dump_state, load_state
-from aiorl.sampler.async_sampler import AsyncSampler
+from aiorl.rollout.worker_policies import WorkerPolicies
+from aiorl.sampler.lockstep import LockstepSampler
 from aiorl.sampler.setup import ObservationFn
 
 __all__ = ["RolloutWorker", "get_global_worker"]
@@ -56,6 +56,7 @@ __all__ = ["RolloutWorker", "get_global_worker"]
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+Sampled = TypeVar("Sampled", Fragment, Batch)
 
 _current: weakref.ref[RolloutWorker] | None = None
 
@@ -65,7 +66,7 @@ def get_global_worker() -> RolloutWorker | None:
     return None if _current is None else _current()
 
 
-class RolloutWorker(EvaluatorInterface):
+class RolloutWorker(WorkerPolicies):
     """Samples experience with its policies, and lets them learn.
 
     One thread at a time may call its methods; but one may sample while another sets weights, say, or also samples.
@@ -78,7 +79,8 @@ class RolloutWorker(EvaluatorInterface):
         policy_map: policy id -> policy.
         policies_to_train: ids of the policies that learn, in order.
         multiagent: the policy ids differ from exactly the default one.
-        preprocessors, filters: by policy id.
+        preprocessors, filters: by policy id; where rewards are scaled, the statistic of a policy's returns is among the
+            filters, as ``policy id/returns``.
         preprocessing_enabled: False where the environment's wrappers prepare observations.
         callbacks: the hooks.
         policy_config: base config of the policies.
@@ -86,7 +88,7 @@ class RolloutWorker(EvaluatorInterface):
         tf_sess: always None; TensorFlow 2 has no sessions.
         io_context: what reader and writer were made with.
         reward_estimators: off-policy estimators.
-        sampler: SyncSampler or AsyncSampler.
+        sampler: SyncSampler, AsyncSampler or LockstepSampler.
         input_reader: where batches come from.
         output_writer: where copies of them go.
         samples: the results of ``sample()`` as an endless iterator, plain or asynchronous.
@@ -151,8 +153,25 @@ class RolloutWorker(EvaluatorInterface):
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self._start(WorkerArguments.of(given), given)
 
+    @classmethod
+    def of(cls, arguments: WorkerArguments, *, on_turn: Callable[[Self], None] | None = None) -> Self:
+        """A worker made from settings that are checked already.
+
+        Args:
+            arguments: what it is made from.
+            on_turn: as the attribute, but given the worker; an asynchronous sampler calls it before this returns.
+
+        Raises:
+            Exception: see the constructor.
+        """
+        worker = cls.__new__(cls)
+        if on_turn is not None:
+            worker.on_turn = functools.partial(on_turn, worker)
+        worker._start(arguments, vars(arguments))
+        return worker
+
     def _start(self, arguments: WorkerArguments, given: Mapping[str, Any]) -> None:
-        """Build everything; subclasses that have settings from elsewhere call it in place of the constructor.
+        """Build everything.
 
         Args:
             arguments: what the worker is made from.
@@ -161,6 +180,7 @@ class RolloutWorker(EvaluatorInterface):
         global _current
         before, _current = _current, weakref.ref(self)
         self._creation_args = dict(given)
+        self._arguments = arguments
         self._settings = settings = arguments.settings
         self.num_envs = settings.num_envs_per_worker
         self.rollout_fragment_length = settings.rollout_fragment_length * self.num_envs
@@ -168,7 +188,7 @@ class RolloutWorker(EvaluatorInterface):
         self.worker_index = arguments.worker_index
         self.num_workers = arguments.num_workers
         self.tf_sess: None = None
-        self.global_vars: dict[str, Any] | None = None
+        self.global_vars = None
         self.last_batch: Batch | None = None
         self._read: list[Batch] = []
         self._sampling = threading.RLock()
@@ -189,7 +209,8 @@ class RolloutWorker(EvaluatorInterface):
         classes = policy_classes(arguments.policy)
         frameworks.enable_eager(self.policy_config, classes)
         build.set_up_logging(arguments.log_level, arguments.worker_index)
-        maker = build.env_maker(arguments)
+        polled = build.why_polled(arguments)
+        maker = build.env_maker(arguments, polled)
         self.callbacks = (arguments.callbacks or DefaultCallbacks)()
         self.env = maker.make_first()
         self.preprocessing_enabled = not maker.is_deepmind
@@ -204,22 +225,16 @@ class RolloutWorker(EvaluatorInterface):
         self.multiagent = self.policy_map.is_multi_agent
         facts.check_policies(specs, "policy")
         self.filters = build.make_filters(self.preprocessors, settings.observation_filter)
+        self.filters |= build.make_return_filters(policies)
         build.set_rules_for_agents(self.env, arguments)
         self.async_env: BaseEnv = maker.to_base_env(self.env)
         self.io_context = IOContext(arguments.log_dir, self.policy_config, arguments.worker_index, self)
         self.reward_estimators: list[OffPolicyEstimator] = build.make_estimators(arguments, self.io_context)
-        self.sampler: build.Sampler = build.make_sampler(
-            self,
-            arguments,
-            base_env=self.async_env,
-            policies=self.policy_map,
-            preprocessors=self.preprocessors,
-            filters=self.filters,
-            callbacks=self.callbacks,
-            is_deepmind=maker.is_deepmind,
-            on_turn=_weakly(self._between_turns),
-        )
-        if isinstance(self.sampler, AsyncSampler):
+        self._on_turn = _weakly(self._between_turns)
+        self.sampler: build.Sampler = build.lockstep_sampler(
+            self, arguments, polled, self._on_turn
+        ) or build.polling_sampler(self, arguments, self._on_turn)
+        if hasattr(self.sampler, "start"):  # one that samples in the background
             self.sampler.start()
         self.input_reader: InputReader = build.make_input_reader(arguments, self.io_context)
         self.output_writer: OutputWriter = build.make_output_writer(arguments, self.io_context)
@@ -248,10 +263,36 @@ class RolloutWorker(EvaluatorInterface):
                 return self.last_batch
             return self._sample()
 
+    def sample_in_lockstep(self) -> tuple[Fragment, EpisodeColumns] | None:
+        """A fragment and the episodes that ended since the last; None where environments are not in lockstep.
+
+        A step that is not to be trained on ends lockstep for good: the environments begin anew, and ``sample`` has
+        what comes of them.
+
+        Raises:
+            Exception: as ``sample``.
+        """
+        sampler = self.sampler
+        if not isinstance(sampler, LockstepSampler):
+            return None
+        sampler.on_step = self.on_turn  # called at every step, so with nothing in between
+        try:
+            return self._reported(sampler.sample), sampler.take_episodes()
+        except TrainingDisabled as error:
+            logger.info("%s, so the environments begin anew and are polled from now on", error)
+            self.sampler = build.polling_sampler(self, self._arguments, self._on_turn)
+            self.input_reader = build.make_input_reader(self._arguments, self.io_context)
+            return None
+
+    def _reported(self, sample: Callable[[], Sampled]) -> Sampled:
+        """What comes of sampling; how much is wanted, and what came, are logged."""
+        report("sample_start", self.rollout_fragment_length)
+        sampled = sample()
+        report("sample_end", sampled.columns if isinstance(sampled, Fragment) else columns_of(sampled))
+        return sampled
+
     def _sample(self) -> Batch:
-        if log_once("sample_start"):
-            logger.info("Sampling %d environment steps", self.rollout_fragment_length)
-        batch = self._read_enough()
+        batch = self._reported(self._read_enough)
         self.output_writer.write(batch)
         if self.reward_estimators:
             # estimators evaluate policies, and those are not evaluated by two threads at once
@@ -259,10 +300,8 @@ class RolloutWorker(EvaluatorInterface):
                 for part in episode_parts(batch):
                     for estimator in self.reward_estimators:
                         estimator.process(part)
-        if log_once("sample_end"):
-            logger.info("Sampled: %s", _summary(batch))
         if self._settings.compress_observations:
-            batch = _compressed(batch, is_bulk=self._settings.compress_observations == "bulk")
+            batch = compressed(batch, is_bulk=self._settings.compress_observations == "bulk")
         if self._settings.fake_sampler:
             self.last_batch = batch
         return batch
@@ -273,7 +312,12 @@ class RolloutWorker(EvaluatorInterface):
         while not self._read or (
             len(self._read) < limit and sum(batch.env_steps for batch in self._read) < self.rollout_fragment_length
         ):
-            self._read.append(self._read_one())
+            try:
+                self._read.append(self._read_one())
+            except EndOfData:  # what was read before is the last batch of stored experience
+                if not self._read:
+                    raise
+                break
         batches, self._read = self._read, []
         try:
             batch = concat_batches(batches)
@@ -345,160 +389,12 @@ class RolloutWorker(EvaluatorInterface):
             metrics += estimator.get_metrics()
         return metrics
 
-    # --- learning ---
-
-    def compute_gradients(self, samples: Batch) -> tuple[Any, dict[str, Any]]:
-        """Gradients and figures; see ``rollout.learning``."""
-        with self._paused():
-            return learning.compute_gradients(self.policy_map, samples)
-
-    def apply_gradients(self, gradients: Any) -> dict[str, Any]:
-        """Apply gradients, the default policy's or by policy id; see ``rollout.learning``."""
-        with self._paused():
-            return learning.apply_gradients(self.policy_map, gradients)
-
-    def learn_on_batch(self, samples: Batch) -> dict[str, Any]:
-        """Update policies, the default one or those that learn by id; see ``rollout.learning``."""
-        with self._paused():
-            return learning.learn_on_batch(self.policy_map, samples)
-
-    # --- weights, state, global variables ---
-
-    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
-        """Weights of the policies named, None = all; names of no policy are passed over. A string is one name."""
-        names = [policies] if isinstance(policies, str) else policies
-        with self._paused():
-            return {
-                policy_id: policy.get_weights()
-                for policy_id, policy in self.policy_map.items()
-                if names is None or policy_id in names
-            }
-
-    def set_weights(self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None) -> None:
-        """Take up weights of the policies given, then global variables if there are any; between two turns.
-
-        Raises:
-            UnknownPolicyError: no policy has that id; nothing is changed then (a KeyError).
-            PolicyError: weights that do not fit their policy; all policies keep theirs then (a ValueError).
-        """
-        policies = {policy_id: self.policy_map[policy_id] for policy_id in weights}
-        with self._paused():
-            change_all(
-                policies, weights, lambda policy: policy.get_weights(), lambda policy, new: policy.set_weights(new)
-            )
-            if global_vars:
-                self.set_global_vars(global_vars)
-
-    def get_filters(self, flush_after: bool = False) -> dict[str, ObservationFilter]:
-        """Copies of the filters by policy id; with the flag their deltas are forgotten here afterwards."""
-        with self._paused():
-            copies = {policy_id: found.as_serializable() for policy_id, found in self.filters.items()}
-            if flush_after:
-                for found in self.filters.values():
-                    found.clear_buffer()
-            return copies
-
-    def sync_filters(self, new_filters: Mapping[str, ObservationFilter]) -> None:
-        """Adopt the statistics given, with the own unsent deltas on top.
-
-        Raises:
-            AssertionError: a policy's filter is missing; nothing is changed then.
-            ValueError: a filter of another kind or shape; nothing is changed then.
-        """
-        self._check_filters(new_filters)
-        with self._paused():
-            for policy_id, found in self.filters.items():
-                found.copy().sync(new_filters[policy_id])
-            for policy_id, found in self.filters.items():
-                found.sync(new_filters[policy_id])
-
-    def save(self) -> bytes:
-        """Filters and states of the policies; deltas not sent yet stay pending.
-
-        Raises:
-            CheckpointError: a policy's state cannot be saved.
-        """
-        with self._paused():
-            return dump_state(
-                SavedState(
-                    {policy_id: found.state() for policy_id, found in self.filters.items()},
-                    {policy_id: policy.get_state() for policy_id, policy in self.policy_map.items()},
-                )
-            )
-
-    def restore(self, data: bytes) -> None:
-        """Go on from what ``save`` gave; deltas pending or in flight are forgotten. If it raises, nothing is changed.
-
-        Raises:
-            CheckpointError: bytes that ``save`` did not give, or another kind of filter.
-            AssertionError: a policy's filter is missing.
-            UnknownPolicyError: no policy has that id (a KeyError).
-            PolicyError: a state that does not fit its policy (a ValueError).
-        """
-        saved = load_state(data)
-        self._check_filters(saved.filters)
-        policies = {policy_id: self.policy_map[policy_id] for policy_id in saved.policies}
-        with self._paused():
-            check_filter_states(self.filters, saved.filters)
-            change_all(
-                policies, saved.policies, lambda policy: policy.get_state(), lambda policy, new: policy.set_state(new)
-            )
-            for policy_id, found in self.filters.items():
-                found.restore(saved.filters[policy_id])
-
-    def set_global_vars(self, global_vars: Mapping[str, Any]) -> None:
-        """Tell every policy of new global variables, and keep them."""
-        with self._paused():
-            for policy in self.policy_map.values():
-                policy.on_global_var_update(global_vars)
-            self.global_vars = dict(global_vars)
-
-    def get_global_vars(self) -> dict[str, Any] | None:
-        """The global variables set last, None before."""
-        return self.global_vars
-
-    # --- environments and policies ---
+    # --- the worker itself ---
 
     def foreach_env(self, function: Callable[[Any], R]) -> list[R]:
         """What the function gives for each environment; for the BaseEnv where it shows none."""
         envs = list(self.async_env.get_unwrapped())
         return [function(env) for env in envs or [self.async_env]]
-
-    def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy | None:
-        """The policy of that id, or None."""
-        return self.policy_map.get(policy_id)
-
-    def for_policy(self, function: Callable[[Policy], R], policy_id: str = DEFAULT_POLICY_ID) -> R:
-        """What the function gives for a policy.
-
-        Raises:
-            UnknownPolicyError: no policy has that id (a KeyError).
-        """
-        return function(self.policy_map[policy_id])
-
-    def foreach_policy(self, function: Callable[[Policy, str], R]) -> list[R]:
-        """What the function gives for each policy and its id."""
-        return [function(policy, policy_id) for policy_id, policy in self.policy_map.items()]
-
-    def foreach_trainable_policy(self, function: Callable[[Policy, str], R]) -> list[R]:
-        """The same for the policies that learn."""
-        return [function(self.policy_map[policy_id], policy_id) for policy_id in self.policies_to_train]
-
-    def export_policy_model(self, export_dir: str, policy_id: str = DEFAULT_POLICY_ID) -> None:
-        """Write a policy's model for use elsewhere."""
-        self.policy_map[policy_id].export_model(export_dir)
-
-    def import_policy_model_from_h5(self, import_file: str, policy_id: str = DEFAULT_POLICY_ID) -> None:
-        """Read a policy's weights from a Keras h5 file."""
-        self.policy_map[policy_id].import_model_from_h5(import_file)
-
-    def export_policy_checkpoint(
-        self, export_dir: str, filename_prefix: str = "model", policy_id: str = DEFAULT_POLICY_ID
-    ) -> None:
-        """Write a policy's weights for use elsewhere."""
-        self.policy_map[policy_id].export_checkpoint(export_dir, filename_prefix)
-
-    # --- the worker itself ---
 
     @classmethod
     def as_remote(
@@ -515,14 +411,6 @@ class RolloutWorker(EvaluatorInterface):
             ConfigError: a limit that cannot be had (also a ValueError).
         """
         return rendezvous.LauncherSpec(cls, num_cpus, num_gpus, memory, object_store_memory, dict(resources or {}))
-
-    def setup_torch_data_parallel(self, url: str, world_rank: int, world_size: int, backend: str) -> None:
-        """Let every policy take part in data-parallel learning; the name is that of the reference.
-
-        Raises:
-            ConfigError: a policy that cannot; none has joined then (also a ValueError).
-        """
-        rendezvous.join_data_parallel(self.policy_map, url, world_rank, world_size, backend)
 
     def get_node_ip(self) -> str:
         """The address under which other hosts reach this one."""
@@ -584,7 +472,7 @@ class RolloutWorker(EvaluatorInterface):
 
     def __del__(self) -> None:
         sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
-        if isinstance(sampler, AsyncSampler):
+        if sampler is not None and hasattr(sampler, "end_soon"):
             sampler.end_soon()
         if env is not None:
             env.interrupt()  # a thread that waits for clients or processes, and clients that wait for it
@@ -595,12 +483,8 @@ class RolloutWorker(EvaluatorInterface):
 
     def _paused(self) -> contextlib.AbstractContextManager[None]:
         """Neither observations are processed nor policies evaluated, but by the thread that calls this."""
-        return self.sampler.paused()
-
-    def _check_filters(self, given: Mapping[str, Any]) -> None:
-        missing = sorted(self.filters.keys() - given.keys())
-        if missing:
-            raise AssertionError(f"no filters are given for {', '.join(missing)}; given are {sorted(given)}")
+        paused: contextlib.AbstractContextManager[None] = self.sampler.paused()
+        return paused
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:
@@ -613,20 +497,3 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
             bound()
 
     return call
-
-
-def _summary(batch: Batch) -> str:
-    return summarize(batch if isinstance(batch, SampleBatch) else batch.policy_batches)
-
-
-def _compressed(batch: Batch, *, is_bulk: bool) -> Batch:
-    """The same batch with compressed observations; who has the one given keeps it as it is."""
-    packed: Batch
-    if isinstance(batch, SampleBatch):
-        packed = batch.slice(0, batch.count)
-        packed.env_steps = batch.env_steps
-    else:
-        parts = {policy_id: rows.slice(0, rows.count) for policy_id, rows in batch.policy_batches.items()}
-        packed = MultiAgentBatch(parts, batch.count)
-    packed.compress("bulk" if is_bulk else "rows")
-    return packed

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,48 +10,24 @@ from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.fragment import Fragment
-from aiorl.errors import ConfigError, nearest
-from aiorl.policy.postprocess import POSTPROCESSORS
+from aiorl.policy.postprocess import ScalesRewards, needs_values, postprocessed
 from aiorl.sampler.block import StepBlock
 from aiorl.sampler.complete import CompleteEpisodes, Recorded
-from aiorl.sampler.episodes import EpisodeTracker, Segments
+from aiorl.sampler.episodes import EpisodeTracker
 
-__all__ = ["FRAGMENT_COLUMNS", "Assembler", "Postprocess"]
+__all__ = ["FRAGMENT_COLUMNS", "Assembler"]
 
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
-Postprocess = Callable[..., tuple[F32, F32] | None]
-"""A function with the arguments of ``policy.postprocess.gae``."""
 
 FRAGMENT_COLUMNS = frozenset(
     {
-        c.OBS,
-        c.NEW_OBS,
-        c.LAST_OBS,
-        c.FINAL_OBS,
-        c.FINAL_INDEX,
-        c.ACTIONS,
-        c.REWARDS,
-        c.PREV_ACTIONS,
-        c.PREV_REWARDS,
-        c.TERMINATEDS,
-        c.TRUNCATEDS,
-        c.DONES,
-        c.VALID,
-        c.EPS_ID,
-        c.AGENT_INDEX,
-        c.T,
-        c.ACTION_LOGP,
-        c.ACTION_DIST_INPUTS,
-        c.VF_PREDS,
-        c.ADVANTAGES,
-        c.VALUE_TARGETS,
-        c.BOOTSTRAP_VALUES,
+        c.OBS, c.NEW_OBS, c.LAST_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.ACTION_LOGP,
+        c.ACTION_DIST_INPUTS, c.VF_PREDS, c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES, c.N_STEP_RETURNS,
+        c.DISCOUNTS, c.N_STEPS,
     }
-)
-"""Names a fragment of the columnar sampler may be asked to carry."""
-
-_POSTPROCESSED = (c.ADVANTAGES, c.VALUE_TARGETS)
+)  # fmt: skip
+"""Names of the columns that can be had in lockstep."""
 
 
 class ValuePolicy(Protocol):
@@ -63,15 +38,6 @@ class ValuePolicy(Protocol):
 
     def values(self, obs: Array, state: Sequence[F32] = ()) -> F32:
         """Values [M] of observations."""
-
-
-@dataclass(slots=True)
-class _LastRow:
-    """What the next block needs of the row before it."""
-
-    actions: Array
-    rewards: F32
-    opens_episode: NDArray[np.bool_]
 
 
 class Assembler:
@@ -85,49 +51,23 @@ class Assembler:
         self,
         policy: ValuePolicy,
         columns: Collection[str],
-        postprocess: str | Postprocess,
+        postprocess: str,
         settings: Mapping[str, Any] | None,
-        clip_rewards: bool | float,
+        reward_limit: float,
+        reward_scaler: ScalesRewards | None = None,
     ) -> None:
-        """See ColumnarSampler for the arguments.
-
-        Raises:
-            ConfigError: an unknown column or postprocessor, or one that the other does not provide.
-        """
-        for name in columns:
-            if name not in FRAGMENT_COLUMNS:
-                raise ConfigError(
-                    f"a fragment has no column {name!r}.",
-                    key="columns",
-                    value=name,
-                    hint=nearest(str(name), FRAGMENT_COLUMNS).strip(),
-                )
-        if isinstance(postprocess, str):
-            if postprocess not in POSTPROCESSORS:
-                raise ConfigError(
-                    f"postprocess is {postprocess!r}, expected one of {', '.join(POSTPROCESSORS)} or a function.",
-                    key="postprocess",
-                    value=postprocess,
-                    hint=nearest(postprocess, POSTPROCESSORS).strip(),
-                )
-            self._postprocess: Postprocess | None = POSTPROCESSORS[postprocess] if postprocess != "none" else None
-        else:
-            self._postprocess = postprocess
-        if self._postprocess is None and any(name in columns for name in _POSTPROCESSED):
-            raise ConfigError(
-                "advantages and value targets are asked for, but postprocess is 'none'.", key="postprocess"
-            )
+        """See LockstepSampler for the arguments."""
         self._policy = policy
-        self._wanted = tuple(sorted(columns))
+        self._scaler = reward_scaler
+        scaled = {c.SCALED_REWARDS} if reward_scaler is not None and c.REWARDS in columns else set()
+        self._wanted = tuple(sorted({*columns, *scaled}))
+        self._postprocess = postprocess
         self._settings = dict(settings or {})
-        self._limit = float(clip_rewards)
-        if not np.isfinite(self._limit) or self._limit < 0:
-            raise ConfigError(f"clip_rewards is {clip_rewards!r}, expected a number > 0.", key="clip_rewards")
-        self._wants_finals = any(name in columns for name in (c.NEW_OBS, c.FINAL_OBS, c.FINAL_INDEX))
+        self._limit = reward_limit
+        self._wants_finals = c.NEW_OBS in columns
         self._wants_last = self._wants_finals or c.LAST_OBS in columns
-        self._needs_final_values = self._postprocess is not None or c.BOOTSTRAP_VALUES in columns
+        self._needs_final_values = needs_values(postprocess) or c.BOOTSTRAP_VALUES in columns
         self.needs_values = self._needs_final_values or c.VF_PREDS in columns
-        self._last_row: _LastRow | None = None
 
     def assemble(self, block: StepBlock, tracker: EpisodeTracker, state: Sequence[F32]) -> Fragment:
         """The fragment of one block, cut wherever the block ends.
@@ -138,7 +78,7 @@ class Assembler:
             state: recurrent state after the block's last step.
         """
         columns, bootstrap = self._columns(block, tracker, state)
-        self._add_postprocessed(columns, bootstrap)
+        columns |= postprocessed(self._postprocess, columns, self._settings, bootstrap)
         for name, place in block.derived.items():
             made = columns.get(name)
             if made is not None and made.shape == place.shape and made.dtype == place.dtype:
@@ -159,7 +99,7 @@ class Assembler:
         """The block's columns for a collector of complete episodes; see ``assemble``."""
         columns, _ = self._columns(block, tracker, state)
         dones = block.terminateds | block.truncateds
-        if not self._wants_finals:
+        if not self._wants_last:
             return Recorded(columns, dones, None, None)
         index, finals = block.followers()
         return Recorded(columns, dones, index, finals)
@@ -167,12 +107,13 @@ class Assembler:
     def finish_episodes(self, episodes: CompleteEpisodes) -> Fragment:
         """The fragment of whole episodes, as one environment's."""
         columns = dict(episodes.columns)
-        self._add_postprocessed(columns, np.zeros(1, np.float32))
+        columns |= postprocessed(self._postprocess, columns, self._settings)
         extras: dict[str, Array] = {}
         if episodes.final_obs is not None and episodes.final_rows is not None:
-            rows = episodes.final_rows
-            extras[c.FINAL_INDEX] = np.stack([rows, np.zeros_like(rows)], axis=1).astype(np.int32)
-            extras[c.FINAL_OBS] = episodes.final_obs
+            if self._wants_finals:
+                rows = episodes.final_rows
+                extras[c.FINAL_INDEX] = np.stack([rows, np.zeros_like(rows)], axis=1).astype(np.int32)
+                extras[c.FINAL_OBS] = episodes.final_obs
             extras[c.LAST_OBS] = episodes.final_obs[-1:]
         for number, component in enumerate(self._policy.initial_state(1)):
             extras[c.state_in(number)] = component
@@ -181,7 +122,7 @@ class Assembler:
     def _columns(self, block: StepBlock, tracker: EpisodeTracker, state: Sequence[F32]) -> tuple[dict[str, Array], F32]:
         """All columns but the postprocessed ones, and the value of the observation after the last step."""
         dones = block.terminateds | block.truncateds
-        segments = tracker.advance(block.rewards, dones, block.valid)
+        tracker.advance(block.rewards, dones, block.valid)
         if self._limit:
             np.clip(block.rewards, -self._limit, self._limit, out=block.rewards)
         columns: dict[str, Array] = {
@@ -190,9 +131,10 @@ class Assembler:
             c.REWARDS: block.rewards,
             c.TERMINATEDS: block.terminateds,
             c.TRUNCATEDS: block.truncateds,
-            c.DONES: dones,
             c.ACTION_LOGP: block.logp,
         }
+        if self._scaler is not None:
+            columns[c.SCALED_REWARDS] = self._scaler.of_envs(block.rewards, dones, block.valid)
         if block.spec.keep_dist_inputs:
             columns[c.ACTION_DIST_INPUTS] = block.dist_inputs
         if block.spec.keep_values:
@@ -202,7 +144,6 @@ class Assembler:
         bootstrap = np.zeros(block.spec.num_envs, np.float32)
         if self._needs_final_values:
             bootstrap, columns[c.BOOTSTRAP_VALUES] = self._final_values(block, state)
-        self._add_derived(columns, block, segments)
         return columns, bootstrap
 
     def _final_values(self, block: StepBlock, state: Sequence[F32]) -> tuple[F32, F32]:
@@ -215,7 +156,7 @@ class Assembler:
         truncated = block.truncateds & ~block.terminateds
         at_truncation = np.zeros(block.rewards.shape, np.float32)
         any_truncated = bool(truncated.any())
-        if self._postprocess is None and not any_truncated:
+        if not needs_values(self._postprocess) and not any_truncated:
             return np.zeros(num_envs, np.float32), at_truncation
         places: list[tuple[int, NDArray[np.int64]]] = []
         obs: list[Array] = [block.obs[-1]]
@@ -239,54 +180,6 @@ class Assembler:
                 at_truncation[t, index] = values[start : start + len(index)]
                 start += len(index)
         return bootstrap, at_truncation
-
-    def _add_derived(self, columns: dict[str, Array], block: StepBlock, segments: Segments) -> None:
-        wanted = self._wanted
-        if c.EPS_ID in wanted:
-            columns[c.EPS_ID] = segments.eps_id()
-        if c.T in wanted:
-            columns[c.T] = segments.t()
-        if c.AGENT_INDEX in wanted:
-            columns[c.AGENT_INDEX] = np.zeros(block.rewards.shape, np.int32)
-        if c.PREV_ACTIONS in wanted or c.PREV_REWARDS in wanted:
-            self._add_previous(columns, block)
-
-    def _add_previous(self, columns: dict[str, Array], block: StepBlock) -> None:
-        """Action and reward of the row before; zero where an episode starts.
-
-        A row that only resets shows the final observation of the episode before, whose last action goes with it.
-        """
-        opens_next = np.zeros(block.rewards.shape, np.bool_) if block.valid is None else ~block.valid
-        for final in block.finals:
-            opens_next[final.t, final.index] = True
-        last = self._last_row
-        if last is None:
-            everywhere = np.ones(block.spec.num_envs, np.bool_)
-            last = _LastRow(np.zeros_like(block.actions[0]), np.zeros_like(block.rewards[0]), everywhere)
-        starts = np.concatenate([last.opens_episode[None], opens_next[:-1]])
-        previous_actions = np.concatenate([last.actions[None], block.actions[:-1]])
-        previous_rewards = np.concatenate([last.rewards[None], block.rewards[:-1]])
-        previous_actions[starts] = 0
-        previous_rewards[starts] = 0
-        columns[c.PREV_ACTIONS] = previous_actions
-        columns[c.PREV_REWARDS] = previous_rewards
-        self._last_row = _LastRow(block.actions[-1].copy(), block.rewards[-1].copy(), opens_next[-1])
-
-    def _add_postprocessed(self, columns: dict[str, Array], bootstrap: F32) -> None:
-        if self._postprocess is None:
-            return
-        result = self._postprocess(
-            columns[c.REWARDS],
-            columns[c.VF_PREDS],
-            bootstrap,
-            columns[c.TERMINATEDS],
-            columns[c.TRUNCATEDS],
-            columns[c.BOOTSTRAP_VALUES],
-            valid=columns.get(c.VALID),
-            **self._settings,
-        )
-        if result is not None:
-            columns[c.ADVANTAGES], columns[c.VALUE_TARGETS] = result
 
     def _selected(self, columns: Mapping[str, Array], first: Iterable[str] = ()) -> dict[str, Array]:
         """The columns asked for; those that ``first`` names come in its order, before the others."""

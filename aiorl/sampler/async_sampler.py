@@ -1,4 +1,4 @@
-"""AsyncSampler: the general sampler in a thread of its own, always a few batches ahead."""
+"""AsyncSampler: environments polled in a thread of its own, always a few batches ahead."""
 
 from __future__ import annotations
 

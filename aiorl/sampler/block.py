@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.arena import allocate_together
+from aiorl.policy.graph_policy import ActRows
 
 __all__ = ["BlockSpec", "FinalRows", "StepBlock"]
 
@@ -154,15 +156,20 @@ class StepBlock:
         self.state_in = [component.copy() for component in state_in]
         self.filled = 0
 
-    def policy_rows(self) -> list[dict[str, Array]]:
-        """For each step, where the policy writes what it gives."""
-        steps = self.spec.steps
-        dist_inputs = list(self.dist_inputs) if self.spec.keep_dist_inputs else [self.dist_inputs[0]] * steps
-        values = list(self.values) if self.spec.keep_values else [self.values[0]] * steps
-        return [
-            {c.ACTIONS: actions, c.ACTION_LOGP: logp, c.ACTION_DIST_INPUTS: inputs, c.VF_PREDS: value}
-            for actions, logp, inputs, value in zip(self.actions, self.logp, dist_inputs, values, strict=True)
-        ]
+    def policy_rows(self, *, with_logp: bool) -> Iterator[ActRows]:
+        """For each step from the first one that is not recorded, where the policy writes what it gives.
+
+        Args:
+            with_logp: False leaves log-probabilities to be filled in later.
+        """
+        left = slice(self.filled, None)
+        return map(
+            ActRows,
+            self.actions[left],
+            self.dist_inputs[left] if self.spec.keep_dist_inputs else repeat(self.dist_inputs[0]),
+            self.values[left] if self.spec.keep_values else repeat(self.values[0]),
+            self.logp[left] if with_logp else repeat(None),
+        )
 
     def mark_valid(self, t: int, valid: NDArray[np.bool_]) -> None:
         """Note which environments' row t is a transition."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.log_once import log_once
+from aiorl.log_once import warn_of_long_episode
 
 __all__ = ["CompleteEpisodes", "EpisodeCollector", "Recorded"]
-
-logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
@@ -86,13 +83,8 @@ class EpisodeCollector:
         self.ready_rows += int(before[ends].sum()) + int(np.count_nonzero(valid & complete))
         self._unfinished = np.where(ends, 0, before) + np.count_nonzero(valid & ~complete, axis=0)
         index = int(self._unfinished.argmax())
-        if self._unfinished[index] > _MANY_ROWS and log_once("large_batch_warning"):
-            logger.warning(
-                "More than %d rows of environment %d wait for their episode's end. "
-                "Give a horizon if its episodes never end.",
-                _MANY_ROWS,
-                index,
-            )
+        if self._unfinished[index] > _MANY_ROWS:
+            warn_of_long_episode(_MANY_ROWS, index, int(self._unfinished[index]))
 
     def take(self) -> CompleteEpisodes:
         """All complete episodes, environment after environment; rows of unfinished ones stay."""

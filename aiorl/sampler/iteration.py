@@ -8,11 +8,10 @@ can be reset in line takes part in the same turn.
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections.abc import Mapping, MutableSequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiorl.callbacks import overridden_hooks
 from aiorl.data.metrics import RolloutMetrics
@@ -20,7 +19,7 @@ from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll
 from aiorl.errors import BadRewardError, EnvContractError, UnknownPolicyError
-from aiorl.log_once import log_once, summarize
+from aiorl.log_once import report, warn_of_long_episode
 from aiorl.policy.actor import Actor
 from aiorl.policy.policy import Policy
 from aiorl.sampler.builder import BatchBuilder, Cut, build_batches
@@ -30,29 +29,26 @@ from aiorl.sampler.setup import SamplerSetup, effective_horizon
 
 __all__ = ["Iteration", "Output"]
 
-logger = logging.getLogger(__name__)
-
 Output = RolloutMetrics | SampleBatch | MultiAgentBatch
 Outputs = MutableSequence[Output]
 
 _LARGE_BATCH_ROWS = 5000
+_EPISODE_HOOKS = {"on_episode_start", "on_episode_step", "on_episode_end", "on_postprocess_trajectory"}
+"""Those that are given an episode."""
 _TO_COME = SampleBatch()
 """Keeps a batch's place among the outputs of a turn until all batches of the turn are built."""
 
 
-class _Ready(NamedTuple):
-    """An environment of this turn, between the intake of its observations and their settlement."""
-
-    episode: MultiAgentEpisode
-    seats: list[Seat]
-    has_ended: bool
-    hit_horizon: bool
+_Ready = tuple[MultiAgentEpisode, list[Seat], bool, bool]
+"""An environment of this turn, between the intake of its observations and their settlement: its episode; the agents
+observed; whether it has ended, and whether it has come to the horizon. Many are made, so a plain tuple."""
 
 
 class Iteration:
     """Keeps the live episodes; see the module.
 
     Attributes:
+        base_env: the environments.
         extra_batches: batches that episodes added on their own, not yet taken.
         inferred_s: seconds that the policies took in the last ``act``.
     """
@@ -64,8 +60,10 @@ class Iteration:
             UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
         """
         self._setup = setup
+        self.base_env: BaseEnv = setup.base_env
         self._settings = settings = setup.settings
         self._is_packing, self._cut_length = settings.is_truncating, settings.cut_length
+        self._no_done_at_end, self._soft_horizon = settings.no_done_at_end, settings.soft_horizon
         self._policies = setup.policies
         for known in (setup.preprocessors, setup.filters):
             for policy_id in self._policies:
@@ -88,7 +86,11 @@ class Iteration:
             for policy_id, policy in self._policies.items()
         ]
         # whether anybody can get hold of an episode: callbacks, observation_fn, explorations and users' own policies
-        is_shown = bool(hooks) or setup.observation_fn is not None or not all(actor.is_plain for actor in actors)
+        is_shown = (
+            bool(hooks & _EPISODE_HOOKS)
+            or setup.observation_fn is not None
+            or not all(actor.is_plain for actor in actors)
+        )
         shows_trajectories = "on_postprocess_trajectory" in hooks
         self._lanes = {
             actor.policy_id: Lane(
@@ -109,12 +111,6 @@ class Iteration:
         self._off_policy_actions: Mapping[Any, Mapping[Any, Any]] = {}
         length = settings.rollout_fragment_length
         self._many_rows = max(1000, 10 * length) if self._is_packing else _LARGE_BATCH_ROWS
-
-    @property
-    def base_env(self) -> BaseEnv:
-        """The environments."""
-        base_env: BaseEnv = self._setup.base_env
-        return base_env
 
     def observe(self, poll: Poll, outputs: Outputs | None = None) -> Outputs:
         """Take in what a poll brought.
@@ -137,9 +133,8 @@ class Iteration:
         self._off_policy_actions = poll.off_policy_actions
         for lane in self._lanes.values():
             lane.begin_turn(self._turn)
-        if log_once("raw_obs"):
-            logger.info("Raw observations from the environment: %s", summarize(poll.obs))
-            logger.info("Infos from the environment: %s", summarize(poll.infos))
+        report("raw_obs", poll.obs)
+        report("infos", poll.infos)
         for env_id in poll.faults:
             self._abandon(env_id)
         if outputs is None:
@@ -199,7 +194,7 @@ class Iteration:
         has_ended = all_terminated or all_truncated
         hit_horizon = episode.length >= self._horizon and not has_ended
         over = has_ended or hit_horizon
-        never_done = self._settings.no_done_at_end or (hit_horizon and self._settings.soft_horizon)
+        never_done = self._no_done_at_end or (hit_horizon and self._soft_horizon)
         if self._setup.observation_fn is not None:
             agent_obs = self._rewritten(episode, agent_obs)
         infos = poll.infos.get(env_id)
@@ -239,7 +234,7 @@ class Iteration:
                 seat.done = True
             seats.append(seat)
         episode.batch_builder.held += new_rows
-        return _Ready(episode, seats, has_ended, hit_horizon)
+        return episode, seats, has_ended, hit_horizon
 
     def _bad_flags(self, env_id: Any, poll: Poll) -> EnvContractError:
         """The error for flags that do not say whether the episode is over."""
@@ -274,9 +269,9 @@ class Iteration:
     def _settle(self, ready: _Ready, outputs: Outputs) -> None:
         """Queue agents for actions, call back, cut, and reset, once all that a poll brought is in the tables."""
         episode, seats, has_ended, hit_horizon = ready
-        builder, settings = episode.batch_builder, self._settings
+        builder = episode.batch_builder
         if builder.held > self._many_rows:
-            self._warn_of_many_rows(episode)
+            warn_of_long_episode(self._many_rows, episode.env_id, builder.count)
         over = has_ended or hit_horizon
         if over:
             self._report(episode, outputs)
@@ -287,15 +282,16 @@ class Iteration:
                     seat.lane.queue.append(seat)
         if self._on_step is not None:
             self._on_step(worker=self._worker, base_env=self.base_env, episode=episode)
-        if has_ended and not settings.no_done_at_end:
+        if has_ended and not self._no_done_at_end:
             self._check_final_observations(episode)
-        if builder.has_pending_agent_data():
-            if (over and not self._is_packing) or builder.count >= self._cut_length:
+        is_long_enough = builder.count >= self._cut_length
+        if (over or is_long_enough) and builder.has_pending_agent_data():
+            if is_long_enough or not self._is_packing:
                 self._cut(episode, outputs)
-            elif over:
+            else:
                 builder.postprocess(episode)
         if over:
-            self._end_episode(episode, keep_env=hit_horizon and settings.soft_horizon)
+            self._end_episode(episode, keep_env=hit_horizon and self._soft_horizon)
 
     def _cut(self, episode: MultiAgentEpisode, outputs: Outputs) -> None:
         """Keep a place for the batch of what an environment's builder holds."""
@@ -312,16 +308,6 @@ class Iteration:
         batches = build_batches(cuts, self._lanes, is_multi_agent=self._policies.is_multi_agent)
         for place, batch in zip(places, batches, strict=True):
             outputs[place] = batch
-
-    def _warn_of_many_rows(self, episode: MultiAgentEpisode) -> None:
-        if log_once("large_batch_warning"):
-            logger.warning(
-                "More than %d rows of environment %r wait for their episode's end (%d environment steps). "
-                "Give a horizon if its episodes never end.",
-                self._many_rows,
-                episode.env_id,
-                episode.batch_builder.count,
-            )
 
     def _check_final_observations(self, episode: MultiAgentEpisode) -> None:
         for seat in episode.seats.values():

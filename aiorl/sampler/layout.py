@@ -31,7 +31,7 @@ _STATE = "state_in_"
 
 
 def to_rows(batch: Mapping[str, Array], plan: SamplePlan) -> dict[str, Array]:
-    """Every row on its own: the plan's columns as [B, 1, ...], without its extras.
+    """Every row on its own: the plan's columns as [B, 1, ...].
 
     Args:
         batch: columns [B, ...].
@@ -40,7 +40,7 @@ def to_rows(batch: Mapping[str, Array], plan: SamplePlan) -> dict[str, Array]:
     Raises:
         BatchError: a column that is wanted is missing, or holds objects.
     """
-    return {name: column[:, None] for name, column in _wanted(batch, plan.columns).items()}
+    return {name: column[:, None] for name, column in _wanted(batch, plan.of_rows).items()}
 
 
 def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> dict[str, Array]:
@@ -50,7 +50,7 @@ def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> d
         batch: columns [B, ...] with ``eps_id``, ``agent_index``, ``terminateds`` and ``truncateds``; ``new_obs``
             where the plan wants LAST_OBS; ``state_in_i`` where it wants those. Gaps are found if there are ``t``, and
             ``obs`` and ``new_obs`` or the states.
-        plan: which columns and extras are wanted.
+        plan: which columns are wanted.
         length: L, rows of a sequence.
     Returns: the plan's columns [L, S, ...]; VALID [L, S] bool; LAST_OBS [S, ...], the observation behind the last
         valid row, and ``state_in_i`` [S, H], the state before the first row, where the plan wants them.
@@ -60,8 +60,8 @@ def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> d
     """
     if length < 1:
         raise BatchError("sequence_length", "at least 1", length)
-    wanted = _wanted(batch, plan.columns)
-    state_names = [name for name in plan.extras if name.startswith(_STATE)]
+    wanted = _wanted(batch, plan.of_rows)
+    state_names = [name for name in plan.of_sequences if name != c.LAST_OBS]
     # every state the rows carry decides where a trajectory may begin, sent along or not
     states = _wanted(batch, [*state_names, *(name for name in batch if name.startswith(_STATE))])
     rows = _sequence_rows(batch, states, length)
@@ -73,7 +73,7 @@ def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> d
         arrays[name][~is_valid] = 0
     for name in state_names:
         arrays[name] = states[name][rows[0]]
-    if c.LAST_OBS in plan.extras:
+    if c.LAST_OBS in plan.of_sequences:
         last = rows[is_valid.sum(0) - 1, np.arange(rows.shape[1])]
         arrays[c.LAST_OBS] = _wanted(batch, [c.NEW_OBS])[c.NEW_OBS][last]
     return arrays

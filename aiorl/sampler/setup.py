@@ -1,4 +1,4 @@
-"""SamplerSetup: all that a general sampler is told, checked where it can be."""
+"""SamplerSetup: what SyncSampler and AsyncSampler are told, checked where it can be."""
 
 from __future__ import annotations
 

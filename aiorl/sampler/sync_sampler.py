@@ -1,4 +1,4 @@
-"""SyncSampler: the general sampler in the caller's thread."""
+"""SyncSampler: environments polled in the caller's thread."""
 
 from __future__ import annotations
 

@@ -97,13 +97,12 @@ class Table:
 
     def entry(self, name: str, row: int, seat: int) -> Array:
         """A copy of one entry."""
-        found: Array = self._columns[name][(row * self._width + seat) & self._mask].copy()
-        return found
+        return _kept(self._columns[name][(row * self._width + seat) & self._mask])
 
     def entries(self, names: Sequence[str], row: int, seat: int) -> dict[str, Array]:
         """Copies of what a row has in several columns."""
         place = (row * self._width + seat) & self._mask
-        return {name: self._columns[name][place].copy() for name in names}
+        return {name: _kept(self._columns[name][place]) for name in names}
 
     # --- seats ---
 
@@ -244,6 +243,11 @@ class Table:
         waiting[: self._width] = self._waiting
         self._cursor, self._waiting = cursor, waiting
         self.length, self._width, self._mask, self._shift = length, width, mask, width.bit_length() - 1
+
+
+def _kept(entry: Array) -> Array:
+    """A copy of an entry, unless it is a number, which is one."""
+    return entry.copy() if isinstance(entry, np.ndarray) else entry
 
 
 def _runs(first: I64, lengths: I64, stride: int) -> I64:

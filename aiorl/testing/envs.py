@@ -184,6 +184,24 @@ class RecallEnv(gymnasium.Env[F32, np.int64]):
         return self._obs(), reward, answered, False, {}
 
 
+class CartPoleWithoutVelocities(gymnasium.ObservationWrapper[F32, np.int64, F32]):
+    """CartPole-v1 of which only positions are seen: the cart's (track units) and the pole's angle (radians).
+
+    One observation doesn't tell where pole and cart are moving, so a policy has to remember the ones before.
+    """
+
+    def __init__(self) -> None:
+        """Make one copy."""
+        super().__init__(gymnasium.make("CartPole-v1"))
+        whole = self.env.observation_space
+        assert isinstance(whole, spaces.Box)
+        self.observation_space = spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)
+
+    def observation(self, observation: F32) -> F32:
+        """Leave out the velocities."""
+        return observation[::2]
+
+
 class CountingVectorEnv(VectorEnv[F32, NDArray[np.int64], Any]):
     """CountingEnv's trajectories as a vector environment, in any autoreset mode; copy i has length ``lengths[i]``."""
 

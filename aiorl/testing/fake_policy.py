@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.data import columns as c
 from aiorl.policy.distributions import ActionDistribution, make_distribution
+from aiorl.policy.graph_policy import ActRows
 
 __all__ = ["FakePolicy", "linear_value"]
 
@@ -49,6 +49,11 @@ class FakePolicy:
         self._value_of = value_of
         self._recurrent = recurrent
 
+    @property
+    def logp_is_apart(self) -> bool:
+        """As that of the distribution."""
+        return self.distribution.logp_is_apart
+
     def initial_state(self, num_rows: int) -> list[F32]:
         """Zeros [N, 1], or nothing."""
         return [np.zeros((num_rows, 1), np.float32)] if self._recurrent else []
@@ -57,15 +62,16 @@ class FakePolicy:
         """Noise of the distribution."""
         return self.distribution.draw_noise(rng, *leading)
 
-    def act_into(
-        self, obs: NDArray[Any], state: Sequence[F32], noise: F32, rows: Mapping[str, NDArray[Any]]
-    ) -> list[F32]:
+    def act_into(self, obs: NDArray[Any], state: Sequence[F32], noise: F32, rows: ActRows) -> list[F32]:
         """Write a sample and what goes with it."""
         self.seen.append(len(obs))
         inputs = np.zeros((len(obs), self.distribution.num_inputs), np.float32)
-        rows[c.ACTION_DIST_INPUTS][...] = inputs
-        rows[c.VF_PREDS][...] = self._values(obs, state)
-        self.distribution.sample_into(inputs, noise, rows[c.ACTIONS], rows[c.ACTION_LOGP])
+        rows.dist_inputs[...] = inputs
+        rows.values[...] = self._values(obs, state)
+        if rows.logp is None:
+            self.distribution.choose_into(inputs, noise, rows.actions)
+        else:
+            self.distribution.sample_into(inputs, noise, rows.actions, rows.logp)
         return [component + np.float32(1.0) for component in state]
 
     def values(self, obs: NDArray[Any], state: Sequence[F32] = ()) -> F32:

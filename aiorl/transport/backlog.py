@@ -126,9 +126,9 @@ class BacklogGuard:
             if num_calm < _LOOKS_WHILE_CALM:
                 continue
             num_calm = 0
-            before = time.monotonic()
-            self._look(before)
-            pause_s = max(_LOOK_S, (time.monotonic() - before) / _SHARE)
+            before = time.thread_time()  # others may keep this thread waiting, on a busy machine for seconds
+            self._look(time.monotonic())
+            pause_s = max(_LOOK_S, (time.thread_time() - before) / _SHARE)
 
     def _look(self, now: float) -> None:
         connections = list(self._table)
@@ -176,8 +176,8 @@ class BacklogGuard:
         return account.num_excesses > 1
 
     def _end(self, connection: Connection, what: str) -> None:
-        self._cut.add(connection)
         if self._table.cut(connection, reset=True):
+            self._cut.add(connection)
             reason = f"too much of what it sent is unread, a flood or a message without end: {what}"
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._on_cut, connection, reason)

@@ -91,7 +91,7 @@ class Broadcaster:
     def cut_talkative(self, connection: Connection) -> None:
         """Cut a subscriber off that says what it has no need to say."""
         if not connection.reason:
-            self._port.rejected += 1
+            self._port.stats.rejected += 1
             self._port.cut(connection, _NOT_A_SUBSCRIPTION)
 
     def _head(self) -> bytes:
@@ -104,12 +104,10 @@ class Broadcaster:
         except zmq.Again:
             port.ended_fds.clear()
             raise
-        while frame.more:
-            frame = self._socket.recv(zmq.DONTWAIT, copy=False)
         fd = fd_of(frame)
         if fd < 0:
             return  # made by libzmq itself when a subscriber is gone
-        port.monitor.drain()
+        port.monitor.pump.drain()
         connection = port.table.attach(fd, b"", user_id_of(frame))
         if connection is None:
             return
@@ -119,11 +117,11 @@ class Broadcaster:
         if not connection.delivered:
             port.spoke()
         connection.delivered += 1
-        if fd in port.ended_fds:  # it may be of the connection that had this descriptor before
-            self._announce_soon()
-        elif frame.bytes not in (b"\x01", b"\x00"):
+        is_anothers = fd in port.ended_fds  # or may be: of the connection that had this descriptor before
+        if not is_anothers and (frame.more or frame.bytes not in (b"\x01", b"\x00")):
             self.cut_talkative(connection)
-        elif connection.delivered == 1:
+            return
+        if is_anothers or connection.delivered == 1:
             self._announce_soon()
-        elif connection.delivered % _SUBSCRIPTIONS_PER_LOOK == 0:
+        if connection.delivered % _SUBSCRIPTIONS_PER_LOOK == 0:  # what the kernel says is of this one in any case
             self.bound(connection, port.table.look(connection))

@@ -131,35 +131,34 @@ class ConnectionTable:
 
     There is one for each descriptor at most, so the process's limit of open files bounds the first table; the second
     also holds those that have ended since, until their user has told of that and calls `forget`.
+
+    Attributes:
+        by_fd: descriptor -> the connection on it.
+        by_peer: routing id -> its connection, of those that have said who they are.
     """
 
     def __init__(self) -> None:
-        self._by_fd: dict[int, Connection] = {}
-        self._by_peer: dict[bytes, Connection] = {}
+        self.by_fd: dict[int, Connection] = {}
+        self.by_peer: dict[bytes, Connection] = {}
 
     def __len__(self) -> int:
-        return len(self._by_fd)
+        return len(self.by_fd)
 
     def __iter__(self) -> Iterator[Connection]:
-        return iter(list(self._by_fd.values()))
-
-    @property
-    def num_peers(self) -> int:
-        """Connections that have said who they are."""
-        return len(self._by_peer)
+        return iter(list(self.by_fd.values()))
 
     def accept(self, fd: int) -> Connection:
         """A new connection on this descriptor."""
-        stale = self._by_fd.get(fd)
+        stale = self.by_fd.get(fd)
         if stale is not None:
             self.forget(stale)
         connection = Connection(fd, remote_address(fd))
-        self._by_fd[fd] = connection
+        self.by_fd[fd] = connection
         return connection
 
     def attach(self, fd: int, peer: bytes, user_id: str) -> Connection | None:
         """The connection on this descriptor has said who it is; None if its end has been told already."""
-        connection = self._by_fd.get(fd)
+        connection = self.by_fd.get(fd)
         if connection is None:
             return None
         if connection.peer not in (b"", peer):
@@ -167,27 +166,19 @@ class ConnectionTable:
         connection.peer = peer
         connection.user_id = user_id
         if peer:
-            self._by_peer[peer] = connection
+            self.by_peer[peer] = connection
         return connection
-
-    def by_fd(self, fd: int) -> Connection | None:
-        """The connection on this descriptor."""
-        return self._by_fd.get(fd)
-
-    def by_peer(self, peer: bytes) -> Connection | None:
-        """The connection of this routing id."""
-        return self._by_peer.get(peer)
 
     def end(self, fd: int) -> Connection | None:
         """This descriptor's connection has ended; its peer stays known until `forget`."""
-        return self._by_fd.pop(fd, None)
+        return self.by_fd.pop(fd, None)
 
     def forget(self, connection: Connection) -> None:
         """Nothing more will come from this connection."""
-        if self._by_fd.get(connection.fd) is connection:
-            del self._by_fd[connection.fd]
-        if self._by_peer.get(connection.peer) is connection:
-            del self._by_peer[connection.peer]
+        if self.by_fd.get(connection.fd) is connection:
+            del self.by_fd[connection.fd]
+        if self.by_peer.get(connection.peer) is connection:
+            del self.by_peer[connection.peer]
 
     def cut(self, connection: Connection, *, reset: bool = False) -> bool:
         """Shut the TCP connection down; returns False if it was gone already.
@@ -195,7 +186,7 @@ class ConnectionTable:
         With ``reset`` what is still on its way to the other side is thrown away, and nothing of the connection stays
         in the kernel.
         """
-        if self._by_fd.get(connection.fd) is not connection:
+        if self.by_fd.get(connection.fd) is not connection:
             return False
         with _borrow(connection.fd) as borrowed:
             if borrowed is None or _name(borrowed) != connection.address:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 
 __all__ = ["open_file_limit", "peers_per_port", "raise_open_file_limit"]
@@ -13,22 +14,15 @@ _MAX_RESERVE = 1024
 
 def raise_open_file_limit() -> int:
     """Raise this process's limit of open files as far as it may; returns the limit then."""
-    if sys.platform != "win32":
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != hard:
-            with contextlib.suppress(OSError, ValueError):  # macOS refuses what its kernel cannot hold
-                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # macOS refuses what its kernel cannot hold
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return open_file_limit()
 
 
 def open_file_limit() -> int:
     """How many files and connections this process may have open."""
-    if sys.platform == "win32":
-        return 1 << 20
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 

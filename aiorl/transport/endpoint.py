@@ -22,17 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
-__all__ = [
-    "Buffer",
-    "EndpointLimits",
-    "EndpointStats",
-    "Event",
-    "EventKind",
-    "LearnerEndpoint",
-    "WorkerEndpoint",
-]
+from aiorl.config.parts import TransportConfig
+
+__all__ = ["Buffer", "EndpointLimits", "EndpointStats", "Event", "EventKind", "LearnerEndpoint", "WorkerEndpoint"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -122,45 +116,47 @@ class EndpointLimits:
     max_retry_s: float = 10.0
     tick_s: float = 0.5
 
+    @classmethod
+    def of(cls, transport: TransportConfig) -> Self:
+        """The bounds that a configuration sets; the others are the default ones."""
+        return cls(
+            max_frame_bytes=transport.max_message_bytes,
+            max_message_bytes=transport.max_message_bytes,
+            send_messages=transport.send_queue_length,
+            dead_after_s=transport.heartbeat_timeout_s,
+        )
+
     @property
     def silence_s(self) -> float:
         """Silence after which a connection is given up: ``dead_after_s``, but never fewer than 5 signs of life."""
         return max(self.dead_after_s, 5 * self.heartbeat_s)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndpointStats:
     """Counters since the start, and queue depths now.
 
     Attributes:
-        messages_in: messages delivered to callbacks, broadcasts included.
-        messages_out: messages handed to the transport.
-        bytes_in: payload bytes delivered.
-        bytes_out: payload bytes handed over.
+        bytes_in: payload bytes delivered to callbacks, broadcasts included.
+        bytes_out: payload bytes handed to the transport.
         queued_messages: messages waiting in the endpoint's own send queues.
-        queued_bytes: bytes waiting there.
         peers: connections with a known peer (learner); 1 while connected (worker).
         rejected: messages thrown away because they broke a limit.
         refused: handshakes that failed, and connections that never made one.
         dropped: peers that were cut off.
         reconnects: connections made after the first one (worker).
         missed_broadcasts: broadcasts found missing (worker).
-        stalls: times the safety look found data that no wake-up had told of.
     """
 
-    messages_in: int = 0
-    messages_out: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     queued_messages: int = 0
-    queued_bytes: int = 0
     peers: int = 0
     rejected: int = 0
     refused: int = 0
     dropped: int = 0
     reconnects: int = 0
     missed_broadcasts: int = 0
-    stalls: int = 0
 
 
 class LearnerEndpoint(Protocol):

@@ -9,7 +9,7 @@ import zmq
 
 from aiorl.transport.backlog import BacklogGuard
 from aiorl.transport.connections import Connection, ConnectionTable
-from aiorl.transport.endpoint import Event, EventKind
+from aiorl.transport.endpoint import EndpointStats, Event, EventKind
 from aiorl.transport.monitor import SocketMonitor, reason_seen_by_learner
 from aiorl.transport.pump import SocketPump
 from aiorl.transport.security import LearnerKeys
@@ -26,6 +26,7 @@ class ListeningPort:
         socket: not bound yet.
         table: its connections.
         keys: the learner's, None if it does without.
+        stats: refusals and drops are counted there.
         tell: told of each event.
         on_gone: told of each connection that has ended and of which that is to be told, once what it sent was read.
         max_connections: beyond this, new ones are cut off.
@@ -33,9 +34,6 @@ class ListeningPort:
     Attributes:
         guard: what bounds unread bytes; None until it is set, and where the kernel can't tell.
         pump: what reads the socket, where that is to bound what ended connections have left behind.
-        refused: handshakes that failed, and connections that never made one.
-        dropped: connections that were cut off.
-        rejected: messages thrown away because they broke a limit.
         ended_fds: descriptors of connections that have ended, until their user empties it: they may be others' since.
     """
 
@@ -44,15 +42,16 @@ class ListeningPort:
         socket: zmq.Socket[bytes],
         table: ConnectionTable,
         keys: LearnerKeys | None,
+        stats: EndpointStats,
         tell: Callable[[Event], None],
         on_gone: Callable[[ListeningPort, Connection], None],
         max_connections: int,
     ) -> None:
         self.table = table
+        self.stats = stats
         self.max_connections = max_connections
         self.guard: BacklogGuard | None = None
         self.pump: SocketPump | None = None
-        self.refused = self.dropped = self.rejected = 0
         self.ended_fds: set[int] = set()
         self.monitor = SocketMonitor(socket, self._on_monitor)
         self._keys = keys
@@ -68,7 +67,7 @@ class ListeningPort:
 
     def refuse(self, address: str, reason: str) -> None:
         """Tell that a connection was refused."""
-        self.refused += 1
+        self.stats.refused += 1
         logger.debug("%s refused: %s", address or "a peer", reason)
         self._tell(Event(EventKind.REFUSED, reason, address=address))
 
@@ -99,7 +98,7 @@ class ListeningPort:
     def condemn(self, connection: Connection, reason: str) -> None:
         """From now on nothing is taken from this connection."""
         connection.reason = reason
-        self.dropped += 1
+        self.stats.dropped += 1
         logger.debug("%s cut off: %s", connection.address or "a peer", reason)
 
     def end_silent(self, connection: Connection) -> None:

@@ -8,6 +8,7 @@ So a pump reads until nothing is left whenever it is woken, is to look again aft
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -106,9 +107,10 @@ class SocketPump:
             self.schedule()
         return bool(events & _POLLOUT)
 
-    def look(self) -> bool:
-        """Schedule a turn if data waits that nothing has told of; returns whether that was so."""
-        return not self._closed and self._scheduled is None and not self.is_empty()
+    def look(self) -> None:
+        """Schedule a turn if data waits that nothing has told of."""
+        if not self._closed and self._scheduled is None:
+            self.is_empty()
 
     def is_empty(self) -> bool:
         """Whether nothing waits to be read; if something does, a turn is scheduled."""
@@ -119,16 +121,9 @@ class SocketPump:
 
     def drain(self, *, at_most: int = 10_000) -> bool:
         """Read everything that is there now; returns False if ``at_most`` messages did not empty it."""
-        for _ in range(at_most):
-            if self._closed:
-                return True
-            try:
-                self._receive()
-            except zmq.Again:
-                self.schedule()
-                return True
+        is_empty = self._read(at_most)
         self.schedule()
-        return False
+        return is_empty
 
     def close(self) -> None:
         """Stop watching; call it before the socket is closed."""
@@ -151,7 +146,7 @@ class SocketPump:
     def _turn(self) -> None:
         emptied = False
         try:
-            emptied = self._read_some()
+            emptied = self._read(self._per_turn, time.perf_counter() + _SLICE_S)
         finally:
             # also when a callback has failed: no later edge would tell of what is left
             if not emptied:
@@ -161,9 +156,8 @@ class SocketPump:
         if emptied:
             self.look()
 
-    def _read_some(self) -> bool:
-        until = time.perf_counter() + _SLICE_S
-        for _ in range(self._per_turn):
+    def _read(self, at_most: int, until: float = math.inf) -> bool:
+        for _ in range(at_most):
             if self._closed:
                 return True
             try:

@@ -16,16 +16,16 @@ import contextlib
 import logging
 import os
 import secrets
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import zmq
 
+from aiorl.config.regular_file import whose_else
 from aiorl.errors import SecurityError
 from aiorl.process.handover import KEYS_VARIABLE
-from aiorl.transport.security import LearnerKeys, WorkerKeys, parse_worker_keys, read_worker_file
+from aiorl.transport.security import LearnerKeys, WorkerKeys, parse_worker_keys, read_worker_file, unusable
 
 __all__ = [
     "RunKeyFile",
@@ -185,20 +185,13 @@ def _own_directory(place: Path) -> Iterator[int]:
     except OSError as error:
         raise _untrusted(place, f"cannot be opened ({error.strerror})") from error
     try:
-        found = os.fstat(directory)
-        if found.st_uid != os.geteuid():
-            raise _untrusted(place, f"belongs to user {found.st_uid}")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            raise _untrusted(place, f"can be read or written by others (mode {stat.S_IMODE(found.st_mode):04o})")
+        if fault := whose_else(os.fstat(directory)):
+            raise _untrusted(place, fault)
         yield directory
     finally:
         os.close(directory)
 
 
 def _untrusted(place: Path, what: str) -> SecurityError:
-    return SecurityError(
-        f"{place}, for keys of runs on this host, {what}:",
-        key="keys",
-        value=str(place),
-        hint="delete it or make it yours with mode 0700, or give learner and workers --keys DIR.",
-    )
+    hint = "delete it or make it yours with mode 0700, or give learner and workers --keys DIR."
+    return unusable(place, f", for keys of runs on this host, {what}:", hint)

@@ -17,7 +17,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
@@ -40,6 +40,7 @@ __all__ = [
     "read_public_key",
     "read_secret_key",
     "read_worker_file",
+    "unusable",
 ]
 
 logger = logging.getLogger(__name__)
@@ -62,11 +63,8 @@ class LearnerKeys:
     """
 
     public_key: bytes
-    secret_key: bytes
+    secret_key: bytes = field(repr=False)
     admitted: Path | None
-
-    def __repr__(self) -> str:
-        return f"LearnerKeys(public_key={self.public_key!r}, admitted={str(self.admitted)!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +80,9 @@ class WorkerKeys:
     """
 
     public_key: bytes
-    secret_key: bytes
+    secret_key: bytes = field(repr=False)
     learner_key: bytes
     public_key_file: str
-
-    def __repr__(self) -> str:
-        return f"WorkerKeys(public_key={self.public_key!r}, public_key_file={self.public_key_file!r})"
 
 
 def check_bind(address: str, keys: LearnerKeys | None, *, insecure: bool) -> None:
@@ -112,12 +107,8 @@ def load_learner_keys(directory: Path | str) -> LearnerKeys:
     public_key, secret_key = read_secret_key(directory / "learner.key_secret")
     admitted = directory / ADMITTED
     if not admitted.is_dir():
-        raise SecurityError(
-            f"{admitted} is missing: it holds the public keys of the workers to admit;",
-            key="keys",
-            value=str(directory),
-            hint=f"make it, and copy each worker's .key file there, or run `python -m aiorl.keys {directory}`.",
-        )
+        hint = f"make it, and copy each worker's .key file there, or run `python -m aiorl.keys {directory}`."
+        raise unusable(admitted, " is missing: it holds the public keys of the workers to admit;", hint)
     return LearnerKeys(public_key, secret_key, admitted)
 
 
@@ -163,13 +154,11 @@ def parse_worker_keys(text: str, path: Path) -> WorkerKeys:
         SecurityError: the text is malformed, or ``learner.key`` is needed and missing or malformed.
     """
     found = _parse(text, path)
-    if "secret-key" not in found:
-        raise _malformed(path, "secret")
-    public_key = bytes(zmq.curve_public(found["secret-key"]))
+    public_key, secret_key = _pair(found, path)
     if "learner-key" in found:
-        return WorkerKeys(public_key, found["secret-key"], found["learner-key"], "")
+        return WorkerKeys(public_key, secret_key, found["learner-key"], "")
     learner_key = read_public_key(path.parent / "learner.key")
-    return WorkerKeys(public_key, found["secret-key"], learner_key, str(path.with_suffix(".key")))
+    return WorkerKeys(public_key, secret_key, learner_key, str(path.with_suffix(".key")))
 
 
 def reachable_from_here(address: str) -> str:
@@ -204,11 +193,12 @@ def read_secret_key(path: Path) -> tuple[bytes, bytes]:
     Raises:
         SecurityError: the file is missing, unreadable, malformed or readable by others than its owner.
     """
-    text = _read(path, private=True)
-    secret_key = _parse(text, path).get("secret-key")
-    if secret_key is None:
-        raise _malformed(path, "secret")
-    return bytes(zmq.curve_public(secret_key)), secret_key
+    return _pair(_parse(_read(path, private=True), path), path)
+
+
+def unusable(path: Path, why: str, hint: str) -> SecurityError:
+    """The error of a file or directory of keys that can't be used; ``why`` follows its name."""
+    return SecurityError(f"{path}{why}", key="keys", value=str(path), hint=hint)
 
 
 class AdmittedKeys:
@@ -296,12 +286,7 @@ class AdmittedKeys:
 
 def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
-        raise SecurityError(
-            f"{directory} is no directory of keys:",
-            key="keys",
-            value=str(directory),
-            hint=f"make one with `python -m aiorl.keys {directory}`.",
-        )
+        raise unusable(directory, " is no directory of keys:", f"make one with `python -m aiorl.keys {directory}`.")
 
 
 def _own_secret_file(directory: Path) -> Path:
@@ -310,19 +295,12 @@ def _own_secret_file(directory: Path) -> Path:
         return preferred
     found = sorted(path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret")
     if not found:
-        raise SecurityError(
-            f"{directory} holds no worker's private key (NAME.key_secret):",
-            key="keys",
-            value=str(directory),
-            hint="copy one there from where `python -m aiorl.keys` was run, with learner.key.",
-        )
+        hint = "copy one there from where `python -m aiorl.keys` was run, with learner.key."
+        raise unusable(directory, " holds no worker's private key (NAME.key_secret):", hint)
     if len(found) > 1:
-        raise SecurityError(
-            f"{directory} holds several private keys ({', '.join(path.name for path in found)}):",
-            key="keys",
-            value=str(directory),
-            hint=f"name the one to use, such as --keys {found[0]}.",
-        )
+        names = ", ".join(path.name for path in found)
+        hint = f"name the one to use, such as --keys {found[0]}."
+        raise unusable(directory, f" holds several private keys ({names}):", hint)
     return found[0]
 
 
@@ -334,27 +312,18 @@ def _read(path: Path, *, private: bool = False, directory: int | None = None) ->
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_KEY_FILE_BYTES:
                 raise _malformed(path, "ZeroMQ")
-            if private and stat.S_IMODE(found.st_mode) & 0o077:
-                raise SecurityError(
-                    f"{path} can be read or written by others (mode {stat.S_IMODE(found.st_mode):04o}):",
-                    key="keys",
-                    value=str(path),
-                    hint=f"run `chmod 600 {path}`; if others may have read it, make new keys.",
-                )
+            mode = stat.S_IMODE(found.st_mode)
+            if private and mode & 0o077:
+                hint = f"run `chmod 600 {path}`; if others may have read it, make new keys."
+                raise unusable(path, f" can be read or written by others (mode {mode:04o}):", hint)
             data = file.read(_MAX_KEY_FILE_BYTES)
     except FileNotFoundError:
         if directory is not None:
             raise
-        raise SecurityError(
-            f"{path} is missing:",
-            key="keys",
-            value=str(path),
-            hint="copy it from where `python -m aiorl.keys` was run, or run that to make keys.",
-        ) from None
+        hint = "copy it from where `python -m aiorl.keys` was run, or run that to make keys."
+        raise unusable(path, " is missing:", hint) from None
     except OSError as error:
-        raise SecurityError(
-            f"{path} cannot be read ({error.strerror}):", key="keys", value=str(path), hint="check its owner and mode."
-        ) from error
+        raise unusable(path, f" cannot be read ({error.strerror}):", "check its owner and mode.") from error
     return data.decode("utf-8", errors="replace")
 
 
@@ -383,10 +352,13 @@ def _check_key(text: str, path: Path) -> bytes:
     return key
 
 
+def _pair(found: Mapping[str, bytes], path: Path) -> tuple[bytes, bytes]:
+    """Public and secret key of what a private file holds."""
+    if "secret-key" not in found:
+        raise _malformed(path, "secret")
+    return bytes(zmq.curve_public(found["secret-key"])), found["secret-key"]
+
+
 def _malformed(path: Path, what: str) -> SecurityError:
-    return SecurityError(
-        f"{path} holds no {what} key:",
-        key="keys",
-        value=str(path),
-        hint="it should be a file made by `python -m aiorl.keys`; copy it again.",
-    )
+    hint = "it should be a file made by `python -m aiorl.keys`; copy it again."
+    return unusable(path, f" holds no {what} key:", hint)

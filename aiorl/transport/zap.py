@@ -29,6 +29,9 @@ class Authenticator:
         context: whose sockets to answer for; they must set ``zap_domain`` to `ZAP_DOMAIN`.
         admitted: the admitted keys, None if no keys are in use.
         on_refused: called with (ip address, reason) of each client that is turned away.
+
+    Attributes:
+        pump: reads the questions.
     """
 
     def __init__(
@@ -41,15 +44,11 @@ class Authenticator:
         self._on_refused = on_refused
         self._socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self._socket.bind(_ADDRESS)
-        self._pump = SocketPump(self._socket, self._receive)
-
-    def look(self) -> bool:
-        """See `SocketPump.look`."""
-        return self._pump.look()
+        self.pump = SocketPump(self._socket, self._receive)
 
     def close(self) -> None:
         """Stop answering."""
-        self._pump.close()
+        self.pump.close()
         self._socket.close(0)
 
     def _receive(self) -> None:
@@ -61,7 +60,7 @@ class Authenticator:
         status = b"400" if reason else b"200"
         reply = [asker, b"", _VERSION, request_id, status, reason.encode(), user_id.encode(), b""]
         self._socket.send_multipart(reply, zmq.DONTWAIT)
-        self._pump.schedule()
+        self.pump.schedule()
         if reason:
             self._on_refused(address.decode("ascii", errors="replace"), reason)
 

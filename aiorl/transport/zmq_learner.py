@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +48,6 @@ class ZmqLearnerEndpoint:
             join.
         insecure: do without keys if none are given: everyone who can reach the address may connect.
         limits: every bound.
-        io_threads: ZeroMQ's threads; two help where many workers use keys.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class ZmqLearnerEndpoint:
         keys: LearnerKeys | None = None,
         insecure: bool = False,
         limits: EndpointLimits | None = None,
-        io_threads: int = 1,
     ) -> None:
         check_bind(bind, keys, insecure=insecure)
         self.on_message: Callable[[bytes, list[memoryview], str], None] = lambda peer, frames, user_id: None
@@ -68,7 +67,6 @@ class ZmqLearnerEndpoint:
         self._key_file: RunKeyFile | None = None
         self._key_file_due = 0.0
         self._limits = limits or EndpointLimits()
-        self._io_threads = io_threads
         self._queues = SendQueues(self._limits.peer_queue_messages, self._limits.queue_bytes)
         self._peers = ConnectionTable()
         self._subscribers = ConnectionTable()
@@ -84,8 +82,7 @@ class ZmqLearnerEndpoint:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._started = False
         self._closed = False
-        self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
-        self._stalls = 0
+        self._stats = EndpointStats()
 
     @property
     def address(self) -> str:
@@ -105,7 +102,7 @@ class ZmqLearnerEndpoint:
         """
         self._loop = asyncio.get_running_loop()
         keep_message_buffers()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(self._io_threads)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self._admitted = None
         if self._keys is not None and self._own is not None:
             own = {self._own.public_key: "the run's own"}
@@ -118,7 +115,7 @@ class ZmqLearnerEndpoint:
         self._xpub.maxmsgsize = MAX_SUBSCRIPTION_BYTES
         self._xpub.setsockopt(zmq.XPUB_VERBOSER, 1)
         self._ports = tuple(
-            ListeningPort(socket, table, self._keys, self.on_event, self._on_gone, self._limits.max_peers)
+            ListeningPort(socket, table, self._keys, self._stats, self.on_event, self._on_gone, self._limits.max_peers)
             for socket, table in ((self._router, self._peers), (self._xpub, self._subscribers))
         )
         self._samples_port, self._broadcast_port = self._ports
@@ -178,7 +175,7 @@ class ZmqLearnerEndpoint:
             EndpointClosed: after `close`.
         """
         self._check_open()
-        connection = self._peers.by_peer(peer)
+        connection = self._peers.by_peer.get(peer)
         if connection is None or connection.reason:
             return False
         if peer not in self._queues:
@@ -203,15 +200,14 @@ class ZmqLearnerEndpoint:
         """
         self._check_open()
         self._broadcaster.send(frames)
-        self._messages_out += 1
-        self._bytes_out += total_bytes(frames)
+        self._stats.bytes_out += total_bytes(frames)
 
     def drop(self, peer: bytes, reason: str) -> None:
         """Cut a peer off: nothing more is taken from it, what was sent to it before may take up to a second to leave.
 
         What it sent and we have not read is thrown away.
         """
-        connection = self._peers.by_peer(peer)
+        connection = self._peers.by_peer.get(peer)
         if connection is None or connection.reason or self._closed:
             return
         self._samples_port.condemn(connection, reason)
@@ -221,23 +217,13 @@ class ZmqLearnerEndpoint:
 
     def host_of(self, peer: bytes) -> str:
         """Address of the host that a peer calls from, without its port; "" where that can't be told."""
-        connection = self._peers.by_peer(peer)
+        connection = self._peers.by_peer.get(peer)
         return "" if connection is None else connection.address.rpartition(":")[0]
 
     def stats(self) -> EndpointStats:
         """Counters now."""
-        return EndpointStats(
-            messages_in=self._messages_in,
-            messages_out=self._messages_out,
-            bytes_in=self._bytes_in,
-            bytes_out=self._bytes_out,
-            queued_messages=self._queues.num_messages,
-            queued_bytes=self._queues.num_bytes,
-            peers=self._peers.num_peers,
-            rejected=sum(port.rejected for port in self._ports),
-            refused=sum(port.refused for port in self._ports),
-            dropped=sum(port.dropped for port in self._ports),
-            stalls=self._stalls,
+        return dataclasses.replace(
+            self._stats, queued_messages=self._queues.num_messages, peers=len(self._peers.by_peer)
         )
 
     async def close(self, *, flush_s: float = 0.5) -> None:
@@ -278,8 +264,7 @@ class ZmqLearnerEndpoint:
             send_frames(self._router, frames)
         finally:
             self._pump.settle()
-        self._messages_out += 1
-        self._bytes_out += total_bytes(frames)
+        self._stats.bytes_out += total_bytes(frames)
         return True
 
     def _flush(self) -> None:
@@ -313,7 +298,7 @@ class ZmqLearnerEndpoint:
                 self._guard.emptied()
             raise
         peer = id_frame.bytes
-        connection = self._peers.by_peer(peer)
+        connection = self._peers.by_peer.get(peer)
         if connection is None:
             connection = self._attach(id_frame, peer)
         frames: list[memoryview] = []
@@ -328,25 +313,24 @@ class ZmqLearnerEndpoint:
             more = frame.more
             if len(frames) > self._limits.max_frames or num_bytes > self._limits.max_message_bytes:
                 self._discarding = more
-                self._samples_port.rejected += 1
+                self._stats.rejected += 1
                 if connection is not None:
                     reason = f"its message is beyond the limit: {len(frames)} frames, {num_bytes} bytes"
                     self._samples_port.cut(connection, reason)
                 return
         self._taken += 1
         if connection is None:
-            self._samples_port.rejected += 1  # its end has been told
+            self._stats.rejected += 1  # its end has been told
             return
         connection.delivered += 1
         connection.taken_bytes += wire_bytes
         if connection.reason:
-            self._samples_port.rejected += 1  # it was cut off; this was on its way before
+            self._stats.rejected += 1  # it was cut off; this was on its way before
             return
         if not num_bytes and len(frames) == 1:
             self._answer(connection)
             return
-        self._messages_in += 1
-        self._bytes_in += num_bytes
+        self._stats.bytes_in += num_bytes
         self.on_message(peer, frames, connection.user_id)
 
     def _discard_some(self) -> None:
@@ -363,8 +347,8 @@ class ZmqLearnerEndpoint:
 
     def _attach(self, frame: zmq.Frame, peer: bytes) -> Connection | None:
         port = self._samples_port
-        port.monitor.drain()  # what was reported before this message comes first
-        known = self._peers.by_fd(fd_of(frame))
+        port.monitor.pump.drain()  # what was reported before this message comes first
+        known = self._peers.by_fd.get(fd_of(frame))
         if known is not None and not known.peer:
             port.spoke()
         connection = self._peers.attach(fd_of(frame), peer, user_id_of(frame))
@@ -398,7 +382,7 @@ class ZmqLearnerEndpoint:
             self._later("gone", _RETRY_S, self._tell_gone)
 
     def _report_gone(self, connection: Connection) -> None:
-        if self._peers.by_peer(connection.peer) is not connection:
+        if self._peers.by_peer.get(connection.peer) is not connection:
             return
         self._peers.forget(connection)
         self._queues.forget(connection.peer)
@@ -409,7 +393,7 @@ class ZmqLearnerEndpoint:
 
     def _on_backlog(self, connection: Connection, reason: str) -> None:
         if not self._closed:
-            self._samples_port.rejected += 1
+            self._stats.rejected += 1
             self._samples_port.cut(connection, reason)
 
     def _on_talkative(self, connection: Connection, reason: str) -> None:
@@ -436,14 +420,13 @@ class ZmqLearnerEndpoint:
 
     def _tick(self) -> None:
         self._later("tick", self._limits.tick_s, self._tick)
-        self._stalls += self._pump.look() + self._broadcaster.pump.look() + self._authenticator.look()
-        for port in self._ports:
-            self._stalls += port.monitor.look()
+        pumps = [self._pump, self._broadcaster.pump, self._authenticator.pump]
+        for pump in (*pumps, *(port.monitor.pump for port in self._ports)):
+            pump.look()
         self._flush()
         self._broadcaster.announce_if_due(self._limits.heartbeat_s)
         self._cut_withdrawn()
-        if self._key_file is not None and self._loop.time() >= self._key_file_due:
-            self._keep_key_file()
+        self._keep_key_file()
         self._survey(is_empty=self._pump.drain(at_most=self._limits.messages_per_turn))
 
     def _survey(self, *, is_empty: bool) -> None:
@@ -468,7 +451,7 @@ class ZmqLearnerEndpoint:
                 self._broadcast_port.end_silent(connection)
 
     def _keep_key_file(self) -> None:
-        if self._key_file is not None:
+        if self._key_file is not None and self._loop.time() >= self._key_file_due:
             self._key_file.keep()
             self._key_file_due = self._loop.time() + _KEEP_FILE_S
 
@@ -489,7 +472,7 @@ class ZmqLearnerEndpoint:
         if before.keys() <= self._acted_on.keys():
             return
         for port in self._ports:
-            port.monitor.drain()
+            port.monitor.pump.drain()
         for port in self._ports:
             for connection in port.table:
                 public_key = connection.user_id.encode()

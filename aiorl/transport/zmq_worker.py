@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import random
 import secrets
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import zmq
 
 from aiorl.config.address import is_loopback, split_address
 from aiorl.errors import EndpointClosed, SecurityError
+from aiorl.process.tasks import Tasks
 from aiorl.transport.broadcaster import BROADCAST_HEAD
 from aiorl.transport.buffers import keep_message_buffers
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
@@ -26,6 +27,7 @@ from aiorl.transport.monitor import SocketMonitor, reason_seen_by_worker
 from aiorl.transport.pump import SocketPump, send_frames, total_bytes
 from aiorl.transport.run_keys import find_run_keys
 from aiorl.transport.security import WorkerKeys
+from aiorl.transport.send_queues import SendQueue
 from aiorl.transport.worker_channel import Channel
 from aiorl.transport.zmq_sockets import make_socket, present, term, url
 
@@ -68,21 +70,20 @@ class ZmqWorkerEndpoint:
         self._since = 0.0
         self._listened = 0.0
         self._unshown_s = 0.0
-        self._shown = 0
+        self._shown_bytes = 0
         self._pause_s = self._limits.retry_s
         self._last_reason = ""
         self._said: dict[str, float] = {}
         self._seen: tuple[bytes, int] | None = None
-        self._queue: deque[Sequence[Buffer]] = deque()
-        self._queued_bytes = 0
+        self._queue = SendQueue(self._limits.queue_messages, self._limits.queue_bytes)
         self._writable: list[asyncio.Future[None]] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks = Tasks(_raise)
         self._lookup: asyncio.Task[None] | None = None
         self._started = False
         self._closed = False
-        self._num_connected = 0
-        self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
-        self._rejected = self._refused = self._missed = self._stalls = 0
+        self._was_connected = False
+        self._stats = EndpointStats()
 
     @property
     def connected(self) -> bool:
@@ -116,12 +117,7 @@ class ZmqWorkerEndpoint:
             return False
         if not self._queue and self._try_send(frames):
             return True
-        num_bytes = total_bytes(frames)
-        if not self._has_room(num_bytes):
-            return False
-        self._queue.append(frames)
-        self._queued_bytes += num_bytes
-        return True
+        return self._queue.put(frames)
 
     async def wait_writable(self) -> None:
         """Wait until the endpoint is connected and its queue has emptied. Cancelling it leaves nothing behind.
@@ -142,20 +138,7 @@ class ZmqWorkerEndpoint:
 
     def stats(self) -> EndpointStats:
         """Counters now."""
-        return EndpointStats(
-            messages_in=self._messages_in,
-            messages_out=self._messages_out,
-            bytes_in=self._bytes_in,
-            bytes_out=self._bytes_out,
-            queued_messages=len(self._queue),
-            queued_bytes=self._queued_bytes,
-            peers=int(self._connected),
-            rejected=self._rejected,
-            refused=self._refused,
-            reconnects=max(0, self._num_connected - 1),
-            missed_broadcasts=self._missed,
-            stalls=self._stalls,
-        )
+        return dataclasses.replace(self._stats, queued_messages=len(self._queue), peers=int(self._connected))
 
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Let goodbyes leave for up to ``flush_s`` seconds, then free everything; takes at most 2 s more."""
@@ -169,11 +152,10 @@ class ZmqWorkerEndpoint:
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
-        if self._lookup is not None:
-            self._lookup.cancel()
         was_connected = self._connected
         sockets = self._give_up_channels()
         self._wake_writers()
+        await self._tasks.close()
         await term(self._context, sockets, max(0.0, until - self._loop.time()) if was_connected else 0.0)
 
     # --- sending
@@ -193,23 +175,15 @@ class ZmqWorkerEndpoint:
         else:  # room that vanished as often as we looked: once more in the next turn
             channel.pump.schedule()
             return False
-        self._messages_out += 1
-        self._bytes_out += total_bytes(frames)
+        self._stats.bytes_out += total_bytes(frames)
         return True
 
     def _flush(self) -> None:
         if not self._connected or self._ending:
             return
-        while self._queue and self._try_send(self._queue[0]):
-            self._queued_bytes -= total_bytes(self._queue.popleft())
+        self._queue.flush(self._try_send)
         if not self._queue:
             self._wake_writers()
-
-    def _has_room(self, num_bytes: int) -> bool:
-        return not self._queue or (
-            len(self._queue) < self._limits.queue_messages
-            and self._queued_bytes + num_bytes <= self._limits.queue_bytes
-        )
 
     def _wake_writers(self) -> None:
         waiters, self._writable = self._writable, []
@@ -221,14 +195,13 @@ class ZmqWorkerEndpoint:
 
     def _receive(self, channel: Channel) -> list[memoryview]:
         frames = channel.receive()
-        self._rejected += not frames
+        self._stats.rejected += not frames
         return frames
 
     def _receive_message(self) -> None:
         frames = self._receive(self._channels[0])
         if frames and self._connected and (len(frames) > 1 or frames[0].nbytes):  # else the learner's endpoint lives
-            self._messages_in += 1
-            self._bytes_in += total_bytes(frames)
+            self._stats.bytes_in += total_bytes(frames)
             self.on_message(frames)
 
     def _receive_broadcast(self) -> None:
@@ -236,7 +209,7 @@ class ZmqWorkerEndpoint:
         if not frames:
             return
         if frames[0].nbytes != BROADCAST_HEAD.size:
-            self._rejected += 1
+            self._stats.rejected += 1
             return
         epoch, number = BROADCAST_HEAD.unpack(frames[0])
         expected = number if len(frames) == 1 else number - 1
@@ -246,13 +219,12 @@ class ZmqWorkerEndpoint:
             self._on_progress()
         elif seen is not None and seen[0] == epoch and expected > seen[1]:
             missed = expected - seen[1]
-            self._missed += missed
+            self._stats.missed_broadcasts += missed
             self.on_event(Event(EventKind.GAP, f"{missed} broadcasts were missed", count=missed))
         if len(frames) == 1 or not self._connected:
             return
         del frames[0]
-        self._messages_in += 1
-        self._bytes_in += total_bytes(frames)
+        self._stats.bytes_in += total_bytes(frames)
         self.on_broadcast(frames)
 
     # --- connections
@@ -337,7 +309,8 @@ class ZmqWorkerEndpoint:
         if self._connected or not all(channel.ready for channel in self._channels):
             return
         self._connected = True
-        self._num_connected += 1
+        self._stats.reconnects += self._was_connected
+        self._was_connected = True
         self._pause_s = self._limits.retry_s
         self._last_reason = ""
         self._said.clear()
@@ -376,7 +349,7 @@ class ZmqWorkerEndpoint:
     def _on_refused(self, channel: Channel, reason: str) -> None:
         was_connected, self._connected = self._connected, False
         self._ending = True
-        self._refused += 1
+        self._stats.refused += 1
         address = url(self._host, channel.port)
         pause_s = self._next_pause()
         self._loop.call_soon(self._close_refused)
@@ -404,7 +377,6 @@ class ZmqWorkerEndpoint:
         channels, self._channels = self._channels, ()
         self._connected = False
         self._queue.clear()
-        self._queued_bytes = 0
         for channel in channels:
             channel.close()
         return [channel.socket for channel in channels]
@@ -414,7 +386,8 @@ class ZmqWorkerEndpoint:
     def _tick(self) -> None:
         self._set_timer("tick", self._limits.tick_s, self._tick)
         for channel in self._channels:
-            self._stalls += channel.pump.look() + channel.monitor.look()
+            channel.pump.look()
+            channel.monitor.pump.look()
         self._flush()
         if self._ending or not self._channels:
             return
@@ -430,7 +403,7 @@ class ZmqWorkerEndpoint:
                 )
                 return
         if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
-            self._lookup = self._loop.create_task(self._find_host())
+            self._lookup = self._tasks.start(self._find_host(), "look the learner up")
 
     def _is_silent(self, elapsed_s: float) -> bool:
         """Give the pair up if either of its connections is silent; and show the learner's endpoint that we live.
@@ -447,9 +420,9 @@ class ZmqWorkerEndpoint:
         dealer, beat_s = self._channels[0], self._limits.heartbeat_s
         self._unshown_s += elapsed_s
         if self._unshown_s >= beat_s:
-            if dealer.shook_hands and (dealer.silent_s >= beat_s or self._messages_out == self._shown):
+            if dealer.shook_hands and (dealer.silent_s >= beat_s or self._stats.bytes_out == self._shown_bytes):
                 dealer.introduce()
-            self._unshown_s, self._shown = 0.0, self._messages_out
+            self._unshown_s, self._shown_bytes = 0.0, self._stats.bytes_out
         return False
 
     async def _find_host(self) -> None:
@@ -489,3 +462,8 @@ class ZmqWorkerEndpoint:
     def _check_open(self) -> None:
         if self._closed or not self._started:
             raise EndpointClosed("the endpoint is closed" if self._closed else "the endpoint was not started")
+
+
+def _raise(error: BaseException) -> None:
+    """Have an error of a task handled as one of a callback, on the loop."""
+    raise error

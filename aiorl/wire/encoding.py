@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ctypes import addressof, c_char
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgpack
@@ -75,33 +76,20 @@ class _Shared:
         return self.base.data.cast("B")[self._start : self._end]
 
 
+@dataclass(slots=True, eq=False)
 class _Writer:
     """Collects the arrays of one message."""
 
-    __slots__ = (
-        "columns",
-        "compress",
-        "frames",
-        "limits",
-        "nodes",
-        "packed",
-        "packed_bytes",
-        "shapes",
-        "shared",
-        "storage",
-    )
-
-    def __init__(self, compress: bool, limits: Limits) -> None:
-        self.compress = compress
-        self.limits = limits
-        self.nodes: list[tuple[int, str]] = []
-        self.columns: list[tuple[int, str, str]] = []
-        self.shapes: list[tuple[int, ...]] = []
-        self.storage = bytearray()
-        self.packed: list[bytes | memoryview] = []
-        self.packed_bytes = 0
-        self.frames: list[Frame | _Shared] = []
-        self.shared: _Shared | None = None
+    compress: bool
+    limits: Limits
+    nodes: list[tuple[int, str]] = field(default_factory=list)
+    columns: list[tuple[int, str, str]] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    storage: bytearray = field(default_factory=bytearray)
+    packed: list[bytes | memoryview] = field(default_factory=list)
+    packed_bytes: int = 0
+    frames: list[Frame | _Shared] = field(default_factory=list)
+    shared: _Shared | None = None
 
     def add_node(self, parent: int, key: str) -> int:
         _check_label(key)
@@ -187,8 +175,7 @@ class _Writer:
         layout = msgpack.packb((self.nodes, self.columns)) if self.nodes else b""
         try:
             header: bytes = msgpack.packb(
-                (m.PROTOCOL_VERSION, name, scalars, layout, bytes(self.storage), self.shapes),
-                default=_to_plain,
+                (m.PROTOCOL_VERSION, name, scalars, layout, bytes(self.storage), self.shapes), default=_to_plain
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise LocalProtocolError(f"a {name} message cannot be packed: {error}") from error

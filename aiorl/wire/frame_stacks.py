@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from aiorl.wire.messages import AnyArray
 
-__all__ = ["MIN_STACK_BYTES", "compress_stacks", "decompress_stacks", "is_shape_of_stacks"]
+__all__ = ["MIN_STACK_BYTES", "compress_stacks", "decompress_stacks", "goes_on", "is_shape_of_stacks"]
 
 MIN_STACK_BYTES = 1 << 10
 """Smaller stacks are not worth it, and would let a peer have us walk through a column in tiny steps."""
@@ -58,8 +58,8 @@ def compress_stacks(array: AnyArray) -> bytes | None:
     steps, envs, height, width, count = array.shape
     rows = array.reshape(steps, envs, -1)
     # The first pixel alone finds out most columns that are no stacks.
-    goes_on = (rows[1:, :, : count - 1] == rows[:-1, :, 1:count]).all(axis=2)
-    if 2 * np.count_nonzero(goes_on) < steps * envs:
+    may_go_on = (rows[1:, :, : count - 1] == rows[:-1, :, 1:count]).all(axis=2)
+    if 2 * np.count_nonzero(may_go_on) < steps * envs:
         return None
     is_whole = np.ones((steps, envs), np.bool_)
     same = np.empty((envs, rows.shape[2] - 1), np.bool_)
@@ -68,11 +68,7 @@ def compress_stacks(array: AnyArray) -> bytes | None:
     newest_before = rows[0, :, count - 1 :: count].copy()
     num_frames = 0
     for before, row, whole in zip(rows[:-1], rows[1:], is_whole[1:], strict=True):
-        # The next frame of a pixel is its next byte, so that a row is compared with the one before moved by a byte;
-        # what falls on a pixel's newest frame compares two pixels and means nothing.
-        np.equal(before[:, 1:], row[:, :-1], out=same)
-        same[:, count - 1 :: count] = True
-        follows = same.all(axis=1)
+        follows = goes_on(before, row, count, same)
         np.logical_not(follows, out=whole)
         newest = row[:, count - 1 :: count].copy()
         newest_before ^= newest
@@ -87,6 +83,25 @@ def compress_stacks(array: AnyArray) -> bytes | None:
     stacks = packed[frame_bytes:end].reshape(-1, rows.shape[2])
     np.compress(is_whole.reshape(-1), rows.reshape(-1, rows.shape[2]), axis=0, out=stacks)
     return np.packbits(is_whole).tobytes() + compress_blocks(packed[:end].data)
+
+
+def goes_on(
+    before: AnyArray, after: AnyArray, count: int, scratch: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:
+    """Whether each stack repeats all frames but the oldest of the one before it, [N].
+
+    Args:
+        before: [N, P * K], N stacks of K frames of P numbers, the frames of a number side by side, oldest first.
+        after: [N, P * K], what follows each.
+        count: K.
+        scratch: [N, P * K - 1], to be used again.
+    """
+    # The next frame of a pixel is its next byte, so that a row is compared with the one before moved by a byte;
+    # what falls on a pixel's newest frame compares two pixels and means nothing.
+    same = np.equal(before[:, 1:], after[:, :-1], out=scratch)
+    same[:, count - 1 :: count] = True
+    is_next: NDArray[np.bool_] = np.logical_and.reduce(same, axis=1)
+    return is_next
 
 
 def decompress_stacks(frame: memoryview, dtype: np.dtype[Any], shape: Sequence[int]) -> memoryview:

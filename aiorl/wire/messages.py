@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "BUILDING",
+    "OUT_OF_DATA",
     "PROTOCOL_VERSION",
     "Ack",
     "AnyArray",
@@ -54,7 +55,7 @@ __all__ = [
     "Welcome",
 ]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # What a field may hold is said by its annotation as it is written here: `aiorl.wire.schema` checks by these names.
 Count: TypeAlias = int
@@ -175,6 +176,9 @@ class Samples:
 BUILDING: Final = "building its environment"
 """What a worker says that it does, and then perhaps nothing for a while: an environment may be built by code that lets
 no other code of its process run."""
+OUT_OF_DATA: Final = "waiting for the end: all of its stored experience is read"
+"""What a worker says that it does once all passes over its stored experience are read, and what came of them has
+arrived."""
 
 
 @dataclass(frozen=True, slots=True)

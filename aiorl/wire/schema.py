@@ -42,19 +42,15 @@ _MAX_INT32 = (1 << 31) - 1
 _MAX_PERF = 64
 
 
-def _check_int(field: str, value: Any, limits: Limits) -> None:
-    if type(value) is not int or not -1 <= value <= _MAX_INT:
-        raise BadFrame(f"expected a whole number from -1 to 2**53, got {_show(value)}", field=field)
+def _whole(lowest: int, highest: int, called: str) -> Check:
+    def check(field: str, value: Any, limits: Limits) -> None:
+        if type(value) is not int or not lowest <= value <= highest:
+            raise BadFrame(f"expected a whole number from {lowest} to {called}, got {_show(value)}", field=field)
+
+    return check
 
 
-def _check_count(field: str, value: Any, limits: Limits) -> None:
-    if type(value) is not int or not 0 <= value <= _MAX_INT:
-        raise BadFrame(f"expected a whole number from 0 to 2**53, got {_show(value)}", field=field)
-
-
-def _check_int32(field: str, value: Any, limits: Limits) -> None:
-    if type(value) is not int or not 0 <= value <= _MAX_INT32:
-        raise BadFrame(f"expected a whole number from 0 to {_MAX_INT32}, got {_show(value)}", field=field)
+_check_version = _whole(-1, _MAX_INT, "2**53")
 
 
 def _check_name(field: str, value: Any, limits: Limits) -> None:
@@ -105,13 +101,9 @@ def _check_bool(field: str, value: Any, limits: Limits) -> None:
         raise BadFrame(f"expected true or false, got {_show(value)}", field=field)
 
 
-def _check_float(field: str, value: Any, limits: Limits) -> None:
+def _check_seconds(field: str, value: Any, limits: Limits) -> None:
     if type(value) is not float and type(value) is not int:
         raise BadFrame(f"expected a number, got {_show(value)}", field=field)
-
-
-def _check_seconds(field: str, value: Any, limits: Limits) -> None:
-    _check_float(field, value, limits)
     if not 0 <= value < math.inf:
         raise BadFrame(f"expected seconds, got {_show(value)}", field=field)
 
@@ -124,12 +116,16 @@ def _check_perf(field: str, value: Any, limits: Limits) -> None:
             raise BadFrame(f"expected a map of numbers by name, got {_show({key: number})}", field=field)
 
 
-def _check_acks(field: str, value: Any, limits: Limits) -> None:
+def _check_map(field: str, value: Any, of: str = "") -> None:
     if type(value) is not dict:
-        raise BadFrame(f"expected a map of whole numbers, got {_show(value)}", field=field)
+        raise BadFrame(f"expected a map{of}, got {_show(value)}", field=field)
+
+
+def _check_acks(field: str, value: Any, limits: Limits) -> None:
+    _check_map(field, value, " of whole numbers")
     for key, number in value.items():
         _check_name(field, key, limits)
-        _check_int(field, number, limits)
+        _check_version(field, number, limits)
 
 
 def _check_plain(field: str, value: Any, limits: Limits) -> None:
@@ -138,8 +134,7 @@ def _check_plain(field: str, value: Any, limits: Limits) -> None:
 
 
 def _check_plain_map(field: str, value: Any, limits: Limits) -> None:
-    if type(value) is not dict:
-        raise BadFrame(f"expected a map, got {_show(value)}", field=field)
+    _check_map(field, value)
     _check_nested(field, value, limits.max_depth)
 
 
@@ -167,13 +162,11 @@ def _check_nested(field: str, value: Any, depth: int) -> None:
 def _check_specs(field: str, value: Any, limits: Limits) -> None:
     _check_plain_map(field, value, limits)
     for spec in value.values():
-        if type(spec) is not dict:
-            raise BadFrame(f"expected a map, got {_show(spec)}", field=field)
+        _check_map(field, spec)
 
 
 def _check_snapshot(field: str, value: Any, limits: Limits) -> None:
-    if type(value) is not dict:
-        raise BadFrame(f"expected a map, got {_show(value)}", field=field)
+    _check_map(field, value)
     MESSAGE_TYPES["snapshot"].check_scalars(value, limits, prefix=f"{field}.")
 
 
@@ -236,9 +229,9 @@ class MessageType:
 
 
 _FIELDS: Final[dict[str, tuple[Check | None, ArrayTree]]] = {
-    "Count": (_check_count, {}),
-    "Count32": (_check_int32, {}),
-    "Version": (_check_int, {}),
+    "Count": (_whole(0, _MAX_INT, "2**53"), {}),
+    "Count32": (_whole(0, _MAX_INT32, str(_MAX_INT32)), {}),
+    "Version": (_check_version, {}),
     "Seconds": (_check_seconds, {}),
     "bool": (_check_bool, {}),
     "Name": (_check_name, {}),

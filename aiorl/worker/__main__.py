@@ -12,9 +12,9 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 
 import logging
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiorl.process.handover import KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE, take_handed_over
 from aiorl.process.restarts import FAILED, HOPELESS
@@ -64,11 +64,12 @@ def _keep_workers(words: list[str]) -> int:
 def _run_worker(words: list[str]) -> int:
     from aiorl.config.worker_command_line import parse_worker_args
     from aiorl.errors import AiorlError, ConfigError
+    from aiorl.process.event_loop import run
 
     args = parse_worker_args(words)
     _log_to_stderr(args.log_level)
     try:
-        return _run(_work(args))
+        return run(_work(args))
     except AiorlError as error:
         logger.error("%s", error)
         return HOPELESS if isinstance(error, ConfigError) else FAILED
@@ -81,25 +82,13 @@ def _log_to_stderr(level: str | None) -> None:
     logging.getLogger("aiorl").setLevel((level or "INFO").replace("WARN", "WARNING"))
 
 
-def _run(work: Coroutine[Any, Any, int]) -> int:
-    import asyncio
-
-    try:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    except ImportError:  # no wheel for this platform
-        factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(work)
-
-
 async def _work(args: WorkerArgs) -> int:
     import asyncio
     import secrets
     import socket
     import threading
 
+    from aiorl.process.event_loop import tell_of_stray_errors
     from aiorl.process.parent_watch import watch_parent
     from aiorl.process.signals import on_stop_signals
     from aiorl.process.standard_output import keep_output_in
@@ -125,22 +114,12 @@ async def _work(args: WorkerArgs) -> int:
     )
     service = WorkerService(ZmqWorkerEndpoint(args.connect, keys=keys), WorkerSession(settings))
     loop = asyncio.get_running_loop()
-
-    def on_stray_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        loop.default_exception_handler(context)
-        error = context.get("exception")
-        if error is not None and "handle" in context:  # of a callback, which has nobody else to tell
-            service.fail(error)
-
-    loop.set_exception_handler(on_stray_error)
+    tell_of_stray_errors(service.fail)
     if handed_over[LOG_VARIABLE]:
         keep_output_in(Path(handed_over[LOG_VARIABLE]))
     if args.exit_with_parent:
-
-        def on_lost() -> None:
-            loop.call_soon_threadsafe(service.stop, "the process that started this worker is gone")
-
-        watch_parent(on_lost)
+        reason = "the process that started this worker is gone"
+        watch_parent(lambda: loop.call_soon_threadsafe(service.stop, reason))
     on_stop_signals(lambda name: service.stop(f"ended by {name}"))
     logger.info("worker %d looks for the learner at %s", os.getpid(), args.connect)
     outcome = await service.run()

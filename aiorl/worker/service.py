@@ -8,7 +8,6 @@ subscriptions. Several samplers of one process overlap their waits.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import re
@@ -17,36 +16,42 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-import psutil
-
-from aiorl.config.parts import TransportConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.errors import (
     AiorlError,
     ConfigError,
+    DataError,
+    EndOfData,
     EnvError,
     LocalProtocolError,
+    MemoryQuotaError,
     RemoteProtocolError,
     UnknownPolicyError,
 )
+from aiorl.process.age import age_s
+from aiorl.process.memory_quota import check_heap
 from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.process.tasks import Tasks
 from aiorl.protocol import events as ev
+from aiorl.protocol.worker_retries import MAX_UNACKED_BYTES
 from aiorl.protocol.worker_session import WorkerSession, WorkerState
 from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
 from aiorl.wire.decoding import decode
 from aiorl.wire.encoding import encode
-from aiorl.wire.limits import DEFAULT_LIMITS, Limits, limits_of
-from aiorl.wire.messages import BUILDING, Message, RefusalCode, Samples, Snapshot, Welcome
+from aiorl.wire.limits import DEFAULT_LIMITS, limits_of
+from aiorl.wire.messages import BUILDING, OUT_OF_DATA, Message, RefusalCode, Snapshot, Welcome
 from aiorl.worker.apply import StopSampling
-from aiorl.worker.make_unit import make_unit
-from aiorl.worker.unit import Produced, SamplerUnit, UnitPlace
+
+if TYPE_CHECKING:
+    from aiorl.worker.sampler_unit import Produced, SamplerUnit
 
 __all__ = ["WorkerOutcome", "WorkerService"]
 
@@ -81,7 +86,11 @@ class WorkerOutcome:
 
 
 class _Running:
-    """A sampler unit with its thread and its task; it belongs to one registration life of the worker."""
+    """A sampler unit with its thread and its task; it belongs to one registration life of the worker.
+
+    Attributes:
+        is_out_of_data: all passes over its stored experience are read.
+    """
 
     def __init__(self, index: int, incarnation: str) -> None:
         self.index = index
@@ -89,13 +98,17 @@ class _Running:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"sampler-{index}")
         self.unit: SamplerUnit | None = None
         self.task: asyncio.Task[None] | None = None
+        self.is_out_of_data = False
         self._is_ended = self._is_closed = False
         self._lock = threading.Lock()
 
     def make(self, part: WorkerPart, welcome: Welcome) -> None:
         """Build the unit, in its thread; one that is ready too late is closed at once."""
+        # what it brings along may read environment variables that came with the welcome
+        from aiorl.worker.sampler_unit import SamplerUnit, UnitPlace
+
         place = UnitPlace(welcome.slot, self.incarnation, self.index, welcome.num_workers)
-        unit = make_unit(part, welcome.graphs, welcome.snapshot, place)
+        unit = SamplerUnit(part, welcome.graphs, welcome.snapshot, place)
         with self._lock:
             if not self._is_ended:
                 self.unit = unit
@@ -119,12 +132,13 @@ class _Running:
 class WorkerService:
     """Samples for whichever learner answers, until the run is over or ``stop`` is called."""
 
-    def __init__(self, endpoint: WorkerEndpoint, session: WorkerSession, *, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, endpoint: WorkerEndpoint, session: WorkerSession) -> None:
         """Take an endpoint that is not started yet, and a fresh session."""
         self._endpoint = endpoint
         self._session = session
-        self._limits = limits
+        self._limits = DEFAULT_LIMITS
         self._compress = True
+        self._max_heap = 0
         self._outbox: deque[Sequence[Buffer]] = deque()
         self._tasks = Tasks(self.fail)
         self._sender: asyncio.Task[None] | None = None
@@ -145,8 +159,8 @@ class WorkerService:
         Cancelling it stops the samplers and closes the endpoint.
         """
         self._done = asyncio.get_running_loop().create_future()
-        self._endpoint.on_message = self._on_message
-        self._endpoint.on_broadcast = self._on_broadcast
+        self._endpoint.on_message = partial(self._take, self._session.receive)
+        self._endpoint.on_broadcast = partial(self._take, self._session.broadcast)
         self._endpoint.on_event = self._on_event
         async with AsyncExitStack() as stack:  # each step of the end is taken, whatever becomes of the others
             self._endpoint.start()
@@ -173,20 +187,10 @@ class WorkerService:
 
     # What arrives ---------------------------------------------------------------------------------------------
 
-    def _on_message(self, frames: list[memoryview]) -> None:
-        self._take(frames, broadcast=False)
-
-    def _on_broadcast(self, frames: list[memoryview]) -> None:
-        self._take(frames, broadcast=True)
-
-    def _take(self, frames: list[memoryview], *, broadcast: bool) -> None:
+    def _take(self, hear: Callable[[Message, float], None], frames: list[memoryview]) -> None:
         now = time.monotonic()
         try:
-            message = decode(frames, self._limits)
-            if broadcast:
-                self._session.broadcast(message, now)
-            else:
-                self._session.receive(message, now)
+            hear(decode(frames, self._limits), now)
         except RemoteProtocolError as error:
             logger.warning("a message from the learner was not understood and left out: %s", error)
         self._pump()
@@ -211,9 +215,13 @@ class WorkerService:
         while True:
             now = time.monotonic()
             in_env_s = max((r.unit.in_env_s for r in self._running if r.unit is not None), default=0.0)
-            self._session.note_progress(0, state=self._status_text(now), in_env_s=in_env_s)
+            self._session.note_progress(self._status_text(now), in_env_s)
             self._session.tick(now)
             self._pump()
+            try:
+                check_heap(self._max_heap, "memory_per_worker")
+            except MemoryQuotaError as error:
+                self._fail("memory", str(error), "")
             self._tell_status(now)
             await asyncio.sleep(_TICK_S)
 
@@ -280,8 +288,6 @@ class WorkerService:
                     self._finish(WorkerOutcome(True, reason, final=True))
             case ev.CallRequested(call_id, method, _):
                 self._answer(call_id, method)
-            case _:
-                pass
 
     def _answer(self, call_id: int, method: str) -> None:
         now = time.monotonic()
@@ -302,7 +308,15 @@ class WorkerService:
             self._done.set_result(outcome)
 
     def _status_text(self, now: float) -> str:
-        return BUILDING if self._is_building else self._session.status_text(now)
+        if self._is_building:
+            return BUILDING
+        if self._is_out_of_data and not self._session.num_unacked:
+            return OUT_OF_DATA
+        return self._session.status_text(now)
+
+    @property
+    def _is_out_of_data(self) -> bool:
+        return bool(self._running) and all(running.is_out_of_data for running in self._running)
 
     def _tell_status(self, now: float) -> None:
         """One INFO line when what the worker waits for has changed and stayed so; again once a minute."""
@@ -343,8 +357,12 @@ class WorkerService:
         incarnation = welcome.incarnation
         try:
             part = WorkerPart.from_dict(welcome.config)
-            self._compress = part.transport.compression != "off"
-            self._take_settings(part.transport)
+            self._compress = part.transport.compression != "off" or bool(part.compress_observations)
+            self._max_heap = part.memory_per_worker
+            # from the handshake on, times and limits are those of the learner's configuration
+            self._session.settings.transport = part.transport
+            self._session.settings.max_unacked_bytes = part.object_store_memory_per_worker or MAX_UNACKED_BYTES
+            self._limits = limits_of(part.transport)
             os.environ.update(part.extra_python_environs_for_worker)
             logging.getLogger("aiorl").setLevel(part.log_level.replace("WARN", "WARNING"))
             self._say_that_it_builds()
@@ -368,7 +386,7 @@ class WorkerService:
     def _say_that_it_builds(self) -> None:
         """Before it begins: if that keeps this process from doing anything else, the learner is patient."""
         self._is_building = True
-        self._session.note_progress(0, state=BUILDING)
+        self._session.note_progress(BUILDING)
         if self._session.state is WorkerState.REGISTERED:
             self._say(self._session.beat())
 
@@ -378,17 +396,6 @@ class WorkerService:
             logger.info("the registration of the sampler that failed is over: %s", message)
             return
         self._fail(kind, message, traceback_text)
-
-    def _take_settings(self, transport: TransportConfig) -> None:
-        """From the handshake on, times and limits are those of the learner's configuration."""
-        self._session.settings = dataclasses.replace(
-            self._session.settings,
-            heartbeat_interval_s=transport.heartbeat_interval_s,
-            heartbeat_timeout_s=transport.heartbeat_timeout_s,
-            resend_after_s=transport.resend_after_s,
-            hello_backoff_s=(min(0.5, transport.reconnect_max_s), transport.reconnect_max_s),
-        )
-        self._limits = limits_of(transport)
 
     async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
         await asyncio.get_running_loop().run_in_executor(running.executor, running.make, part, welcome)
@@ -413,9 +420,12 @@ class WorkerService:
                     self._send_fragment(unit, lease_id, produced)
         except StopSampling:
             pass
+        except EndOfData as error:
+            running.is_out_of_data = True
+            logger.info("sampler %d has come to the end: %s", running.index, error)
         except EnvError as error:
             self._fail_of(running.incarnation, "env", str(error), error.traceback_text)
-        except (ConfigError, UnknownPolicyError) as error:  # would come again in every worker
+        except (ConfigError, DataError, UnknownPolicyError) as error:  # would come again in every worker
             self._fail_of(running.incarnation, "setup", str(error), "")
         except (Exception, SystemExit) as error:  # whatever a user's code raises
             if self._is_current(running.incarnation):
@@ -428,30 +438,16 @@ class WorkerService:
             return await asyncio.get_running_loop().run_in_executor(running.executor, unit.sample)
         except BaseException:
             if running.incarnation == self._session.incarnation:  # the learner has forgotten those of another
-                self._session.abandon_fragment(lease_id, 0)
+                self._session.abandon_fragment(lease_id)
             raise
 
     def _send_fragment(self, unit: SamplerUnit, lease_id: int, produced: Produced) -> None:
-        samples = Samples(
-            seq=0,
-            lease_id=lease_id,
-            env_steps=produced.env_steps,
-            agent_steps=produced.agent_steps,
-            first_version=produced.first_version,
-            last_version=produced.last_version,
-            num_envs=produced.num_envs,
-            length=produced.length,
-            batches=produced.batches,
-            episodes=produced.episodes.to_arrays(),
-            filter_deltas=unit.take_deltas(self._session.next_seq),
-            perf=produced.perf,
-        )
+        samples = produced.to_samples(0, lease_id, unit.take_deltas(self._session.next_seq))
         self._session.fragment_done(samples, time.monotonic())
         self._pump()
         if not self._has_sent:
             self._has_sent = True
-            age_s = time.time() - psutil.Process().create_time()
-            logger.info("the first fragment is sent, %.2f s after this process was started", age_s)
+            logger.info("the first fragment is sent, %.2f s after this process was started", age_s())
 
     async def _stop_units(self) -> None:
         """End every sampler at its next step; one stuck in its environment is left behind with its thread.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -18,14 +19,22 @@ from aiorl.policy.distributions import make_distribution
 Fragment = dict[str, NDArray[Any]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unoptimised_graphs() -> Iterator[None]:
+    """Graphs run once or twice here: to optimise them takes longer than they do."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
 @pytest.fixture(scope="session")
 def make_model() -> Callable[..., ActorCritic]:
-    """Builds a model of 8x8 hidden units for 3-vectors and two actions, unless told otherwise."""
+    """Builds a model of 8 hidden units for 3-vectors and two actions, unless told otherwise."""
 
     def make(action_space: spaces.Space[Any] | None = None, obs_shape: tuple[int, ...] = (3,), **settings: Any) -> Any:
         distribution = make_distribution(action_space or spaces.Discrete(2))
         dtype = "uint8" if len(obs_shape) == 3 else "float32"
-        config = {"fcnet_hiddens": (8, 8), "lstm_cell_size": 4, **settings}
+        config = {"fcnet_hiddens": (8,), "lstm_cell_size": 4, **settings}
         return build_model(obs_shape, dtype, distribution, config, seed=1)
 
     return make
@@ -60,7 +69,7 @@ def make_fragment() -> Callable[..., Fragment]:
         columns[c.LAST_OBS] = (rng.random((num_envs, *model.obs_shape)) * 4).astype(model.obs_dtype)
         for index, state in enumerate(model.state_shapes):
             columns[c.state_in(index)] = rng.normal(size=(num_envs, *state)).astype(np.float32)
-        fragment = {name: columns[name] for name in (*plan.columns, *plan.extras)}
+        fragment = {name: columns[name] for name in plan.columns}
         if invalid:
             fragment[c.VALID] = rng.random(shape) < 0.8
             fragment[c.VALID][-1] = True

@@ -21,7 +21,7 @@ COLUMNS = (
     ColumnSpec(c.TERMINATEDS),
     ColumnSpec("image", (2, 2, 1), "uint8"),
 )
-EXTRAS = (ColumnSpec(c.LAST_OBS, (3,)), ColumnSpec(c.state_in(0), (5,)))
+OF_SEQUENCES = (ColumnSpec(c.LAST_OBS, (3,)), ColumnSpec(c.state_in(0), (5,)))
 
 
 def fragment(length: int, num_envs: int, seed: int = 0, *, valid: bool = False) -> dict[str, NDArray[Any]]:
@@ -54,7 +54,7 @@ def test_rows_are_those_of_the_fragments_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("length", [4, 6])
 def test_sequences_are_the_environments_of_the_fragments(length: int) -> None:
-    buffers = BatchBuffers(COLUMNS, EXTRAS)
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
     fragments = [fragment(4, 2, 1), fragment(3, 3, 2, valid=True)]
     batch = buffers.sequences(fragments, 6, length)
     assert batch[PACKED].shape[:2] == (6, length)
@@ -63,7 +63,7 @@ def test_sequences_are_the_environments_of_the_fragments(length: int) -> None:
         np.testing.assert_array_equal(column[:2, :4], fragments[0][spec.name].swapaxes(0, 1))
         np.testing.assert_array_equal(column[2:5, :3], fragments[1][spec.name].swapaxes(0, 1))
         assert (column[5] == 0).all()
-    for spec in EXTRAS:
+    for spec in OF_SEQUENCES:
         np.testing.assert_array_equal(batch[spec.name][:5], np.concatenate([f[spec.name] for f in fragments]))
     valid = buffers.column(batch, c.VALID)
     np.testing.assert_array_equal(valid[2:5, :3], fragments[1][c.VALID].T)
@@ -73,7 +73,7 @@ def test_sequences_are_the_environments_of_the_fragments(length: int) -> None:
 
 def test_behind_a_short_sequence_stands_the_observation_that_followed_it() -> None:
     """So that a row's successor is the next row, wherever its sequence ends."""
-    buffers = BatchBuffers(COLUMNS, EXTRAS)
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
     given_fragment = fragment(3, 2)
     obs = buffers.column(buffers.sequences([given_fragment], 2, 5), c.OBS)
     np.testing.assert_array_equal(obs[:, 3], given_fragment[c.LAST_OBS])
@@ -94,7 +94,7 @@ def test_buffers_are_used_again_after_two_batches_and_nothing_stale_is_left_in_t
 
 
 def test_zeros_have_the_same_arrays_as_a_batch_and_no_valid_row() -> None:
-    buffers = BatchBuffers(COLUMNS, EXTRAS)
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
     zeros = buffers.zeros(6, 4)
     batch = buffers.sequences([fragment(4, 6)], 6, 4)
     assert {name: (a.shape, a.dtype) for name, a in zeros.items()} == {
@@ -129,12 +129,12 @@ def test_more_rows_or_longer_sequences_than_there_is_room_for_are_refused() -> N
     with pytest.raises(BatchError, match="at most 7 rows"):
         BatchBuffers(COLUMNS).rows([fragment(4, 2)], 7)
     with pytest.raises(BatchError, match="at most 2 sequences of 3"):
-        BatchBuffers(COLUMNS, EXTRAS).sequences([fragment(4, 2)], 2, 3)
+        BatchBuffers(COLUMNS + OF_SEQUENCES).sequences([fragment(4, 2)], 2, 3)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_first_column_with_a_number_that_is_not_finite_is_named(bad: float) -> None:
-    buffers = BatchBuffers(COLUMNS, EXTRAS)
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
     batch = buffers.sequences([fragment(4, 2)], 2, 4)
     assert buffers.first_not_finite(batch) == ""
     batch[c.state_in(0)][1, 1] = bad
@@ -152,7 +152,7 @@ def test_rounding_up_gives_few_sizes_and_wastes_at_most_half(count: int, least: 
 
 
 def test_what_follows_a_sequences_last_transition_stands_in_the_row_behind_it() -> None:
-    buffers = BatchBuffers(COLUMNS, EXTRAS)
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
     cut = fragment(4, 3)
     cut[c.VALID] = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 0, 0]], bool)
     for length in (4, 6):
@@ -175,13 +175,52 @@ def test_what_follows_a_sequences_last_transition_stands_in_the_row_behind_it() 
     ],
 )
 def test_what_no_batch_is_made_of_is_refused_by_name(damage: dict[str, Any], said: str) -> None:
-    buffers = BatchBuffers(COLUMNS, EXTRAS)
-    buffers.check(fragment(4, 2), 4, 2)
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
+    buffers.check(fragment(4, 2), 4)
     with pytest.raises(BatchError, match=said):
-        buffers.check(fragment(4, 2) | damage, 4, 2)
+        buffers.check(fragment(4, 2) | damage, 4)
 
 
 @pytest.mark.parametrize("shape", [(0, 1), (3, 0)])
 def test_fragments_without_a_row_are_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(BatchError, match="at least one row"):
-        BatchBuffers(COLUMNS, EXTRAS).check(fragment(*shape), None, None)
+        BatchBuffers(COLUMNS + OF_SEQUENCES).check(fragment(*shape))
+
+
+def test_new_obs_is_a_column_however_it_is_kept() -> None:
+    columns = (ColumnSpec(c.OBS, (3,)), ColumnSpec(c.NEW_OBS, (3,)))
+    buffers = BatchBuffers(columns)
+    made = {name: array for name, array in fragment(4, 2).items() if name in (c.OBS, c.LAST_OBS)}
+    made |= {c.FINAL_INDEX: np.array([[1, 0], [3, 1]], np.int32), c.FINAL_OBS: np.full((2, 3), 9, np.float32)}
+    expected = np.concatenate([made[c.OBS][1:], made[c.LAST_OBS][None]])
+    expected[1, 0] = expected[3, 1] = 9
+    for kept in (made, {c.OBS: made[c.OBS], c.NEW_OBS: expected}):
+        buffers.check(kept)
+        batch = buffers.rows([kept], 9)
+        np.testing.assert_array_equal(buffers.column(batch, c.NEW_OBS)[:8], expected.reshape(8, 3))
+        batch = buffers.sequences([kept], 2, 5)
+        np.testing.assert_array_equal(buffers.column(batch, c.NEW_OBS)[:, :4], expected.swapaxes(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({c.LAST_OBS: np.zeros((3, 3), np.float32)}, "last_obs"),
+        ({c.LAST_OBS: np.zeros((2, 3), np.complex64)}, "last_obs"),
+        ({c.LAST_OBS: None}, "new_obs"),
+        ({c.FINAL_INDEX: np.array([[4, 0]], np.int32)}, "final_index"),
+        ({c.FINAL_INDEX: np.array([[0, -1]], np.int32)}, "final_index"),
+        ({c.FINAL_INDEX: np.zeros((1, 3), np.int32)}, "final_index"),
+        ({c.FINAL_INDEX: None}, "final_obs|final_index"),
+        ({c.FINAL_OBS: np.zeros((2, 3), np.float32)}, "final_obs"),
+        ({c.FINAL_OBS: None}, "final_obs"),
+    ],
+)
+def test_what_no_new_obs_can_be_made_of_is_refused_by_name(damage: dict[str, Any], said: str) -> None:
+    buffers = BatchBuffers((ColumnSpec(c.OBS, (3,)), ColumnSpec(c.NEW_OBS, (3,))))
+    made = {name: array for name, array in fragment(4, 2).items() if name in (c.OBS, c.LAST_OBS)}
+    made |= {c.FINAL_INDEX: np.array([[1, 0]], np.int32), c.FINAL_OBS: np.full((1, 3), 9, np.float32)}
+    buffers.check(made)
+    damaged = {name: array for name, array in (made | damage).items() if array is not None}
+    with pytest.raises(BatchError, match=said):
+        buffers.check(damaged)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from full_disk import disk_full_after
 
 from aiorl.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec
-from aiorl.algorithms.compiled_update import CompiledUpdate, UpdateSpec, unpacked
+from aiorl.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, Phase, UpdateSpec, unpacked
 from aiorl.data import columns as c
 from aiorl.errors import ConfigError
 
@@ -149,6 +151,19 @@ def test_auto_falls_back_to_a_plain_graph_with_a_warning_where_xla_cannot(caplog
     assert update(BATCH, ORDER, {"lr": 0.1})[1]
 
 
+def test_a_disk_that_is_full_where_compiled_updates_are_kept_ends_no_training(caplog: Any) -> None:
+    """TensorFlow makes it an error of the update."""
+    assert "persistent_cache_directory" in os.environ["TF_XLA_FLAGS"], "tests/conftest.py sets it"
+    w = tf.Variable([1.0])
+    spec = UpdateSpec(lambda batch, c: (tf.reduce_sum(w * batch["y"][:1] * c["lr"] + 0.17), {}), (), ("lr",))
+    update = CompiledUpdate(spec, [w], keras.optimizers.SGD(0.1), grad_clip=None, xla="auto")
+    with disk_full_after(1 << 13):
+        update.warm_up(BATCH, ORDER)
+    assert update.mode == "graph"
+    assert "its update runs as a plain graph" in caplog.text
+    assert update(BATCH, ORDER, {"lr": 0.1})[1]
+
+
 def test_xla_asked_for_where_it_cannot_is_an_error_that_says_what_to_set() -> None:
     with pytest.raises(ConfigError, match="Set xla: auto or off") as caught:
         uncompilable("on").warm_up(BATCH, ORDER)
@@ -159,7 +174,7 @@ def test_xla_asked_for_where_it_cannot_is_an_error_that_says_what_to_set() -> No
 def test_packed_columns_come_out_as_they_went_in(compiled: bool) -> None:
     """Integers bit by bit, also the small and the largest ones, through gathers and transposes under XLA."""
     specs = [ColumnSpec(c.OBS, (3,)), ColumnSpec(c.ACTIONS, (2,), "int32"), ColumnSpec("image", (2, 2, 1), "uint8")]
-    buffers = BatchBuffers(specs, [ColumnSpec(c.LAST_OBS, (3,))])
+    buffers = BatchBuffers([*specs, ColumnSpec(c.LAST_OBS, (3,))])
     rng = np.random.default_rng(0)
     actions = rng.choice([-(2**31), -1, 0, 1, 2, 2**24 + 1, 2**31 - 1], (4, 5, 2)).astype(np.int64)
     fragment = {
@@ -180,3 +195,39 @@ def test_packed_columns_come_out_as_they_went_in(compiled: bool) -> None:
     for name in (c.OBS, c.ACTIONS, "image"):
         np.testing.assert_array_equal(columns[name].numpy(), fragment[name][:, [4, 0, 2]])
     np.testing.assert_array_equal(columns[c.LAST_OBS].numpy(), fragment[c.LAST_OBS][[4, 0, 2]])
+
+
+@pytest.mark.parametrize("xla", ["on", "off"])
+def test_phases_learn_after_the_loss_by_what_it_gave_each_at_its_own_rate_and_turn(xla: Any) -> None:
+    """One follows the variable that has just moved; one is due at every third step, counted on from those before."""
+    w, follower, rare = tf.Variable(1.0), tf.Variable(0.0), tf.Variable(0.0)
+
+    def loss(minibatch: Any, coefficients: Any) -> Any:
+        return w * minibatch["x"], {"seen": w + 0.0}
+
+    def follow(minibatch: Any, coefficients: Any) -> Any:
+        return -follower * (tf.convert_to_tensor(w) + minibatch["seen"]), {"w": tf.convert_to_tensor(w)}
+
+    def seldom(minibatch: Any, coefficients: Any) -> Any:
+        return rare * minibatch["w"] - rare * minibatch["w"] - rare, {}
+
+    phases = (
+        Phase("follower", follow, ("w",), [follower], keras.optimizers.SGD(1.0), "other_lr"),
+        Phase("rare", seldom, (), [rare], keras.optimizers.SGD(1.0), every=3),
+    )
+    spec = UpdateSpec(loss, (), ("lr", "other_lr", STEPS_BEFORE), is_stacked=True, phases=phases)
+    update = CompiledUpdate(spec, [w], keras.optimizers.SGD(1.0), grad_clip=None, xla=xla)
+    batch = {"x": np.ones(4, np.float32)}
+    coefficients = {"lr": 0.5, "other_lr": 2.0, STEPS_BEFORE: 1.0}
+    metrics, held = update(batch, None, coefficients, max_steps=1)
+    assert held
+    assert (w.numpy(), follower.numpy(), rare.numpy()) == (0.5, 2.0 * (0.5 + 1.0), 0.0)
+    assert metrics["follower_grad_gnorm"] == 1.5
+    assert "rare_loss" not in metrics
+    metrics, _ = update(batch, None, {**coefficients, STEPS_BEFORE: 2.0})
+    assert rare.numpy() == 1.0  # at the third and the sixth step, the latter by lr 0.5
+    assert metrics["rare_grad_gnorm"] == 1.0
+    before = [float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)]
+    _, held = update({"x": np.array([1, 1, 1, np.nan], np.float32)}, None, coefficients)
+    assert not held
+    assert [float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)] == before

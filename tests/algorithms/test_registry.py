@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from aiorl.algorithms.algorithm import Algorithm
 from aiorl.algorithms.registry import ALGORITHMS, algorithm_class, config_class
-from aiorl.errors import UnknownAlgorithmError
+from aiorl.errors import ConfigError, UnknownAlgorithmError
 
 
 def test_the_nearest_name_is_offered_for_an_unknown_algorithm() -> None:
     with pytest.raises(UnknownAlgorithmError, match="Did you mean 'impala'") as caught:
         config_class("impalla")
     assert caught.value.key == "algo"
-    assert "impala, ppo" in str(caught.value)
+    assert ", ".join(sorted(ALGORITHMS)) in str(caught.value)
     with pytest.raises(UnknownAlgorithmError):
         algorithm_class("dqnn")
 
@@ -38,3 +39,54 @@ def test_plans_are_made_without_tensorflow() -> None:
         "assert not {'tensorflow', 'keras', 'onnx'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+MINE = """
+from aiorl.algorithms.pg.algorithm import PG
+from aiorl.algorithms.pg.config import PGConfig
+from aiorl.config.key import changed
+
+class MineConfig(PGConfig):
+    algo: str = changed(PGConfig, "algo", "my_algorithms:Mine")
+
+class Mine(PG):
+    config_class = MineConfig
+
+class Renamed(PG):
+    config_class = PGConfig
+
+class Bare(PG):
+    config_class = dict
+"""
+
+
+@pytest.fixture
+def my_algorithms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_algorithms.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_algorithms", raising=False)
+
+
+def test_an_algorithm_of_a_users_own_goes_by_its_import_path(my_algorithms: None) -> None:
+    found = algorithm_class("my_algorithms:Mine")
+    assert (found.__name__, found.config_class) == ("Mine", config_class("my_algorithms:Mine"))
+    config = config_class("my_algorithms:Mine").from_mapping({"algo": "my_algorithms:Mine", "env": "CartPole-v1"})
+    assert config_class(config.algo) is type(config)
+    assert type(config)(algo="my_algorithms:Mine", lr=0.5).lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("my_algorithms:Mime", "'my_algorithms' has no 'Mime'.*Did you mean 'Mine'"),
+        ("my_algorithm:Mine", "importing 'my_algorithm' failed.*PYTHONPATH"),
+        ("my_algorithms:changed", "not a class of aiorl.algorithms.Algorithm"),
+        ("my_algorithms:MineConfig", "not a class of aiorl.algorithms.Algorithm"),
+        ("my_algorithms:Renamed", "PGConfig says 'pg'.*have the default \"my_algorithms:Renamed\""),
+        ("my_algorithms:Bare", "not a class of configs"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused_by_its_path(my_algorithms: None, path: str, wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong) as caught:
+        config_class(path)
+    assert caught.value.key == "algo"

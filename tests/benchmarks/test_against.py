@@ -38,7 +38,9 @@ def repository(tmp_path: Path) -> Path:
     for name in ("__init__", "against", "result"):
         shutil.copy(ROOT / "benchmarks" / f"{name}.py", benchmarks)
     text = (ROOT / "benchmarks" / "__main__.py").read_text(encoding="utf-8")
-    (benchmarks / "__main__.py").write_text(re.sub(r"MODULES = .*", 'MODULES = ("tiny",)', text), encoding="utf-8")
+    (benchmarks / "__main__.py").write_text(
+        re.sub(r"(?s)MODULES = \(.*?\)", 'MODULES = ("tiny",)', text), encoding="utf-8"
+    )
     write_tiny(tmp_path, "old", 10.0)
     git(root, "init", "--quiet")
     git(root, "add", "--all")

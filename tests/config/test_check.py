@@ -38,21 +38,10 @@ def test_a_long_value_is_shown_in_part() -> None:
 
 
 OTHER_VALUES = {
-    "eager": True,
-    "no_eager_on_workers": True,
-    "eager_tracing": True,
-    "optimizer": {"epsilon": 1e-5},
     "evaluation_interval": 5,
     "evaluation_num_episodes": 5,
     "evaluation_config": {"explore": False},
-    "num_gpus": 1,
     "num_gpus_per_worker": 0.5,
-    "num_cpus_for_driver": 2,
-    "memory": 10**9,
-    "memory_per_worker": 10**9,
-    "object_store_memory_per_worker": 10**9,
-    "compress_observations": "bulk",
-    "collect_metrics_timeout": 10,
     "input": {"sampler": 0.5, "/data": 0.5},
     "input_evaluation": ["simulation"],
     "postprocess_inputs": True,
@@ -60,7 +49,6 @@ OTHER_VALUES = {
     "output": "logdir",
     "output_compress_columns": [],
     "output_max_file_size": 1000,
-    "model.max_seq_len": 10,
 }
 UNSUPPORTED = {name: reason_unsupported(field) for name, field in all_keys(CommonConfig) if reason_unsupported(field)}
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from aiorl.algorithms.registry import config_class
 from aiorl.config.command_line import configure_learner, parse_learner_args
 from aiorl.config.key import changed
 from aiorl.config.schema import CommonConfig, key
@@ -17,6 +19,7 @@ from aiorl.errors import UnknownAlgorithmError
 class OtherConfig(CommonConfig):
     """An algorithm's config."""
 
+    algo: str = changed(CommonConfig, "algo", "other")
     epochs: int = key(3, "Epochs over one batch.", group="Other")
     num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 6)
 
@@ -38,9 +41,10 @@ def test_the_options_that_scripts_rely_on_set_their_keys() -> None:
         "--max-worker-restarts 1"
     )
     config = configure_learner(line.split(), config_class_of)
+    assert isinstance(config, OtherConfig)
     set_keys = {name: value for name, value in config.to_dict().items() if value != OtherConfig().to_dict()[name]}
     assert set_keys == {
-        "env": "E", "algo": "other", "num_workers": 0, "num_envs_per_worker": 8, "vectorize": "native", "seed": 7,
+        "env": "E", "num_workers": 0, "num_envs_per_worker": 8, "vectorize": "native", "seed": 7,
         "stop_return": -200.0, "stop_timesteps": 1000, "stop_time_s": 2.5, "run_dir": "R",
         "bind": "tcp://0.0.0.0:5557", "keys": "K", "insecure": True, "max_worker_restarts": 1,
     }  # fmt: skip
@@ -95,6 +99,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         (["--algo", "nope"], "There is no algorithm nope."),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml can't be read"),
         (["--bind", "tcp://0.0.0.0:1"], "needs keys"),
+        (["--preset", "ppo-cartpol"], "There is no preset 'ppo-cartpol'. Did you mean 'ppo-cartpole'"),
         (["--model", "3", "--model.use-lstm", "true"], "can't both be given"),
     ],
 )
@@ -135,7 +140,7 @@ def test_help_shows_the_defaults_of_the_algorithm_asked_for(capsys: pytest.Captu
     assert "Environments that one worker steps together. (environments; default: 1)" in texts[0]
     assert "Environments that one worker steps together. (environments; default: 6)" in texts[1]
     assert texts[2] == texts[0]
-    assert all(" evaluation_interval," in text for text in texts), "what is not supported yet"
+    assert all(" num_gpus_per_worker" in text for text in texts), "what is not supported yet"
 
 
 def test_print_config_prints_what_can_be_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,6 +152,37 @@ def test_print_config_prints_what_can_be_given_back(tmp_path: Path, capsys: pyte
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     assert configure_learner(["--config", str(file)], config_class_of) == learner("--lr", "0.2")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        configure_learner(argv, config_class)
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_show_config_tells_each_value_and_where_it_comes_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("seed: 5\npreset: ppo-cartpole\n")
+    said = printed(capsys, "--config", str(file), "--gamma", "0.5", "--show-config")
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in said.splitlines()}
+    assert lines["gamma"] == "argument 0.5"
+    assert lines["seed"] == f"{file}, line 1 5"
+    assert lines["lambda_"] == "preset ppo-cartpole 0.8"
+    assert lines["clip_actions"] == "default true"
+
+
+def test_help_presets_lists_them_with_result_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+    said = printed(capsys, "--help-presets")
+    assert re.search(r"^ppo-cartpole: CartPole-v1\n  Result: .*\n  From: rl-baselines3-zoo", said, re.MULTILINE)
+    assert "\n      num_sgd_iter: 20\n" in said
+
+
+def test_a_preset_brings_its_algorithm_and_its_environment() -> None:
+    config = configure_learner(["--preset", "impala-cartpole"], config_class)
+    assert (config.algo, config.env) == ("impala", "CartPole-v1")
 
 
 def test_help_config_explains_the_algorithms_keys(capsys: pytest.CaptureFixture[str]) -> None:

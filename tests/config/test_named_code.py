@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from aiorl.algorithms.registry import config_class
-from aiorl.config.load import save_config
-from aiorl.config.named_code import code_named_in, warning_of_foreign_code
+from aiorl.config.load import load_config, save_config
+from aiorl.config.named_code import code_named_in, foreign_code
 from aiorl.config.schema import CommonConfig
 
 NAMED = {
@@ -37,7 +37,7 @@ def somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_import_path_is_found_however_deep_it_stands() -> None:
-    assert code_named_in(config(**NAMED)) == {
+    assert code_named_in(config(**NAMED).to_dict()) == {
         "env": "their_module:Env",
         "callbacks.on_train_result": "their_hooks:f",
         "model.custom_model": "their_net:make",
@@ -50,33 +50,38 @@ def test_every_import_path_is_found_however_deep_it_stands() -> None:
 
 
 def test_defaults_name_no_code() -> None:
-    assert code_named_in(config()) == {}
+    assert code_named_in(config().to_dict()) == {}
 
 
 def test_somebody_elses_is_told_with_its_owner_and_nothing_reaches_the_terminal_raw(
     tmp_path: Path, somebody_else: None
 ) -> None:
-    values = {"resume": str(tmp_path), "env": "m:E", "callbacks": "x:\x1b[31m", "env_config": {"\x1b]0;": "a:b"}}
-    text = warning_of_foreign_code(config(**values, extra_python_environs_for_worker={"LD_PRELOAD": "their.so"}))
+    values = {"env": "m:E", "callbacks": "x:\x1b[31m", "env_config": {"\x1b]0;": "a:b"}}
+    text = foreign_code({**values, "extra_python_environs_for_worker": {"LD_PRELOAD": "their.so"}}, [tmp_path])
     assert "not to you" in text.splitlines()[0]
     assert "  env: 'm:E'" in text.splitlines()
     assert "  extra_python_environs_for_worker: LD_PRELOAD" in text.splitlines()
     assert text.replace("\n", "").isprintable()
 
 
+def warnings_of_resuming(run_dir: Path) -> list[str]:
+    told: list[str] = []
+    load_config(config_class, overrides={"resume": str(run_dir)}, warn=told.append)
+    return told
+
+
 def test_ones_own_is_not(tmp_path: Path) -> None:
-    assert warning_of_foreign_code(config(resume=str(tmp_path), env="m:E")) == ""
-    assert warning_of_foreign_code(config(env="m:E")) == ""
+    save_config(config(env="m:E"), tmp_path)
+    assert warnings_of_resuming(tmp_path) == []
 
 
-def test_a_config_of_somebody_else_in_ones_own_directory_is_told_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_of_somebody_else_in_ones_own_directory_is_told_too(tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root to give a file away")
     save_config(config(env="m:E"), tmp_path)
     os.chown(tmp_path / "config.yaml", 12_345, -1)
-    assert "the user with id 12345" in warning_of_foreign_code(config(resume=str(tmp_path), env="m:E"))
+    (told,) = warnings_of_resuming(tmp_path)
+    assert "the user with id 12345" in told
 
 
 MAIN = """
@@ -87,13 +92,14 @@ sys.exit(main(["--resume", sys.argv[1]]))
 """
 
 
-def test_it_is_told_before_the_first_import(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["env", "algo"])
+def test_it_is_told_before_the_first_import(tmp_path: Path, key: str) -> None:
     (tmp_path / "their_module.py").write_text("import sys; sys.stderr.write('imported\\n'); raise ValueError('stop')")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": "their_module:Env"}))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": "CartPole-v1", key: "their_module:Theirs"}))
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(
         [sys.executable, "-c", MAIN, str(tmp_path)], capture_output=True, text=True, env=environment, check=False
     )
     lines = done.stderr.splitlines()
     assert done.returncode == 2, done.stderr
-    assert lines.index("  env: 'their_module:Env'") < lines.index("imported")
+    assert lines.index(f"  {key}: 'their_module:Theirs'") < lines.index("imported")

@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from typing import ClassVar
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.config.check import FREE_SUB_DICTS
+from aiorl.config.key import changed
 from aiorl.config.merge import with_base_config
 from aiorl.config.schema import CommonConfig, key, with_common_config
+from aiorl.config.worker import WorkerPart
+from aiorl.env.registry import register_env, resolve_env
 from aiorl.errors import ConfigError, SecurityError
 
 # Copied by hand from the specification's table, not from the code.
@@ -85,23 +87,19 @@ SPEC_DEFAULTS = {
 }
 
 
-class OnPolicyConfig(CommonConfig):
+class OtherConfig(CommonConfig):
     """An algorithm's config: other defaults, one more key."""
-
-    on_policy: ClassVar[bool] = True
 
     lr: float = key(5e-5, "Learning rate.", group="Learning", gt=0)
     num_sgd_iter: int = key(10, "Epochs over one train batch.", group="PPO", ge=1)
 
 
 @pytest.mark.parametrize("name", SPEC_DEFAULTS)
-def test_every_key_of_the_specification_is_there_with_its_default(name: str) -> None:
-    """R166."""
+def test_r166_every_key_of_the_specification_is_there_with_its_default(name: str) -> None:
     assert CommonConfig().to_dict()[name] == SPEC_DEFAULTS[name]
 
 
-def test_model_and_multiagent_have_the_keys_of_the_specification() -> None:
-    """R166."""
+def test_r166_model_and_multiagent_have_the_keys_of_the_specification() -> None:
     config = CommonConfig()
     assert (config.model.dim, config.model.framestack, config.model.custom_preprocessor) == (84, True, None)
     multiagent = config.multiagent
@@ -118,8 +116,7 @@ def test_model_and_multiagent_have_the_keys_of_the_specification() -> None:
         ({"xyzzy": 1}, "xyzzy", "--help-config"),
     ],
 )
-def test_an_unknown_key_or_sub_key_is_refused_by_name(values: dict, named: str, offered: str) -> None:
-    """R167."""
+def test_r167_an_unknown_key_or_sub_key_is_refused_by_name(values: dict, named: str, offered: str) -> None:
     with pytest.raises(ConfigError) as caught:
         CommonConfig.from_mapping(values)
     assert caught.value.key == named
@@ -128,10 +125,10 @@ def test_an_unknown_key_or_sub_key_is_refused_by_name(values: dict, named: str, 
 
 
 @pytest.mark.parametrize(
-    "free", sorted(set(FREE_SUB_DICTS) - {"optimizer", "evaluation_config", "custom_resources_per_worker", "model"})
+    "free", sorted(set(FREE_SUB_DICTS) - {"evaluation_config", "custom_resources_per_worker", "model"})
 )
-def test_below_the_free_sub_dicts_any_key_is_taken(free: str) -> None:
-    """R167; those of which only the default is supported, and model, have tests of their own."""
+def test_r167_below_the_free_sub_dicts_any_key_is_taken(free: str) -> None:
+    """Those of which only the default is supported, and model, have tests of their own."""
     config = CommonConfig.from_mapping({free: {"mine": {"deep": [1, {"er": 2}]}}})
     assert config.to_dict()[free]["mine"] == {"deep": [1, {"er": 2}]}
 
@@ -160,9 +157,8 @@ def test_a_custom_model_may_heed_keys_of_its_own(caplog: pytest.LogCaptureFixtur
     assert not caplog.messages
 
 
-def test_the_users_config_merges_deeply_into_the_algorithms() -> None:
-    """R171."""
-    config = OnPolicyConfig.from_mapping({"model": {"use_lstm": True}, "tf_session_args": {"device_count": {"GPU": 0}}})
+def test_r171_the_users_config_merges_deeply_into_the_algorithms() -> None:
+    config = OtherConfig.from_mapping({"model": {"use_lstm": True}, "tf_session_args": {"device_count": {"GPU": 0}}})
     assert config.model.use_lstm
     assert config.model.fcnet_hiddens == (64, 64)
     assert config.tf_session_args["device_count"] == {"CPU": 1, "GPU": 0}
@@ -170,8 +166,7 @@ def test_the_users_config_merges_deeply_into_the_algorithms() -> None:
     assert (config.lr, config.num_sgd_iter) == (5e-5, 10)
 
 
-def test_with_base_config_replaces_sub_dicts_and_leaves_the_base_untouched() -> None:
-    """R171."""
+def test_r171_with_base_config_replaces_sub_dicts_and_leaves_the_base_untouched() -> None:
     base = {"model": {"dim": 84, "framestack": True}, "lr": 1.0}
     extended = with_base_config(base, {"model": {"dim": 42}})
     assert extended == {"model": {"dim": 42}, "lr": 1.0}
@@ -181,14 +176,12 @@ def test_with_base_config_replaces_sub_dicts_and_leaves_the_base_untouched() -> 
     assert CommonConfig().model.dim == 84
 
 
-def test_custom_resources_are_refused_since_nothing_schedules_machines() -> None:
-    """R184."""
+def test_r184_custom_resources_are_refused_since_nothing_schedules_machines() -> None:
     with pytest.raises(ValueError, match="schedules no machines"):
         CommonConfig.from_mapping({"custom_resources_per_worker": {"tpu": 1}})
 
 
-def test_input_evaluation_must_be_a_list() -> None:
-    """R170."""
+def test_r170_input_evaluation_must_be_a_list() -> None:
     with pytest.raises(ValueError, match="input_evaluation must be a list"):
         CommonConfig.from_mapping({"input_evaluation": "is"})
 
@@ -228,28 +221,6 @@ def test_a_bind_beyond_loopback_needs_keys_or_insecure_said_aloud() -> None:
     assert CommonConfig.from_mapping({"bind": "tcp://0.0.0.0:5557", "keys": "k"}).keys == "k"
 
 
-@settings(deadline=None)
-@given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 64))
-def test_a_train_batch_is_whole_fragments_or_the_nearest_sizes_are_named(size: int, length: int, envs: int) -> None:
-    values = {"train_batch_size": size, "rollout_fragment_length": length, "num_envs_per_worker": envs}
-    if size % (length * envs) == 0:
-        OnPolicyConfig.from_mapping(values)
-        return
-    with pytest.raises(ConfigError) as caught:
-        OnPolicyConfig.from_mapping(values)
-    offered = [int(word.strip(",")) for word in caught.value.hint.split() if word.strip(",").isdecimal()]
-    assert offered
-    for fitting in offered:
-        assert abs(fitting - size) < length * envs or fitting == length * envs
-        OnPolicyConfig.from_mapping({**values, "train_batch_size": fitting})
-
-
-def test_streaming_algorithms_and_whole_episodes_take_any_train_batch_size() -> None:
-    values = {"train_batch_size": 1000, "rollout_fragment_length": 300}
-    CommonConfig.from_mapping(values)
-    OnPolicyConfig.from_mapping({**values, "batch_mode": "complete_episodes"})
-
-
 def test_a_config_cannot_be_changed_but_updated() -> None:
     config = CommonConfig()
     with pytest.raises(ValidationError):
@@ -271,3 +242,93 @@ def test_an_environment_class_is_named_by_its_import_path() -> None:
 
 def test_unknown_keys_can_be_allowed() -> None:
     assert CommonConfig.from_mapping({"mine": 3, "lr": 0.5}, allow_unknown=True).lr == 0.5
+
+
+class ElseConfig(CommonConfig):
+    """The config of an algorithm called else."""
+
+    algo: str = changed(CommonConfig, "algo", "else")
+
+
+def test_a_config_is_made_by_keywords_as_it_is_by_a_mapping(caplog: pytest.LogCaptureFixture) -> None:
+    config = OtherConfig(env=OrderedDict, num_workers=2, seed=1, model={"use_lstm": True}, sample_batch_size=50)
+    values = {"env": "collections:OrderedDict", "num_workers": 2, "seed": 1, "model": {"use_lstm": True}}
+    assert config == OtherConfig.from_mapping({**values, "rollout_fragment_length": 50})
+    assert config.model_fields_set == {*values, "rollout_fragment_length"}
+    assert caplog.messages == ["sample_batch_size is now called rollout_fragment_length"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"lr": -1}, "lr must be greater than 0, not -1."),
+        ({"num_worker": 3}, "There is no key num_worker. Did you mean 'num_workers'"),
+        ({"model": {"use_lstm": "maybe"}}, "model.use_lstm must be true or false"),
+        ({"custom_resources_per_worker": {"tpu": 1}}, "schedules no machines"),
+        ({"gpu": True}, "There is no key gpu any more. Use num_gpus"),
+        ({"algo": "ppo"}, "algo can't be ppo in ElseConfig, which is for else."),
+    ],
+)
+def test_a_config_made_by_keywords_has_the_checks_of_the_command_line(settings: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ElseConfig(**settings)
+    assert str(caught.value).startswith(sentence) or sentence in str(caught.value)
+
+
+def test_a_file_is_read_and_keywords_win_over_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("env: E\nmodel: {use_lstm: true}\nlr: 0.25\n")
+    config = OtherConfig.from_file(file, lr=0.5, model={"lstm_cell_size": 8})
+    assert (config.env, config.lr, config.model.use_lstm, config.model.lstm_cell_size) == ("E", 0.5, True, 8)
+    file.write_text("algo: ppo\nlr: 1\n")
+    with pytest.raises(ConfigError, match=r"mine.yaml, line 1: algo can't be ppo in ElseConfig"):
+        ElseConfig.from_file(str(file))
+    file.write_text("lr: 1\nnum_worker: 1\n")
+    with pytest.raises(ConfigError, match=r"mine.yaml, line 2: There is no key num_worker"):
+        OtherConfig.from_file(file)
+
+
+def test_an_update_knows_what_was_set_before() -> None:
+    config = OtherConfig(seed=3).updated({"lr": 0.5})
+    assert config.model_fields_set == {"seed", "lr"}
+
+
+def test_r172_an_environment_is_an_id_or_a_class_and_anything_else_is_refused() -> None:
+    assert CommonConfig(env="CartPole-v1").env == "CartPole-v1"
+    assert CommonConfig(env=OrderedDict).env == "collections:OrderedDict"
+    register_env("mine", lambda context: OrderedDict(context))
+    for env in (CommonConfig(env="mine").env, CommonConfig(env=OrderedDict).env, "CartPole-v1"):
+        assert callable(resolve_env(str(env)))
+    for wrong in (3, ["CartPole-v1"]):
+        with pytest.raises(ValueError, match="env must be text or null, not"):
+            CommonConfig(env=wrong)
+    for unknown in ("CartPole-v99", "NoSuchEnv"):
+        with pytest.raises(ValueError, match=unknown):
+            resolve_env(str(CommonConfig(env=unknown).env))
+    config = CommonConfig(env="CartPole-v1")
+    assert config.updated({"env": "Acrobot-v1"}).env == "Acrobot-v1"
+
+
+def test_r185_least_lengths_of_an_iteration_reach_neither_workers_nor_updates() -> None:
+    long, short = (
+        PPOConfig(env="E", seed=1, **more) for more in ({"min_iter_time_s": 3, "timesteps_per_iteration": 9}, {})
+    )
+    assert (long.min_iter_time_s, long.timesteps_per_iteration) == (3, 9)
+    assert WorkerPart.of(long) == WorkerPart.of(short)
+    differing = {name for name, value in long.to_dict().items() if value != short.to_dict()[name]}
+    assert differing == {"min_iter_time_s", "timesteps_per_iteration"}
+
+
+@pytest.mark.parametrize(("settings", "mode"), [
+    ({}, "auto"), ({"xla": "off"}, "off"), ({"eager": True}, "eager"), ({"eager": True, "eager_tracing": True}, "off"),
+    ({"eager_tracing": True, "xla": "on"}, "on"),
+])  # fmt: skip
+def test_updates_run_eagerly_traced_or_compiled(settings: dict, mode: str) -> None:
+    assert CommonConfig(**settings).update_mode == mode
+
+
+def test_passes_over_stored_experience_need_to_know_who_shares_it() -> None:
+    stored = {"input": "files", "input_epochs": 1, "num_workers": 0}
+    CommonConfig.from_mapping(stored)
+    with pytest.raises(ConfigError, match="input_epochs needs a number of workers"):
+        CommonConfig.from_mapping({**stored, "bind": "tcp://127.0.0.1:5557"})

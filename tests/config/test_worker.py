@@ -32,7 +32,6 @@ def test_a_worker_gets_its_part_as_plain_data_and_reads_it_back_equal() -> None:
     assert WorkerPart.from_dict(wire) == part
     assert (part.env, part.seed, part.num_envs_per_worker, part.clip_rewards) == ("CartPole-v1", 3, 8, True)
     assert part.transport.compression == "off"
-    assert part.sampling == "columnar"
     assert part.policies == {DEFAULT_POLICY_ID: PolicyPart(sample_plan=PLAN)}
 
 
@@ -48,11 +47,11 @@ def test_several_policies_are_read_back_equal_too() -> None:
     config = CONFIG.updated(
         {"multiagent": {"policy_mapping_fn": "a:b", "observation_fn": "c:d"}, "model": {"dim": 42, "framestack": False}}
     )
-    part = WorkerPart.of(config, policies=policies, sampling="general", log_dir="/runs/one")
+    part = WorkerPart.of(config, policies=policies, log_dir="/runs/one")
     again = WorkerPart.from_dict(json.loads(json.dumps(part.to_dict())))
     assert again == part
     assert again.policies == policies
-    assert (again.sampling, again.log_dir) == ("general", "/runs/one")
+    assert again.log_dir == "/runs/one"
     assert again.multiagent.model_dump() == {"policy_mapping_fn": "a:b", "observation_fn": "c:d"}
     assert again.model.model_dump() == {"dim": 42, "framestack": False, "custom_preprocessor": None}
 

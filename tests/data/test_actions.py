@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorl.data.actions import ActionLayout, leaf_spaces
-from aiorl.data.spaces import regroup_actions
 from aiorl.errors import BatchError, UnsupportedSpaceError
 
 BOX = spaces.Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, np.inf], np.float32))
@@ -78,14 +77,6 @@ def test_r117_a_tuple_action_is_one_list_of_components_per_row():
     assert all(WHOLE.contains(row) for row in (first, second))
 
 
-def test_regrouping_follows_nested_batches():
-    batches = (np.array([1, 2]), {"a": np.array([[3.0], [4.0]]), "b": (np.array([5, 6]),)})
-    rows = regroup_actions(batches)
-    assert [row[0] for row in rows] == [1, 2]
-    assert rows[1][1]["a"].tolist() == [4.0]
-    assert rows[1][1]["b"] == [6]
-
-
 def test_r118_clipping_touches_bounded_components_only():
     layout = ActionLayout(NESTED)
     column = np.array([[7, 5.0, -9.0, 1, 0, 1, 2]], np.float32)
@@ -98,6 +89,8 @@ def test_r118_clipping_touches_bounded_components_only():
     assert mixed.clip(np.array([[1, -8]])).tolist() == [[1, -3]]
     plain = ActionLayout(BOX)
     assert plain.clip(np.array([[-5.0, 5.0]], np.float32)).tolist() == [[-1.0, 5.0]]
+    unbounded = np.array([[7.0]])
+    assert ActionLayout(spaces.Box(-np.inf, np.inf, (1,))).clip(unbounded) is unbounded
     discrete = ActionLayout(spaces.Discrete(2))
     assert discrete.clip(np.array([1])).tolist() == [1]
 

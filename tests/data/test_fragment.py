@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aiorl.data import columns as c
-from aiorl.data.fragment import Fragment
+from aiorl.data.fragment import Fragment, check_new_obs
 from aiorl.errors import BatchError
 
 
@@ -60,3 +60,10 @@ def test_columns_that_disagree_are_named() -> None:
         Fragment({})
     with pytest.raises(BatchError, match="new_obs"):
         Fragment({c.OBS: np.zeros((3, 2, 4))}).new_obs()
+
+
+@pytest.mark.parametrize("index", [np.int32(0), np.array([1], np.int32), np.array([[1]], np.int32)])
+def test_an_index_of_final_observations_without_rows_of_two_is_refused(index: np.ndarray) -> None:
+    arrays = {c.OBS: np.zeros((3, 2, 1)), c.LAST_OBS: np.zeros((2, 1)), c.FINAL_OBS: np.zeros((1, 1))}
+    with pytest.raises(BatchError, match="final_index"):
+        check_new_obs(arrays | {c.FINAL_INDEX: np.asarray(index)})

@@ -54,6 +54,17 @@ def test_policies_rewards_custom_metrics_and_histories_become_columns_by_name_an
     assert again.custom.keys() == {"height"}
 
 
+def test_estimates_travel_beside_episodes_by_estimator_and_metric() -> None:
+    """SPEC 11: off_policy_estimator; what is no finite number is left out."""
+    found = [("is", {"V_prev": 1.0, "V_step_IS": 2.0}), ("wis", {"V_prev": 1.0}), ("is", {"V_prev": np.inf})]
+    arrays = EpisodeColumns.of([], found).to_arrays()
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "lengths": [], "rewards": [],
+        "estimate/is/V_prev": [1.0], "estimate/is/V_step_IS": [2.0], "estimate/wis/V_prev": [1.0],
+    }  # fmt: skip
+    assert EpisodeColumns.from_arrays(arrays).estimates.keys() == {"is/V_prev", "is/V_step_IS", "wis/V_prev"}
+
+
 def test_no_episodes_are_columns_without_rows() -> None:
     assert {name: len(array) for name, array in EpisodeColumns.of([]).to_arrays().items()} == {
         "lengths": 0,

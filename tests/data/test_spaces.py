@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiorl.data.spaces import clip_actions, regroup_actions, space_from_dict, space_to_dict
+from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 
 EXAMPLES = [
@@ -101,30 +101,3 @@ def test_endless_nesting_is_refused():
         data = {"kind": "Tuple", "spaces": [data]}
     with pytest.raises(ConfigError, match="nested"):
         space_from_dict(data)
-
-
-def test_r118_clipping_touches_bounded_components_only():
-    space = spaces.Box(np.array([-1, -np.inf, 0], np.float32), np.array([1, np.inf, np.inf], np.float32))
-    actions = np.array([[5.0, -9.0, -3.0], [-5.0, 9.0, 3.0]], np.float32)
-    clipped = clip_actions(actions, space)
-    np.testing.assert_array_equal(clipped, [[1.0, -9.0, 0.0], [-1.0, 9.0, 3.0]])
-    assert clipped.dtype == np.float32
-    assert actions[0, 0] == 5.0  # the recorded action stays as it was
-
-
-@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (1,))], ids=str)
-def test_without_bounds_the_same_array_comes_back(space):
-    actions = np.array([1, 2])
-    assert clip_actions(actions, space) is actions
-
-
-def test_r117_components_are_regrouped_to_one_list_per_row():
-    rows = regroup_actions([np.array([1, 2]), np.array([[0.5, 0.6], [0.7, 0.8]])])
-    assert len(rows) == 2
-    assert rows[1][0] == 2
-    np.testing.assert_array_equal(rows[1][1], [0.7, 0.8])
-
-
-def test_components_of_different_length_are_refused():
-    with pytest.raises(ValueError, match="zip"):
-        regroup_actions([np.zeros(2), np.zeros(3)])

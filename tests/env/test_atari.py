@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing
 
+from aiorl.data.obs_layout import layout_of
 from aiorl.env.atari import (
     EpisodicLife,
     FireAtReset,
@@ -21,6 +22,7 @@ from aiorl.env.atari import (
 from aiorl.env.base_env import FinishedGame
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
+from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.testing.envs import CountingEnv
 
 
@@ -154,6 +156,12 @@ def test_frames_are_stacked_as_channels_oldest_first():
     assert first[0, 0].tolist() == [0, 0, 0, 0]
     with pytest.raises(ConfigError, match="height, width"):
         StackFrames(LivesEnv(shape=(4,)), 4)
+
+
+def test_a_stack_is_known_as_one_by_its_space_and_an_image_of_as_many_channels_is_not():
+    stack, image = StackFrames(LivesEnv(), 4).observation_space, spaces.Box(0, 255, (4, 4, 4), np.uint8)
+    assert [preprocessor_for(space).layout.num_frames for space in (stack, image)] == [4, 1]
+    assert layout_of(preprocessor_for(stack).observation_space).num_frames == 4
 
 
 def test_a_missing_opencv_says_what_to_install(monkeypatch):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -76,3 +78,9 @@ def test_killing_is_at_once_and_hanging_up_may_be_repeated(child):
     process.hang_up()
     process.hang_up()
     assert process.process.returncode is not None
+
+
+def test_a_process_for_one_environment_loads_nothing_that_checks_settings_or_acts():
+    code = "import aiorl.env.remote_child, sys; print({'pydantic', 'onnxruntime', 'zmq'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"

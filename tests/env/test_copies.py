@@ -265,19 +265,6 @@ def test_r71_an_environments_own_env_error_keeps_its_cause(where, is_columnar):
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_every_copy_is_closed_also_if_one_raises():
-    closed = []
-
-    class Stuck(CountingEnv):
-        def close(self):
-            closed.append(self)
-            raise OSError("stuck")
-
-    with pytest.raises(OSError, match="stuck"):
-        copies(Stuck(), Stuck()).stop()
-    assert len(closed) == 2
-
-
 class OldGymnasiumEnv(CountingEnv):
     """Derived from gymnasium.Env, but in the form of old Gym."""
 

@@ -227,8 +227,10 @@ def test_a_task_that_does_not_exist_is_refused_with_the_nearest():
 
 def test_the_learner_sees_its_spaces_without_making_a_pool():
     facts = look_at_env(CommonConfig(env="envpool:Pong-v5", num_envs_per_worker=8))
-    assert facts.special_kind == ""
+    assert facts.kind.name == "a LockstepEnv"
     assert facts.observation_space.shape == (84, 84, 4)
     assert facts.action_space.n == 6
     config = {"async": True, "batch_size": 4}
-    assert look_at_env(CommonConfig(env="envpool:CartPole-v1", num_envs_per_worker=8, env_config=config)).special_kind
+    assert look_at_env(
+        CommonConfig(env="envpool:CartPole-v1", num_envs_per_worker=8, env_config=config)
+    ).kind.has_agents

@@ -78,7 +78,7 @@ def test_a_new_kind_is_one_line_everywhere(monkeypatch):
     monkeypatch.setattr(kinds, "KINDS", (line, *KINDS))
     monkeypatch.setitem(registry._registered, "simulator", lambda context: Simulator())
     facts = look_at_env(CommonConfig(env="simulator"))
-    assert (facts.special_kind, facts.observation_space) == ("a Simulator", Simulator.observation_space)
+    assert (facts.kind.name, facts.observation_space) == ("a Simulator", Simulator.observation_space)
     maker = EnvMaker(EnvPlan(env="simulator", num_envs=3))
     base = maker.to_base_env(maker.make_first())
     assert isinstance(base, SimulatorBaseEnv)
@@ -90,7 +90,7 @@ def test_a_new_kind_is_one_line_everywhere(monkeypatch):
 def test_every_kind_says_what_it_is_and_the_last_takes_what_is_left():
     assert len({kind.name for kind in KINDS}) == len(KINDS)
     assert KINDS[-1].type is object
-    assert kind_of(CountingEnv(), "").is_plain
+    assert kind_of(CountingEnv(), "").is_single
     assert facts_of(CountingMultiAgentEnv(), "").kind.has_agents
     assert kind_of(gymnasium.make_vec("CartPole-v1", 2), "").holds_copies
 
@@ -124,3 +124,17 @@ def test_nested_observations_are_not_stepped_in_lockstep():
             self.observation_space = spaces.Dict({"a": self.observation_space})
 
     assert to_base_env(Nested()).in_lockstep() is None
+
+
+@pytest.mark.parametrize("kind", [CountingEnv, CountingMultiAgentEnv])
+def test_every_copy_is_closed_also_if_one_raises(kind):
+    closed = []
+
+    class Stuck(kind):
+        def close(self):
+            closed.append(self)
+            raise OSError("stuck")
+
+    with pytest.raises(OSError, match="stuck"):
+        to_base_env(Stuck(), lambda index: Stuck(), 2).stop()
+    assert len(closed) == 2

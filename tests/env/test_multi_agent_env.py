@@ -243,19 +243,6 @@ def test_r71_an_environments_own_env_error_keeps_its_cause(where):
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_every_copy_is_closed_also_if_one_raises():
-    closed = []
-
-    class Stuck(CountingMultiAgentEnv):
-        def close(self):
-            closed.append(self)
-            raise OSError("stuck")
-
-    with pytest.raises(OSError, match="stuck"):
-        base(Stuck(), Stuck()).stop()
-    assert len(closed) == 2
-
-
 @pytest.mark.parametrize(("part", "name"), [(0, "observations"), (1, "rewards")])
 def test_r128_only_flags_speak_for_all_agents(part, name):
     class Odd(CountingMultiAgentEnv):

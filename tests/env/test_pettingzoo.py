@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -237,6 +239,6 @@ def test_modules_that_are_missing_or_hold_no_environment_are_told(tmp_path, monk
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[pettingzoo\]"):
         resolve_env("pettingzoo:classic.tictactoe_v3")

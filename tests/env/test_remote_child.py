@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def served(monkeypatch):
 
     def setup(env, **env_config):
         settings = {"env": env, "env_config": env_config, "worker_index": 1, "vector_index": 2, "seed": 3}
-        send(wire.SETUP, json.dumps({**settings, "wrapping": Wrapping().to_dict()}).encode())
+        send(wire.SETUP, json.dumps({**settings, "wrapping": asdict(Wrapping())}).encode())
         return wire.receive_frame(ours)
 
     def ask(kind, payload=NOTHING):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import gymnasium
 import numpy as np
@@ -84,7 +85,7 @@ def test_r23_r26_atari_games_are_preprocessed_then_monitored(tmp_path):
 
 def test_a_wrapping_is_told_to_child_processes_as_data():
     wrapping = Wrapping(True, 42, False, "/tmp/monitor")
-    assert Wrapping.from_dict(wrapping.to_dict()) == wrapping
+    assert Wrapping(**asdict(wrapping)) == wrapping
 
 
 def test_the_monitor_asks_for_a_render_mode_that_can_be_filmed_where_there_is_one():

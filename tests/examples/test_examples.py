@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import Started
+from learner_server import can_fork
+from processes import Started, StartedLearner
 
 from aiorl.algorithms.registry import config_class
 from aiorl.config.command_line import parse_learner_args
@@ -25,7 +26,10 @@ from aiorl.config.load import load_config
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 FILES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml"))
+LEARNER = "python -m aiorl.learner "
 SOLVED = r"^Solved: mean return "
+NO_XLA = "--xla=off"  # compiling takes longer than these runs
+SMALL = (NO_XLA, "--num-envs-per-worker=8", "--rollout-fragment-length=32", "--train-batch-size=512")
 
 
 def head_of(name: str) -> str:
@@ -51,10 +55,16 @@ class Folder:
         self._started: list[Started] = []
 
     def start(self, command: str, *options: str) -> Started:
-        """Begin a command, in a shell where `python` is this one."""
+        """Begin a command, in a shell where `python` is this one; a learner needs none."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        line = f"cd {shlex.quote(str(self.path))} && {command} {shlex.join(options)}"
-        started = Started(["bash", "-c", line], {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"})
+        environment = {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        started: Started
+        if command.startswith(LEARNER) and can_fork:
+            words = [*shlex.split(command.removeprefix(LEARNER)), *options]
+            started = StartedLearner(self.path, *words, environment=environment, directory=str(self.path))
+        else:
+            line = f"cd {shlex.quote(str(self.path))} && {command} {shlex.join(options)}"
+            started = Started(["bash", "-c", line], environment)
         self._started.append(started)
         return started
 
@@ -92,14 +102,14 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 def test_every_example_is_under_100_lines_and_begins_with_what_it_shows_and_a_command(name: str) -> None:
     assert len((EXAMPLES / name).read_text().splitlines()) < 100
     assert head_of(name).splitlines()[0].endswith((".", ":"))
-    assert commands_of(name)[0].startswith("python -m aiorl.learner ")
+    assert commands_of(name)[0].startswith(LEARNER)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_learner_command_is_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for command in commands_of(name):
-        if command.startswith("python -m aiorl.learner "):
+        if command.startswith(LEARNER):
             args = parse_learner_args(shlex.split(command)[3:])
             config = load_config(config_class, file=args.config_file, overrides=args.overrides)
             assert config.stop_return is not None or config.stop_timesteps is not None, "it would never end"
@@ -107,9 +117,9 @@ def test_every_learner_command_is_understood(name: str, monkeypatch: pytest.Monk
 
 def test_the_table_has_every_example_and_what_its_commands_hold() -> None:
     rows = [line for line in (EXAMPLES / "README.md").read_text().splitlines() if line.startswith("| [")]
-    assert {re.findall(r"\]\(([^)]+)\)", row)[0] for row in rows} == set(FILES)
-    for row in rows:
-        (name,) = re.findall(r"\]\(([^)]+)\)", row)
+    named = {re.findall(r"\]\(([^)]+)\)", row)[0]: row for row in rows}
+    assert named.keys() == {*FILES, *(path.name for path in EXAMPLES.glob("*.ipynb"))}
+    for name, row in named.items():
         for command in re.findall(r"`(python [^`]+)`", row):
             start, _, part = command.removesuffix(" ...").partition(" --")
             assert any(own.startswith(start) and part in own for own in commands_of(name)), (name, command)
@@ -118,8 +128,20 @@ def test_the_table_has_every_example_and_what_its_commands_hold() -> None:
 def test_custom_env(folder: Folder) -> None:
     learn, check = commands_of("custom_env.py")
     assert "always right gives 3 steps and a return of 0.8" in folder.run(check)
-    assert re.search(SOLVED, folder.run(learn), re.MULTILINE)
-    assert 0.25 <= folder.results()[-1]["episode_reward_mean_last_100"] < 0.301
+    assert re.search(SOLVED, folder.run(learn, *SMALL), re.MULTILINE)
+    mean = folder.results()[-1]["episode_reward_mean_last_100"]
+    assert 0.25 - 1e-6 <= mean < 0.301  # a run ends by its return but for the rounding of float32 rewards
+
+
+@pytest.mark.slow
+def test_experiment_tracking(folder: Folder) -> None:
+    short = (*SMALL, "--stop-timesteps=1500", "--num-workers=1")
+    for command in commands_of("experiment_tracking.py"):
+        assert "Done: " in folder.run(command, *short, f"--run-dir=runs/{len(list(folder.path.glob('runs/*')))}")
+    (metric,) = folder.path.glob("runs/*/mlflow/*/*/metrics/episode_reward_mean_last_100")
+    assert len(metric.read_text().splitlines()) >= 1
+    (tracked,) = folder.path.glob("runs/*/wandb/offline-run-*/*.wandb")
+    assert tracked.stat().st_size > 1000
 
 
 @pytest.mark.slow
@@ -164,9 +186,10 @@ def test_multi_agent_cartpole_learns_with_both_policies(folder: Folder) -> None:
     assert min(earned.values()) > 100
 
 
+@pytest.mark.slow
 def test_pettingzoo_rps(folder: Folder) -> None:
     learn, look = commands_of("pettingzoo_rps.py")
-    folder.run(learn, "--stop-timesteps=24000")
+    folder.run(learn, *SMALL, "--stop-timesteps=10000")
     earned = json.loads("{" + folder.run(look) + "}")["policy_reward_mean"]
     assert earned["learner"] > 3, "as good as a guess would be 0"
     assert earned["habit"] == pytest.approx(-earned["learner"])
@@ -179,9 +202,10 @@ def test_pettingzoo_rps_wins_nearly_every_round(folder: Folder) -> None:
     assert json.loads("{" + folder.run(look) + "}")["policy_reward_mean"]["learner"] > 13
 
 
+@pytest.mark.slow
 def test_custom_metrics(folder: Folder) -> None:
     learn, look = commands_of("custom_metrics.py")
-    folder.run(learn, "--stop-timesteps=20000")
+    folder.run(learn, *SMALL, "--stop-timesteps=6000")
     first, last = (json.loads("{" + line + "}")["custom_metrics"] for line in folder.run(look).splitlines())
     assert first.keys() == {f"{name}_{kind}" for name in ("largest_lean", "stray") for kind in ("mean", "min", "max")}
     assert first["largest_lean_min"] > 0.2, "an episode ends when the pole leans by 12 degrees, 0.21"
@@ -206,10 +230,11 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_external_http(folder: Folder) -> None:
     port = free_port()
     learn = commands_of("external_http.py")[0]
-    learner = folder.start(learn, "--stop-timesteps=3000", "--env-config", f"{{port: {port - 1}}}")
+    learner = folder.start(learn, NO_XLA, "--stop-timesteps=2000", "--env-config", f"{{port: {port - 1}}}")
     for _ in range(2):
         folder.start("python -c", PLAY, str(port))
     assert learner.wait(90) == 0, learner.text
@@ -231,10 +256,6 @@ def test_external_http_learns_from_its_own_client(folder: Folder) -> None:
 
 @pytest.mark.slow
 def test_atari(folder: Folder) -> None:
-    assert "Done: " in folder.run(commands_of("atari.yaml")[0], "--stop-timesteps=2048")
-
-
-@pytest.mark.slow
-def test_atari_as_it_stands(folder: Folder) -> None:
-    assert "Done: " in folder.run(commands_of("atari.yaml")[0])
+    """To the end of the first games; as it stands, it does the same for twice as long."""
+    assert "Done: " in folder.run(commands_of("atari.yaml")[0], "--stop-timesteps=10000", "--num-sgd-iter=1")
     assert -21 <= folder.results()[-1]["episode_reward_mean_last_100"] < 0, "whole games, not lives"

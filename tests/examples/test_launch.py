@@ -84,6 +84,7 @@ def hosts(tmp_path):
         made.ssh("stop", *(home.name for home in made.homes.iterdir()))
 
 
+@pytest.mark.slow
 def test_workers_are_started_listed_and_stopped_on_every_host_of_a_file(hosts):
     make_keys(hosts.folder / "keys", ("worker", "host2"))
     (hosts.folder / "hosts.txt").write_text("host1\n# a comment\nuser@host2 = 16  # a big one\n\n")

@@ -12,6 +12,7 @@ SMALL = (
 )  # fmt: skip
 PPO = ("--algo=ppo", "--sgd-minibatch-size=64", "--num-sgd-iter=2")
 IMPALA = ("--algo=impala",)
+CHOICES = ("discrete", "multi_discrete", "multi_binary", "tuple", "dict")
 
 
 def finished(learner: Any) -> list[dict[str, Any]]:
@@ -26,7 +27,7 @@ def test_tic_tac_toe_never_ends_by_an_illegal_move(processes: Any, options: Any)
     """Whoever moves illegally gets -1, and the other player nothing; a legal game is worth nothing in all."""
     pytest.importorskip("pettingzoo")
     pytest.importorskip("pygame")
-    learner = processes.learner(*SMALL, *options, "--env=pettingzoo:classic.tictactoe_v3", "--stop-timesteps=2000")
+    learner = processes.learner(*SMALL, *options, "--env=pettingzoo:classic.tictactoe_v3", "--stop-timesteps=1400")
     results = finished(learner)
     assert results[-1]["episodes_total"] > 100
     for result in results:
@@ -34,18 +35,26 @@ def test_tic_tac_toe_never_ends_by_an_illegal_move(processes: Any, options: Any)
             assert (result["episode_reward_min"], result["episode_reward_max"]) == (0.0, 0.0)
 
 
+LAYOUTS = {"rows": (), "filtered_sequences": ("--model.use-lstm=true", "--observation-filter=MeanStdFilter")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [(), ("--model.use-lstm=true", "--observation-filter=MeanStdFilter")], ids=["rows", "filtered_sequences"]
+    ("algo", "layout", "actions"),
+    [
+        *(("ppo", "rows", actions) for actions in CHOICES),
+        *(("impala", "filtered_sequences", actions) for actions in CHOICES),
+        ("ppo", "filtered_sequences", "tuple"),
+        ("impala", "rows", "dict"),
+    ],
 )
-@pytest.mark.parametrize("actions", ["discrete", "multi_discrete", "multi_binary", "tuple", "dict"])
-@pytest.mark.parametrize("options", [PPO, IMPALA], ids=["ppo", "impala"])
 def test_every_kind_of_choice_is_kept_from_what_is_forbidden(
-    processes: Any, options: Any, actions: str, more: Any
+    processes: Any, algo: str, layout: str, actions: str
 ) -> None:
-    """The environment raises at a forbidden action, which would be seen as a worker's failure."""
+    """With either algorithm and layout of batches. The environment raises at a forbidden action."""
+    options = (*(PPO if algo == "ppo" else IMPALA), *LAYOUTS[layout])
     learner = processes.learner(
-        *SMALL, *options, *more, "--env=aiorl.testing.masked_env:ForbiddingEnv", f"--env-config={{actions: {actions}}}",
+        *SMALL, *options, "--env=aiorl.testing.masked_env:ForbiddingEnv", f"--env-config={{actions: {actions}}}",
         "--stop-timesteps=1500",
     )  # fmt: skip
     results = finished(learner)
@@ -53,6 +62,7 @@ def test_every_kind_of_choice_is_kept_from_what_is_forbidden(
     assert 0 < results[-1]["learner"]["entropy"] < 10
 
 
+@pytest.mark.slow
 def test_masks_in_infos_and_a_recurrent_policy_over_streamed_batches(processes: Any) -> None:
     learner = processes.learner(
         *SMALL, *IMPALA, "--env=aiorl.env.action_mask:MaskFromInfo", "--model.use-gru=true",

@@ -11,6 +11,7 @@ import time
 
 import psutil
 import pytest
+from processes import free_address
 
 
 def test_r8_a_killed_worker_is_back_within_5_s_and_training_never_stops(processes, ledger_balances) -> None:
@@ -33,6 +34,7 @@ def test_r8_a_killed_worker_is_back_within_5_s_and_training_never_stops(processe
     assert max(later - earlier for earlier, later in itertools.pairwise(times[2:])) < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignores", [False, True])
 def test_r8_a_killed_worker_that_is_not_started_again_ends_the_run_unless_failures_are_ignored(
     processes, ledger_balances, ignores
@@ -64,8 +66,9 @@ def test_workers_end_within_10_s_of_the_learners_sigkill(processes, until) -> No
     until(lambda: not any(worker.is_running() for worker in workers), 10.0, "the end of the workers")
 
 
+@pytest.mark.slow
 def test_external_workers_rejoin_a_resumed_learner_by_themselves(processes, ledger_balances) -> None:
-    options = ("--num-workers=0", "--min-iter-time-s=0.2", "--checkpoint-interval-s=1")
+    options = ("--num-workers=0", f"--bind={free_address()}", "--min-iter-time-s=0.2", "--checkpoint-interval-s=1")
     learner = processes.learner("--seed=1", *options)
     worker = processes.worker(learner.address)
     learner.wait_for_result(lambda result: result["time_this_iter_s"] > 0 and result["updates_total"] >= 20)
@@ -97,8 +100,9 @@ def test_a_worker_waits_for_a_learner_and_says_so(processes) -> None:
     assert worker.wait(5) == 0
 
 
+@pytest.mark.slow
 def test_several_workers_under_one_supervisor_join_and_leave(processes, until) -> None:
-    learner = processes.learner("--num-workers=0", "--min-iter-time-s=0.2")
+    learner = processes.learner("--num-workers=0", f"--bind={free_address()}", "--min-iter-time-s=0.2")
     supervisor = processes.worker(learner.address, "--num-workers=2")
     learner.wait_for(r"worker 1 joined", 40.0)
     learner.wait_for(r"worker 2 joined", 40.0)

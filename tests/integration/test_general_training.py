@@ -57,6 +57,7 @@ def moved(before: dict[str, Any], after: dict[str, Any], policy_id: str) -> bool
     return any(not np.array_equal(before[name], after[name]) for name in names)
 
 
+@pytest.mark.slow
 @BOTH
 def test_two_policies_learn_side_by_side_and_a_resumed_run_goes_on_with_both(
     run: Run, ledger_balances: Any, algo: str
@@ -69,7 +70,6 @@ def test_two_policies_learn_side_by_side_and_a_resumed_run_goes_on_with_both(
     assert result["agent_steps_total"] > result["timesteps_total"], "two agents take a row each"
     assert set(result["policy_reward_mean"]) == {"left", "right"}
     assert {"left/policy_loss", "right/policy_loss", "left/entropy"} <= result["learner"].keys()
-    assert "workers sample the general way: the environment is a MultiAgentEnv" in first.log
     before = tensors(first)
     assert int(before["filter/left/n"]) > 500
     second = run("--stop-timesteps=2500", resume=True)
@@ -90,7 +90,7 @@ def test_two_policies_learn_side_by_side_and_a_resumed_run_goes_on_with_both(
 @pytest.mark.parametrize(("algo", "least"), [("ppo", 100.0), ("impala", 100.0)])
 def test_agents_of_both_policies_learn_to_balance(run: Run, algo: str, least: float) -> None:
     """Untrained ones balance for about 20 steps."""
-    options = ("--seed=1", "--xla=auto", *TWO, "--stop-timesteps=150000", "--env-config={agents: 4}")
+    options = ("--seed=1", "--xla=auto", *TWO, "--stop-timesteps=100000", "--env-config={agents: 4}")
     learner = run(f"--algo={algo}", *options)
     result = finished(learner, timeout_s=280)
     assert min(result["policy_reward_mean"].values()) > least, result["policy_reward_mean"]
@@ -118,7 +118,7 @@ def test_one_policy_learns_beside_one_of_the_users_own_and_one_that_stays_as_it_
     assert result["policy_reward_mean"]["right"] < 12, "always pushing one way, a pole falls soon"
     assert {name.partition("/")[0] for name in result["learner"] if "/" in name} == {"left"}
     saved = tensors(learner)
-    assert {name.split("/")[1] for name in saved} == {"left", "other"}
+    assert {name.split("/")[1] for name in saved if "/" in name} == {"left", "other"}
     assert not any(name.startswith("algorithm/other/optimizer") for name in saved)
 
 
@@ -126,7 +126,7 @@ def test_one_policy_learns_beside_one_of_the_users_own_and_one_that_stays_as_it_
 def test_dict_observations_and_tuple_actions_are_learned_from(run: Run, algo: str) -> None:
     learner = run(f"--algo={algo}", *SMALL, "--env=general_runs:Nested", "--lr=0.003", "--stop-timesteps=4000")
     result = finished(learner)
-    assert "observations are of a Dict space; actions are of a Tuple space" in learner.log
+    assert "polled turn by turn: they cannot be stepped as whole arrays" in learner.worker_log
     assert result["agent_steps_total"] == result["timesteps_total"]
     rewards = [float(line["episode_reward_mean"]) for line in learner.results() if line["episode_reward_mean"]]
     assert rewards[-1] > rewards[0]
@@ -145,40 +145,45 @@ def test_callbacks_measure_on_workers_and_change_the_result_on_the_learner(run: 
     assert "custom_metrics/polls_per_step_mean" in (learner.run_dir / "progress.csv").read_text().splitlines()[0]
 
 
+@pytest.mark.slow
 @BOTH
 def test_memory_that_sees_previous_actions_and_rewards_is_trained(run: Run, algo: str) -> None:
     learner = run(
         f"--algo={algo}", *SMALL, "--env=general_runs:LastMove", "--model.use-lstm=true",
-        "--model.lstm-use-prev-action-reward=true", "--model.lstm-cell-size=16", "--lr=0.01", "--stop-timesteps=12000",
+        "--model.lstm-use-prev-action-reward=true", "--model.lstm-cell-size=16", "--lr=0.01",
+        "--rollout-fragment-length=16", f"--stop-timesteps={6000 if algo == 'ppo' else 12000}",
     )  # fmt: skip
     result = finished(learner)
-    assert "model.lstm_use_prev_action_reward is set" in learner.log
+    assert "polled turn by turn: the policy looks back at actions and rewards" in learner.worker_log
     # without memory of the action before, at most every second one of 15 is rewarded
     assert result["episode_reward_mean"] > 9.0
 
 
-def test_general_sampling_can_be_asked_for_and_whole_episodes_too(run: Run, ledger_balances: Any) -> None:
-    result = finished(run(*SMALL, "--sampling=general", "--batch-mode=complete_episodes", "--stop-timesteps=1000"))
+@pytest.mark.slow
+def test_environments_can_be_polled_for_whole_episodes_too(run: Run, ledger_balances: Any) -> None:
+    watched = (*SMALL, "--callbacks=general_runs:Watching")
+    result = finished(run(*watched, "--batch-mode=complete_episodes", "--stop-timesteps=1000"))
     ledger_balances(result)
     assert result["updates_total"] >= 2
     assert result["policy_lag"]["max"] == 0
 
 
-@pytest.mark.parametrize("sampling", ["columnar", "general"])
-def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, sampling: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("polled", [(), ("--callbacks=general_runs:Watching",)], ids=["in lockstep", "polled"])
+def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, polled: tuple[str, ...]) -> None:
     """R39, R136: the network takes what the filter puts out, floats."""
     images = (*SMALL, "--env=general_runs:Bytes", "--model.conv-filters=[[4, 8, 8]]", "--observation-filter")
-    learner = run(*images, "MeanStdFilter", f"--sampling={sampling}", "--stop-timesteps=500")
+    learner = run(*images, "MeanStdFilter", *polled, "--stop-timesteps=500")
     result = finished(learner)
     assert result["updates_total"] >= 2
     found = tensors(learner)
     assert found["filter/default_policy/n"] >= 500
     np.testing.assert_allclose(found["filter/default_policy/mean"].mean(), 127.5, atol=2.0)
-    if sampling == "general":
+    if polled:
         return
     resumed = run("--observation-filter=NoFilter", "--stop-timesteps=1000", resume=True)
     finished(resumed, status=1)
-    assert "resume with the filter it was trained with, such as 'MeanStdFilter'" in resumed.text
+    assert "take the filter it was trained with, such as 'MeanStdFilter'" in resumed.text
 
 
 @pytest.mark.parametrize(
@@ -191,14 +196,14 @@ def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, sampling: s
         ),
         ("multiagent.policy_mapping_fn is not set", TWO[:2]),
         ("policy 'left' has no observation space: the environment names none", (*TWO, "--env-config={nameless: true}")),
-        ("sampling is columnar, but that can't be: the environment is a MultiAgentEnv", (*TWO, "--sampling=columnar")),
+        ("vectorize is 'native', but environment 'general_runs:", (*TWO, "--vectorize=native")),
         ("the policies are left, right, but the environment, a gymnasium.Env, has one", (*TWO, "--env=CartPole-v1")),
         ("policies.left.config: lr must be a number", (*TWO, "--multiagent.policies={left: {config: {lr: x}}}")),
         ("callbacks is 'general_runs:side', expected a subclass", ("--callbacks=general_runs:side",)),
         ("on_train_result failed: RuntimeError('the hook fails on purpose')", ("--callbacks=general_runs:Failing",)),
         (
             "callbacks 'general_runs:Unfit': on_episode_end can't be called",
-            ("--callbacks=general_runs:Unfit", "--sampling=general"),
+            ("--callbacks=general_runs:Unfit",),
         ),
         (
             "unknown policy id 'nobody'; known ids: 'left', 'right'",
@@ -221,10 +226,11 @@ def test_a_mistake_ends_the_run_with_one_plain_sentence(run: Run, said: str, opt
 def test_a_hook_that_fails_on_a_worker_ends_the_run_and_is_named(run: Run) -> None:
     learner = run(*SMALL, "--callbacks=general_runs:Slipping", "--stop-timesteps=100000")
     assert learner.wait(60) == 1, learner.text
-    assert "workers sample generally: callbacks is set" in learner.text
+    assert "polled turn by turn: callbacks has hooks for workers" in learner.worker_log
     assert "callbacks 'general_runs:Slipping': on_episode_end failed: KeyError('speed')" in learner.text
 
 
+@pytest.mark.slow
 def test_the_first_checkpoint_says_which_policies_it_is_of(run: Run) -> None:
     first = run(*SMALL, *TWO, "--stop-timesteps=500")
     finished(first)

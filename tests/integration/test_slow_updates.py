@@ -1,9 +1,8 @@
-"""Runs whose updates take 20 s: each that has trained leaves a checkpoint, and a resume goes on from it."""
+"""Runs whose updates take many seconds: each that has trained leaves a checkpoint, and a resume goes on from it."""
 
 from __future__ import annotations
 
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,12 @@ SMALL = (
 
 
 @pytest.fixture
-def slowly(processes, tmp_path, monkeypatch):
-    """Starts a learner whose updates are slow from the given one on."""
+def slowly(processes):
+    """Starts a learner whose updates are slow from the given one on; it says after 2 s that it waits for one."""
 
-    def start(slow_from: int, *options: str):
-        monkeypatch.setenv("SLOW_FROM", str(slow_from))
-        monkeypatch.setenv("SLOW_S", "20")
-        return processes.command([sys.executable, str(SLOW_UPDATES), f"--run-dir={tmp_path / 'run'}", *SMALL, *options])
+    def start(slow_from: int, *options: str, slow_s: float = 20.0):
+        environment = {"SLOW_FROM": str(slow_from), "SLOW_S": str(slow_s)}
+        return processes.learner(*SMALL, *options, environment=environment, script=str(SLOW_UPDATES))
 
     return start
 
@@ -63,7 +61,7 @@ def test_a_signal_does_not_wait_for_a_slow_update_and_saves_what_is_before_it(
 
 @pytest.mark.slow
 def test_a_stop_criterion_waits_for_a_slow_update_and_says_so(slowly, processes, tmp_path) -> None:
-    learner = slowly(2, "--algo=impala", "--stop-timesteps=400")
+    learner = slowly(2, "--algo=impala", "--stop-timesteps=400", slow_s=5.0)
     learner.wait_for("update 2 ends", 120.0)
     learner.wait_for("update 3 begins")
     learner.wait_for("waiting for the last update to end", 15.0)
@@ -76,7 +74,7 @@ def test_a_stop_criterion_waits_for_a_slow_update_and_says_so(slowly, processes,
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_wait_for_the_last_update_with_the_state_before_it(slowly, tmp_path) -> None:
-    learner = slowly(2, "--algo=impala", "--stop-timesteps=400")
+    learner = slowly(2, "--algo=impala", "--stop-timesteps=400", slow_s=10.0)
     learner.wait_for("waiting for the last update to end", 120.0)
     learner.send(signal.SIGINT)
     assert learner.wait(10) == 0, learner.text

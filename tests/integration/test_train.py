@@ -16,8 +16,6 @@ import yaml
 from processes import Processes, StartedLearner
 from safetensors.numpy import load_file
 
-SMALL = ("--num-envs-per-worker=4", "--train-batch-size=512", "--rollout-fragment-length=32")
-
 
 def newest_tensors(run_dir: Path) -> dict[str, np.ndarray]:
     return load_file(sorted((run_dir / "checkpoints").iterdir())[-1] / "tensors.safetensors")
@@ -27,7 +25,7 @@ def newest_tensors(run_dir: Path) -> dict[str, np.ndarray]:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedLearner]:
     """A run that has ended; for looking at only."""
     started = Processes(tmp_path_factory.mktemp("ended"))
-    learner = started.learner("--seed=1", *SMALL, "--num-workers=1", "--stop-timesteps=1500")
+    learner = started.learner("--seed=1", "--num-workers=1", "--stop-timesteps=1500")
     assert learner.wait(90) == 0, learner.text
     yield learner
     started.end()
@@ -40,7 +38,8 @@ def first(ended: StartedLearner, tmp_path: Path) -> Path:
 
 
 def test_r3_one_command_trains_cartpole_through_worker_processes(processes, ledger_balances) -> None:
-    learner = processes.learner("--stop-return=475", "--seed=1", "--stop-time-s=120", "--xla=auto")
+    options = ("--stop-return=475", "--seed=1", "--stop-time-s=120", "--xla=auto")
+    learner = processes.learner(*options, is_forked=False)  # one starts as users start it
     assert learner.wait(150) == 0, learner.text
     assert "Solved" in learner.text
     results = learner.results()
@@ -56,22 +55,37 @@ def test_r3_one_command_trains_cartpole_through_worker_processes(processes, ledg
     assert f"--resume {learner.run_dir}" in learner.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "is_drawn"), [(1, True), (2, False)])
-def test_same_seed_gives_bit_equal_weights_after_20_updates(processes, until, num_workers: int, is_drawn: bool) -> None:
-    """Also where the first run drew its seed: its `config.yaml` repeats it. Early warnings are in `log.txt`."""
+def test_same_seed_gives_bit_equal_weights_after_20_updates(
+    processes, until, tmp_path: Path, num_workers: int, is_drawn: bool
+) -> None:
+    """Also where the first run drew its seed: its `config.yaml` repeats it. Early warnings are in `log.txt`.
+
+    And where the first one compiles its update, and the second takes what the first has compiled; a resumed one too.
+    """
     # 20 updates of at most 512 steps: the rows that only reset an environment are not counted
-    options = (f"--num-workers={num_workers}", *SMALL, "--stop-timesteps=9750", "--observation-filter=MeanStdFilter",
-               f"--xla={'off' if is_drawn else 'auto'}")  # fmt: skip
-    slip = "--multiagent.polices={}"
-    first = processes.learner(*options, *([slip] if is_drawn else ["--seed=7"]), run="first")
+    options = (f"--num-workers={num_workers}", "--stop-timesteps=9750", "--observation-filter=MeanStdFilter",
+               f"--xla={'off' if is_drawn else 'auto'}", f"--compilation-cache={tmp_path}/compiled")  # fmt: skip
+    slip, environment = "--multiagent.polices={}", {"TF_XLA_FLAGS": ""}
+    first = processes.learner(*options, *([slip] if is_drawn else ["--seed=7"]), run="first", environment=environment)
     until((first.run_dir / "run.json").exists)
     facts = json.loads((first.run_dir / "run.json").read_text())
     settings = yaml.safe_load((first.run_dir / "config.yaml").read_text())
     assert isinstance(facts["seed"], int)
     assert facts["seed"] == settings["seed"]
     same = [f"--config={first.run_dir / 'config.yaml'}"] if is_drawn else [*options, "--seed=7"]
-    runs = [first, processes.learner(*same, run="second")]
+    if not is_drawn:
+        assert first.wait(120) == 0, first.text
+    compiled = {path: path.stat().st_mtime_ns for path in tmp_path.glob("compiled/*/*.pb*")}
+    runs = [first, processes.learner(*same, run="second", environment=environment)]
     assert [run.wait(120) for run in runs] == [0, 0], runs[0].text
+    assert len(compiled) == (0 if is_drawn else 2), "the update and its digest"
+    if not is_drawn:
+        copy = shutil.copytree(runs[1].run_dir, tmp_path / "third")
+        third = processes.learner("--stop-timesteps=10000", run=copy.name, resume=True, environment=environment)
+        assert third.wait(120) == 0, third.text
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("compiled/*/*.pb*")} == compiled
     for told in (runs[0].text, (runs[0].run_dir / "log.txt").read_text()):
         assert told.count("multiagent.polices is no key that aiorl knows") == is_drawn
     first, second = (newest_tensors(run.run_dir) for run in runs)
@@ -150,3 +164,22 @@ def test_results_hold_the_keys_of_spec_11_and_plain_lines_reach_a_pipe(ended) ->
     rows = (ended.run_dir / "progress.csv").read_text().splitlines()
     assert len(rows) == len(ended.results()) + 1
     assert json.loads((ended.run_dir / "run.json").read_text())["run_id"] == result["run_id"]
+
+
+def test_a_run_is_evaluated_ends_by_it_and_names_the_checkpoint_that_did_best(processes, ledger_balances) -> None:
+    learner = processes.learner(
+        "--seed=1", "--num-workers=1", "--xla=off", "--evaluation-interval=2", "--evaluation-num-episodes=3",
+        "--stop-evaluation-return=8.5", "--stop-timesteps=20000",
+    )  # fmt: skip
+    assert learner.wait(90) == 0, learner.text
+    assert "Done: an evaluation gave a mean return of" in learner.text
+    results = learner.results()
+    found = [result["evaluation"] for result in results if "evaluation" in result]
+    assert found[-1]["episode_reward_mean"] >= 8.5
+    assert all(each["episodes_this_iter"] == 3 for each in found)
+    assert [each["training_iteration"] for each in found] == list(range(0, 2 * len(found), 2))
+    for result in results:
+        ledger_balances(result)
+    best = learner.run_dir / "best"
+    assert f"python -m aiorl.evaluate {best}" in learner.text
+    assert json.loads((best / "evaluation.json").read_text())["episode_reward_mean"] >= 8.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -27,10 +26,9 @@ class Training:
     def __init__(self, net: Network, folder: Path, *options: str) -> None:
         self.net, self.run_dir, self.keys = net, folder / "run", folder / "keys"
         make_keys(self.keys)
-        self.learner = net.start(
-            net.learner, sys.executable, "-m", "aiorl.learner", "--env=CartPole-v1", f"--bind=tcp://0.0.0.0:{PORT}",
-            f"--keys={self.keys}", f"--run-dir={self.run_dir}", "--num-workers=0", "--min-iter-time-s=0.2",
-            "--seed=1", "--xla=off", *options,
+        self.learner = net.start_learner(
+            "--env=CartPole-v1", f"--bind=tcp://0.0.0.0:{PORT}", f"--keys={self.keys}", f"--run-dir={self.run_dir}",
+            "--num-workers=0", "--min-iter-time-s=0.2", "--num-sgd-iter=2", "--seed=1", "--xla=off", *options,
         )  # fmt: skip
         self.worker = self.start_worker(f"--keys={self.keys}")
 
@@ -67,28 +65,30 @@ def train(network: Callable[..., Network], tmp_path: Path) -> Callable[..., Trai
     return start
 
 
+@pytest.mark.slow
 def test_workers_with_keys_train_from_another_host_and_strangers_cost_nothing(train, tmp_path: Path) -> None:
     training = train()
-    training.wait_for_updates(3)
-    make_keys(tmp_path / "stranger")
-    (tmp_path / "stranger" / "learner.key").write_bytes((training.keys / "learner.key").read_bytes())
-    stranger = training.start_worker(f"--keys={tmp_path / 'stranger'}")
-    stranger.wait_for_text("refused our key")
-    training.learner.wait_for_text("refused|not admitted")
-    bare = training.start_worker()
-    bare.wait_for_text("--keys DIR", 30.0)
     junk = (
         f"import socket; s = socket.create_connection(('{LEARNER_HOST}', {PORT}), 5); s.sendall(b'x' * 5000);"
         "s.settimeout(15)\ntry:\n while s.recv(100): pass\nexcept OSError: pass\nprint('closed')"
     )
-    training.net.start(training.net.worker, sys.executable, "-c", junk).wait_for_text("closed", 30.0)
+    training.wait_for_updates(3)
+    babbler = training.net.start(training.net.worker, sys.executable, "-c", junk)  # a handshake may take 10 s
+    make_keys(tmp_path / "stranger")
+    (tmp_path / "stranger" / "learner.key").write_bytes((training.keys / "learner.key").read_bytes())
+    stranger = training.start_worker(f"--keys={tmp_path / 'stranger'}")
+    bare = training.start_worker()
+    stranger.wait_for_text("refused our key")
+    training.learner.wait_for_text("refused|not admitted")
+    bare.wait_for_text("--keys DIR", 30.0)
+    babbler.wait_for_text("closed", 30.0)
     training.wait_for_updates(5)
     assert training.results()[-1]["num_healthy_workers"] == 1
     assert "worker 1 lost" not in training.learner.text
     training.check_ledgers()
 
 
-@pytest.mark.parametrize("cut_s", [5.0, pytest.param(20.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cut_s", [3.0, pytest.param(20.0, marks=pytest.mark.slow)])
 def test_training_goes_on_after_the_link_was_cut(train, cut_s: float) -> None:
     training = train()
     training.wait_for_updates(3)
@@ -100,9 +100,10 @@ def test_training_goes_on_after_the_link_was_cut(train, cut_s: float) -> None:
     assert training.updates() >= before + 5
     training.check_ledgers()
     if cut_s > 10:
-        assert re.search("worker 1 lost", training.learner.text)
+        assert "worker 1 lost" in training.learner.text, training.learner.text
 
 
+@pytest.mark.slow
 def test_training_goes_on_over_a_slow_and_lossy_link(train) -> None:
     training = train(delay_s=0.05, loss=0.01)
     training.wait_for_updates(8, 90.0)

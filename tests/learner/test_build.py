@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from gymnasium import spaces
 
@@ -27,16 +29,23 @@ def test_an_external_environment_takes_one_copy_where_the_user_says_nothing(
         plan = plan_learning(PPOConfig.from_mapping({"env": "planned"}))
     assert plan.config.num_envs_per_worker == 1
     assert "num_envs_per_worker is 1" in caplog.text
-    assert plan.general_reason == "the environment is an ExternalEnv"
     with pytest.raises(ConfigError, match="num_envs_per_worker is 32"):
         plan_learning(PPOConfig.from_mapping({"env": "planned", "num_envs_per_worker": 32}))
 
 
-def test_the_reason_for_general_sampling_is_known_also_where_it_was_asked_for() -> None:
-    settings = {"env": "CartPole-v1", "num_envs_per_worker": 2}
-    assert plan_learning(PPOConfig.from_mapping(settings)).general_reason == ""
-    asked = plan_learning(PPOConfig.from_mapping({**settings, "sampling": "general"}))
-    assert (asked.sampling, asked.general_reason) == ("general", "sampling is general")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"env": "planned", "vectorize": "native"}, "has no such form here"),
+        ({"env": "planned", "vectorize": "remote"}, "holds its environments itself"),
+        ({"env": "aiorl.testing.envs:CountingEnv", "vectorize": "native"}, "has no such form here"),
+        ({"env": "CartPole-v1", "vectorize": "native", "remote_worker_envs": True}, "a process of its own"),
+    ],
+)
+def test_forms_that_an_environment_does_not_have_are_refused(settings: dict[str, Any], said: str) -> None:
+    register_env("planned", lambda context: Client(TWO, BOX))
+    with pytest.raises(ConfigError, match=said):
+        plan_learning(PPOConfig.from_mapping(settings))
 
 
 def test_callbacks_that_cannot_be_made_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

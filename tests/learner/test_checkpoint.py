@@ -22,6 +22,7 @@ from aiorl.learner.checkpoint import (
     Checkpoint,
     check_compatible,
     clear_partial,
+    find_checkpoint,
     list_checkpoints,
     load_checkpoint,
     load_newest_valid,
@@ -36,11 +37,68 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / "checkpoints", 12, TENSORS, META)
     assert path.name == "checkpoint-000012"
     found = load_newest_valid(tmp_path / "checkpoints")
-    assert (found.path, found.number, found.meta, found.damaged) == (path, 12, META, ())
+    assert (found.path, found.number, found.meta) == (path, 12, META)
     assert found.tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         np.testing.assert_array_equal(found.tensors[name], tensor)
         assert found.tensors[name].dtype == tensor.dtype
+
+
+def pieces() -> dict[str, Any]:
+    return {"one": iter([("rows", 0, np.arange(4)), ("rows", 4, np.ones((2, 3)))]), "two": [("b", 0, np.zeros(0))]}
+
+
+def test_pieces_are_written_and_read_one_at_a_time_by_owner(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    found = load_checkpoint(path)
+    got = [(name, first, rows.tolist()) for name, first, rows in found.pieces_of("one")]
+    assert got == [("rows", 0, [0, 1, 2, 3]), ("rows", 4, np.ones((2, 3)).tolist())]
+    assert [name for name, _, _ in found.pieces_of("two")] == ["b"]
+    assert not list(found.pieces_of("three"))
+
+
+def test_a_damaged_or_missing_piece_is_found_when_its_turn_comes(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    found = load_checkpoint(path)
+    file = path / "pieces" / "000001.safetensors"
+    payload = bytearray(file.read_bytes())
+    payload[-1] ^= 1
+    file.write_bytes(payload)
+    read = found.pieces_of("one")
+    next(read)
+    with pytest.raises(CheckpointError, match=r"000001\.safetensors is damaged: its digest"):
+        next(read)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"000001\.safetensors can't be read"):
+        list(found.pieces_of("one"))
+
+
+@pytest.mark.parametrize("size", [None, 0, 3])
+def test_a_checkpoint_of_which_a_piece_is_missing_or_cut_off_gives_way_to_the_one_before(
+    tmp_path: Path, size: int | None
+) -> None:
+    for number in (1, 2):
+        path = save_checkpoint(tmp_path, number, TENSORS, META, pieces=pieces())
+    file = path / "pieces" / "000001.safetensors"
+    if size is None:
+        file.unlink()
+    else:
+        os.truncate(file, size)
+    with pytest.raises(CheckpointError, match=r"000001\.safetensors (can't be read|is damaged: it has)"):
+        load_checkpoint(path)
+    assert load_newest_valid(tmp_path).number == 1
+
+
+@pytest.mark.parametrize(
+    "described", [["one"], ["one", "rows", 0, "../../x.safetensors", 3, "a"], ["one", "rows", "0", "0.s", 3, "a"], 7]
+)
+def test_pieces_that_are_described_as_none_can_be_are_refused(tmp_path: Path, described: Any) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    header = json.loads((path / "meta.json").read_text())
+    header["pieces"] = [described]
+    (path / "meta.json").write_text(json.dumps(header))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_checkpoint(path)
 
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("f4", "f8", "i4", "i8", "u1", "?", "f2")])
@@ -167,7 +225,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_it_taken(tmp_path: Path, k
     damage, said = DAMAGE[kind]
     damage(newest)
     found = load_newest_valid(tmp_path)
-    assert (found.number, found.damaged) == (1, (newest,))
+    assert found.number == 1
     assert "checkpoint-000002" in caplog.text
     assert said in caplog.text
     with pytest.raises(CheckpointError, match=said):
@@ -176,14 +234,14 @@ def test_a_damaged_newest_is_named_and_the_one_before_it_taken(tmp_path: Path, k
 
 def test_a_checkpoint_that_makes_no_sense_is_passed_over_like_a_damaged_one(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
-    newest = save_checkpoint(tmp_path, 2, TENSORS, META)
+    save_checkpoint(tmp_path, 2, TENSORS, META)
 
     def check(found: Checkpoint) -> None:
         if found.number == 2:
             raise CheckpointError(found.path, "it makes no sense")
 
     found = load_newest_valid(tmp_path, check)
-    assert (found.number, found.damaged) == (1, (newest,))
+    assert found.number == 1
 
 
 def test_one_of_before_the_size_was_kept_is_read(tmp_path: Path) -> None:
@@ -196,8 +254,15 @@ def test_a_damaged_one_of_a_higher_number_takes_no_place_of_those_that_can_be_us
     flip_a_byte(save_checkpoint(tmp_path, 500, TENSORS, META) / "tensors.safetensors")
     for number in (401, 402):
         save_checkpoint(tmp_path, number, TENSORS, META, keep=1)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-000402", "checkpoint-000500"]
-    assert load_newest_valid(tmp_path).number == 402
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-000402"]
+    assert [path.name for path in list_checkpoints(tmp_path / "superseded")] == ["checkpoint-000500"]
+
+
+def test_the_newest_is_the_one_written_last_and_those_of_higher_numbers_are_set_aside(tmp_path: Path) -> None:
+    for number in (3, 7, 5):
+        save_checkpoint(tmp_path, number, TENSORS, META, keep=None)
+    assert load_newest_valid(tmp_path).number == 5
+    assert find_checkpoint(tmp_path / "checkpoint-000007").number == 7
 
 
 def test_a_directory_that_cannot_be_read_is_one_plain_sentence(tmp_path: Path) -> None:
@@ -312,3 +377,15 @@ def test_more_meta_than_would_be_read_back_is_refused(tmp_path: Path, monkeypatc
     with pytest.raises(CheckpointError, match="more than would be read back"):
         save_checkpoint(tmp_path, 1, TENSORS, {"x": "y" * 1000})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_could_not_be_read_back_is_not_written_whatever_makes_it_so_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    monkeypatch.setattr(module, "_MAX_META_BYTES", 2000)
+    save_checkpoint(tmp_path, 2, TENSORS, META)
+    many = {"one": [("rows", number, np.zeros(1)) for number in range(30)]}
+    with pytest.raises(CheckpointError, match="more than would be read back"):
+        save_checkpoint(tmp_path, 3, TENSORS, META, pieces=many)
+    assert load_newest_valid(tmp_path).number == 2

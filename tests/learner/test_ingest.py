@@ -153,31 +153,32 @@ TIMES, HALF = {"obs": np.zeros((3, 2, 4))}, {"obs": np.zeros((3, 1, 4))}
 
 def test_counts_must_be_those_of_the_rows() -> None:
     check_samples(samples(a=TIMES))
-    check_samples(samples(env_steps=2, a=HALF, b=HALF), every_row_is_a_step=False)
-    check_samples(samples(env_steps=9, agent_steps=20), every_row_is_a_step=False)  # of policies that don't learn
+    check_samples(samples(env_steps=2, a=HALF, b=HALF))
+    check_samples(samples(env_steps=9, agent_steps=20))  # of policies that don't learn
     padded = {"obs": np.zeros((4, 2)), "valid": np.array([[1, 1], [1, 1], [1, 1], [0, 0]], bool)}
     check_samples(samples(a=padded))
-    for wrong in (samples(env_steps=5, a=TIMES), samples(), samples(a={}), samples(a={"obs": np.zeros(6)})):
+    for wrong in (samples(a={}), samples(a={"obs": np.zeros(6)})):
         with pytest.raises(BatchError):
             check_samples(wrong)
     with pytest.raises(BatchError, match="agent_steps"):
-        check_samples(samples(agent_steps=5, a=HALF, b=HALF), every_row_is_a_step=False)
+        check_samples(samples(agent_steps=5, a=HALF, b=HALF))
 
 
 def test_rows_are_those_of_the_observations_whatever_else_comes_first() -> None:
-    with pytest.raises(BatchError, match="env_steps"):
-        check_samples(samples(env_steps=100, a={"junk": np.zeros((10, 10)), **TIMES}))
-    with pytest.raises(BatchError, match="batches"):
-        check_samples(samples(env_steps=0, agent_steps=0))
+    check_samples(samples(a={"junk": np.zeros((10, 10)), **TIMES}))
+    with pytest.raises(BatchError, match="agent_steps"):
+        check_samples(samples(agent_steps=5, a={"junk": np.zeros((1, 1)), **TIMES}))
     for steps in ({"env_steps": 2**53}, {"agent_steps": 2**53}):
         with pytest.raises(BatchError, match="at most"):
-            check_samples(samples(a=TIMES, **steps), every_row_is_a_step=False)
+            check_samples(samples(a=TIMES, **steps))
 
 
 def test_episodes_are_given_by_kind() -> None:
     found = check_samples(
         samples(a=TIMES, episodes={"policy_reward/a": np.ones(2), "custom/x/y": np.ones(1), "hist/h": np.zeros(5)})
     )
+    estimates = {"estimate/is/V_prev": np.array([2.0])}
+    assert check_samples(samples(a=TIMES, episodes=estimates)).estimates == {"is/V_prev": np.array([2.0])}
     assert found.policy_rewards["a"].tolist() == [1.0, 1.0]
     assert list(found.custom) == ["x/y"]
     assert len(found.hist["h"]) == 5
@@ -196,6 +197,9 @@ def test_episodes_are_given_by_kind() -> None:
         {"lengths": np.array([-3], np.int32)},
         {"lengths": np.array([2**62])},
         {"custom/" + "x" * 300: np.zeros(1)},
+        {"estimate/is": np.zeros(1)},
+        {"estimate//V_prev": np.zeros(1)},
+        {"estimate/is/V_prev": np.array([np.nan])},
     ],
 )
 def test_episodes_that_are_no_finite_numbers_or_too_many_are_refused(episodes: dict) -> None:

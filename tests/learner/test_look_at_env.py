@@ -84,7 +84,7 @@ def test_a_plain_environment_has_nothing_special_and_is_closed() -> None:
 )
 def test_other_kinds_are_named(creator: Any, kind: str, has_agents: bool) -> None:
     facts = looked(creator, num_envs_per_worker=1)
-    assert facts.special_kind == kind
+    assert facts.kind.name == kind
     assert facts.kind.has_agents == has_agents
     assert facts.action_space == TWO
     assert facts.observation_space is not None
@@ -92,13 +92,13 @@ def test_other_kinds_are_named(creator: Any, kind: str, has_agents: bool) -> Non
 
 def test_agents_spaces_are_known_by_agent_and_shared_where_all_are_equal() -> None:
     common = looked(lambda context: CountingMultiAgentEnv())
-    assert common.special_kind == "a MultiAgentEnv"
+    assert common.kind.name == "a MultiAgentEnv"
     assert common.kind.has_agents
     assert common.observation_space is not None
     by_agent = looked(
         lambda context: ExternalMultiAgentEnv({"a": TWO, "b": TWO}, {"a": BOX, "b": TWO}), num_envs_per_worker=1
     )
-    assert by_agent.special_kind == "an ExternalMultiAgentEnv"
+    assert by_agent.kind.name == "an ExternalMultiAgentEnv"
     assert by_agent.observation_space is None
     assert by_agent.action_space == TWO
     assert by_agent.observation_spaces == {"a": BOX, "b": TWO}

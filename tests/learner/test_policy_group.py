@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,9 @@ class FakeAlgorithm:
     def get_weights(self) -> dict[str, Any]:
         return {"w": self.weight.copy()}
 
-    def get_state(self) -> AlgorithmState:
-        return AlgorithmState({"weights/w": self.weight.copy()}, {"name": self.name})
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        state = AlgorithmState({"weights/w": self.weight.copy()}, {"name": self.name})
+        return lambda: state
 
     def set_state(self, state: AlgorithmState) -> None:
         assert state.values["name"] == self.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +14,16 @@ import numpy as np
 import pytest
 
 from aiorl.algorithms.algorithm import AlgorithmState
+from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import CheckpointError
 from aiorl.learner import saving as module
-from aiorl.learner.checkpoint import Checkpoint, load_newest_valid, save_checkpoint
-from aiorl.learner.saving import RunState, Saver, take_up
-from aiorl.learner.service import Counters
-from aiorl.learner.update_thread import StateTaken
+from aiorl.learner.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest_valid, save_checkpoint
+from aiorl.learner.flow import Counters
+from aiorl.learner.restoring import RunState, take_up
+from aiorl.learner.saving import Saver
+from aiorl.learner.update_thread import LastUpdate
 from aiorl.observation.filters import MeanStdFilter, make_filter
 from aiorl.process.tasks import Tasks
 from aiorl.protocol.ledger import Ledger
@@ -28,42 +31,112 @@ from aiorl.report.results import Results
 
 
 class Updates:
-    """Counts how often the state is asked for."""
+    """Notes whether it is to end."""
 
-    requests = 0
-    last_requests = 0
+    is_stopped = False
 
-    def request_state(self) -> None:
-        self.requests += 1
-
-    def request_last_state(self) -> None:
-        self.last_requests += 1
+    def stop(self) -> None:
+        self.is_stopped = True
 
 
-def make(folder: Path, before: Any = lambda: None) -> tuple[Saver, Updates, Any]:
-    updates = Updates()
+class Held:
+    """Experience of three rows, in two pieces; notes that it was let go of."""
+
+    def __init__(self) -> None:
+        self.values = {"rows": 3}
+        self.is_closed = False
+
+    def pieces(self) -> Iterator[tuple[str, int, Any]]:
+        yield "rows", 0, np.arange(2)
+        yield "rows", 2, np.arange(1)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Stored:
+    """Policies that store experience, or none."""
+
+    def __init__(self, held: Held | None = None) -> None:
+        self.held = held
+
+    @property
+    def stores_experience(self) -> bool:
+        return self.held is not None
+
+    def hold_experience(self) -> dict[str, Any]:
+        return {"one": self.held}
+
+
+def make(
+    folder: Path, before: Any = lambda: None, stored: Stored | None = None, ask: Any = lambda: None
+) -> tuple[Saver, Any]:
     service: Any = SimpleNamespace(
-        publisher=SimpleNamespace(filter_states=dict),
+        flow=SimpleNamespace(publisher=SimpleNamespace(filter_states=dict), is_idle=True),
         counters=Counters(),
-        session=SimpleNamespace(ledger=Ledger()),
+        results=Results(100, 0.0),
+        ledger=Ledger(),
     )
     saver = Saver(
-        SimpleNamespace(env="E-v1", algo="ppo", checkpoint_keep=3),
+        PPOConfig(env="E-v1"),
         SimpleNamespace(checkpoints=folder, run_id="ab"),
-        SimpleNamespace(spaces={}),
-        updates,
+        SimpleNamespace(spaces={}, graphs={}, worker_part=WorkerPart(env="E-v1"), group=stored or Stored()),
         service,
-        Results(100, 0.0),
         Tasks(pytest.fail),
         before_writing=before,
         on_error=pytest.fail,
+        ask_for_experience=ask,
     )
     service.counters.updates = 1
-    return saver, updates, service
+    return saver, service
 
 
-def taken(value: float) -> StateTaken:
-    return StateTaken(AlgorithmState({"w": np.full(2, value)}), 0)
+def state(value: float) -> Any:
+    return lambda: AlgorithmState({"w": np.full(2, value)})
+
+
+def test_what_is_stored_is_written_piece_by_piece_where_nothing_changes_it(tmp_path: Path) -> None:
+    held = Held()
+    saver, service = make(tmp_path, stored=Stored(held))
+    saver.keep(state(1.0))
+    found = load_checkpoint(asyncio.run(saver.save_last()))
+    assert found.meta["experience"] == {"one": {"rows": 3}}
+    pieces = [(name, first, rows.tolist()) for name, first, rows in found.pieces_of("one")]
+    assert pieces == [("rows", 0, [0, 1]), ("rows", 2, [0])]
+    assert held.is_closed
+
+    service.counters.updates = 2
+    for changes in (True, False):  # an update is made meanwhile; or the checkpoint is to be evaluated
+        service.flow.is_idle = not changes
+        saver.keep(state(2.0))
+        found = load_checkpoint(asyncio.run(saver.save_last(with_experience=changes)))
+        assert "experience" not in found.meta
+        assert not found.pieces
+
+
+def test_a_checkpoint_in_passing_waits_for_an_update_that_tells_what_is_stored(tmp_path: Path) -> None:
+    asked: list[bool] = []
+    saver, service = make(tmp_path, stored=Stored(Held()), ask=lambda: asked.append(True))
+
+    async def run() -> None:
+        saver.keep(state(0.0))
+        service.counters.updates = 2
+        saver.keep(state(1.0))
+        saver.save_in_passing()
+        saver.save_in_passing()
+        assert asked == [True]
+        await asyncio.sleep(0)
+        assert not list_checkpoints(tmp_path)
+        service.counters.updates = 3
+        saver.keep(state(2.0), {"one": Held()})
+        assert saver._passing is not None
+        await saver._passing
+
+    asyncio.run(run())
+    (path,) = tmp_path.iterdir()
+    found = load_checkpoint(path)
+    assert (found.number, found.tensors["algorithm/w"].tolist()) == (3, [2.0, 2.0])
+    assert len(list(found.pieces_of("one"))) == 2
 
 
 def no_wait() -> None:
@@ -71,16 +144,18 @@ def no_wait() -> None:
 
 
 def test_the_last_checkpoint_is_of_the_state_after_the_running_update_however_long_it_takes(tmp_path: Path) -> None:
-    saver, updates, service = make(tmp_path)
+    saver, service = make(tmp_path)
+    updates = Updates()
 
     async def run() -> None:
-        waits = asyncio.Event()
-        saver.keep(lambda: taken(1.0).state)
-        last = asyncio.create_task(saver.await_last_update(0.0, asyncio.Event(), waits.set))
+        waits, update = asyncio.Event(), LastUpdate(updates.stop)
+        saver.keep(state(1.0))
+        last = asyncio.create_task(update.wait(0.0, asyncio.Event(), waits.set))
         await waits.wait()
-        assert updates.last_requests == 1
+        assert updates.is_stopped
         service.counters.updates = 2
-        saver.state_taken(taken(2.0))
+        saver.keep(state(2.0))
+        update.come()
         await last
         await saver.save_last()
 
@@ -95,17 +170,17 @@ def test_the_last_checkpoint_is_of_the_state_after_the_running_update_however_lo
 def test_in_a_hurry_it_is_of_the_state_after_the_last_finished_update_with_the_counts_of_then(
     tmp_path: Path, when: str
 ) -> None:
-    saver, _, service = make(tmp_path)
+    saver, service = make(tmp_path)
 
     async def run() -> None:
-        hurry = asyncio.Event()
-        saver.keep(lambda: taken(1.0).state)
+        hurry, update = asyncio.Event(), LastUpdate(Updates().stop)
+        saver.keep(state(1.0))
         service.counters.env_steps_sampled = 5  # what comes in while the next update runs
         if when == "later":
-            await saver.await_last_update(0.0, hurry, hurry.set)
+            await update.wait(0.0, hurry, hurry.set)
         else:
             hurry.set()
-            await saver.await_last_update(0.0, hurry, no_wait)
+            await update.wait(0.0, hurry, no_wait)
         assert saver.has_news
         service.counters.updates = 2  # it ends after all, too late
         await saver.save_last()
@@ -117,13 +192,13 @@ def test_in_a_hurry_it_is_of_the_state_after_the_last_finished_update_with_the_c
 
 
 def test_an_update_that_fails_at_the_end_is_not_waited_for(tmp_path: Path) -> None:
-    saver, updates, _ = make(tmp_path)
+    saver, _ = make(tmp_path)
 
     async def run() -> None:
-        saver.keep(lambda: taken(1.0).state)
-        await saver.await_last_update(0.0, asyncio.Event(), saver.updates_failed)
-        await saver.await_last_update(0.0, asyncio.Event(), no_wait)
-        assert updates.last_requests == 1
+        update = LastUpdate(Updates().stop)
+        saver.keep(state(1.0))
+        await update.wait(0.0, asyncio.Event(), update.come)
+        await update.wait(0.0, asyncio.Event(), no_wait)
         await saver.save_last()
 
     asyncio.run(run())
@@ -131,23 +206,27 @@ def test_an_update_that_fails_at_the_end_is_not_waited_for(tmp_path: Path) -> No
 
 
 def test_without_an_update_in_this_session_there_is_nothing_to_save(tmp_path: Path) -> None:
-    saver, _, service = make(tmp_path)
+    saver, service = make(tmp_path)
 
     async def run() -> None:
         assert not saver.has_news
         service.counters.updates = 0
-        task = asyncio.create_task(saver.await_last_update(20.0, asyncio.Event(), no_wait))
+        saver.keep(state(1.0))
+        update = LastUpdate(Updates().stop)
+        task = asyncio.create_task(update.wait(20.0, asyncio.Event(), no_wait))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        saver.state_taken(taken(0.0))
+        update.come()
         await task
         assert not saver.has_news
+        saver.save_in_passing()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
 
 
 def test_one_in_passing_that_is_being_written_comes_before_the_last(tmp_path: Path, monkeypatch: Any) -> None:
-    saver, updates, service = make(tmp_path)
+    saver, service = make(tmp_path)
     begun, go = threading.Event(), threading.Event()
     numbers = []
 
@@ -160,48 +239,38 @@ def test_one_in_passing_that_is_being_written_comes_before_the_last(tmp_path: Pa
     monkeypatch.setattr(module, "save_checkpoint", slowly)
 
     async def run() -> None:
+        saver.keep(state(1.0))
         saver.save_in_passing()
         saver.save_in_passing()  # one is enough
-        while not updates.requests:
-            await asyncio.sleep(0)
-        saver.state_taken(taken(1.0))
         await asyncio.to_thread(begun.wait, 20)
         service.counters.updates = 2
-        saver.keep(lambda: taken(2.0).state)
+        saver.keep(state(2.0))
         last = asyncio.create_task(saver.save_last())
         await asyncio.sleep(0)
         go.set()
         await last
 
     asyncio.run(run())
-    assert (numbers, updates.requests) == ([1, 2], 1)
+    assert numbers == [1, 2]
     assert load_newest_valid(tmp_path).tensors["algorithm/w"].tolist() == [2, 2]
 
 
-def test_one_in_passing_that_waits_for_its_state_gives_way_to_the_last(tmp_path: Path) -> None:
-    saver, updates, _ = make(tmp_path)
+def test_in_passing_nothing_is_written_before_the_first_update(tmp_path: Path) -> None:
+    saver, _ = make(tmp_path)
 
     async def run() -> None:
         saver.save_in_passing()
-        while not updates.requests:
-            await asyncio.sleep(0)
-        saver.keep(lambda: taken(1.0).state)
-        await saver.save_last()
-        await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
-    assert load_newest_valid(tmp_path).number == 1
 
 
 def test_counts_are_those_of_the_state_also_where_the_next_update_is_accounted_for_at_once(tmp_path: Path) -> None:
-    saver, updates, service = make(tmp_path)
+    saver, service = make(tmp_path)
 
     async def run() -> None:
+        saver.keep(state(1.0))
         saver.save_in_passing()
-        while not updates.requests:
-            await asyncio.sleep(0)
-        saver.state_taken(taken(1.0))
         service.counters.updates = 2  # in the same turn of the loop
         while not saver.newest:
             await asyncio.sleep(0.001)
@@ -212,10 +281,10 @@ def test_counts_are_those_of_the_state_also_where_the_next_update_is_accounted_f
 
 def test_the_directory_is_seen_to_before_each_checkpoint(tmp_path: Path) -> None:
     looked = []
-    saver, _, _ = make(tmp_path, lambda: looked.append(1))
+    saver, _ = make(tmp_path, lambda: looked.append(1))
 
     async def run() -> None:
-        saver.keep(lambda: taken(1.0).state)
+        saver.keep(state(1.0))
         await saver.save_last()
 
     asyncio.run(run())
@@ -241,7 +310,7 @@ def learning(name: str) -> Any:
 
 def a_checkpoint(**filter_state: Any) -> Checkpoint:
     tensors = {f"filter/{DEFAULT_POLICY_ID}/{name}": np.asarray(array) for name, array in filter_state.items()}
-    return Checkpoint(Path("there"), 1, {"algorithm/w": np.ones(2), **tensors}, {"algorithm": {}}, ())
+    return Checkpoint(Path("there"), 1, {"algorithm/w": np.ones(2), **tensors}, {"algorithm": {}})
 
 
 def seen() -> dict[str, Any]:
@@ -270,17 +339,15 @@ def test_workers_of_a_resumed_run_draw_numbers_that_it_has_not_drawn_before() ->
     run = learning("NoFilter")
     run.spaces, run.worker_part = {}, WorkerPart(env="E", seed=3)
     meta = {"algorithm": {}, "env": "E", "algo": "ppo", "spaces": {}}
-    take_up(
-        Checkpoint(Path("there"), 7, {"algorithm/w": np.ones(2)}, meta, ()), SimpleNamespace(env="E", algo="ppo"), run
-    )
+    take_up(Checkpoint(Path("there"), 7, {"algorithm/w": np.ones(2)}, meta), SimpleNamespace(env="E", algo="ppo"), run)
     assert run.worker_part == WorkerPart(env="E", seed=3, life=7)
 
 
 @pytest.mark.parametrize(
     ("name", "state", "said"),
     [
-        ("NoFilter", seen(), "resume with the filter it was trained with, such as 'MeanStdFilter', or start a new run"),
-        ("MeanStdFilter", {}, "resume with observation_filter 'NoFilter', or start a new run"),
+        ("NoFilter", seen(), "take the filter it was trained with, such as 'MeanStdFilter', or start a new run"),
+        ("MeanStdFilter", {}, "take observation_filter 'NoFilter', or start a new run"),
         ("MeanStdFilter", {**seen(), "mean": np.zeros(3)}, "statistics of policy 'default_policy' do not fit this run"),
         ("MeanStdFilter", {"n": np.array(2)}, "statistics of policy 'default_policy' do not fit this run"),
     ],
@@ -306,7 +373,7 @@ def whole(**changed: Any) -> Checkpoint:
         part, _, name = dotted.partition("__")
         meta[part] = {**meta[part], name: value} if name else value
     tensors = {"algorithm/default_policy/weights/w": np.ones(2, np.float32)}
-    return Checkpoint(Path("there"), 1, tensors, meta, ())
+    return Checkpoint(Path("there"), 1, tensors, meta)
 
 
 def test_counters_results_and_ledger_come_back() -> None:

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from in_process import LENGTH, NUM_ENVS, InProcess, with_settings
+from memory_endpoint import Direction, MemoryNetwork
 from over_tcp import learner_over_tcp, until
 
 from aiorl.algorithms.algorithm import UpdateResult
@@ -22,7 +23,6 @@ from aiorl.errors import ConfigError, EndpointClosed
 from aiorl.observation.filters import MeanStdFilter
 from aiorl.protocol.rates import EventRates
 from aiorl.transport.endpoint import Event, EventKind
-from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
 from aiorl.wire import decoding
 from aiorl.wire import messages as m
 from aiorl.wire.decoding import decode
@@ -36,7 +36,7 @@ def train(updates: int, num_workers: int = 2, **options: Any) -> InProcess:
         both = InProcess(**options)
         both.start(num_workers)
         assert await both.service.wait_for_workers(num_workers, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(updates)
         await both.close()
         return both
@@ -99,7 +99,7 @@ def test_what_comes_while_a_run_ends_is_not_in_its_last_result() -> None:
         both = InProcess(algorithm=with_settings(mode="streaming", update_s=0.02))
         both.start(2)
         assert await both.service.wait_for_workers(2, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(5)
         both.service.stop_training()
         episodes, sampled = both.service.results.episodes_total, both.service.counters.env_steps_sampled
@@ -129,7 +129,7 @@ class Tape:
         self.both = both
         self.accepted: list[dict[str, Any]] = []
         self.used: list[dict[str, Any]] = []
-        take, submit = both.service._take_samples, both.thread.submit_nowait
+        take, submit = both.service.flow.take, both.thread.submit_nowait
 
         def take_noted(event: Any) -> None:
             self.accepted.append(event.message.filter_deltas[DEFAULT_POLICY_ID])
@@ -139,30 +139,28 @@ class Tape:
             self.used += [fragment.filter_deltas[DEFAULT_POLICY_ID] for fragment in batch.fragments]
             submit(batch)
 
-        both.service._take_samples = take_noted  # type: ignore[method-assign]
+        both.service.flow.take = take_noted  # type: ignore[method-assign]
         both.thread.submit_nowait = submit_noted  # type: ignore[method-assign]
 
     @property
     def state(self) -> dict[str, Any]:
         """The learner's statistics."""
-        assert self.both.service.publisher is not None
-        return self.both.service.publisher.filters[DEFAULT_POLICY_ID].state()
+        return self.both.service.flow.publisher.filters[DEFAULT_POLICY_ID].state()
 
     async def drain(self) -> None:
         """Lease nothing more, use or discard all that was sampled, and wait until the workers have what it came to."""
-        service, publisher, assembler = self.both.service, self.both.service.publisher, self.both.service._assembler
-        service._granting = False
-        assert publisher is not None
-        assert assembler is not None
+        service, flow = self.both.service, self.both.service.flow
+        flow.is_granting = False
         async with asyncio.timeout(30):
-            while service.session.leases.outstanding() or service._num_in_thread:
+            while service.session.leases.outstanding() or flow._num_in_thread:
                 await asyncio.sleep(0.01)
             for _ in range(2):  # with the first version what still waits is stale, the second tells what was merged
-                service._publish({DEFAULT_POLICY_ID: self.both.algorithm.get_weights()})
-                assembler.set_version(publisher.version)
+                weights = {DEFAULT_POLICY_ID: self.both.algorithm.get_weights()}
+                service.session.publish(flow.next_snapshot(weights), time.monotonic())
+                flow._assembler.set_version(flow.publisher.version)
                 service._pump()
-            assert assembler.queued_fragments == 0
-            while any(worker._session.version < publisher.version for worker in self.both.workers):
+            assert flow.queued_fragments == 0
+            while any(worker._session.version < flow.publisher.version for worker in self.both.workers):
                 await asyncio.sleep(0.01)
 
     def check_workers(self) -> None:
@@ -171,8 +169,9 @@ class Tape:
             for running in worker._running:
                 unit: Any = running.unit
                 unit._slot.between_steps()
-                assert_same(unit.filter.state(), self.state)
-                assert unit.filter.buffer_count == 0
+                (found,) = unit.worker.filters.values()
+                assert_same(found.state(), self.state)
+                assert found.buffer_count == 0
 
 
 def merged(deltas: list[dict[str, Any]]) -> dict[str, Any]:
@@ -199,7 +198,7 @@ def test_r139_the_learners_filter_equals_one_filter_that_saw_every_accepted_obse
         both.start(2)
         tape = Tape(both)
         assert await both.service.wait_for_workers(2, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(5)
         await both.close()
         return tape
@@ -222,7 +221,7 @@ def test_r143_on_policy_fragments_that_are_not_used_count_for_the_filter_all_the
         both.start(2)
         tape = Tape(both)
         assert await both.service.wait_for_workers(2, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         for number in range(1, 4):  # some more than a batch wants
             both.service.session.grant(1, 3, 0)
             both.service._pump()
@@ -246,7 +245,7 @@ def test_r139_a_worker_that_dies_with_fragments_in_the_queue_counts_once_and_lea
         both = InProcess(with_settings(mode=mode), observation_filter="MeanStdFilter")
         both.start(2)
         tape = Tape(both)
-        take = both.service._take_samples
+        take = both.service.flow.take
         num_deaths = 0
 
         def take_and_kill(event: Any) -> None:
@@ -256,9 +255,9 @@ def test_r139_a_worker_that_dies_with_fragments_in_the_queue_counts_once_and_lea
                 num_deaths += 1
                 both.service.session.lose(1, "died with a fragment in the queue", time.monotonic())
 
-        both.service._take_samples = take_and_kill  # type: ignore[method-assign]
+        both.service.flow.take = take_and_kill  # type: ignore[method-assign]
         assert await both.service.wait_for_workers(2, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         while num_deaths < 3:
             await both.updates_done(len(both.updates) + 1)
         assert await both.service.wait_for_workers(2, 10)
@@ -267,7 +266,7 @@ def test_r139_a_worker_that_dies_with_fragments_in_the_queue_counts_once_and_lea
         snapshot = session._admission.snapshot
         assert snapshot is not None
         assert snapshot.filter_acks
-        assert set(snapshot.filter_acks) <= {worker.incarnation for worker in session._roster.workers()}
+        assert set(snapshot.filter_acks) <= {worker.incarnation for worker in session.workers}
         if mode == "on_policy":
             await tape.drain()
             tape.check_workers()
@@ -282,7 +281,7 @@ def test_a_late_worker_gets_weights_at_registration_and_shares_the_next_batch() 
         both = InProcess()
         both.start(1)
         await both.service.wait_for_workers(1, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(3)
         both.add_worker()
         await both.service.wait_for_workers(2, 10)
@@ -310,7 +309,7 @@ def test_a_malformed_fragment_costs_its_worker_and_nothing_else() -> None:
 
         bad = both.add_worker(spoil)
         await both.service.wait_for_workers(2, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(1)
         bad.stop("enough")
         await both.updates_done(6)
@@ -330,7 +329,7 @@ def test_a_failing_update_is_told_and_its_env_steps_are_accounted_for() -> None:
         both.algorithm.fail_at = 2
         both.start(2)
         await both.service.wait_for_workers(2, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(99)
         await both.close()
         return both
@@ -375,7 +374,7 @@ def test_an_update_that_comes_after_the_goodbyes_does_no_harm(monkeypatch: pytes
         monkeypatch.setattr(both.algorithm, "update", held)
         both.start(1)
         await both.service.wait_for_workers(1, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         async with asyncio.timeout(10):
             while not is_begun.is_set():
                 await asyncio.sleep(0.01)
@@ -408,6 +407,7 @@ def test_a_goodbye_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatc
         both.thread.stop()
         both.workers[0].stop("enough")
         await both.outcomes[0]
+        both.thread.join(5)
 
     asyncio.run(main())
 
@@ -416,10 +416,10 @@ def test_waiting_for_says_who_is_waited_for() -> None:
     async def main() -> tuple[str, str]:
         both = InProcess()
         both.start(0)
-        nobody = both.service.waiting_for(0.0)
+        nobody = both.service.waiting_for()
         both.add_worker()
         await both.service.wait_for_workers(1, 10)
-        somebody = both.service.waiting_for(asyncio.get_running_loop().time())
+        somebody = both.service.waiting_for()
         await both.close()
         return nobody, somebody
 
@@ -488,7 +488,7 @@ def among(*peers: str, change: Any = None, **options: Any) -> Any:
         both = InProcess(with_settings(mode="streaming"), **options)
         both.start(2)
         assert await both.service.wait_for_workers(2, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(1)
         villains = [Peer(both, name) for name in peers]
         await change(both, villains)
@@ -612,8 +612,8 @@ def test_no_text_of_a_peer_reaches_the_user_as_more_than_text() -> None:
             await villain.hears(m.Welcome)
         one.say(m.Beat(0, hostile, 1e9))
         call = await one.hears(m.Call)
-        assert CLEAR_SCREEN not in both.service.waiting_for(time.monotonic())
-        assert "\n" not in both.service.waiting_for(time.monotonic())
+        assert CLEAR_SCREEN not in both.service.waiting_for()
+        assert "\n" not in both.service.waiting_for()
         one.say(m.Reply(call.call_id, True, hostile), m.Failure(hostile, hostile, hostile), m.Leaving(hostile))
         other.say(m.Failure("env", hostile, hostile, fatal=True))
         async with asyncio.timeout(10):
@@ -637,6 +637,7 @@ def test_what_is_too_large_to_be_sent_ends_the_run_in_the_beginning_with_its_rea
             both.start(0)
         both.thread.stop()
         await both.service.close("it failed", final=True)
+        both.thread.join(5)
 
     asyncio.run(main())
 
@@ -657,7 +658,7 @@ def test_of_many_workers_that_are_waited_for_a_few_are_named() -> None:
             peer = Peer(both, f"p{number}")
             peer.say(peer.hello)
             await peer.hears(m.Welcome)
-        said = both.service.waiting_for(0.0)
+        said = both.service.waiting_for()
         await both.close()
         return said
 
@@ -698,6 +699,9 @@ def test_refused_connections_are_told_in_one_line_a_host_with_the_address() -> N
         return both.events, addresses
 
     events, addresses = asyncio.run(main())
-    told, *more = [text for text in events if "refused" in text]
-    assert not more, events
-    assert any(f"the connection from {address} was refused: " in told for address in addresses)
+    told = [text for text in events if "refused" in text]
+    # a connection may be gone before anybody can ask where it came from: those are told in one line, too
+    known = [text for text in told if "the connection from a peer was refused: " not in text]
+    assert len(known) == 1, events
+    assert len(told) <= 2, events
+    assert any(f"the connection from {address} was refused: " in known[0] for address in addresses)

@@ -14,10 +14,11 @@ from aiorl.algorithms.algorithm import AlgorithmState, UpdateResult
 from aiorl.errors import InternalError, TrainingDiverged
 from aiorl.learner.ingest import AssembledBatch, QueuedFragment
 from aiorl.learner.update_thread import (
-    StateTaken,
     UpdateDone,
     UpdateEvent,
     UpdateFailed,
+    Updater,
+    UpdatesEnded,
     UpdateThread,
     WarmUpDone,
 )
@@ -59,10 +60,6 @@ class FakeGroup:
         self._note("get_weights")
         return {"learns": {"w": np.ones(2, np.float32)}}
 
-    def get_state(self) -> AlgorithmState:
-        self._note("get_state")
-        return AlgorithmState({}, {"n": len(self.tape)})
-
     def hold_state(self) -> Callable[[], AlgorithmState]:
         self._note("hold_state")
         state = AlgorithmState({}, {"n": len(self.tape)})
@@ -98,14 +95,13 @@ def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
 ) -> None:
     thread.start()
     assert isinstance(events.get(timeout=TIMEOUT_S), WarmUpDone)
-    for env_steps, total in ((10, 110), (5, 115)):
+    for env_steps in (10, 5):
         assert thread.submit_nowait(batch(env_steps))
         done = events.get(timeout=TIMEOUT_S)
         assert isinstance(done, UpdateDone)
-        assert done.env_steps_total == total
         assert done.batch.env_steps == env_steps
         assert done.weights["learns"]["w"].tolist() == [1.0, 1.0]
-        assert min(done.wait_s, done.make_batch_s, done.update_s, done.weights_s) >= 0
+        assert min(done.wait_s, done.make_batch_s, done.update_s) >= 0
     assert group.tape == [
         "warm_up", "make_batch 1", "update 100", "get_weights", "hold_state",
         "make_batch 1", "update 110", "get_weights", "hold_state",
@@ -128,14 +124,21 @@ def test_takes_no_more_batches_than_may_wait(
     assert thread.has_room
 
 
-def test_state_is_taken_between_two_updates(thread: UpdateThread, events: queue.Queue[UpdateEvent]) -> None:
-    thread.start()
-    thread.submit_nowait(batch())
-    thread.request_state()
-    found = [events.get(timeout=TIMEOUT_S) for _ in range(3)]
-    assert isinstance(found[2], StateTaken)
-    assert found[2].env_steps_total == 110
-    assert found[2].state.values == {"n": 6}
+def test_weights_go_out_after_so_many_updates_or_so_long_a_time(group: Any) -> None:
+    often = Updater(group, publish_every=3)
+    published = [often.update(batch()).weights is not None for _ in range(7)]
+    assert published == [True, False, False, True, False, False, True]
+    late = Updater(group, publish_every=1000, publish_interval_s=1e-9)
+    assert all(late.update(batch()).weights is not None for _ in range(3))
+
+
+def test_what_is_stored_is_told_once_it_was_asked_for(group: Any) -> None:
+    updater = Updater(group)
+    group.hold_experience = lambda: {"learns": "held"}
+    assert updater.update(batch()).experience is None
+    updater.wants_experience.set()
+    assert updater.update(batch()).experience == {"learns": "held"}
+    assert updater.update(batch()).experience is None
 
 
 def test_each_update_holds_the_state_that_it_led_to(
@@ -148,25 +151,6 @@ def test_each_update_holds_the_state_that_it_led_to(
     assert isinstance(first, UpdateDone)
     assert isinstance(second, UpdateDone)
     assert (first.state().values, second.state().values) == ({"n": 5}, {"n": 9})
-
-
-def test_the_last_state_is_that_after_the_running_update_and_batches_that_wait_are_left(
-    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
-) -> None:
-    group.go.clear()
-    thread.start()
-    thread.submit_nowait(batch())
-    thread.submit_nowait(batch())
-    assert group.begun.acquire(timeout=TIMEOUT_S)
-    thread.request_state()
-    thread.request_last_state()
-    group.go.set()
-    found = [events.get(timeout=TIMEOUT_S) for _ in range(3)]
-    assert [type(event) for event in found] == [WarmUpDone, UpdateDone, StateTaken]
-    assert found[2].env_steps_total == 110
-    assert thread.join(TIMEOUT_S)
-    assert events.empty()
-    assert not thread.has_room
 
 
 @pytest.mark.parametrize("where", ["warm_up", "make_batch", "update", "get_weights"])
@@ -201,7 +185,7 @@ def test_stopping_finishes_the_update_under_way_and_no_other(
     group.go.set()
     assert thread.join(TIMEOUT_S)
     assert not thread.is_alive
-    assert [type(events.get_nowait()) for _ in range(2)] == [WarmUpDone, UpdateDone]
+    assert [type(events.get_nowait()) for _ in range(3)] == [WarmUpDone, UpdateDone, UpdatesEnded]
     assert events.empty()
 
 

@@ -17,6 +17,7 @@ import pytest
 from in_process import BlockingEnv, InProcess
 from over_tcp import learner_over_tcp, until
 
+from aiorl.config.parts import TransportConfig
 from aiorl.learner.worker_set import LocalWorkers
 from aiorl.process.supervisor import ChildEvent, ChildKilled, ChildRestarting, ChildStarted
 from aiorl.protocol.learner_session import LearnerSettings
@@ -77,13 +78,16 @@ class SlowlyBuilt(BlockingEnv):
 
     def __init__(self) -> None:
         super().__init__(step_s=0.0)
-        ctypes.PyDLL(None).usleep(2_500_000)  # holds Python's lock
+        ctypes.PyDLL(None).usleep(1_500_000)  # holds Python's lock
 
 
+@pytest.mark.slow
 def test_a_worker_whose_environment_is_built_in_silence_is_neither_lost_nor_killed(tmp_path: Path) -> None:
     async def main() -> list[ChildEvent]:
         events: list[ChildEvent] = []
-        settings = LearnerSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build_timeout_s=60.0)
+        settings = LearnerSettings(
+            TransportConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build_timeout_s=60.0)
+        )
         both = learner_over_tcp(session_settings=settings, env="test_worker_set:SlowlyBuilt")
         workers = local_workers(both, tmp_path, events, come_back_s=0.2)
         await workers.start()

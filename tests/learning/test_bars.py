@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from aiorl import evaluate
+
 pytestmark = pytest.mark.slow
 
 SEEDS = (1, 2, 3, 4, 5)
@@ -44,6 +46,28 @@ def test_cartpole_is_solved_with_the_defaults(tmp_path: Path, algo: str, seed: i
     )  # fmt: skip
     assert result["episode_reward_mean_last_100"] >= 475
     assert result["ledger"]["trained"] == result["env_steps_trained_total"]
+
+
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_pg_learns_cartpole_from_returns_alone(tmp_path: Path, seed: int) -> None:
+    result = train(
+        tmp_path / "run", "--env=CartPole-v1", "--algo=pg", "--preset=auto", f"--seed={seed}", "--stop-return=450",
+        "--stop-timesteps=500000",
+    )  # fmt: skip
+    assert result["episode_reward_mean_last_100"] >= 450
+
+
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_dqn_with_replay_by_priority_and_n_step_returns_solves_cartpole(tmp_path: Path, seed: int) -> None:
+    run_dir = tmp_path / "run"
+    learner = [
+        sys.executable, "-m", "aiorl.learner", f"--run-dir={run_dir}", "--env=CartPole-v1", "--algo=dqn",
+        "--preset=auto", f"--seed={seed}", "--stop-timesteps=100000",
+    ]  # fmt: skip
+    subprocess.run(learner, capture_output=True, timeout=280, check=True)
+    result = json.loads((run_dir / "result.jsonl").read_text().splitlines()[-1])
+    assert result["learner"]["training_intensity"] == pytest.approx(32, abs=0.1)
+    assert evaluate(run_dir, episodes=20, seed=1).mean >= 475
 
 
 @pytest.mark.parametrize("seed", SEEDS[:3])

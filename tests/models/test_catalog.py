@@ -8,7 +8,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from aiorl.errors import ConfigError, PolicyError
-from aiorl.models.catalog import NATURE_FILTERS, NetworkConfig, build_model
+from aiorl.models.catalog import NATURE_FILTERS, build_model
 from aiorl.policy.distributions import make_distribution
 
 DISCRETE = make_distribution(spaces.Discrete(3))
@@ -107,10 +107,9 @@ def test_images_are_scaled_inside_the_network():
     np.testing.assert_allclose(
         model.forward(obs)[0], twin.forward(obs.astype(np.float32) / 255.0)[0], rtol=1e-3, atol=1e-5
     )
-    assert model.has_convolutions
     assert model.variables["shared/dense_0/kernel"].shape == (3136, 512)
     assert sum(name.endswith("kernel") and "conv" in name for name in model.variables) == len(NATURE_FILTERS)
-    assert not build_model((4,), "float32", DISCRETE, {}).has_convolutions
+    assert not any("conv" in name for name in build_model((4,), "float32", DISCRETE, {}).variables)
 
 
 def test_free_log_std_is_the_same_for_all_observations_and_learned():
@@ -121,6 +120,12 @@ def test_free_log_std_is_the_same_for_all_observations_and_learned():
         loss = tf.reduce_sum(dist_inputs)
     np.testing.assert_allclose(dist_inputs[:, 2:], [[0.25, -1.0]] * 6)
     np.testing.assert_allclose(tape.gradient(loss, model.variables["policy/log_std"]), [6.0, 6.0])
+
+
+def test_free_deviations_begin_as_told():
+    settings = SMALL | {"free_log_std": True, "initial_log_std": -2.0}
+    model = build_model((4,), "float32", GAUSSIAN, settings, seed=0)
+    np.testing.assert_allclose(model.forward(obs_of(model, 6))[0][:, 2:], -2.0)
 
 
 RECURRENT = [{"use_lstm": True}, {"use_gru": True}, {"use_lstm": True, "vf_share_layers": True}]
@@ -164,7 +169,7 @@ def test_a_sequence_without_recurrence_is_a_batch():
 def test_every_weight_gets_a_gradient(config):
     model = build_model((4,), "float32", GAUSSIAN, SMALL | config, seed=0)
 
-    @tf.function(jit_compile=True)
+    @tf.function
     def gradients(obs, state, resets):
         with tf.GradientTape() as tape:
             dist_inputs, values = model.forward_sequence(obs, state, resets)
@@ -181,11 +186,10 @@ def test_every_weight_gets_a_gradient(config):
 def test_given_weights_stand_in_for_all_variables():
     model = build_model((4,), "float32", DISCRETE, SMALL | {"use_gru": True}, seed=0)
     other = build_model((4,), "float32", DISCRETE, SMALL | {"use_gru": True}, seed=1)
-    obs, state = obs_of(model, 3, 2), model.initial_state(2)
-    resets = np.zeros((3, 2), bool)
-    mine = model.forward_sequence(obs, state, resets, weights=other.get_weights())[0]
-    np.testing.assert_allclose(mine, other.forward_sequence(obs, state, resets)[0], rtol=1e-5, atol=1e-7)
-    assert not np.allclose(mine, model.forward_sequence(obs, state, resets)[0])
+    obs, state = obs_of(model, 2), model.initial_state(2)
+    mine = model.forward_step(obs, state, weights=other.get_weights())[0]
+    np.testing.assert_allclose(mine, other.forward_step(obs, state)[0], rtol=1e-5, atol=1e-7)
+    assert not np.allclose(mine, model.forward_step(obs, state)[0])
 
 
 def test_weights_round_trip_as_copies():
@@ -231,14 +235,21 @@ def test_a_recurrent_network_wants_its_state():
     [
         ((4,), "float64", DISCRETE, {}, "float32 or uint8"),
         ((4,), "float32", DISCRETE, {"free_log_std": True}, "free_log_std is for Gaussian"),
+        ((4,), "float32", GAUSSIAN, {"initial_log_std": -2.0}, "initial_log_std is for deviations that are free"),
         ((4,), "float32", DISCRETE, {"conv_filters": [[4, 3, 1]]}, r"need observations \[H, W, C\]"),
         ((9, 9, 1), "float32", DISCRETE, {"conv_filters": [[4, 3]]}, "channels, kernel, stride"),
-        ((9, 9, 1), "float32", DISCRETE, {"conv_filters": [[4, 3, 0]]}, "positive whole numbers"),
+        ((9, 9, 1), "float32", DISCRETE, {"conv_filters": [[4, 3, 0]]}, "in positive whole numbers"),
         ((9, 9, 1), "float32", DISCRETE, {"conv_filters": [[4, [3, 3, 3], 1]]}, "channels, kernel, stride"),
-        ((4,), "float32", DISCRETE, {"fcnet_hiddens": [0]}, "positive whole numbers"),
-        ((4,), "float32", DISCRETE, {"lstm_cell_size": -1}, "positive whole numbers"),
-        ((4,), "float32", DISCRETE, {"use_lstm": True, "use_gru": True}, "exclude each other"),
-        ((4,), "float32", DISCRETE, {"fcnet_activation": "thanh"}, "no activation"),
+        ((4,), "float32", DISCRETE, {"fcnet_hiddens": [0]}, "model.fcnet_hiddens: every width must be at least 1"),
+        ((4,), "float32", DISCRETE, {"lstm_cell_size": -1}, "model.lstm_cell_size must be greater than or equal to 1"),
+        ((4,), "float32", DISCRETE, {"use_lstm": True, "use_gru": True}, "can't both be true"),
+        (
+            (4,),
+            "float32",
+            DISCRETE,
+            {"fcnet_activation": "thanh"},
+            "model.fcnet_activation must be tanh or .*Did you mean 'tanh'",
+        ),
     ],
 )
 def test_settings_that_make_no_network_are_config_errors(shape, dtype, distribution, config, message):
@@ -247,8 +258,7 @@ def test_settings_that_make_no_network_are_config_errors(shape, dtype, distribut
 
 
 def test_settings_of_others_are_left_alone():
-    assert NetworkConfig.from_mapping({"framestack": True, "fcnet_hiddens": [3]}) == NetworkConfig(fcnet_hiddens=(3,))
-    model = build_model((4,), "float32", DISCRETE, NetworkConfig(fcnet_hiddens=(3,)))
+    model = build_model((4,), "float32", DISCRETE, {"framestack": True, "of_others": 1, "fcnet_hiddens": [3]})
     assert model.variables["policy/dense_0/kernel"].shape == (4, 3)
 
 

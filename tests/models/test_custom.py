@@ -226,8 +226,6 @@ def test_names_and_weights_follow_the_seed_alone():
 def test_it_gets_all_settings_and_what_shapes_it():
     model = custom("policy_only", width=13)
     assert model.variables["custom/0/kernel"].shape == (4, 13)
-    assert not model.has_convolutions
-    assert custom("with_values").has_convolutions
     assert not model.looks_back
     assert model.state_shapes == ()
     assert model.initial_state(3) == []

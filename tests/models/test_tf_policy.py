@@ -12,9 +12,12 @@ import tensorflow as tf
 from gymnasium import spaces
 from safetensors.numpy import load_file
 
+from aiorl.algorithms.dqn.config import DQNConfig
+from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.errors import CheckpointError, PolicyError
+from aiorl.errors import CheckpointError, ExportError, PolicyError
+from aiorl.learner.build import build_learning
 from aiorl.models import export
 from aiorl.models.catalog import build_model
 from aiorl.models.export import describe_policy, export_acting_graph
@@ -91,10 +94,10 @@ def make_batch(rows=64):
 
 
 def test_r43_gradients_computed_and_applied_are_learning_on_the_batch():
-    whole, apart = (Cloning(BOX, spaces.Discrete(3), {"model": SMALL, "seed": 0, "lr": 0.05}) for _ in range(2))
+    whole, apart = (Cloning(BOX, spaces.Discrete(3), {"model": SMALL, "seed": 0, "lr": 0.2}) for _ in range(2))
     batch = make_batch()
     losses = []
-    for _ in range(30):
+    for _ in range(10):
         losses.append(whole.learn_on_batch(batch)["loss"])
         gradients, figures = apart.compute_gradients(batch)
         assert gradients.keys() == apart.get_weights().keys()
@@ -219,3 +222,13 @@ def test_r33_without_tensorflow_the_fallback_is_an_import_error(unexportable, mo
     monkeypatch.setitem(sys.modules, "aiorl.models.tf_policy", None)
     with pytest.raises(ImportError, match=r"pip install -e '?/.*\[learner\]"):
         load_policy(graph, description)
+
+
+def test_a_network_that_workers_could_not_build_must_have_an_acting_graph(monkeypatch):
+    def refuse(model):
+        raise ExportError("it has none")
+
+    monkeypatch.setattr("aiorl.models.export.export_acting_graph", refuse)
+    with pytest.raises(ExportError, match="it has none"):
+        build_learning(DQNConfig.from_mapping({"env": "CartPole-v1", "replay_capacity": 1000}))
+    assert not build_learning(PPOConfig.from_mapping({"env": "CartPole-v1"})).graphs["default_policy"]["graph"]

@@ -215,7 +215,7 @@ class ConcurrentFilterExchange(FilterExchange):
     filter_name = "ConcurrentMeanStdFilter"
 
 
-FilterExchange.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+FilterExchange.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 ConcurrentFilterExchange.TestCase.settings = settings(max_examples=15, stateful_step_count=50, deadline=None)
 TestFilterExchange = FilterExchange.TestCase
 TestConcurrentFilterExchange = ConcurrentFilterExchange.TestCase

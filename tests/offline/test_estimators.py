@@ -17,6 +17,7 @@ from aiorl.offline.estimators import (
     action_log_likelihoods,
     episode_parts,
 )
+from aiorl.offline.estimators.likelihoods import behaviour_log_likelihoods
 from aiorl.offline.io import IOContext
 from aiorl.policy.policy import Policy
 
@@ -156,3 +157,55 @@ def test_estimators_are_made_from_the_context():
     assert isinstance(estimator.policy, Coin)
     with pytest.raises(ConfigError, match="default_policy"):
         ImportanceSamplingEstimator.create(IOContext(worker=without))
+
+
+class Spread(Coin):
+    """Its actions are numbers, so what it tells are densities."""
+
+    def __init__(self):
+        Policy.__init__(self, SPACE, SPACE, {})
+
+
+def test_impossible_probabilities_are_refused_with_their_rows():
+    """R191: not above 0, above 1, undefined; a density may be above 1, but is finite."""
+    old = np.array([0.5, 0.0, 0.5, -1.0, 1.5, np.nan, np.inf, 0.0], np.float32)
+    bad = SampleBatch(action_prob=old, eps_id=np.full(8, 12))
+    with pytest.raises(BatchError, match=r"row 1: 0, row 3: -1, row 4: 1.5, row 5: nan, row 6: inf and 1 more .*12"):
+        behaviour_log_likelihoods(bad, spaces.Discrete(2))
+    with pytest.raises(BatchError, match=r"row 1: 0, row 3: -1, row 5: nan, row 6: inf, row 7: 0 of episode 12"):
+        behaviour_log_likelihoods(bad, SPACE)
+    for space, logp, rows in (
+        (spaces.Discrete(2), [-1.0, 0.5, np.nan], "row 1: 0.5, row 2: nan"),
+        (spaces.Tuple([SPACE, spaces.Discrete(2)]), [0.5, -np.inf, np.nan], "row 1: -inf, row 2: nan"),
+    ):
+        with pytest.raises(BatchError, match=rf"'action_logp'.*{rows}$"):
+            behaviour_log_likelihoods(SampleBatch(action_logp=np.array(logp)), space)
+    with pytest.raises(BatchError, match=r"one number for each row.*\[2, 1\]"):
+        behaviour_log_likelihoods(SampleBatch(action_logp=np.zeros((2, 1))), SPACE)
+
+
+def test_a_probability_and_its_logarithm_that_differ_are_refused():
+    """What ray#37447 met: action_logp 0.0 beside action_prob 0.4."""
+    batch = SampleBatch(action_prob=np.array([0.5, 0.4]), action_logp=np.array([math.log(0.5), 0.0]))
+    with pytest.raises(BatchError, match=r"logarithm of 'action_prob'.*row 1: 0$"):
+        behaviour_log_likelihoods(batch, spaces.Discrete(2))
+    batch["action_logp"] = np.log(batch["action_prob"]).astype(np.float32)
+    assert behaviour_log_likelihoods(batch, spaces.Discrete(2)) == pytest.approx(np.log([0.5, 0.4]))
+
+
+def test_a_continuous_policys_densities_may_be_above_one():
+    """R191: the old check refused them."""
+    estimator = ImportanceSamplingEstimator(Spread(), 1.0)
+    estimator.process(episode([0.5], [2.0], [1.0]))
+    assert estimator.get_metrics()[0].metrics["V_step_IS"] == pytest.approx(0.25)
+
+
+def test_weights_among_episodes_that_reached_a_step_ignore_how_long_policies_last():
+    """The convention of WIS in a run: a reward of 1 a step is worth what it was, whatever the policies."""
+    estimator = WeightedImportanceSamplingEstimator(Coin(), 1.0)
+    batches = [episode([0.9, 0.9], [0.5, 0.5], [1, 1]), episode([0.1], [0.5], [1])]
+    for _ in range(200):
+        for batch in batches:
+            estimator.process(batch)
+    found = [estimate.metrics["V_step_WIS"] for estimate in estimator.get_metrics()]
+    assert np.mean(found[-100:]) == pytest.approx(1.5, abs=0.01)

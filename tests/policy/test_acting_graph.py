@@ -15,11 +15,20 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from aiorl.errors import PolicyError
+from aiorl.policy import acting_graph
 from aiorl.policy.acting_graph import MAX_WEIGHT_BYTES, ActingGraph, ActingSpec, ArraySpec
 
 
 def obs_of(rows, seed=0):
     return np.random.default_rng(seed).standard_normal((rows, 3)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["weights as inputs", "weights in the session"])
+def weights_are_inputs(request, monkeypatch):
+    """All that holds for the weights of small networks holds for those of larger ones."""
+    if not request.param:
+        monkeypatch.setattr(acting_graph, "_MAX_INPUT_BYTES", -1)
+    return request.param
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64])
@@ -44,7 +53,6 @@ def test_recurrent_state_goes_in_and_out(recurrent_network):
 
 def test_new_weights_take_effect_and_are_copies(network):
     acting = ActingGraph(network.graph(), network.spec)
-    assert not acting.has_weights
     for seed in (1, 2):
         weights = network.weights(seed)
         acting.set_weights(weights)
@@ -52,8 +60,20 @@ def test_new_weights_take_effect_and_are_copies(network):
         for array in weights.values():
             array.fill(np.nan)  # the caller's memory is the caller's again
         np.testing.assert_allclose(acting.run(obs_of(2))[0], wanted, rtol=1e-5, atol=1e-5)
-    assert acting.has_weights
     np.testing.assert_array_equal(acting.get_weights()["policy/head/bias"], network.weights(2)["policy/head/bias"])
+
+
+def test_one_session_serves_all_weights_of_a_small_dense_network(network, weights_are_inputs, monkeypatch):
+    made = []
+    make = ort.InferenceSession
+    monkeypatch.setattr(ort, "InferenceSession", lambda *args, **options: made.append(1) or make(*args, **options))
+    acting = ActingGraph(network.graph(), network.spec)
+    for seed in range(3):
+        acting.set_weights(network.weights(seed))
+        for _ in range(8):  # the last ones in bound memory
+            got = acting.run(obs_of(4))[0]
+            np.testing.assert_allclose(got, network.expected(network.weights(seed), obs_of(4))[0], rtol=1e-5, atol=1e-5)
+    assert len(made) == (1 if weights_are_inputs else 3)
 
 
 def test_read_only_and_strided_weights_are_taken(network):
@@ -279,6 +299,73 @@ def test_a_graph_with_a_fixed_number_of_rows_is_refused(network):
     acting = ActingGraph(network.graph(change), network.spec)
     with pytest.raises(PolicyError, match="input 'obs'"):
         acting.set_weights(network.weights())
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_results_are_written_where_they_are_wanted(recurrent_network, bound):
+    acting, weights = ActingGraph(recurrent_network.graph(), recurrent_network.spec), recurrent_network.weights()
+    acting.set_weights(weights)
+    state = [np.full((4, 2), 0.25, np.float32)]
+    for _ in range(8 if bound else 0):
+        acting.run(obs_of(4, 1), state)
+    out = np.zeros((4, recurrent_network.spec.num_dist_inputs), np.float32), np.zeros(4, np.float32)
+    dist_inputs, values, (after,) = acting.run(obs_of(4), state, out=out)
+    assert (dist_inputs is out[0], values is out[1]) == (True, True)
+    acting.run(obs_of(4, 2), [2 * state[0]])
+    wanted, wanted_values, (wanted_after,) = acting.run(obs_of(4), state)
+    np.testing.assert_array_equal(dist_inputs, wanted)
+    np.testing.assert_array_equal(values, wanted_values)
+    np.testing.assert_array_equal(after, wanted_after)
+
+
+def test_runs_of_equal_size_give_each_its_own_numbers_in_memory_of_its_own(recurrent_network):
+    """From some on, inputs and outputs are bound."""
+    acting, weights = ActingGraph(recurrent_network.graph(), recurrent_network.spec), recurrent_network.weights()
+    acting.set_weights(weights)
+    sizes = [4] * 8 + [2, 4, 4] + [2] * 8 + [0] * 8 + [4]
+    found = [
+        acting.run(obs_of(rows, seed), [np.full((rows, 2), 0.1 * seed, np.float32)]) for seed, rows in enumerate(sizes)
+    ]
+    for seed, (rows, (_, _, state_out)) in enumerate(zip(sizes, found, strict=True)):
+        wanted = np.tanh(0.1 * seed + obs_of(rows, seed) @ weights["policy/cell/kernel"])
+        np.testing.assert_allclose(state_out[0], wanted, rtol=1e-5)
+    acting.run(obs_of(4), [np.zeros((4, 2), np.float32)])
+    strided = np.repeat(obs_of(4, 7), 2, axis=0)[::2]
+    np.testing.assert_array_equal(
+        acting.run(strided, [np.zeros((4, 2), np.float32)])[0],
+        acting.run(obs_of(4, 7), [np.zeros((4, 2), np.float32)])[0],
+    )
+
+
+def test_runs_of_sizes_that_recur_are_bound_however_they_alternate(network, monkeypatch):
+    acting = ActingGraph(network.graph(), network.spec)
+    acting.set_weights(network.weights())
+    run, unbound = ort.InferenceSession.run, []
+    monkeypatch.setattr(ort.InferenceSession, "run", lambda *given: unbound.append(given) or run(*given))
+    for _ in range(12):
+        for rows in (2, 4, 3):
+            acting.run(obs_of(rows))
+    assert len(unbound) == 3 * 5, "binding takes as long as some runs"
+
+
+def test_two_threads_that_run_at_once_do_not_disturb_each_other(network):
+    acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
+    acting.set_weights(weights)
+    wrong = []
+
+    def run(seed):
+        obs = obs_of(8, seed)
+        wanted = network.expected(weights, obs)[0]
+        wrong.extend(
+            got for got in (acting.run(obs)[0] for _ in range(300)) if not np.allclose(got, wanted, 1e-4, 1e-4)
+        )
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_weights_may_be_swapped_while_another_thread_runs(network):

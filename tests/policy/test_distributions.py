@@ -20,6 +20,7 @@ from aiorl.policy.distributions import (
     Bernoulli,
     Categorical,
     DiagGaussian,
+    Greedy,
     MultiCategorical,
     SquashedGaussian,
     TwoClassCategorical,
@@ -300,6 +301,36 @@ def test_a_squashed_component_without_room_is_refused():
         make_distribution(spaces.Box(np.zeros(2), np.array([1.0, 0.0]), dtype=np.float64), squash=True)
 
 
+@pytest.mark.parametrize("start", [0, -3])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 1), (5, 64)])
+def test_log_probabilities_asked_for_later_are_those_of_sampling_to_the_bit(start, shape):
+    """H3: in lockstep they are computed once a fragment."""
+    distribution = TwoClassCategorical(spaces.Discrete(2, start=start))
+    assert distribution.logp_is_apart
+    rng = np.random.default_rng(0)
+    inputs = (10 * rng.standard_normal((*shape, 2))).astype(np.float32)
+    noise = distribution.draw_noise(rng, *shape)
+    actions, again = np.zeros((2, *shape), np.int64)
+    logp = np.zeros(shape, np.float32)
+    for t in range(shape[0]):
+        distribution.sample_into(inputs[t], noise[t], actions[t], logp[t])
+        distribution.choose_into(inputs[t], noise[t], again[t])
+    np.testing.assert_array_equal(actions, again)
+    later = distribution.logp(inputs.reshape(-1, 2), actions.reshape(-1))
+    np.testing.assert_array_equal(logp, later.reshape(shape))
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.Box(-1, 1, (2,)), spaces.MultiBinary(3)], ids=str)
+def test_actions_alone_are_those_of_sampling(space):
+    distribution = make_distribution(space)
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((6, distribution.num_inputs)).astype(np.float32)
+    noise = distribution.draw_noise(rng, 6)
+    alone = np.zeros((6, *distribution.action_shape), distribution.action_dtype)
+    distribution.choose_into(inputs, noise, alone)
+    np.testing.assert_array_equal(alone, distribution.sample_with_logp(inputs, noise)[0])
+
+
 @pytest.mark.parametrize(
     "kind", [Categorical, TwoClassCategorical, MultiCategorical, Bernoulli, DiagGaussian, SquashedGaussian]
 )
@@ -318,6 +349,18 @@ def test_distributions_are_made_by_name():
     assert isinstance(make_named_distribution("categorical", spaces.Discrete(2)), TwoClassCategorical)
     with pytest.raises(PolicyError, match="known: bernoulli, categorical"):
         make_named_distribution("beta", BOX)
+
+
+def test_the_greedy_action_is_certain_and_the_others_never_come():
+    greedy = Greedy(spaces.Discrete(3, start=2))
+    inputs = np.array([[1.0, 3.0, 2.0], [4.0, MASKED_LOGIT, 4.0]], np.float32)
+    actions, logp = greedy.sample_with_logp(inputs, greedy.draw_noise(np.random.default_rng(0), 2))
+    assert (actions.tolist(), logp.tolist()) == ([3, 2], [0.0, 0.0])
+    assert greedy.logp(inputs, np.array([2, 2])).tolist() == [np.float32(MASKED_LOGIT), 0.0]
+    assert greedy.probabilities(inputs).tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+    assert greedy.entropy(inputs).tolist() == [0.0, 0.0]
+    assert greedy.kl(inputs, inputs[::-1]).tolist() == [-np.float32(MASKED_LOGIT)] * 2
+    assert greedy.kl(inputs, inputs).tolist() == [0.0, 0.0]
 
 
 def test_bits_by_numpys_own_formulas():

@@ -11,11 +11,11 @@ from gymnasium import spaces
 
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
-from aiorl.data.spaces import regroup_actions, space_to_dict
+from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.policy.acting_graph import ActingSpec, ArraySpec
 from aiorl.policy.distributions import make_distribution
-from aiorl.policy.graph_policy import GraphPolicy
+from aiorl.policy.graph_policy import ActRows, GraphPolicy
 from aiorl.policy.postprocess import gae
 
 TUPLE = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))])
@@ -28,7 +28,7 @@ class PlainNetwork:
         self.num_inputs = num_inputs
         self.calls = []
 
-    def run(self, obs, state=(), prev=None):
+    def run(self, obs, state=(), prev=None, out=None):
         self.calls.append((len(obs), prev))
         rows = len(obs)
         values = obs.sum(axis=1) + (state[0][:, 0] if state else 0)
@@ -36,6 +36,9 @@ class PlainNetwork:
         if prev is not None:
             values = values + 10.0 * prev[0].reshape(rows, -1).sum(axis=1)
             inputs = inputs + prev[1][:, None]
+        if out is not None:
+            out[0][...], out[1][...] = inputs, values
+            inputs, values = out
         return inputs.astype(np.float32), values.astype(np.float32), [item + 1 for item in state]
 
     def get_weights(self):
@@ -74,7 +77,7 @@ def test_r117_tuple_actions_come_as_one_batch_per_component():
     np.testing.assert_allclose(
         policy.distribution.logp(columns[c.ACTION_DIST_INPUTS], flat), columns[c.ACTION_LOGP], rtol=1e-4
     )
-    rows = regroup_actions(actions)
+    rows = policy.layout.to_env(flat)
     assert len(rows) == 5
     assert [np.shape(part) for part in rows[0]] == [(), (2,)]
     single, _, _ = policy.compute_single_action(obs_of(1)[0], explore=False)
@@ -85,15 +88,42 @@ def test_r117_act_into_writes_flat_rows():
     policy = make_policy(TUPLE)
     noise = policy.draw_noise(np.random.default_rng(1), 5)
     wanted = policy.act(obs_of(5), (), noise)
-    rows = {
-        c.ACTIONS: np.zeros((5, 3), np.float32),
-        c.ACTION_LOGP: np.zeros(5, np.float32),
-        c.ACTION_DIST_INPUTS: np.zeros((5, policy.spec.num_dist_inputs), np.float32),
-        c.VF_PREDS: np.zeros(5, np.float32),
-    }
+    rows = ActRows(
+        actions=np.zeros((5, 3), np.float32),
+        dist_inputs=np.zeros((5, policy.spec.num_dist_inputs), np.float32),
+        values=np.zeros(5, np.float32),
+        logp=np.zeros(5, np.float32),
+    )
     policy.act_into(obs_of(5), (), noise, rows)
-    np.testing.assert_array_equal(rows[c.ACTIONS], wanted.actions)
-    np.testing.assert_array_equal(rows[c.ACTION_LOGP], wanted.columns[c.ACTION_LOGP])
+    np.testing.assert_array_equal(rows.actions, wanted.actions)
+    np.testing.assert_array_equal(rows.logp, wanted.columns[c.ACTION_LOGP])
+
+
+@pytest.mark.parametrize("looks_back", [False, True])
+@pytest.mark.parametrize("space", [spaces.Discrete(4), TUPLE])
+def test_a_stored_trajectory_gets_the_states_and_values_that_the_policy_would_have_had(space, looks_back):
+    policy = make_policy(space, recurrent=True, looks_back=looks_back)
+    space.seed(1)
+    actions = [space.sample() for _ in range(5)]
+    column = policy.layout.to_column(
+        tuple(np.array(part) for part in zip(*actions, strict=True)) if space is TUPLE else np.array(actions)
+    )
+    rewards = np.arange(1.0, 6.0, dtype=np.float32)
+    batch = SampleBatch(obs=obs_of(5), actions=column, rewards=rewards, state_in_0=np.full((5, 7), 9.0))
+    policy.recall(batch)
+    state, prev = policy.initial_state(1), (policy.layout.zeros(1), np.zeros(1, np.float32))
+    for row in range(5):
+        np.testing.assert_array_equal(batch[c.state_in(0)][row], state[0][0], "those that were stored are not ours")
+        value = policy.values(batch[c.OBS][row : row + 1], state, prev if looks_back else None)
+        np.testing.assert_allclose(batch[c.VF_PREDS][row], value[0], rtol=1e-6)
+        state = policy.graph.run(batch[c.OBS][row : row + 1], state)[2]
+        np.testing.assert_array_equal(batch[c.state_out(0)][row], state[0][0])
+        if looks_back:
+            np.testing.assert_array_equal(batch[c.PREV_ACTIONS][row], prev[0][0])
+            assert batch[c.PREV_REWARDS][row] == prev[1][0]
+        prev = column[row : row + 1], rewards[row : row + 1]
+    with pytest.raises(BatchError, match="rewards"):
+        policy.recall(SampleBatch(obs=obs_of(5), actions=column))
 
 
 def test_r111_previous_actions_and_rewards_reach_the_network_in_the_order_of_the_observations():
@@ -135,16 +165,16 @@ def test_exploration_replaces_sampling_in_every_way_of_acting():
     np.testing.assert_array_equal(policy.compute_actions(obs_of(40), timestep=10)[0], greedy)
     policy.on_global_var_update({"timestep": 10})
     np.testing.assert_array_equal(policy.compute_actions(obs_of(40))[0], greedy)
-    rows = {
-        c.ACTIONS: np.ones(40, np.int64),
-        c.ACTION_LOGP: np.zeros(40, np.float32),
-        c.ACTION_DIST_INPUTS: np.zeros((40, 4), np.float32),
-        c.VF_PREDS: np.zeros(40, np.float32),
-    }
+    rows = ActRows(
+        actions=np.ones(40, np.int64),
+        dist_inputs=np.zeros((40, 4), np.float32),
+        values=np.zeros(40, np.float32),
+        logp=np.zeros(40, np.float32),
+    )
     noise = policy.draw_noise(np.random.default_rng(0), 40)
     assert noise.shape == (40, 2)
     policy.act_into(obs_of(40), (), noise, rows)
-    np.testing.assert_array_equal(rows[c.ACTIONS], greedy)
+    np.testing.assert_array_equal(rows.actions, greedy)
     np.testing.assert_array_equal(policy.compute_actions(obs_of(40), timestep=0, explore=False)[0], greedy)
 
 

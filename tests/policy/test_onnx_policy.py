@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from aiorl.data.columns import ACTION_DIST_INPUTS, ACTION_LOGP, ACTIONS, VF_PREDS
 from aiorl.errors import PolicyError
+from aiorl.policy.graph_policy import ActRows
 from aiorl.policy.onnx_policy import OnnxPolicy
 
 ACTION_SPACES = [
@@ -56,11 +57,11 @@ def test_act_into_writes_the_same_bits_into_columns(make_network, space, rows):
     actions, columns, _ = policy.act(obs_of(rows), (), noise)
     fragment = {
         ACTIONS: np.zeros((5, rows, *space.shape), space.dtype),
-        ACTION_LOGP: np.zeros((5, rows), np.float32),
         ACTION_DIST_INPUTS: np.zeros((5, rows, policy.spec.num_dist_inputs), np.float32),
         VF_PREDS: np.zeros((5, rows), np.float32),
+        ACTION_LOGP: np.zeros((5, rows), np.float32),
     }
-    assert policy.act_into(obs_of(rows), (), noise, {name: column[3] for name, column in fragment.items()}) == []
+    assert policy.act_into(obs_of(rows), (), noise, ActRows(*(column[3] for column in fragment.values()))) == []
     for name, wanted in {ACTIONS: actions, **columns}.items():
         np.testing.assert_array_equal(fragment[name][3], wanted)
         assert not fragment[name][[0, 1, 2, 4]].any()

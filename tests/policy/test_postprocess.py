@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorl.errors import BatchError
-from aiorl.policy.postprocess import POSTPROCESSORS, gae, no_postprocessing
+from aiorl.policy.postprocess import POSTPROCESSORS, gae, gae_columns, needs_values, no_postprocessing, returns
 
 
 def column(*values, dtype=np.float32):
@@ -192,7 +192,18 @@ def test_a_column_of_another_shape_is_a_batch_error(position):
         gae(*arguments[:6], gamma=0.9, lam=0.9, valid=arguments[6])
 
 
+def test_returns_are_sums_to_the_end_of_an_episode_or_of_the_fragment():
+    # the second row is no transition: 1 + .5*0 (terminated);  2 + .5*(3 + .5*8), truncated;  5, cut
+    made = returns(
+        column(1, 99, 2, 3, 8, 5), flags(1, 0, 0, 0, 0, 0), flags(0, 0, 0, 0, 1, 0), gamma=0.5,
+        valid=flags(1, 0, 1, 1, 1, 1),
+    )  # fmt: skip
+    assert {name: sums[:, 0].tolist() for name, sums in made.items()} == {"advantages": [1, 0, 5.5, 7, 8, 5]}
+
+
 def test_postprocessors_are_found_by_name():
-    assert POSTPROCESSORS["gae"] is gae
-    assert POSTPROCESSORS["none"] is no_postprocessing
-    assert no_postprocessing(1, 2, gamma=3) is None
+    assert POSTPROCESSORS["gae"].compute is gae_columns
+    assert POSTPROCESSORS["returns"].compute is returns
+    assert [name for name in POSTPROCESSORS if needs_values(name)] == ["gae"]
+    assert POSTPROCESSORS["none"].compute is no_postprocessing
+    assert no_postprocessing(rewards=1, gamma=3) == {}

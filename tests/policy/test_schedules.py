@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from aiorl.errors import ConfigError
@@ -28,7 +30,7 @@ def test_points_go_before_the_constant() -> None:
 @pytest.mark.parametrize(
     ("points", "said"),
     [([], "no points"), ([[0, 1], [0, 2]], "must rise"), ([[5, 1], [3, 2]], "must rise"), ([[0, 1, 2]], "is \\["),
-     ([[-1, 1.0]], "is \\[")],
+     ([[-1, 1.0]], "is \\["), ([[0, math.nan]], "is \\["), ([[math.inf, 1.0]], "is \\[")],
 )  # fmt: skip
 def test_bad_points_are_refused_by_the_name_of_the_setting(points: list[list[float]], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:

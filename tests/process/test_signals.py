@@ -52,3 +52,35 @@ time.sleep(30)
 def test_signals_are_looked_after_before_anything_large_is_loaded() -> None:
     code = "import sys; import aiorl.process.signals; assert not {'asyncio', 'numpy', 'pydantic'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_loop_of_another_thread_hears_of_a_signal_and_the_main_thread_is_broken_off() -> None:
+    code = """
+import asyncio, threading, time
+from aiorl.process.signals import on_stop_signals_for_loop_of_another_thread
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+def break_off():
+    raise KeyboardInterrupt
+on_stop_signals_for_loop_of_another_thread(loop, lambda name: print(name, flush=True), break_off)
+try:
+    print("ready", flush=True)
+    time.sleep(30)
+except KeyboardInterrupt:
+    print("broken off", flush=True)
+while True:
+    try:
+        time.sleep(30)
+    except KeyboardInterrupt:
+        pass
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert {process.stdout.readline() for _ in range(2)} == {"Ctrl-C\n", "broken off\n"}
+    time.sleep(0.7)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == 128 + signal.SIGTERM
+    process.stdout.close()

@@ -29,7 +29,7 @@ def test_a_child_that_says_that_the_run_is_over_is_not_started_again() -> None:
         supervisor, events = supervise(exits_with(RUN_IS_OVER), [1, 2])
         await supervisor.start()
         await supervisor.wait()
-        assert supervisor.all_down
+        assert not supervisor.pids
         await supervisor.stop()
         return events
 
@@ -151,14 +151,15 @@ def test_a_healthy_time_gives_the_restarts_back() -> None:
 
 
 @pytest.mark.parametrize("code", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"])
-def test_stop_ends_children_even_if_they_ignore_sigterm(code: str) -> None:
+def test_stop_ends_children_even_if_they_ignore_sigterm(code: str, tmp_path: Path) -> None:
     async def main() -> list[psutil.Process]:
-        supervisor, _ = supervise(
-            [sys.executable, "-c", f"{code}import time; print(1, flush=True); time.sleep(60)"], [1]
-        )
+        command = [sys.executable, "-c", f"{code}import time; print(1, flush=True); time.sleep(60)"]
+        supervisor, _ = supervise(command, [1], log_path=lambda slot: tmp_path / "log")
         await supervisor.start()
         processes = [psutil.Process(pid) for pid in supervisor.pids.values()]
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(10):
+            while not (tmp_path / "log").read_text():
+                await asyncio.sleep(0.01)
         await supervisor.stop(grace_s=0.1)
         return processes
 
@@ -172,7 +173,7 @@ def test_output_goes_to_the_slots_log_and_the_environment_is_extended(tmp_path: 
         supervisor, _ = supervise(
             command,
             [4],
-            environment={"GREETING": "hello"},
+            environment_of=lambda slot: {"GREETING": "hello"},
             log_path=lambda slot: tmp_path / f"{slot}.txt",
             max_restarts=0,
         )

@@ -12,7 +12,7 @@ from aiorl.process.tasks import Tasks, first_of
 
 SOURCES = Path(aiorl.__file__).parent
 STARTS_TASKS = {"create_task", "ensure_future"}
-OWNERS = {"process/tasks.py", "transport/zmq_worker.py"}  # the latter's only looks up a name, to say what is wrong
+OWNERS = {"process/tasks.py"}
 
 
 async def fails() -> None:

@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -275,7 +276,7 @@ class FaultyNetwork(RuleBasedStateMachine):
             self.disconnect(node, told=False, late=False)
         self.zombies.clear()
         self.version += 1
-        self.learner = self.make_learner(Ledger.from_state(self.learner.ledger.to_state()))
+        self.learner = self.make_learner(Ledger.from_dict(self.learner.ledger.as_dict()))
         self.publish()
 
     @rule()
@@ -328,7 +329,6 @@ class FaultyNetwork(RuleBasedStateMachine):
         if lease_id is not None:
             assert node.session.state is WorkerState.REGISTERED
             node.open.append((lease_id, node.version, node.session.incarnation))
-            node.session.note_progress(STEPS // 2 * len(node.open))
 
     @rule(index=nodes_index, abandon=st.booleans())
     def worker_ends(self, index: int, abandon: bool) -> None:
@@ -339,7 +339,7 @@ class FaultyNetwork(RuleBasedStateMachine):
             return
         lease_id, version, incarnation = node.open.pop(0)
         if abandon:
-            node.session.abandon_fragment(lease_id, STEPS // 2)
+            node.session.abandon_fragment(lease_id)
         else:
             last = max(version, node.version) if node.session.slot else version
             batches = {"p": {"token": np.array([next(self.tokens)])}}
@@ -381,7 +381,6 @@ class FaultyNetwork(RuleBasedStateMachine):
             for node in self.nodes:
                 while node.open:
                     self.end(node)
-                node.session.note_progress(0)
                 self.begin(node)
             self.the_books_balance()
             self.network_delivers_all()
@@ -396,7 +395,6 @@ class FaultyNetwork(RuleBasedStateMachine):
         for node in self.nodes:
             node.down.clear()  # every lease of the deal is lost on the way, then a worker dies
         self.tick(0.25)
-        self.nodes[0].session.note_progress(0)
         self.worker_is_killed(index=0, told=True)
         self.connect(self.nodes[0])
         for _ in range(60):
@@ -405,15 +403,13 @@ class FaultyNetwork(RuleBasedStateMachine):
             for node in self.nodes:
                 self.end(node)
                 self.begin(node)
-                if not node.open:
-                    node.session.note_progress(0)
         assert self.arrived == before + 7, "sampling did not go on"
         self.tick(1.1)
         self.network_delivers_all()
         for node in self.nodes:
             account = self.learner.ledger._accounts[node.session.incarnation]
             assert account.reported == node.session.sampled_total
-            assert account.received + account.abandoned == account.reported
+            assert account.received == account.reported
             assert not node.session.num_unacked
         assert self.learner.ledger.in_flight == 0
 
@@ -604,36 +600,44 @@ class StreamingWithFilters(FaultyNetworkWithFilters):
     merges_on_arrival = True
 
 
-@pytest.mark.parametrize("machine", [FaultyNetworkWithFilters, StreamingWithFilters])
+def seeds(fast: int, *, slow: int) -> list[Any]:
+    return [*range(fast), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(fast, fast + slow))]
+
+
+def explored(*usual: Any, examples: int, steps: int) -> list[Any]:
+    """So many runs of each machine; 15 times as many with the slow tests."""
+    limits = {"stateful_step_count": steps, "deadline": None, "suppress_health_check": list(HealthCheck)}
+    return [
+        *(pytest.param(machine, settings(max_examples=examples, **limits), id=machine.__name__) for machine in usual),
+        *(
+            pytest.param(
+                machine,
+                settings(max_examples=15 * examples, **limits),
+                id=f"{machine.__name__}-long",
+                marks=[pytest.mark.slow, pytest.mark.timeout(1800)],
+            )
+            for machine in usual
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("machine", "limits"), explored(FaultyNetworkWithFilters, StreamingWithFilters, examples=15, steps=50)
+)
 def test_r139_r142_r143_filters_agree_with_what_was_accepted_over_a_faulty_network(
-    machine: type[FaultyNetworkWithFilters],
+    machine: type[FaultyNetworkWithFilters], limits: settings
 ) -> None:
     """Several samplers for each worker and several policies; deltas that fit no filter; workers that die in between."""
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=40,
-            stateful_step_count=50,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_state_machine_as_test(machine, settings=limits)
 
 
-def test_the_protocol_survives_a_faulty_network() -> None:
+@pytest.mark.parametrize(("machine", "limits"), explored(FaultyNetwork, examples=40, steps=60))
+def test_the_protocol_survives_a_faulty_network(machine: type[FaultyNetwork], limits: settings) -> None:
     """R7 and LESSONS 20: nothing is lost in silence, doubled or reordered, whatever the network does."""
-    run_state_machine_as_test(
-        FaultyNetwork,
-        settings=settings(
-            max_examples=150,
-            stateful_step_count=60,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_state_machine_as_test(machine, settings=limits)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, slow=4))
 def test_the_protocol_survives_a_long_run_of_faults(seed: int) -> None:
     """Hypothesis finds short ways to break things; this one goes deep, most of its time at work."""
     net = FaultyNetwork()
@@ -644,13 +648,13 @@ def test_the_protocol_survives_a_long_run_of_faults(seed: int) -> None:
 
 
 @pytest.mark.parametrize("machine", [FaultyNetworkWithFilters, StreamingWithFilters])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, slow=2))
 def test_r139_r142_r143_filters_agree_with_what_was_accepted_in_a_long_run_of_faults(
     machine: type[FaultyNetworkWithFilters], seed: int
 ) -> None:
     net, rng = machine(), random.Random(seed)
     taken_up_in_flight = 0
-    for _ in work_among_faults(net, rng, 600):
+    for _ in work_among_faults(net, rng, 400):
         node = net.nodes[rng.randrange(NUM_WORKERS)]
         node.spoils = rng.random() < 0.1
         for unit in node.units:
@@ -662,7 +666,7 @@ def test_r139_r142_r143_filters_agree_with_what_was_accepted_in_a_long_run_of_fa
             net.checkpoint_is_written()
         net.the_learner_saw_every_observation_it_merged_once()
         net.workers_hold_the_published_state_and_what_it_does_not_acknowledge()
-    assert taken_up_in_flight > 5
+    assert taken_up_in_flight > 2
     assert len(net.merged["q"]) > 100
     net.teardown()
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiorl.config.parts import TransportConfig
 from aiorl.errors import BadFrame, LocalProtocolError
 from aiorl.protocol import events as ev
 from aiorl.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
@@ -31,7 +32,8 @@ def fragment(seq: int, lease: int, **changes: Any) -> m.Samples:
 
 
 def make(version: int = 1, **settings: Any) -> LearnerSession:
-    session = LearnerSession("run", "learner-1", LearnerSettings(**settings))
+    times = {name: settings.pop(name) for name in settings.keys() & TransportConfig.model_fields}
+    session = LearnerSession("run", "learner-1", LearnerSettings(TransportConfig(**times), **settings))
     session.set_registration({"env": "x"}, {"p": {"graph": b"g", "spec": {}}}, 0.0)
     session.publish(snapshot(version), 0.0)
     return session
@@ -530,10 +532,8 @@ def test_heartbeats_say_what_a_worker_does() -> None:
     session = make()
     join(session)
     session.receive(A, m.Beat(50, "in env.step", 3.5), 1.0)
-    (info,) = session.workers(3.0)
-    assert (info.state, info.in_env_s, info.silent_s) == ("in env.step", 3.5, 2.0)
-    assert session.workers(3.0, min_in_env_s=3.5) == [info]
-    assert session.workers(3.0, min_in_env_s=3.6) == []
+    (worker,) = session.workers
+    assert (worker.state, worker.in_env_s, worker.last_heard) == ("in env.step", 3.5, 1.0)
     assert session.ledger.in_flight == 50
     session.receive(A, m.Beat(60, "", 0.0, abandoned_total=99), 1.0)
     assert session.slots == []
@@ -561,17 +561,21 @@ def test_a_call_has_an_answer_in_any_case() -> None:
     session = make()
     join(session)
     answered = session.call(1, "ping", {"x": 1}, 0.0)
-    timed_out = session.call(1, "ping", {}, 0.0, timeout_s=5.0)
+    timed_out = session.call(1, "ping", {}, 0.0)
     assert [(message.method, message.args) for message in sent(session)] == [("ping", {"x": 1}), ("ping", {})]
     session.receive(A, m.Reply(answered, True, "pong"), 1.0)
     session.receive(A, m.Reply(answered, True, "pong"), 1.0)
     (event,) = told(session)
     assert (event.slot, event.call_id, event.ok, event.result) == (1, answered, True, "pong")
-    session.tick(5.0)
+    for second in range(2, 60):
+        session.receive(A, m.Beat(0, ""), float(second))
+        session.tick(float(second))
+        assert told(session) == []
+    session.tick(60.0)
     (event,) = told(session)
     assert (event.call_id, event.ok, event.result) == (timed_out, False, "timed out")
-    lost = session.call(1, "ping", {}, 5.0)
-    session.lose(1, "killed", 6.0)
+    lost = session.call(1, "ping", {}, 60.0)
+    session.lose(1, "killed", 61.0)
     event = told(session, ev.CallReplied)[0]
     assert (event.call_id, event.ok) == (lost, False)
     for command in (lambda: session.call(1, "x", {}, 6.0), lambda: session.grant(1, 1, 1)):
@@ -873,3 +877,15 @@ def test_it_is_known_who_has_brought_a_fragment() -> None:
     session.receive(A, fragment(1, lease(session)), 0.5)
     assert session.has_brought(1)
     assert not session.has_brought(2)
+
+
+@pytest.mark.parametrize("data_ends", [True, False])
+def test_only_where_data_ends_is_a_worker_believed_that_it_has(data_ends: bool) -> None:
+    session = make(data_ends=data_ends)
+    join(session)
+    join(session, B, "b")
+    session.deal(1, 4)
+    before = sent(session, m.Lease)
+    session.receive(A, m.Beat(0, m.OUT_OF_DATA), 1.0)
+    assert len(before) == 2
+    assert bool(sent(session, m.Lease)) is data_ends, "its share goes to the other one"

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorl.errors import InternalError
-from aiorl.protocol.leases import LeaseBook, Overdue, WorkerLeases
+from aiorl.protocol.events import LeaseOverdue
+from aiorl.protocol.leases import LeaseBook, WorkerLeases
+from aiorl.protocol.pacing import Pacing
 from aiorl.wire.messages import Lease
 
 
@@ -164,7 +166,7 @@ def test_what_a_worker_that_brings_nothing_owes_is_dealt_to_the_others() -> None
         for seconds in (1.0, 2.0):
             assert book.use(slot, leases[slot], 1, seconds) == ""
     assert book.take_overdue(10.0, 9.9) == []
-    assert book.take_overdue(10.0, 10.5) == [Overdue(3, 2, 10.5)]
+    assert book.take_overdue(10.0, 10.5) == [LeaseOverdue(3, 2, 10.5)]
     again = book.redeal(10.5)
     assert shares(again) == [(1, 1), (2, 1)]
     for slot, lease in again:
@@ -205,6 +207,26 @@ def test_to_look_for_overdue_workers_among_many_that_are_slow_asks_each_once(mon
     monkeypatch.setattr(book, "_holders", Counted(holders))
     assert book.take_overdue(10.0, 100.0) == []
     assert asked <= 2 * len(holders)
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_worker_that_has_nothing_left_owes_nothing_and_gets_nothing(is_streaming: bool) -> None:
+    book = make(1, 2)
+    if is_streaming:
+        book.set_pacing(Pacing(2, None, 2))
+        assert {slot for slot, _ in shares(book.stream(0, 0, 0.0))} == {1, 2}
+    else:
+        book.deal(1, 4, 0.0)
+    owed = book.outstanding(1)
+    assert book.retire(1)
+    assert not book.retire(1)
+    if is_streaming:
+        assert {slot for slot, _ in shares(book.stream(0, 0, 1.0))} <= {2}
+    else:
+        assert shares(book.redeal(1.0)) == [(2, owed)]
+        assert shares(book.deal(2, 4, 2.0)) == [(2, 4)]
+    assert book.take_overdue(10.0, 1000.0) == [], "nobody waits for it"
+    book.check_valid()
 
 
 def test_time_in_which_the_learner_stood_still_makes_nobody_overdue() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiorl.config.parts import TransportConfig
 from aiorl.errors import RemoteProtocolError
 from aiorl.protocol import events as ev
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState
@@ -26,7 +27,8 @@ def welcome(session: WorkerSession, version: int = 1, **changes: Any) -> m.Welco
 
 def make(**settings: Any) -> WorkerSession:
     numbers = itertools.count(1)
-    return WorkerSession(WorkerSettings("w", "host", 7, **settings), lambda: f"i{next(numbers)}")
+    transport = TransportConfig(resend_after_s=2.0)
+    return WorkerSession(WorkerSettings("w", "host", 7, transport=transport, **settings), lambda: f"i{next(numbers)}")
 
 
 def registered(now: float = 0.0, **settings: Any) -> WorkerSession:
@@ -143,7 +145,6 @@ def test_a_fragment_needs_a_lease_and_its_version() -> None:
     assert not session.may_sample(1)
     assert session.start_fragment(1) is None
     session.receive(m.Lease(9, 1, 2), 0.0)
-    assert session.events() == [ev.LeaseGranted(9, 1, 2)]
     assert session.start_fragment(1) is None
     assert session.may_sample(2)
     assert session.start_fragment(2) == 9
@@ -156,17 +157,13 @@ def test_fragments_are_numbered_and_totals_filled_in() -> None:
     first, second = session.start_fragment(1), session.start_fragment(1)
     assert first is not None
     assert second is not None
-    session.note_progress(12)
-    assert session.beat().sampled_total == 12
     session.fragment_done(draft(first), 0.0)
-    session.abandon_fragment(second, 4)
+    assert session.beat().sampled_total == 10
+    session.abandon_fragment(second)
     sample(session, 1)
     sent = [message for message in session.messages_to_send() if isinstance(message, m.Samples)]
-    assert [(message.seq, message.sampled_total, message.abandoned_total) for message in sent] == [
-        (1, 12, 0),
-        (2, 24, 4),
-    ]
-    assert session.beat() == m.Beat(24, "waiting", 0.0, 4)
+    assert [(message.seq, message.sampled_total) for message in sent] == [(1, 10), (2, 20)]
+    assert session.beat() == m.Beat(20, "waiting", 0.0, 0)
 
 
 def test_an_abandoned_fragment_leaves_its_lease_unused() -> None:
@@ -174,8 +171,8 @@ def test_an_abandoned_fragment_leaves_its_lease_unused() -> None:
     session.receive(m.Lease(9, 1, 0), 0.0)
     lease_id = session.start_fragment(1)
     assert lease_id is not None
-    assert session.abandon_fragment(lease_id, 3)
-    assert not session.abandon_fragment(lease_id, 3)
+    assert session.abandon_fragment(lease_id)
+    assert not session.abandon_fragment(lease_id)
     assert session.may_sample(1)
 
 
@@ -240,7 +237,7 @@ def test_after_a_reconnect_hello_comes_first_and_then_what_the_learner_has_not()
     assert session.messages_to_send() == []
     session.receive(welcome(session, version=2, acked_seq=1), 2.2)
     assert seqs(session) == [2, 3]
-    assert [type(event) for event in session.events()] == [ev.LeaseGranted, ev.SnapshotReceived]
+    assert [type(event) for event in session.events()] == [ev.SnapshotReceived]
 
 
 def test_a_silent_learner_pauses_sampling_until_it_answers() -> None:
@@ -315,7 +312,7 @@ def test_the_end_of_an_incarnation_drops_everything_and_begins_anew(end: Any) ->
     )  # fmt: skip
     assert session.events()[-1] == ev.Reincarnated("i2", AnyReason())
     assert not session.fragment_done(draft(begun), 1.0)
-    assert not session.abandon_fragment(begun, 5)
+    assert not session.abandon_fragment(begun)
     assert session.sampled_total == 0
     (hello,) = session.messages_to_send()
     assert (hello.incarnation, hello.slot_hint, hello.learner_incarnation) == ("i2", 3, "")
@@ -434,16 +431,20 @@ def test_failures_wait_for_the_learner_as_many_as_are_kept() -> None:
 
 def test_a_fatal_failure_and_leaving_end_the_session_after_a_last_word() -> None:
     session = registered()
-    session.note_progress(7)
+    session.receive(m.Lease(9, 1, 0), 0.0)
+    sample(session, 1)
+    session.messages_to_send()
     session.failure("EnvError", "boom", "", True, 1.0)
     beat, failure = session.messages_to_send()
-    assert beat.sampled_total == 7
+    assert beat.sampled_total == 10
     assert failure.fatal
     assert session.state is WorkerState.ENDED
     session = registered()
-    session.note_progress(7)
+    session.receive(m.Lease(9, 1, 0), 0.0)
+    sample(session, 1)
+    session.messages_to_send()
     session.leaving("SIGTERM", 1.0)
-    assert session.messages_to_send() == [m.Leaving("SIGTERM", 7, 0)]
+    assert session.messages_to_send() == [m.Leaving("SIGTERM", 10, 0)]
     assert session.state is WorkerState.ENDED
     assert session.status_text(1.0) == "ended"
 
@@ -454,6 +455,17 @@ def test_heartbeats_do_not_pile_up_while_the_endpoint_takes_nothing() -> None:
         session.receive(m.LearnerBeat("L1", 1), float(second))
         session.tick(float(second))
     assert kinds(session) == [m.Beat]
+
+
+def test_who_has_built_its_environment_says_so_at_once_since_a_learner_waits_longer_for_those_who_build() -> None:
+    session = registered()
+    said = []
+    for tenth, doing in enumerate(["waiting", m.BUILDING, m.BUILDING, "sampling", "sampling", "waiting"], 1):
+        session.note_progress(doing)
+        session.tick(tenth / 10)
+        said += [message.state for message in session.messages_to_send() if isinstance(message, m.Beat)]
+    assert said[-2:] == [m.BUILDING, "sampling"]
+    assert len(said) <= 3
 
 
 @pytest.mark.parametrize("message", [m.Beat(1, ""), m.Leaving("x")])
@@ -479,7 +491,7 @@ def test_the_status_says_what_it_does_in_plain_words() -> None:
     assert session.status_text(0.0) == "about to sample"
     session.start_fragment(1)
     assert session.status_text(0.0) == "sampling"
-    session.note_progress(3, state="in env.step", in_env_s=2.0)
-    assert session.beat() == m.Beat(3, "in env.step", 2.0)
+    session.note_progress("in env.step", 2.0)
+    assert session.beat() == m.Beat(0, "in env.step", 2.0)
     session.disconnected(1.0)
     assert "finishing what is leased" in session.status_text(1.0)

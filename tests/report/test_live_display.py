@@ -198,3 +198,12 @@ def test_ctrl_c_is_not_echoed_into_the_panel_and_is_again_after_it(monkeypatch: 
         assert echoes()
         display.close()
     os.close(master)
+
+
+def test_a_run_that_expects_no_workers_misses_none() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, height=30, color_system=None)
+    display = LiveDisplay(Headline("ppo", "CartPole-v1", 0, is_alone=True), console)
+    display.start(0.0)
+    display.update({**RESULT, "num_healthy_workers": 0}, 1.0)
+    assert "this process" in last_frame(console)
+    display.close()

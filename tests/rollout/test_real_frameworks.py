@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ from gymnasium import spaces
 from plain_policies import DEFAULT, VECTOR, PlainPolicy, RandomPolicy, spec
 
 from aiorl.data import columns as c
+from aiorl.rollout.rollout_worker import RolloutWorker
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
 tf = pytest.importorskip("tensorflow")
@@ -174,7 +174,7 @@ def test_r33_gpus_that_tensorflow_itself_does_not_see_are_a_runtime_error(make_w
 
 
 def run_python(code: str) -> str:
-    """What a fresh interpreter prints: eager mode and missing packages are things of a whole process."""
+    """What a fresh interpreter prints: which packages there are is a thing of a whole process."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -220,31 +220,26 @@ assert not set(hidden) & set(sys.modules)
 
 
 def test_r35_tensorflow_itself_is_switched_to_eager_mode_unless_workers_are_exempt_or_traced():
-    code = """
-import json
-import tensorflow as tf
-from aiorl import RolloutWorker
-from aiorl.models.tf_policy import TFPolicy
-
-class Notes(TFPolicy):
-    def compute_actions(self, *args, **kwargs):
-        actions = super().compute_actions(*args, **kwargs)
-        seen.add(tf.config.functions_run_eagerly())
-        return actions
-
-found = []
-for settings in ({}, {"eager": True, "no_eager_on_workers": True}, {"eager": True, "eager_tracing": True},
-                 {"eager": True}):
     seen = set()
-    config = {"model": {"fcnet_hiddens": [4]}, **settings}
-    with RolloutWorker("CartPole-v1", Notes, policy_config=config, rollout_fragment_length=8, seed=1) as worker:
-        found.append([sorted(seen), worker.sample()["obs"].tolist(), sorted(seen)])
-print(json.dumps(found))
-"""
-    runs = json.loads(run_python(code).splitlines()[-1])
-    assert [after for _, _, after in runs] == [[False], [False], [False], [True]]
-    for _, obs, _ in runs:
-        np.testing.assert_allclose(obs, runs[0][1], rtol=1e-4, atol=1e-5)
+
+    class Notes(TFPolicy):
+        def compute_actions(self, *args, **kwargs):
+            actions = super().compute_actions(*args, **kwargs)
+            seen.add(tf.config.functions_run_eagerly())
+            return actions
+
+    eager, runs = {"eager": True}, []
+    try:
+        for settings in ({}, eager | {"no_eager_on_workers": True}, eager | {"eager_tracing": True}, eager):
+            seen.clear()
+            config = {"model": {"fcnet_hiddens": [4]}, **settings}
+            with RolloutWorker("CartPole-v1", Notes, policy_config=config, rollout_fragment_length=8, seed=1) as worker:
+                runs.append((worker.sample()["obs"], set(seen)))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert [modes for _, modes in runs] == [{False}, {False}, {False}, {True}]
+    for obs, _ in runs:
+        np.testing.assert_allclose(obs, runs[0][0], rtol=1e-4, atol=1e-5)
 
 
 def test_r35_a_policy_of_tensorflows_without_an_eager_variant_is_refused(make_worker):

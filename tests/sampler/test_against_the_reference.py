@@ -21,12 +21,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from random_cases import KINDS, OBSERVATION_FNS, POLICIES, Case, Comparison, cases
 from random_worlds import ACTION_SPACES, OBS_SPACES, TAPES, BaseStages, ExternalWorld, Tape, World
-from reference_sampler import ContractBroken, NothingComes, ReferenceSampler, Settings
+from reference_sampler import ContractBroken, NothingComes, NothingToChoose, ReferenceSampler, Settings
 from traced_parts import TracedPolicy, traced_callbacks
 
 from aiorl.config.worker import WorkerConfig
 from aiorl.env.registry import EnvContext
-from aiorl.errors import EnvContractError
+from aiorl.errors import BadObservationError, EnvContractError
 from aiorl.observation.filters import make_filter
 from aiorl.observation.preprocessors import make_preprocessor
 from aiorl.rollout.rollout_worker import RolloutWorker
@@ -181,6 +181,34 @@ def run_remote(case: Case) -> None:
         compare(case, worker, reference, reference.sample, (got, expected))
 
 
+def run_ahead(case: Case) -> None:
+    """Play a case with a sampler in a thread of its own, under one set of weights, and compare what it has given."""
+    case.more = {"sample_async": True}
+    case.filter = "ConcurrentMeanStdFilter" if case.filter == "MeanStdFilter" else case.filter
+    got, config = tape_of(case, "product")
+    expected, reference_config = tape_of(case, "reference")
+    reference = make_reference(case, expected, reference_config)
+    same = Comparison()
+    with make_worker(case, got, config) as worker:
+        for number in range(case.samples):
+            try:
+                batch = reference.sample()
+            except NothingComes:
+                return
+            except ContractBroken as error:
+                kind = BadObservationError if isinstance(error, NothingToChoose) else EnvContractError
+                with pytest.raises(kind):
+                    worker.sample()
+                return
+            same.batches(worker.sample(), batch, reference.is_multi_agent, f"sample {number}")
+        metrics = [[[*found[:4], found.hist_data] for found in side.get_metrics()] for side in (worker, reference)]
+    same.check(metrics[0][: len(metrics[1])], metrics[1], "metrics")
+    del got.asked[len(expected.asked) :]
+    for policy_id, calls in got.calls.items():
+        del calls[len(expected.calls[policy_id]) :]
+    compare_tapes(same, got, expected, goes_on=True)
+
+
 def compare(
     case: Case, product: Any, reference: ReferenceSampler, expected_batch: Any, tapes: tuple[Tape, Tape]
 ) -> None:
@@ -190,6 +218,10 @@ def compare(
         try:
             batch = expected_batch()
         except NothingComes:
+            return
+        except NothingToChoose:
+            with pytest.raises(BadObservationError, match="its action mask forbids every action"):
+                product.sample()
             return
         except ContractBroken:
             with pytest.raises(EnvContractError):
@@ -203,18 +235,21 @@ def compare(
         for policy_id, policy in reference.policies.items():
             policy.set_weights(weights[policy_id])
             policy.on_global_var_update({"timestep": 10 * number})
-    compare_tapes(same, *tapes, goes_on=case.kind.startswith("external"))
+    compare_tapes(same, *tapes, goes_on=case.kind.startswith("external"))  # clients play in threads of their own
     for policy_id, found in product.filters.items():
         same.check(dict(found.state()), reference.filters[policy_id].state(), f"filter of {policy_id}")
 
 
 def compare_tapes(same: Comparison, got: Tape, expected: Tape, *, goes_on: bool) -> None:
+    """Compare what was told; ``goes_on``: one side may be ahead of what was sampled."""
     for env_id in {**expected.events, **got.events}:
         mine, theirs = by_turn(got.events[env_id]), by_turn(expected.events[env_id])
-        if goes_on:  # clients, who play in threads of their own, may be ahead of what was sampled
+        if goes_on:
             mine = mine[: len(theirs)]
         for number, pair in enumerate(itertools.zip_longest(mine, theirs)):
-            same.check(*pair, f"event {number} of environment {env_id}, after {mine[max(0, number - 6) : number]}")
+            if not same.same(*pair):
+                where = f"event {number} of environment {env_id}, after {mine[max(0, number - 6) : number]}"
+                raise AssertionError(f"{where}:\n     got {pair[0]}\nexpected {pair[1]}")
     same.check(got.asked, expected.asked, "agents that the mapping function was asked about")
     same.check(dict(got.calls), dict(expected.calls), "environments of each evaluation")
 
@@ -229,7 +264,7 @@ def by_turn(events: list[Any]) -> list[Any]:
 
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-FAST = settings(max_examples=8, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
+FAST = settings(max_examples=10, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
 
 
 def play(strategy: Any, function: Any, profile: settings = FAST) -> None:
@@ -248,7 +283,26 @@ def test_a_sampler_of_its_own_packs_and_cuts_as_the_reference_does(kind: str) ->
 
 @pytest.mark.parametrize("kind", ["gym", "multi"])
 def test_environments_in_other_processes_are_sampled_as_the_reference_does(kind: str) -> None:
-    play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=3, phases=[Phase.generate]))
+    play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=2, phases=[Phase.generate]))
+
+
+@pytest.mark.parametrize("kind", ["gym", "multi", "vector", "base_multi"])
+def test_who_is_forbidden_every_action_ends_sampling_where_the_reference_says(kind: str) -> None:
+    play(cases(kind, stuck=True), run, settings(FAST, max_examples=6))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of worlds that end by an error
+@pytest.mark.parametrize("kind", ["gym", "multi", "base_multi"])
+def test_a_sampler_ahead_in_a_thread_of_its_own_samples_as_the_reference_does(kind: str) -> None:
+    play(cases(kind), run_ahead, settings(FAST, max_examples=3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["gym", "multi", "vector", "native", "base", "base_multi"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sampler_ahead_samples_as_the_reference_does_in_very_many_worlds(kind: str) -> None:
+    play(cases(kind), run_ahead, settings(FAST, max_examples=60))
 
 
 @pytest.mark.slow
@@ -261,4 +315,4 @@ def test_a_worker_samples_as_the_reference_does_in_very_many_worlds(kind: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gym", "multi"])
 def test_environments_in_other_processes_are_sampled_as_the_reference_does_in_many_worlds(kind: str) -> None:
-    play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=6, phases=[Phase.generate]))
+    play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=12, phases=[Phase.generate]))

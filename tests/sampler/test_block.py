@@ -16,11 +16,11 @@ def make_block(steps=3, num_envs=2, **keep) -> StepBlock:
 
 def test_rows_for_the_policy_are_views_of_the_columns():
     block = make_block()
-    for t, row in enumerate(block.policy_rows()):
-        row[c.ACTIONS][...] = t
-        row[c.VF_PREDS][...] = 10 + t
-        row[c.ACTION_DIST_INPUTS][...] = 20 + t
-        row[c.ACTION_LOGP][...] = 30 + t
+    for t, row in enumerate(block.policy_rows(with_logp=True)):
+        row.actions[...] = t
+        row.values[...] = 10 + t
+        row.dist_inputs[...] = 20 + t
+        row.logp[...] = 30 + t
     assert block.actions.tolist() == [[0, 0], [1, 1], [2, 2]]
     assert block.values[:, 0].tolist() == [10, 11, 12]
     assert block.dist_inputs[:, 1, 4].tolist() == [20, 21, 22]
@@ -30,7 +30,7 @@ def test_rows_for_the_policy_are_views_of_the_columns():
 def test_what_is_not_kept_takes_memory_for_one_row_only():
     block = make_block(keep_dist_inputs=False, keep_values=False)
     assert (block.dist_inputs.shape, block.values.shape) == ((1, 2, 5), (1, 2))
-    assert len(block.policy_rows()) == 3
+    assert len(list(block.policy_rows(with_logp=True))) == 3
 
 
 def test_valid_is_absent_until_a_row_is_no_transition():

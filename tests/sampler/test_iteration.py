@@ -239,7 +239,7 @@ def test_postprocessing_gets_the_raw_batches_of_the_others_whatever_one_does_to_
 def test_a_warning_comes_once_when_very_many_rows_wait(length, threshold, caplog):
     """R94."""
     log_once.reset()
-    env = ScriptedEnv({0: [scenes(20_000, end="never", agents=tuple(range(50)))]})
+    env = ScriptedEnv({0: [scenes(threshold // 50 + 50, end="never", agents=tuple(range(50)))]})
     callbacks = DefaultCallbacks()
     callbacks.on_episode_step = lambda *, episode, **kwargs: setattr(episode.batch_builder, "count", 0)
     iteration = make(env, {"default_policy": RecordingPolicy()}, callbacks, length=length)

@@ -15,7 +15,7 @@ from aiorl.errors import BatchError
 from aiorl.sampler.layout import to_rows, to_sequences
 
 STATE = c.state_in(0)
-PLAN = SamplePlan("none", {}, (c.OBS, c.T, c.TERMINATEDS, c.TRUNCATEDS), (c.LAST_OBS, STATE))
+PLAN = SamplePlan(columns=(c.OBS, c.T, c.TERMINATEDS, c.TRUNCATEDS, c.LAST_OBS, STATE))
 
 
 def trajectory(number: int, first_t: int, steps: int, ending: str, *, has_state: bool = True) -> dict[str, Any]:
@@ -78,14 +78,14 @@ def test_sequences_hold_each_row_once_and_training_meets_every_row_in_the_state_
     batch: SampleBatch, length: int
 ) -> None:
     arrays = to_sequences(batch, PLAN, length)
-    assert set(arrays) == {*PLAN.columns, *PLAN.extras, c.VALID}
+    assert set(arrays) == {*PLAN.columns, c.VALID}
     check_sequences(batch, arrays, length)
-    assert Fragment({name: arrays[name] for name in (*PLAN.columns, c.VALID)}).env_steps == batch.count
+    assert Fragment({name: arrays[name] for name in (*PLAN.of_rows, c.VALID)}).env_steps == batch.count
 
 
 @given(batches(has_state=False), st.integers(1, 12))
 def test_without_a_state_any_trajectory_may_follow_one_that_ended(batch: SampleBatch, length: int) -> None:
-    arrays = to_sequences(batch, SamplePlan("none", {}, PLAN.columns, (c.LAST_OBS,)), length)
+    arrays = to_sequences(batch, SamplePlan(columns=(*PLAN.of_rows, c.LAST_OBS)), length)
     check_sequences(batch, arrays, length)
     cut = sum(
         not (part[c.TERMINATEDS][-1] or part[c.TRUNCATEDS][-1]) for part in batch.split_by_episode()
@@ -126,9 +126,9 @@ def test_two_agents_of_one_episode_are_two_trajectories() -> None:
 
 
 @given(batches())
-def test_rows_are_steps_of_one_environment_without_extras(batch: SampleBatch) -> None:
+def test_rows_are_steps_of_one_environment(batch: SampleBatch) -> None:
     arrays = to_rows(batch, PLAN)
-    assert list(arrays) == list(PLAN.columns)
+    assert list(arrays) == list(PLAN.of_rows)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, batch[name][:, None])
     assert Fragment(arrays).env_steps == batch.count
@@ -151,7 +151,7 @@ def test_a_column_that_is_missing_or_holds_objects_is_named() -> None:
 def test_r102_what_follows_suppressed_rows_is_another_trajectory(has_state: bool) -> None:
     """R102: the sequence ends with the observation that followed its last row, not with a later one."""
     batch = SampleBatch(trajectory(0, 0, 8, c.TERMINATEDS, has_state=has_state)).take(np.array([0, 1, 2, 5, 6, 7]))
-    plan = PLAN if has_state else SamplePlan("none", {}, PLAN.columns, (c.LAST_OBS,))
+    plan = PLAN if has_state else SamplePlan(columns=(*PLAN.of_rows, c.LAST_OBS))
     arrays = to_sequences(batch, plan, 6)
     assert arrays[c.T].T.tolist() == [[0, 1, 2, 0, 0, 0], [5, 6, 7, 0, 0, 0]]
     assert arrays[c.LAST_OBS].tolist() == [[0.0, 3.0], [0.0, 8.0]]

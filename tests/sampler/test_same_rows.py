@@ -1,4 +1,4 @@
-"""The columnar and the general path give the same rows for the same seeds and policy."""
+"""In lockstep and polled turn by turn, environments give the same rows for the same seeds and policy."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from aiorl.callbacks import DefaultCallbacks
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.env_maker import to_base_env
+from aiorl.env.lockstep import TrainingDisabled
 from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.serial_env import Copies, SerialEnv
 from aiorl.env.vector_env import VectorBaseEnv
-from aiorl.errors import ConfigError
 from aiorl.observation.filters import MeanStdFilter, NoFilter
 from aiorl.observation.preprocessors import preprocessor_for
+from aiorl.policy.graph_policy import ActRows
 from aiorl.policy.policy import Policy
 from aiorl.policy.postprocess import gae
 from aiorl.sampler.assemble import FRAGMENT_COLUMNS
-from aiorl.sampler.columnar import ColumnarSampler
+from aiorl.sampler.lockstep import LockstepSampler
 from aiorl.sampler.setup import SamplerSetup
 from aiorl.sampler.sync_sampler import SyncSampler
 from aiorl.testing.fake_policy import FakePolicy
@@ -67,7 +68,7 @@ class RandomEnv(gymnasium.Env):
 
 
 class AsPolicy(Policy):
-    """The policy that the columnar sampler drives, behind the general interface: same noise, same numbers."""
+    """The policy that acts in lockstep, behind the general interface: same noise, same numbers."""
 
     def __init__(self, env, seed, recurrent):
         super().__init__(env.observation_space, env.action_space, {})
@@ -79,14 +80,15 @@ class AsPolicy(Policy):
 
     def compute_actions(self, obs, state_batches=(), *args, **kwargs):
         distribution, rows = self.inner.distribution, len(obs)
-        columns = {
-            c.ACTIONS: np.empty((rows, *distribution.action_shape), distribution.action_dtype),
-            c.ACTION_LOGP: np.empty(rows, np.float32),
-            c.ACTION_DIST_INPUTS: np.empty((rows, distribution.num_inputs), np.float32),
-            c.VF_PREDS: np.empty(rows, np.float32),
-        }
-        state_out = self.inner.act_into(obs, state_batches, self.inner.draw_noise(self._rng, rows), columns)
-        return columns.pop(c.ACTIONS), state_out, columns
+        made = ActRows(
+            actions=np.empty((rows, *distribution.action_shape), distribution.action_dtype),
+            dist_inputs=np.empty((rows, distribution.num_inputs), np.float32),
+            values=np.empty(rows, np.float32),
+            logp=np.empty(rows, np.float32),
+        )
+        state_out = self.inner.act_into(obs, state_batches, self.inner.draw_noise(self._rng, rows), made)
+        columns = {c.ACTION_LOGP: made.logp, c.ACTION_DIST_INPUTS: made.dist_inputs, c.VF_PREDS: made.values}
+        return made.actions, state_out, columns
 
     def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):
         last = np.zeros(1, np.float32)
@@ -124,7 +126,7 @@ def both(
     complete=False,
     vector=False,
 ):
-    """Rows of the two paths, one batch per environment, and their metrics and filters."""
+    """Rows of the two samplers, one batch per environment, and their metrics and filters."""
 
     def envs():
         return [RandomEnv(kind, mean_length) for _ in range(num_envs)]
@@ -135,20 +137,20 @@ def both(
 
     preprocessor = preprocessor_for(envs()[0].observation_space)
     filters = [MeanStdFilter(preprocessor.shape) if filtered else NoFilter() for _ in range(2)]
-    columnar = ColumnarSampler(
+    lockstep = LockstepSampler(
         NativeVectorEnv(native(), env_id="random") if vector else SerialEnv(envs(), env_id="random"),
         FakePolicy(envs()[0].action_space, recurrent=recurrent),
         fragment_length=steps,
         columns=sorted(FRAGMENT_COLUMNS),
-        batch_mode="complete_episodes" if complete else "truncate_episodes",
+        complete_episodes=complete,
         filter=filters[0],
         postprocess="gae",
         postprocess_settings={"gamma": GAMMA, "lam": LAM},
-        clip_rewards=clip,
+        reward_limit=float(clip),
         seed=seed,
     )
     policy = AsPolicy(envs()[0], seed, recurrent)
-    general = SyncSampler(
+    polling = SyncSampler(
         SamplerSetup(
             worker=None,
             base_env=to_base_env(native(), seed=seed)
@@ -162,11 +164,11 @@ def both(
             callbacks=DefaultCallbacks(),
         )
     )
-    one = [columnar.sample().to_sample_batch() for _ in range(fragments)]
+    one = [lockstep.sample().to_sample_batch() for _ in range(fragments)]
     if complete:
-        return one, general, columnar, filters
-    other = [[general.get_data() for _ in range(num_envs)] for _ in range(fragments)]
-    return one, [SampleBatch.concat(batches) for batches in other], (columnar, general), filters
+        return one, polling, lockstep, filters
+    other = [[polling.get_data() for _ in range(num_envs)] for _ in range(fragments)]
+    return one, [SampleBatch.concat(batches) for batches in other], (lockstep, polling), filters
 
 
 EXACT = (
@@ -174,12 +176,9 @@ EXACT = (
     "new_obs",
     "actions",
     "rewards",
-    "prev_actions",
-    "prev_rewards",
     "dones",
     "terminateds",
     "truncateds",
-    "t",
     "action_logp",
     "action_dist_inputs",
     "vf_preds",
@@ -196,9 +195,8 @@ EXACT = (
     recurrent=st.booleans(),
 )
 def test_packed_fragments_are_equal_row_by_row(kind, mean_length, num_envs, steps, seed, recurrent):
-    """R58, R98, R99, R104, R114, R118: obs, actions, rewards, flags, t and the structure of eps_id, and more."""
+    """R58, R98, R104, R118: obs, actions, rewards, flags, and more."""
     ones, others, samplers, _ = both(kind, mean_length, num_envs, steps, 5, seed, recurrent)
-    ids = {}
     for one, other in zip(ones, others, strict=True):
         assert one.count == other.count == num_envs * steps
         for name in EXACT:
@@ -206,11 +204,8 @@ def test_packed_fragments_are_equal_row_by_row(kind, mean_length, num_envs, step
             assert one[name].dtype == other[name].dtype, name
         for name in (c.ADVANTAGES, c.VALUE_TARGETS):
             np.testing.assert_allclose(one[name], other[name], rtol=1e-5, atol=1e-5, err_msg=name)
-        for a, b in zip(one[c.EPS_ID].tolist(), other[c.EPS_ID].tolist(), strict=True):
-            assert ids.setdefault(a, b) == b
-    assert len(set(ids.values())) == len(ids)
-    columnar, general = samplers
-    episodes, metrics = columnar.take_episodes(), general.get_metrics()
+    lockstep, polling = samplers
+    episodes, metrics = lockstep.take_episodes(), polling.get_metrics()
     assert sorted(episodes.lengths.tolist()) == sorted(m.episode_length for m in metrics)
     np.testing.assert_allclose(
         sorted(episodes.rewards), sorted(m.episode_reward for m in metrics), rtol=1e-5, atol=1e-5
@@ -218,7 +213,7 @@ def test_packed_fragments_are_equal_row_by_row(kind, mean_length, num_envs, step
 
 
 @pytest.mark.parametrize("num_envs", [1, 5])
-def test_the_policy_of_a_worker_gives_the_same_rows_on_both_paths(num_envs):
+def test_the_policy_of_a_worker_gives_the_same_rows_in_lockstep_and_polled(num_envs):
     """R58, R118: ONNX Runtime and all."""
 
     def policy():
@@ -229,12 +224,12 @@ def test_the_policy_of_a_worker_gives_the_same_rows_on_both_paths(num_envs):
     def copies():
         return [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(num_envs)]
 
-    columnar = ColumnarSampler(
+    lockstep = LockstepSampler(
         SerialEnv(copies(), env_id="CartPole"), policy(), fragment_length=40, columns=sorted(FRAGMENT_COLUMNS), seed=5,
         postprocess="gae", postprocess_settings={"gamma": GAMMA, "lam": LAM},
     )  # fmt: skip
     acting = policy()
-    general = SyncSampler(
+    polling = SyncSampler(
         SamplerSetup(
             worker=None,
             base_env=VectorBaseEnv(Copies(copies(), seed=5)),
@@ -247,8 +242,8 @@ def test_the_policy_of_a_worker_gives_the_same_rows_on_both_paths(num_envs):
         )
     )
     for _ in range(3):
-        one = columnar.sample().to_sample_batch()
-        other = SampleBatch.concat([general.get_data() for _ in range(num_envs)])
+        one = lockstep.sample().to_sample_batch()
+        other = SampleBatch.concat([polling.get_data() for _ in range(num_envs)])
         for name in EXACT:
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
@@ -262,12 +257,12 @@ def test_the_policy_of_a_worker_gives_the_same_rows_on_both_paths(num_envs):
     vector=st.booleans(),
 )
 def test_filtered_rows_are_equal_and_rewards_are_clipped_alike(seed, mean_length, steps, num_envs, vector):
-    """R101, R103, R136: whatever ends in a turn, each observation meets the same statistics on both paths."""
+    """R101, R103, R136: whatever ends in a turn, each observation meets the same statistics in both."""
     ones, others, _, filters = both(
         "box", mean_length, num_envs, steps, 4, seed, clip=True, filtered=True, vector=vector
     )
     for one, other in zip(ones, others, strict=True):
-        for name in ("actions", "dones", "t", "rewards"):
+        for name in ("actions", "dones", "rewards"):
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
         for name in ("obs", "new_obs"):
             assert one[name].dtype == other[name].dtype == np.float32
@@ -293,7 +288,7 @@ class Untrained(RandomEnv):
 
 
 @pytest.mark.parametrize("mode", [None, *gymnasium.vector.AutoresetMode])
-def test_rows_not_to_be_trained_on_are_left_out_in_general_sampling_and_refused_in_columnar(mode):
+def test_rows_not_to_be_trained_on_are_left_out_and_end_lockstep(mode):
     """R102: never sent and trained on silently."""
 
     def copies():
@@ -302,7 +297,7 @@ def test_rows_not_to_be_trained_on_are_left_out_in_general_sampling_and_refused_
     def native():
         return gymnasium.vector.SyncVectorEnv(copies(), autoreset_mode=mode)
 
-    general = SyncSampler(
+    polling = SyncSampler(
         SamplerSetup(
             worker=None,
             base_env=to_base_env(native()) if mode else VectorBaseEnv(Copies([make() for make in copies()], seed=1)),
@@ -314,11 +309,11 @@ def test_rows_not_to_be_trained_on_are_left_out_in_general_sampling_and_refused_
             callbacks=DefaultCallbacks(),
         )
     )
-    batch = SampleBatch.concat([general.get_data() for _ in range(6)])
+    batch = SampleBatch.concat([polling.get_data() for _ in range(6)])
     assert set(batch["t"] % 3) == {0, 1}
     assert [info["count"] for info in batch["infos"]] == (batch["t"] + 1).tolist()
     assert all(info["training_enabled"] for info in batch["infos"])
-    columnar = ColumnarSampler(
+    lockstep = LockstepSampler(
         NativeVectorEnv(native(), env_id="untrained")
         if mode
         else SerialEnv([make() for make in copies()], env_id="untrained"),
@@ -326,21 +321,22 @@ def test_rows_not_to_be_trained_on_are_left_out_in_general_sampling_and_refused_
         fragment_length=30,
         columns=["obs", "rewards"],
     )
-    with pytest.raises(ConfigError, match=r"'untrained': .*training_enabled.* Set sampling: general"):
-        columnar.sample()
+    with pytest.raises(TrainingDisabled, match="'untrained' is not to be trained on"):
+        lockstep.sample()
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_complete_episodes_are_equal_episode_by_episode(recurrent):
     """R60, R105."""
-    ones, general, _, _ = both("box", 6, 3, 10, 4, 11, recurrent, complete=True)
+    ones, polling, _, _ = both("box", 6, 3, 10, 4, 11, recurrent, complete=True)
     by_start = {}
     for batch in ones:
-        for part in batch.split_by_episode():
-            by_start[part["obs"][0].tobytes()] = part
+        ends = np.flatnonzero(batch["dones"]) + 1
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            by_start[batch["obs"][start].tobytes()] = batch.slice(start, end)
     found = 0
     for _ in range(30):
-        other = general.get_data()
+        other = polling.get_data()
         assert other["dones"].tolist() == [False] * (other.count - 1) + [True]
         one = by_start.get(other["obs"][0].tobytes())
         if one is None:

@@ -35,6 +35,13 @@ class Noting(DefaultCallbacks):
         episode.hist_data["steps"] = [1.0, float(episode.length)]
 
 
+class Watching(DefaultCallbacks):
+    """Does nothing, but has environments polled turn by turn."""
+
+    def on_sample_end(self, **kwargs: Any) -> None:
+        return
+
+
 class Failing(DefaultCallbacks):
     """Fails at the first step."""
 
@@ -59,6 +66,17 @@ class SlowEnv(CountingEnv):
 
     def step(self, action: Any) -> Any:
         time.sleep(self._step_s)
+        return super().step(action)
+
+
+class HeldEnv(CountingEnv):
+    """A step of it has begun when `is_held` is set, and ends when `may_go_on` is, in the same process."""
+
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    def step(self, action: Any) -> Any:
+        self.is_held.set()
+        assert self.may_go_on.wait(60)
         return super().step(action)
 
 

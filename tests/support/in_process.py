@@ -14,8 +14,10 @@ from typing import Any, ClassVar, Literal
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from memory_endpoint import MemoryNetwork
 
 from aiorl.algorithms.algorithm import Algorithm, AlgorithmState, Batch, LeasePlan, UpdateResult
+from aiorl.config.parts import TransportConfig
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
@@ -24,14 +26,14 @@ from aiorl.data.sample_plan import SamplePlan
 from aiorl.errors import BatchError
 from aiorl.learner.build import Learning
 from aiorl.learner.policy_group import PolicyGroup
-from aiorl.learner.publish import Publisher
 from aiorl.learner.service import LearnerService
 from aiorl.learner.update_thread import UpdateDone, UpdateEvent, UpdateFailed, UpdateThread
 from aiorl.observation.filters import make_filter
+from aiorl.observation.returns import ReturnFilter, returns_of
+from aiorl.protocol.events import WorkerFailed
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.report.results import Results
-from aiorl.transport.memory_endpoint import MemoryNetwork
 from aiorl.worker.service import WorkerOutcome, WorkerService
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 LENGTH, NUM_ENVS = 8, 2
+QUICK = TransportConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build_timeout_s=1.0, resend_after_s=0.3)
 
 
 class FakeAlgorithm(Algorithm):
@@ -69,7 +72,7 @@ class FakeAlgorithm(Algorithm):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        return SamplePlan("none", {}, (c.OBS, c.ACTIONS, c.REWARDS), (c.LAST_OBS,))
+        return SamplePlan("none", {}, (c.OBS, c.ACTIONS, c.REWARDS, c.LAST_OBS))
 
     def check_fragment(self, fragment: Mapping[str, Any]) -> None:
         if c.OBS not in fragment or fragment[c.OBS].shape != (LENGTH, NUM_ENVS, 4):
@@ -105,16 +108,17 @@ def fake_learning(config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int 
         config.updated(
             {
                 "rollout_fragment_length": LENGTH, "num_envs_per_worker": num_envs, "vectorize": "serial",
-                "transport": {"heartbeat_interval_s": 0.1, "heartbeat_timeout_s": 1.0, "resend_after_s": 0.3},
+                "transport": QUICK.model_dump(),
             }
         ),
         algorithm.sample_plan(config),
-        sampling="general" if config.sampling == "general" else "columnar",
     )  # fmt: skip
+    filters = {DEFAULT_POLICY_ID: make_filter(config.observation_filter, (4,))}
+    if algorithm.sample_plan(config).return_discount is not None:
+        filters[returns_of(DEFAULT_POLICY_ID)] = ReturnFilter()
     return Learning(
         PolicyGroup({DEFAULT_POLICY_ID: algorithm}), algorithm.lease_plan(config), part,
-        {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}},
-        {DEFAULT_POLICY_ID: make_filter(config.observation_filter, (4,))}, {}, {},
+        {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}, filters, {}, {},
     )  # fmt: skip
 
 
@@ -128,15 +132,19 @@ class InProcess:
         session_settings: LearnerSettings | None = None,
         **settings: Any,
     ) -> None:
-        self._session_settings = session_settings or LearnerSettings(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0)
         self.config = CommonConfig.from_mapping({"env": "CartPole-v1", "seed": 3, "num_workers": 2, **settings})
+        self._session_settings = session_settings or LearnerSettings(
+            QUICK, num_workers=self.config.num_workers, data_ends=self.config.input_epochs is not None
+        )
         self.network = network or MemoryNetwork()
         self.num_envs = NUM_ENVS
         self.algorithm = algorithm(self.config)
         self.events: list[str] = []
+        self.failed: list[WorkerFailed] = []
         self.failure: BaseException | None = None
         self.updates: list[UpdateDone] = []
         self._updated = asyncio.Event()
+        self.out_of_data = asyncio.Event()
         self._numbers = itertools.count(1)
         self.workers: list[WorkerService] = []
         self.outcomes: list[asyncio.Task[WorkerOutcome]] = []
@@ -151,6 +159,8 @@ class InProcess:
             Results(100, time.monotonic()),
             on_event=lambda text, level: self.events.append(text),
             on_failure=self._fail,
+            on_worker_failed=self.failed.append,
+            on_out_of_data=self.out_of_data.set,
         )
         self.service.start()
         for _ in range(num_workers):
@@ -158,13 +168,13 @@ class InProcess:
         learning = fake_learning(self.config, self.algorithm, self.num_envs)
         self.thread = UpdateThread(learning.group, self._on_thread, max_queued=1)
         self.thread.start()
-        self.service.begin(learning, self.thread, Publisher(learning.filters))
+        self.service.begin(learning, self.thread)
 
     def add_worker(self, change: Callable[[WorkerService], None] = lambda service: None) -> WorkerService:
         number = next(self._numbers)
         settings = WorkerSettings(
-            f"worker{number}", "here", number, slot_hint=number, heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0,
-            hello_backoff_s=(0.05, 0.2), resend_after_s=0.3,
+            f"worker{number}", "here", number, slot_hint=number,
+            transport=QUICK.model_copy(update={"reconnect_max_s": 0.1}),
         )  # fmt: skip
         service = WorkerService(self.network.worker(), WorkerSession(settings))
         change(service)
@@ -201,7 +211,7 @@ class InProcess:
             self.service.take_update(event)
         elif isinstance(event, UpdateFailed):
             if event.batch is not None:
-                self.service.drop_batch(event.batch)
+                self.service.flow.drop_batch(event.batch)
             self.failure = event.error
         self._updated.set()
 

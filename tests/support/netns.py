@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from learner_server import ForkedLearner, can_fork
 
 __all__ = ["LEARNER_HOST", "NEEDS_NAMESPACES", "PORT", "WORKER_HOST", "Network", "Process", "network"]
 
@@ -128,9 +129,20 @@ class Network:
 
     def start(self, namespace: str, *command: str) -> Process:
         """Run a command in a namespace; it is ended with the network at the latest."""
-        process = Process(["ip", "netns", "exec", namespace, *command])
-        self._processes.append(process)
-        return process
+        whole = ["ip", "netns", "exec", namespace, *command]
+        return self._keep(
+            subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        )
+
+    def start_learner(self, *options: str) -> Process:
+        """Run `python -m aiorl.learner` in the learner's namespace."""
+        if not can_fork:
+            return self.start(self.learner, sys.executable, "-m", "aiorl.learner", *options)
+        return self._keep(ForkedLearner(list(options), dict(os.environ), namespace=self.learner))
+
+    def _keep(self, process: subprocess.Popen[str] | ForkedLearner) -> Process:
+        self._processes.append(Process(process))
+        return self._processes[-1]
 
     def close(self) -> None:
         """End every process and take everything down."""
@@ -157,12 +169,10 @@ def _has_netem() -> bool:
 
 
 class Process:
-    """A process whose output lines can be waited for."""
+    """A process, leader of a session, whose output lines can be waited for."""
 
-    def __init__(self, command: list[str]) -> None:
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
+    def __init__(self, process: subprocess.Popen[str] | ForkedLearner) -> None:
+        self._process = process
         self._lines: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -19,7 +19,7 @@ def learner_over_tcp(**settings: Any) -> InProcess:
     network: Any = SimpleNamespace(learner=lambda: ZmqLearnerEndpoint("tcp://127.0.0.1:0"))
     both = InProcess(network=network, **settings)
     both.start(0)
-    both.service.grant_leases()
+    both.service.go_on()
     return both
 
 

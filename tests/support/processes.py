@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -15,26 +16,49 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from learner_server import ForkedLearner, can_fork
 
-__all__ = ["Processes", "Started", "StartedLearner", "check_ledger", "wait_until"]
+__all__ = ["Processes", "Started", "StartedLearner", "check_ledger", "free_address", "wait_until"]
+
+
+CARTPOLE = "--env=CartPole-v1"
+SMALL = (
+    "--num-envs-per-worker=4", "--rollout-fragment-length=32", "--train-batch-size=512", "--num-sgd-iter=2",
+    "--model.fcnet-hiddens=[16]", "--xla=off",
+)  # fmt: skip
+"""Batches that are sampled and learned from in some milliseconds."""
+
+
+def free_address() -> str:
+    """An address of this host that a learner can listen on: with one of its own it waits for workers from elsewhere."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return f"tcp://127.0.0.1:{port}"
 
 
 class Started:
     """A process of ours whose output is read as it comes."""
 
     def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,
-        )
+        self.process = self._start(command, {**os.environ, **(environment or {})})
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str] | ForkedLearner:
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
 
     @property
     def pid(self) -> int:
@@ -87,11 +111,30 @@ class Started:
 
 
 class StartedLearner(Started):
-    """A learner and its run directory."""
+    """A learner and its run directory: forked from a process that has TensorFlow, or from its first line on.
 
-    def __init__(self, run_dir: Path, *options: str, environment: dict[str, str] | None = None) -> None:
+    The first may work in another directory than this process.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *options: str,
+        environment: dict[str, str] | None = None,
+        is_forked: bool = True,
+        directory: str = "",
+        script: str = "",
+    ) -> None:
         self.run_dir = run_dir
-        super().__init__([sys.executable, "-m", "aiorl.learner", *options], environment)
+        self._options, self._script, self._directory = list(options), script, directory
+        self._is_forked = is_forked and can_fork
+        program = [script] if script else ["-m", "aiorl.learner"]
+        super().__init__([sys.executable, *program, *options], environment)
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str] | ForkedLearner:
+        if self._is_forked:
+            return ForkedLearner(self._options, environment, script=self._script, directory=self._directory)
+        return super()._start(command, environment)
 
     @property
     def address(self) -> str:
@@ -120,6 +163,11 @@ class StartedLearner(Started):
     def log(self) -> str:
         path = self.run_dir / "log.txt"
         return path.read_text() if path.exists() else ""
+
+    @property
+    def worker_log(self) -> str:
+        """The first worker's."""
+        return (self.run_dir / "logs" / "worker-1.txt").read_text()
 
     def worker_pids(self) -> list[int]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -152,15 +200,30 @@ class Processes:
         self._started: list[Started] = []
 
     def learner(
-        self, *options: str, run: str = "run", resume: bool = False, environment: dict[str, str] | None = None
+        self,
+        *options: str,
+        run: str = "run",
+        resume: bool = False,
+        environment: dict[str, str] | None = None,
+        is_forked: bool = True,
+        script: str = "",
     ) -> StartedLearner:
-        """A learner of CartPole-v1 if nothing else is said, without XLA, whose compiling takes seconds."""
+        """A learner of CartPole-v1 if nothing else is said, with small batches and without XLA, which takes seconds.
+
+        Args:
+            *options: of its command line.
+            run: name of its run directory.
+            resume: whether to resume what is there.
+            environment: variables beside those of this process.
+            is_forked: whether it need not load TensorFlow; if not, it starts as users start it, with their defaults.
+            script: path of a program that is run in place of ``python -m aiorl.learner``.
+        """
         run_dir = self._folder / run
         place = [f"--resume={run_dir}"] if resume else [f"--run-dir={run_dir}"]
-        for default in () if resume else ("--env=CartPole-v1", "--xla=off"):
+        for default in () if resume else (CARTPOLE, *SMALL) if is_forked else (CARTPOLE,):
             if not any(option.partition("=")[0] == default.partition("=")[0] for option in options):
                 place.append(default)
-        learner = StartedLearner(run_dir, *place, *options, environment=environment)
+        learner = StartedLearner(run_dir, *place, *options, environment=environment, is_forked=is_forked, script=script)
         self._started.append(learner)
         return learner
 

@@ -89,6 +89,7 @@ def scene(**parts: Any) -> dict[str, Any]:
         "end": "",
         "infos": {},
         "taken": {},
+        "stuck": [],
         "broken": False,
         **parts,
     }
@@ -153,8 +154,16 @@ def random_play(rnd: Any, agents: list[str], **what: bool) -> list[Any]:
 
 
 @st.composite
-def cases(draw: Any, kind: str, *, remote: bool = False, may_break: bool = False) -> Case:
-    """A world of a kind; with ``remote``, of one copy in a process of its own, which may end with ``may_break``."""
+def cases(draw: Any, kind: str, *, remote: bool = False, may_break: bool = False, stuck: bool = False) -> Case:
+    """A world of a kind.
+
+    Args:
+        draw: Hypothesis's.
+        kind: one of KINDS.
+        remote: one copy in a process of its own.
+        may_break: which may end.
+        stuck: a mask forbids every action early in the first episode.
+    """
     rnd = draw(st.randoms(use_true_random=False))
     is_multi = "multi" in kind
     agents = [f"a{number}" for number in range(1 + rnd.randrange(4))] if is_multi else [ONLY]
@@ -169,13 +178,16 @@ def cases(draw: Any, kind: str, *, remote: bool = False, may_break: bool = False
     copies = 1 if remote else 1 + rnd.randrange(3)
     config: dict[str, Any] = {
         "plays": [random_play(rnd, agents, **what) for _ in range(copies)],
-        "obs": rnd.choice(["box", "box", "matrix", "discrete", "bytes", "dict", "masked"]),
+        "obs": "masked" if stuck else rnd.choice(["box", "box", "matrix", "discrete", "bytes", "dict", "masked"]),
         "action": rnd.choice(["discrete", "box", "tuple"]),
         "resets": ("replaced" if may_break else "later") if remote else "inline",
         "none_is_zero": kind == "multi",
     }
     if config["obs"] == "masked":
         config["action"] = "discrete"  # whose choices the mask is about
+        if stuck:
+            shown = config["plays"][0][0][rnd.randrange(2)]
+            shown["stuck"] = shown["obs"]
     case = Case(
         kind,
         config,
@@ -197,6 +209,8 @@ def cases(draw: Any, kind: str, *, remote: bool = False, may_break: bool = False
     if rnd.random() < 0.6:
         case.horizon, case.soft = 1 + rnd.randrange(6), rnd.random() < 0.5
     add_what_its_kind_asks_for(rnd, case)
+    if case.observation_fn == "doubled" and config["obs"] not in ("box", "matrix"):
+        case.observation_fn = None
     if remote:
         case.more = {"remote_worker_envs": True, "remote_env_batch_wait_ms": 60_000.0}
         case.samples = 2
@@ -260,7 +274,9 @@ class Comparison:
             return len(got) == len(expected) and all(map(self.same, got, expected))
         if isinstance(expected, np.ndarray | np.generic | float | int):
             got, expected = np.asarray(got), np.asarray(expected)
-            return got.shape == expected.shape and bool(np.allclose(got, expected, rtol=1e-5, atol=1e-5))
+            if got.shape != expected.shape:
+                return False
+            return np.array_equal(got, expected) or bool(np.allclose(got, expected, rtol=1e-5, atol=1e-5))
         return type(got) is type(expected) and got == expected
 
     def batches(self, got: Any, expected: Any, is_multi_agent: bool, where: str) -> None:

@@ -6,6 +6,7 @@ The first scene of an episode is its reset. A scene:
     obs: agents observed                     rewards: agent -> reward
     term, trunc: agents whose own flag is up  end: "", "terminate", "truncate" or "both": the episode is over for all
     infos: agent -> info                      taken: agent -> number of the action that was taken instead
+    stuck: agents whose action mask forbids every action, where there are masks
     broken: the environment breaks down instead of showing the scene
 """
 
@@ -80,8 +81,7 @@ class Tape:
 
     def wait_for_end(self, env_id: Any, give_up: threading.Event) -> None:
         with self.changed:
-            while env_id not in self.ended and not give_up.is_set():
-                self.changed.wait(0.05)
+            self.changed.wait_for(lambda: env_id in self.ended or give_up.is_set())
 
 
 def plain(action: Any) -> Any:
@@ -161,7 +161,8 @@ class Stage:
                 return {"number": whole, "rest": rest}
             case "masked":
                 mask = np.array([1, *(noise >> bit & 1 for bit in range(4))], np.int8)
-                return {"action_mask": mask * (not self.scene["end"]), "observation": rest}  # nothing left to choose
+                is_legal = not self.scene["end"] and agent not in self.scene["stuck"]  # at the end nothing is chosen
+                return {"action_mask": mask * is_legal, "observation": rest}
         return rest
 
 
@@ -463,7 +464,9 @@ class _Driven:
                 self.tape.wait_for_end(arguments[0], self.closed)
 
     def close(self):
-        self.closed.set()
+        with self.tape.changed:
+            self.closed.set()
+            self.tape.changed.notify_all()
         super().close()
 
 

@@ -38,6 +38,7 @@ import numpy as np
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.data.actions import ActionLayout
 from aiorl.data.metrics import RolloutMetrics
+from aiorl.data.obs_layout import layout_of
 from aiorl.data.sample_batch import SampleBatch
 
 ALL = "__all__"
@@ -53,6 +54,10 @@ DTYPES = {
 
 class ContractBroken(ValueError):
     """An environment broke its contract, or a setting cannot be honoured."""
+
+
+class NothingToChoose(ContractBroken):
+    """An agent that is to act has an action mask that forbids every action."""
 
 
 class NothingComes(Exception):
@@ -478,6 +483,9 @@ class ReferenceSampler:
             for _, agent, _, reward in work:
                 agent.fed_action = agent.next_prev_action
                 agent.fed_reward = float(np.clip(reward, -limit, limit)) if limit else reward
+            _, masks = layout_of(policy.observation_space).split(np.stack([agent.obs for agent in agents]))
+            if masks is not None and not masks.any(axis=1).all():
+                raise NothingToChoose
             states = [np.stack(parts) for parts in zip(*(agent.state for agent in agents), strict=True)]
             actions, states_out, extras = policy.compute_actions(
                 np.stack([agent.obs for agent in agents]),

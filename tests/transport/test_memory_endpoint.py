@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_endpoint import Direction, MemoryNetwork
 
 from aiorl.errors import EndpointClosed
 from aiorl.transport.endpoint import EventKind, LearnerEndpoint, WorkerEndpoint
-from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
 
 
 class Log:
@@ -151,7 +151,9 @@ def test_delays_reorder_messages():
         await settle()
         log.workers[0].send([b"slow"])
         log.workers[0].send([b"fast"])
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            while len(log.of("up")) < 2:
+                await asyncio.sleep(0)
         assert [entry[2] for entry in log.of("up")] == [[b"fast"], [b"slow"]]
 
     asyncio.run(main())

@@ -104,7 +104,7 @@ def test_a_pair_whose_users_say_nothing_stays_connected(run):
         learner, worker = stage.learner(limits=QUICK), None
         worker = stage.worker(learner.endpoint.address, limits=QUICK)
         await worker.until_event(EventKind.CONNECTED)
-        await asyncio.sleep(4 * QUICK.silence_s)
+        await asyncio.sleep(2.5 * QUICK.silence_s)
         assert worker.endpoint.connected
         assert EventKind.DISCONNECTED not in worker.kinds() + learner.kinds()
         assert not worker.messages + worker.broadcasts + learner.messages
@@ -123,7 +123,7 @@ def test_a_worker_that_only_hears_and_one_that_only_speaks_stay_connected(run):
             lambda: learner.endpoint.send(learner.messages[0][0], [b"down"]),
             lambda: worker.endpoint.send([b"up"]),
         ):
-            for _ in range(30):
+            for _ in range(22):
                 assert say()
                 await asyncio.sleep(QUICK.silence_s / 15)
         assert EventKind.DISCONNECTED not in worker.kinds() + learner.kinds()
@@ -163,12 +163,12 @@ def test_a_message_that_takes_long_to_arrive_is_no_silence(run):
     async def test(stage):
         learner = stage.learner(limits=QUICK)
         with await asyncio.to_thread(RawPeer, _port(learner)) as peer:
-            peer.socket.sendall(b"\x02" + struct.pack(">Q", 40))
-            for _ in range(40):
+            peer.socket.sendall(b"\x02" + struct.pack(">Q", 25))
+            for _ in range(25):
                 peer.socket.sendall(b"x")
                 await asyncio.sleep(QUICK.silence_s / 10)
             await learner.until(lambda: learner.messages)
-            assert learner.messages[0][1] == [b"x" * 40]
+            assert learner.messages[0][1] == [b"x" * 25]
 
     run(test)
 

@@ -19,6 +19,7 @@ import zmq
 from aiorl.errors import ConfigError, EndpointClosed
 from aiorl.transport import zmq_learner, zmq_worker
 from aiorl.transport.endpoint import EndpointLimits, EventKind
+from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
 
 FAST = EndpointLimits(tick_s=0.1, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
 
@@ -336,6 +337,27 @@ def test_a_worker_says_that_a_host_name_cannot_be_found(run, host):
     run(test)
 
 
+def test_an_error_in_what_is_told_of_a_host_name_is_raised_on_the_loop():
+    async def main():
+        failed = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.set_result(context))
+        endpoint = ZmqWorkerEndpoint("tcp://no..host:5557", limits=FAST)
+
+        def fail(event):
+            raise OSError("a fault of the test's making")
+
+        endpoint.on_event = fail
+        endpoint.start()
+        endpoint._since -= 10
+        async with asyncio.timeout(5):
+            context = await failed
+        await endpoint.close()
+        assert "handle" in context, "as of a callback: what has no handler but the process's"
+        assert "of the test's making" in str(context["exception"])
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("step", range(6))
 def test_a_worker_out_of_descriptors_lets_go_of_what_it_has_and_tries_again(run, monkeypatch, step):
     num_left = step
@@ -467,7 +489,7 @@ def test_waiting_to_write_ends_with_an_error_when_the_endpoint_is_closed(run):
         await learner.endpoint.close()
         worker = stage.worker(address)
         waiting = asyncio.create_task(worker.endpoint.wait_writable())
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # until it waits
         await worker.endpoint.close()
         with pytest.raises(EndpointClosed):
             await waiting

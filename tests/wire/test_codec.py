@@ -143,7 +143,7 @@ def test_every_message_type_has_a_round_trip_test() -> None:
 
 @pytest.mark.parametrize("name", message_strategies)
 def test_a_message_comes_out_as_it_went_in(name: str) -> None:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(message_strategies[name], st.booleans())
     def round_trip(message: m.Message, compress: bool) -> None:
         assert same(message, decode(wire(message, compress=compress)))
@@ -203,7 +203,7 @@ def views(draw: st.DrawFn) -> dict[str, np.ndarray]:
     return columns
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(views(), st.booleans())
 def test_arrays_come_out_as_they_went_in_wherever_they_lie_in_memory(
     columns: dict[str, np.ndarray], keep: bool
@@ -764,7 +764,7 @@ def test_random_bytes_raise_remote_protocol_errors_and_nothing_else(frames: list
         decode(frames)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(sorted(MESSAGE_TYPES)), plain_maps, plain, st.binary(max_size=9), plain)
 def test_well_formed_headers_of_nonsense_raise_remote_protocol_errors(
     name: str, scalars: dict[str, Any], layout_value: Any, storage: bytes, shapes: Any

@@ -75,8 +75,8 @@ def test_one_worker_is_started_again_whatever_ends_it_and_its_parent_is_small() 
         assert not [loaded.path for loaded in parent.memory_maps() if HEAVY.search(loaded.path)]
         assert parent.memory_info().rss < 20e6
         os.kill(first, signal.SIGABRT)
-        await until(lambda: {worker.pid for worker in both.service.session.workers(0.0)} not in (set(), {first}))
-        await until(lambda: first not in [worker.pid for worker in both.service.session.workers(0.0)])
+        await until(lambda: {worker.pid for worker in both.service.session.workers} not in (set(), {first}))
+        await until(lambda: first not in [worker.pid for worker in both.service.session.workers])
         await both.updates_done(len(both.updates) + 2, 60)
         second = child_of(process.pid)
         assert second != first

@@ -7,15 +7,16 @@ import threading
 import time
 from typing import Any
 
+import in_process
 import pytest
 from in_process import FakeAlgorithm, InProcess, with_settings
+from memory_endpoint import Direction, MemoryNetwork
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import EnvError
 from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.report.results import Progress
 from aiorl.transport.endpoint import Event, EventKind
-from aiorl.transport.memory_endpoint import Direction, MemoryNetwork
 from aiorl.wire.messages import Ack, RefusalCode, Refused
 from aiorl.worker.service import WorkerOutcome
 
@@ -25,7 +26,7 @@ def test_workers_end_when_the_run_is_over() -> None:
         both = InProcess()
         both.start(2)
         await both.service.wait_for_workers(2, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(2)
         return await both.close()
 
@@ -39,7 +40,7 @@ def test_a_stopped_worker_leaves_at_once_and_its_share_goes_to_the_others() -> N
         both = InProcess()
         both.start(2)
         await both.service.wait_for_workers(2, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(2)
         both.workers[0].stop("leaving on purpose")
         assert (await both.outcomes[0]).status == STOPPED
@@ -69,6 +70,65 @@ def test_a_failing_environment_is_reported_with_its_traceback_and_ends_the_worke
     assert "Traceback" in failed
 
 
+def test_r184_a_worker_beyond_its_quota_of_memory_fails_and_says_so() -> None:
+    async def main() -> tuple[InProcess, WorkerOutcome]:
+        both = InProcess(memory_per_worker=2**20)
+        both.start(1)
+        outcome = await asyncio.wait_for(both.outcomes[0], 10)
+        await both.close()
+        return both, outcome
+
+    both, outcome = asyncio.run(main())
+    assert outcome.reason.startswith("memory_per_worker is 1,048,576 bytes, but the process has taken ")
+    assert outcome.status == FAILED
+    assert any("memory_per_worker is 1,048,576 bytes" in text for text in both.events)
+
+
+def test_r184_what_a_worker_holds_for_the_learner_is_bounded_in_bytes() -> None:
+    """A fragment has some 600 bytes: one may wait for its acknowledgement, and no other is begun until then."""
+    held = []
+
+    async def main(bound: int) -> int:
+        both = InProcess(with_settings(mode="streaming"), object_store_memory_per_worker=bound)
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        fragments = both.workers[0]._session._fragments
+        add = fragments.add
+
+        def count(*arguments: Any) -> Any:
+            message = add(*arguments)
+            held.append(len(fragments))
+            return message
+
+        fragments.add = count  # type: ignore[method-assign]
+        both.service.go_on()
+        await both.updates_done(4)
+        await both.close()
+        return both.workers[0]._session.settings.max_unacked_bytes
+
+    assert asyncio.run(main(700)) == 700
+    assert max(held) == 1
+    assert asyncio.run(main(0)) == 2**28
+
+
+@pytest.mark.parametrize("compress_observations", [False, True, "bulk"])
+def test_what_workers_send_is_compressed_if_observations_are_to_be(
+    monkeypatch: pytest.MonkeyPatch, compress_observations: bool | str
+) -> None:
+    monkeypatch.setattr(in_process, "QUICK", in_process.QUICK.model_copy(update={"compression": "off"}))
+
+    async def main() -> bool:
+        both = InProcess(compress_observations=compress_observations)
+        both.start(1)
+        await both.service.wait_for_workers(1, 10)
+        both.service.go_on()
+        await both.updates_done(1)
+        await both.close()
+        return both.workers[0]._compress
+
+    assert asyncio.run(main()) == bool(compress_observations)
+
+
 def test_lost_doubled_and_late_messages_lose_and_double_nothing() -> None:
     def fault(direction: Direction, number: int) -> tuple[float, ...]:
         if number % 7 == 3:
@@ -79,7 +139,7 @@ def test_lost_doubled_and_late_messages_lose_and_double_nothing() -> None:
         both = InProcess(with_settings(mode="streaming"), MemoryNetwork(fault))
         both.start(2)
         await both.service.wait_for_workers(2, 20)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(12, 40)
         both.network.fault = lambda direction, number: (0.0,)
         await both.close()
@@ -99,7 +159,7 @@ def test_after_a_cut_that_outlasts_the_timeout_the_worker_comes_back_as_a_new_in
         both = InProcess(with_settings(mode="streaming"))
         both.start(1)
         await both.service.wait_for_workers(1, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(2)
         both.network.cut()
         async with asyncio.timeout(10):
@@ -179,7 +239,7 @@ def test_an_environment_that_calls_exit_is_a_failure_like_any_other() -> None:
         both = InProcess(env="in_process:ExitingEnv", seed=None)
         both.start(1)
         await both.service.wait_for_workers(1, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         outcome = await asyncio.wait_for(both.outcomes[0], 10)
         await both.close()
         return both, outcome
@@ -207,9 +267,9 @@ def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_nothing_b
     monkeypatch: pytest.MonkeyPatch, mode: str, num_samplers: int, slow: int
 ) -> None:
     """What is built too late neither begins fragments under the next registration's leases nor sends its deltas."""
-    import aiorl.worker.service as module
+    import aiorl.worker.sampler_unit as module
 
-    build, may_go_on, places = module.make_unit, threading.Event(), []
+    build, may_go_on, places = module.SamplerUnit, threading.Event(), []
 
     def make_slowly(part: Any, graphs: Any, snapshot: Any, place: Any) -> Any:
         places.append(place)
@@ -218,13 +278,13 @@ def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_nothing_b
             assert may_go_on.wait(10)
         return unit
 
-    monkeypatch.setattr(module, "make_unit", make_slowly)
+    monkeypatch.setattr(module, "SamplerUnit", make_slowly)
 
     async def main() -> InProcess:
         both = InProcess(with_settings(mode=mode), samplers_per_worker=num_samplers, observation_filter="MeanStdFilter")
         both.start(1)
         await both.service.wait_for_workers(1, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         if slow:
             await both.updates_done(2)
         await until(lambda: len(places) == 1 + slow)
@@ -248,9 +308,9 @@ def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_nothing_b
 
 
 def test_what_is_built_after_its_worker_was_stopped_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import aiorl.worker.service as module
+    import aiorl.worker.sampler_unit as module
 
-    build, is_building, may_go_on, closed = module.make_unit, threading.Event(), threading.Event(), threading.Event()
+    build, is_building, may_go_on, closed = module.SamplerUnit, threading.Event(), threading.Event(), threading.Event()
 
     def make_slowly(*arguments: Any) -> Any:
         is_building.set()
@@ -259,7 +319,7 @@ def test_what_is_built_after_its_worker_was_stopped_is_closed(monkeypatch: pytes
         monkeypatch.setattr(unit, "close", closed.set)
         return unit
 
-    monkeypatch.setattr(module, "make_unit", make_slowly)
+    monkeypatch.setattr(module, "SamplerUnit", make_slowly)
 
     async def main() -> None:
         both = InProcess()
@@ -278,13 +338,13 @@ class Held:
     """Holds one of the first unit's fragments, the third by default, when it is sampled, until it is let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int = 3) -> None:
-        from aiorl.worker.columnar_unit import ColumnarUnit
+        from aiorl.worker.sampler_unit import SamplerUnit
 
         self.in_hand, self.may_go_on = threading.Event(), threading.Event()
         self.error: Exception | None = None
         self.num_sampled = 0
         self.taken: list[tuple[str, int]] = []
-        sample, take_deltas, init = ColumnarUnit.sample, ColumnarUnit.take_deltas, ColumnarUnit.__init__
+        sample, take_deltas, init = SamplerUnit.sample, SamplerUnit.take_deltas, SamplerUnit.__init__
         of_unit: dict[int, str] = {}
 
         def noted(unit: Any, part: Any, graphs: Any, snapshot: Any, place: Any) -> None:
@@ -305,9 +365,9 @@ class Held:
             self.taken.append((of_unit[id(unit)], sequence))
             return take_deltas(unit, sequence)
 
-        monkeypatch.setattr(ColumnarUnit, "__init__", noted)
-        monkeypatch.setattr(ColumnarUnit, "sample", held)
-        monkeypatch.setattr(ColumnarUnit, "take_deltas", taken)
+        monkeypatch.setattr(SamplerUnit, "__init__", noted)
+        monkeypatch.setattr(SamplerUnit, "sample", held)
+        monkeypatch.setattr(SamplerUnit, "take_deltas", taken)
 
 
 @pytest.mark.parametrize("mode", ["on_policy", "streaming"])
@@ -322,7 +382,7 @@ def test_a_fragment_in_hand_when_its_registration_ends_is_dropped_with_its_delta
         both = InProcess(with_settings(mode=mode), observation_filter="MeanStdFilter")
         both.start(1)
         await both.service.wait_for_workers(1, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await until(held.in_hand.is_set)
         worker = both.workers[0]
         before = worker._session.incarnation
@@ -355,7 +415,7 @@ def test_a_fragment_that_is_cancelled_gives_its_lease_back(monkeypatch: pytest.M
         both = InProcess(with_settings(mode="on_policy"))
         both.start(1)
         await both.service.wait_for_workers(1, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await until(held.in_hand.is_set)
         worker = both.workers[0]
         assert worker._session._leases.begun == 1
@@ -376,7 +436,7 @@ def test_several_samplers_of_one_worker_all_produce() -> None:
         both = InProcess(with_settings(mode="streaming"), samplers_per_worker=3)
         both.start(1)
         await both.service.wait_for_workers(1, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(6)
         await both.close()
         return both
@@ -427,15 +487,15 @@ class AnyShape(FakeAlgorithm):
         assert fragment["obs"].shape[1:] == (1, 4)
 
 
-@pytest.mark.parametrize("sampling", ["columnar", "general"])
-def test_r9_a_blocked_environment_does_not_stop_heartbeats(sampling: str) -> None:
+@pytest.mark.parametrize("callbacks", [None, "general_parts:Watching"], ids=["in lockstep", "polled"])
+def test_r9_a_blocked_environment_does_not_stop_heartbeats(callbacks: str | None) -> None:
     async def main() -> InProcess:
-        both = InProcess(env="in_process:BlockingEnv", env_config={"step_s": 0.4}, sampling=sampling, seed=None)
+        both = InProcess(env="in_process:BlockingEnv", env_config={"step_s": 0.4}, callbacks=callbacks, seed=None)
         both.start(1)
         await both.service.wait_for_workers(1, 10)
-        both.service.grant_leases()
+        both.service.go_on()
         loop = asyncio.get_running_loop()
-        until = loop.time() + 2.5  # two and a half times the heartbeat timeout, within the first fragment
+        until = loop.time() + 1.6  # more than one and a half times the heartbeat timeout, within the first fragment
         while loop.time() < until:
             await asyncio.sleep(0.05)
             assert both.service.session.slots == [1]
@@ -447,12 +507,12 @@ def test_r9_a_blocked_environment_does_not_stop_heartbeats(sampling: str) -> Non
     assert not any("lost" in text for text in both.events)
 
 
-def test_general_sampling_sends_rows_episodes_and_what_callbacks_note() -> None:
+def test_polled_environments_give_rows_episodes_and_what_callbacks_note() -> None:
     async def main() -> InProcess:
-        both = InProcess(AnyShape, sampling="general", callbacks="general_parts:Noting")
+        both = InProcess(AnyShape, callbacks="general_parts:Noting")
         both.start(2)
         await both.service.wait_for_workers(2, 20)
-        both.service.grant_leases()
+        both.service.go_on()
         await both.updates_done(6)
         await both.close()
         return both
@@ -475,11 +535,11 @@ def test_general_sampling_sends_rows_episodes_and_what_callbacks_note() -> None:
 )
 def test_a_worker_that_waits_leaves_at_once_when_it_is_stopped(waits: dict[str, Any]) -> None:
     async def main() -> float:
-        both = InProcess(AnyShape, sampling="general", seed=None, **waits)
+        both = InProcess(AnyShape, seed=None, **waits)
         both.num_envs = 1
         both.start(1)
         await both.service.wait_for_workers(1, 20)
-        both.service.grant_leases()
+        both.service.go_on()
         async with asyncio.timeout(20):
             while not any(r.unit is not None and r.unit.in_env_s > 0.2 for r in both.workers[0]._running):
                 await asyncio.sleep(0.02)
@@ -497,11 +557,11 @@ def test_a_worker_that_waits_leaves_at_once_when_it_is_stopped(waits: dict[str, 
 
 def test_a_client_that_fails_is_reported_with_its_traceback() -> None:
     async def main() -> tuple[InProcess, Any]:
-        both = InProcess(AnyShape, sampling="general", seed=None, env="general_parts:Broken", env_config={"size": 4})
+        both = InProcess(AnyShape, seed=None, env="general_parts:Broken", env_config={"size": 4})
         both.num_envs = 1
         both.start(1)
         await both.service.wait_for_workers(1, 20)
-        both.service.grant_leases()
+        both.service.go_on()
         outcome = await asyncio.wait_for(both.outcomes[0], 10)
         await both.close()
         return both, outcome

@@ -21,13 +21,13 @@ from reference_sampler import NothingComes, ReferenceSampler, Settings
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.fragment import new_obs
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.observation.filters import make_filter
 from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.policy.loading import load_policy
 from aiorl.wire.messages import Snapshot
-from aiorl.worker.make_unit import make_unit
-from aiorl.worker.unit import Produced, SamplerUnit, UnitPlace
+from aiorl.worker.sampler_unit import Produced, SamplerUnit, UnitPlace
 
 SAMPLES = 3
 GAE = {"gamma": 0.9, "lam": 0.7}
@@ -36,15 +36,12 @@ IN_COLUMNS = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
 
 REMOTE = {"remote_worker_envs": True, "remote_env_batch_wait_ms": 60_000.0, "max_env_restarts_per_hour": 1000}
 
-PLAN = SamplePlan(
-    "gae",
-    GAE,
-    (
-        c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.PREV_ACTIONS, c.PREV_REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.DONES,
-        c.EPS_ID, c.AGENT_INDEX, c.T, c.ACTION_LOGP, c.ACTION_DIST_INPUTS, c.VF_PREDS, *IN_COLUMNS,
-    ),
-    (c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS),
+IN_LOCKSTEP = (
+    c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS,
+    c.VF_PREDS, *IN_COLUMNS,
 )  # fmt: skip
+WHOLE = (*IN_LOCKSTEP, c.PREV_ACTIONS, c.PREV_REWARDS, c.DONES, c.EPS_ID, c.AGENT_INDEX, c.T)
+"""Columns of whole rows, for which environments are polled."""
 
 FAST = settings(
     max_examples=12,
@@ -55,22 +52,18 @@ FAST = settings(
 
 
 @st.composite
-def unit_cases(draw: Any, vectorize: str, sampling: str) -> Case:
-    """Worlds for one agent whose rows all are trained on, as lockstep sampling asks for."""
+def unit_cases(draw: Any, vectorize: str, polled: bool) -> Case:
+    """Worlds for one agent whose rows all are trained on, as lockstep asks for."""
     is_remote = vectorize == "remote"
     case = draw(cases("gym", remote=is_remote, may_break=is_remote))
     rnd = draw(st.randoms(use_true_random=False))
     config = case.config
-    config["obs"] = rnd.choice(["box", "matrix", "discrete", "dict" if sampling == "general" else "box"])
+    config["obs"] = rnd.choice(["box", "matrix", "discrete", "dict" if polled else "box"])
     config["action"] = "discrete"
     case.explores = case.no_done = case.soft = False
     case.clip_rewards = rnd.choice([None, True, False])
     case.observation_fn = None
-    case.more = {
-        "vectorize": vectorize,
-        "sampling": sampling,
-        "looks_back": sampling == "general" and rnd.random() < 0.5,
-    }
+    case.more = {"vectorize": vectorize, "polled": polled, "looks_back": polled and rnd.random() < 0.5}
     for play in config["plays"]:
         for episode in play:
             for shown in episode:
@@ -89,6 +82,7 @@ def unit_cases(draw: Any, vectorize: str, sampling: str) -> Case:
 
 def make_unit_of(case: Case, graph: Any) -> SamplerUnit:
     encoded, spec, weights = graph
+    columns = WHOLE if case.more["polled"] else IN_LOCKSTEP
     part = WorkerPart.from_dict(
         {
             "env": f"random_worlds:{NATIVE_ID}" if case.more["vectorize"] == "native" else "random_worlds:GymStage",
@@ -101,12 +95,11 @@ def make_unit_of(case: Case, graph: Any) -> SamplerUnit:
             "clip_rewards": case.clip_rewards,
             "clip_actions": case.clip_actions,
             **(REMOTE if case.more["vectorize"] == "remote" else {"vectorize": case.more["vectorize"]}),
-            "sampling": case.more["sampling"],
-            "policies": {DEFAULT_POLICY_ID: {"sample_plan": dataclasses.asdict(PLAN)}},
+            "policies": {DEFAULT_POLICY_ID: {"sample_plan": dataclasses.asdict(SamplePlan("gae", GAE, columns))}},
         }
     )
     graphs = {DEFAULT_POLICY_ID: {"graph": encoded, "spec": spec.to_dict()}}
-    return make_unit(part, graphs, Snapshot(0, {DEFAULT_POLICY_ID: weights}, {}, {}, {}), UnitPlace(1, "ab12"))
+    return SamplerUnit(part, graphs, Snapshot(0, {DEFAULT_POLICY_ID: weights}, {}, {}, {}), UnitPlace(1, "ab12"))
 
 
 def make_reference(case: Case, graph: Any) -> ReferenceSampler:
@@ -140,11 +133,8 @@ def rows_of(produced: Produced) -> dict[str, np.ndarray]:
     """A fragment's rows, environment after environment; without those that are no transitions."""
     arrays = dict(produced.batches[DEFAULT_POLICY_ID])
     valid = arrays.pop(c.VALID, np.ones(arrays[c.OBS].shape[:2], np.bool_))
-    extras = {name: arrays.pop(name) for name in [*arrays] if name not in PLAN.columns}
-    if c.NEW_OBS not in arrays:  # it is kept as the next row's observation, and those that no row has
-        arrays[c.NEW_OBS] = np.concatenate([arrays[c.OBS][1:], extras[c.LAST_OBS][None]])
-        if c.FINAL_OBS in extras:
-            arrays[c.NEW_OBS][tuple(extras[c.FINAL_INDEX].T)] = extras[c.FINAL_OBS]
+    arrays[c.NEW_OBS] = new_obs(arrays)
+    arrays = {name: arrays[name] for name in WHOLE if name in arrays}
     keep = valid.swapaxes(0, 1).reshape(-1)
     return {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:])[keep] for name, column in arrays.items()}
 
@@ -156,9 +146,8 @@ def run(case: Case) -> None:
     graph = make_graph(shape, action_space, recurrent=case.recurrent, looks_back=case.more["looks_back"])
     reference = make_reference(case, graph)
     unit = make_unit_of(case, graph)
-    is_lockstep = case.more["sampling"] == "columnar"
     try:
-        if is_lockstep and (case.complete or case.config["resets"] == "later"):
+        if not case.more["polled"] and (case.complete or case.config["resets"] == "later"):
             compare_episodes(case, unit, reference)
         else:
             compare_fragments(unit, reference)
@@ -177,7 +166,7 @@ def compare_fragments(unit: SamplerUnit, reference: ReferenceSampler) -> None:
         rows, where = rows_of(produced), f"sample {number}"
         assert (produced.env_steps, produced.agent_steps) == (expected.env_steps, expected.env_steps)
         for name, column in expected.by_policy[DEFAULT_POLICY_ID].items():
-            if name in PLAN.columns:
+            if name in rows:
                 same.column(rows[name], column, name, f"{where}, {name}")
         found = sorted(zip(produced.episodes.lengths.tolist(), produced.episodes.rewards.tolist(), strict=True))
         same.check(found, sorted(tuple(metrics[:2]) for metrics in reference.get_metrics()), f"{where}, metrics")
@@ -197,7 +186,7 @@ def compare_episodes(case: Case, unit: SamplerUnit, reference: ReferenceSampler)
         if expected is None:
             continue
         compared += 1
-        for name in PLAN.columns:
+        for name in IN_LOCKSTEP:
             if name in IN_COLUMNS and not is_whole:
                 continue
             count = min(len(rows[name]), len(expected[name]))
@@ -209,28 +198,27 @@ def compare_episodes(case: Case, unit: SamplerUnit, reference: ReferenceSampler)
 
 def collect(by_episode: dict[Any, dict[str, list[Any]]], rows: dict[str, np.ndarray]) -> None:
     for row, obs in enumerate(rows[c.OBS]):
-        columns = by_episode.setdefault((int(obs[0]), int(obs[1])), {name: [] for name in PLAN.columns})
+        columns = by_episode.setdefault((int(obs[0]), int(obs[1])), {name: [] for name in IN_LOCKSTEP})
         for name, values in columns.items():
             values.append(rows[name][row])
 
 
-@pytest.mark.parametrize(
-    ("vectorize", "sampling"), [("serial", "columnar"), ("native", "columnar"), ("serial", "general")]
-)
-def test_a_worker_process_samples_as_the_reference_does(vectorize: str, sampling: str) -> None:
+@pytest.mark.parametrize(("vectorize", "polled"), [("serial", False), ("native", False), ("serial", True)])
+def test_a_worker_process_samples_as_the_reference_does(vectorize: str, polled: bool) -> None:
     @FAST
-    @given(unit_cases(vectorize, sampling))
+    @given(unit_cases(vectorize, polled))
     def play(case: Case) -> None:
         run(case)
 
     play()
 
 
+@pytest.mark.slow
 def test_processes_of_environments_that_end_cost_what_the_reference_says() -> None:
     """They are replaced; rows that were packed before stay."""
 
     @settings(FAST, max_examples=3, phases=[Phase.generate])
-    @given(unit_cases("remote", "general"))
+    @given(unit_cases("remote", True))
     def play(case: Case) -> None:
         run(case)
 

@@ -11,7 +11,8 @@ from aiorl.algorithms.compiled_update import LossFunction, Tensors, UpdateSpec, 
 from aiorl.algorithms.impala.config import IMPALAConfig
 from aiorl.algorithms.recurrent import flattened, sequence_forward_with_last
 from aiorl.data import columns as c
-from aiorl.losses.masked import explained_variance, masked_mean, masked_normalise
+from aiorl.losses.actor_critic import actor_critic_loss
+from aiorl.losses.masked import masked_mean, masked_normalise
 from aiorl.losses.vtrace import vtrace
 from aiorl.models.distributions import to_tf_distribution
 
@@ -36,7 +37,7 @@ def _loss(config: IMPALAConfig, model: ActorCritic, buffers: BatchBuffers) -> Lo
         columns = unpacked(minibatch, buffers, time_major=True)
         valid = columns[c.VALID]
         dist_inputs, values, last_values = sequence_forward_with_last(model, columns)
-        flat_inputs, flat_valid = flattened(dist_inputs), flattened(valid)
+        flat_inputs = flattened(dist_inputs)
         logp = tf.reshape(distribution.logp(flat_inputs, flattened(columns[c.ACTIONS])), valid.shape)
         log_rhos = tf.where(valid > 0, logp - columns[c.ACTION_LOGP], 0.0)
         rho_bar = coefficients["rho_bar"]
@@ -58,17 +59,16 @@ def _loss(config: IMPALAConfig, model: ActorCritic, buffers: BatchBuffers) -> Lo
         if config.normalize_advantages:
             advantages = masked_normalise(advantages, valid)
         policy_loss = -masked_mean(logp * advantages, valid)
-        vf_loss = masked_mean(tf.square(values - returns.vs), valid)
-        entropy = masked_mean(distribution.entropy(flat_inputs), flat_valid)
-        total = policy_loss + coefficients["vf_loss_coeff"] * vf_loss - coefficients["entropy_coeff"] * entropy
+        entropies = tf.reshape(distribution.entropy(flat_inputs), valid.shape)
+        total, parts = actor_critic_loss(
+            policy_loss, values, returns.vs, entropies, valid,
+            vf_loss_coeff=coefficients["vf_loss_coeff"], entropy_coeff=coefficients["entropy_coeff"],
+        )  # fmt: skip
         rhos = tf.exp(log_rhos)
         return total, {
-            "policy_loss": policy_loss,
-            "vf_loss": vf_loss,
-            "entropy": entropy,
+            **parts,
             "mean_rho": masked_mean(tf.minimum(rhos, rho_bar), valid),
             "clipped_rhos": masked_mean(tf.cast(rhos > rho_bar, tf.float32), valid),
-            "vf_explained_var": explained_variance(returns.vs, values, valid),
         }
 
     return loss

@@ -27,9 +27,9 @@ def test_asks_workers_for_raw_transitions() -> None:
     assert plan.postprocess == "none"
     assert c.ADVANTAGES not in plan.columns
     assert {c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES} <= set(plan.columns)
-    assert plan.extras == (c.LAST_OBS,)
+    assert plan.of_sequences == (c.LAST_OBS,)
     recurrent = IMPALA.sample_plan(IMPALAConfig.from_mapping({**SHAPE, "model": {"use_gru": True}}))
-    assert recurrent.extras == (c.LAST_OBS, c.state_in(0), c.state_in(1))
+    assert recurrent.of_sequences == (c.LAST_OBS, c.state_in(0), c.state_in(1))
 
 
 def test_refuses_another_algorithms_config() -> None:
@@ -37,9 +37,15 @@ def test_refuses_another_algorithms_config() -> None:
         IMPALA.lease_plan(PPOConfig())
 
 
+@pytest.mark.parametrize(("minibatch", "sequences"), [(None, 4), (64, 1), (4096, 64)])
+def test_minibatches_are_whole_sequences(make_model: Any, minibatch: int | None, sequences: int) -> None:
+    config = IMPALAConfig(train_batch_size=4096, rollout_fragment_length=64, sgd_minibatch_size=minibatch)
+    assert IMPALA(config, make_model()).minibatch_size == sequences
+
+
 @pytest.mark.parametrize("opt_type", ["adam", "rmsprop"])
 def test_takes_the_optimiser_that_was_asked_for(make_model: Any, make_fragment: Any, opt_type: str) -> None:
-    config = IMPALAConfig.from_mapping({**SHAPE, "opt_type": opt_type, "momentum": 0.5, "xla": "off"})
+    config = IMPALAConfig.from_mapping({**SHAPE, "opt_type": opt_type, "momentum": 0.5, "eager": True})
     model = make_model()
     algorithm = IMPALA(config, model)
     assert type(algorithm.compiled.optimizer).__name__.lower() == opt_type

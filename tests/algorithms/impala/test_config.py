@@ -32,11 +32,5 @@ def test_what_cannot_be_is_refused_by_the_name_of_the_key(settings: dict[str, An
     assert caught.value.key == key
 
 
-@pytest.mark.parametrize(("minibatch", "sequences"), [(None, 4), (64, 1), (4096, 64)])
-def test_minibatches_are_whole_sequences(minibatch: int | None, sequences: int) -> None:
-    config = IMPALAConfig(train_batch_size=4096, rollout_fragment_length=64, sgd_minibatch_size=minibatch)
-    assert config.sequences_per_minibatch() == sequences
-
-
 def test_every_key_says_what_it_means() -> None:
     assert all(field.description for field in IMPALAConfig.model_fields.values())

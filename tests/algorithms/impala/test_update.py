@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from aiorl.algorithms.batch_buffers import BatchBuffers, ColumnSpec
+from aiorl.algorithms.batch_buffers import BatchBuffers
 from aiorl.algorithms.compiled_algorithm import model_columns
 from aiorl.algorithms.impala.algorithm import IMPALA
 from aiorl.algorithms.impala.config import IMPALAConfig
@@ -33,9 +33,7 @@ def test_loss_equals_the_formula_in_numpy(
         variable.assign(variable + 0.1 * tf.random.stateless_normal(variable.shape, [7, len(name)]))
     plan = IMPALA.sample_plan(config)
     x = make_fragment(plan, model, LENGTH, NUM, 3, invalid=True)
-    specs = model_columns(model)
-    columns = [specs.get(name, ColumnSpec(name)) for name in plan.columns]
-    buffers = BatchBuffers(columns, [specs[name] for name in plan.extras])
+    buffers = BatchBuffers(model_columns(model, plan.columns))
     batch = {name: tf.constant(array) for name, array in buffers.sequences([x], NUM, LENGTH).items()}
     coefficients = {name: tf.constant(value) for name, value in COEFFICIENTS.items()}
     total, metrics = impala_spec(config, model, buffers).loss(batch, coefficients)

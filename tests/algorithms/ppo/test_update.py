@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
+from update_losses import LossCase, standardised
 
-from aiorl.algorithms.batch_buffers import BatchBuffers, ColumnSpec
-from aiorl.algorithms.compiled_algorithm import model_columns
 from aiorl.algorithms.ppo.algorithm import PPO
 from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.algorithms.ppo.update import ppo_spec
@@ -40,22 +39,13 @@ def test_loss_equals_the_formula_in_numpy(
     model = make_model(space)
     for name, variable in model.variables.items():
         variable.assign(variable + 0.1 * tf.random.stateless_normal(variable.shape, [7, len(name)]))
-    plan = PPO.sample_plan(config)
-    fragment = make_fragment(plan, model, 5, 4, 3, invalid=True)
-    specs = model_columns(model)
-    buffers = BatchBuffers([specs.get(name, ColumnSpec(name)) for name in plan.columns])
-    batch = {name: tf.constant(array) for name, array in buffers.rows([fragment], 20).items()}
-    coefficients = {name: tf.constant(value) for name, value in COEFFICIENTS.items()}
-    total, metrics = ppo_spec(config, model, buffers).loss(batch, coefficients)
-
-    keep = fragment[c.VALID].reshape(-1)
-    row = {name: column.reshape(20, *column.shape[2:])[keep] for name, column in fragment.items()}
+    case = LossCase(PPO, ppo_spec, config, model, make_fragment)
+    total, metrics = case.of_rows({**COEFFICIENTS, "vf_clip_param": settings.get("vf_clip_param", 0.0)})
+    row = case.transitions()
     inputs, values = (output.numpy() for output in model.forward(tf.constant(row[c.OBS])))
     distribution = model.distribution
     log_ratio = distribution.logp(inputs, row[c.ACTIONS]) - row[c.ACTION_LOGP]
-    advantages = row[c.ADVANTAGES]
-    if config.normalize_advantages:
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    advantages = standardised(row[c.ADVANTAGES]) if config.normalize_advantages else row[c.ADVANTAGES]
     ratio = np.exp(log_ratio)
     policy_loss = -np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages).mean()
     errors = (values - row[c.VALUE_TARGETS]) ** 2
@@ -70,12 +60,12 @@ def test_loss_equals_the_formula_in_numpy(
         kl = distribution.kl(row[c.ACTION_DIST_INPUTS], inputs).mean()
         expected += 0.4 * kl
 
-    assert metrics["policy_loss"].numpy() == pytest.approx(policy_loss, rel=1e-4, abs=1e-5)
-    assert metrics["vf_loss"].numpy() == pytest.approx(errors.mean(), rel=1e-4)
-    assert metrics["entropy"].numpy() == pytest.approx(entropy, rel=1e-4)
-    assert metrics["kl"].numpy() == pytest.approx(kl, rel=1e-3, abs=1e-5)
-    assert metrics["clip_fraction"].numpy() == pytest.approx((np.abs(ratio - 1) > 0.1).mean(), abs=1e-6)
-    assert total.numpy() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert metrics["policy_loss"] == pytest.approx(policy_loss, rel=1e-4, abs=1e-5)
+    assert metrics["vf_loss"] == pytest.approx(errors.mean(), rel=1e-4)
+    assert metrics["entropy"] == pytest.approx(entropy, rel=1e-4)
+    assert metrics["kl"] == pytest.approx(kl, rel=1e-3, abs=1e-5)
+    assert metrics["clip_fraction"] == pytest.approx((np.abs(ratio - 1) > 0.1).mean(), abs=1e-6)
+    assert total == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_sequences_give_the_same_loss_in_any_order(
@@ -83,20 +73,8 @@ def test_sequences_give_the_same_loss_in_any_order(
 ) -> None:
     """Each with its own state: the states travel with the sequences."""
     config = PPOConfig(env="x", model={"use_gru": True})
-    model = make_model(use_gru=True)
-    plan = PPO.sample_plan(config)
-    fragment = make_fragment(plan, model, 5, 4, 3, invalid=True)
-    specs = model_columns(model)
-    columns = [specs.get(name, ColumnSpec(name)) for name in plan.columns]
-    buffers = BatchBuffers(columns, [specs[name] for name in plan.extras])
-    batch = buffers.sequences([fragment], 4, 5)
-    coefficients = {name: tf.constant(value) for name, value in COEFFICIENTS.items()}
-    loss = ppo_spec(config, model, buffers).loss
-
-    def total(order: list[int], **changed: Any) -> float:
-        minibatch = {name: tf.gather(array, order) for name, array in batch.items()}
-        return float(loss({**minibatch, **changed}, coefficients)[0])
-
-    assert total([0, 1, 2, 3]) == pytest.approx(total([2, 0, 3, 1]), rel=1e-5)
-    shuffled_state = {c.state_in(0): tf.gather(batch[c.state_in(0)], [1, 2, 3, 0])}
-    assert total([0, 1, 2, 3]) != pytest.approx(total([0, 1, 2, 3], **shuffled_state), rel=1e-5)
+    case = LossCase(PPO, ppo_spec, config, make_model(use_gru=True), make_fragment)
+    in_order = case.of_sequences(COEFFICIENTS, [0, 1, 2, 3])
+    assert in_order == pytest.approx(case.of_sequences(COEFFICIENTS, [2, 0, 3, 1]), rel=1e-5)
+    shuffled_state = {c.state_in(0): [1, 2, 3, 0]}
+    assert in_order != pytest.approx(case.of_sequences(COEFFICIENTS, [0, 1, 2, 3], **shuffled_state), rel=1e-5)

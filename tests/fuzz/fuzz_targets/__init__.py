@@ -52,17 +52,22 @@ def _protocol(*modules: str) -> tuple[str, ...]:
 _LEARNER = _protocol("learner_session", "learner_admission", "learner_members", "leases", "ledger", "roster", "rates")
 _WORKER = _protocol("worker_session", "worker_retries", "leases")
 _DECODING = ("aiorl.wire.decoding", "aiorl.wire.schema", "aiorl.wire.compression", "aiorl.wire.frame_stacks")
+_STORED = tuple(
+    f"aiorl.offline.{name}"
+    for name in ("inspection", "json_file", "json_lines", "pickled_array", "rllib_json", "stored_columns")
+)
 _CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.protocol.ledger", "json")
 
 TARGETS = {
     target.name: target
     for target in (
-        Target("decode", 0.44, _DECODING, 1024),
+        Target("decode", 0.38, _DECODING, 1024),
         Target("worker_session", 0.18, _WORKER, 256),
         Target("learner_session", 0.12, _LEARNER, 256),
         Target("crowd", 0.02, _LEARNER, 16),
         Target("graph", 0.16, ("aiorl.policy",), 4096),
         Target("checkpoint", 0.05, _CHECKPOINT, 2048),
+        Target("stored", 0.06, _STORED, 1024),
         Target("run_directory", 0.03, ("aiorl.config", "aiorl.learner.run_dir"), 512),
     )
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable
@@ -13,8 +14,8 @@ from safetensors.numpy import save as save_tensors
 
 from aiorl.errors import CheckpointError
 from aiorl.learner.checkpoint import FORMAT_VERSION, load_newest_valid, save_checkpoint
-from aiorl.learner.saving import RunState
-from aiorl.learner.service import Counters
+from aiorl.learner.flow import Counters
+from aiorl.learner.restoring import RunState
 from aiorl.protocol.ledger import Ledger
 from aiorl.report.results import Results
 from fuzz_targets.folder import Rewritten, make_folder
@@ -30,7 +31,7 @@ META: dict[str, Any] = {
     "algo": "ppo",
     "env": "CartPole-v1",
     "algorithm": {"num_updates": 3},
-    **RunState(Counters(), Results(5, 0.0).to_state(), Ledger().to_state()).to_meta(),
+    **dataclasses.asdict(RunState(Counters(), Results(5, 0.0).to_state(), Ledger().as_dict())),
 }
 save_checkpoint(FOLDER, 1, {"w": np.zeros(3, np.float32)}, META)
 

@@ -124,7 +124,8 @@ class HostileWorld:
                 case 0:
                     self.session.grant(slot, 1 + source.below(4), self.version)
                 case 1:
-                    self.calls.add(self.session.call(slot, "stacks", {}, self.now, source.choice([None, 1.0])))
+                    source.choice([None, 1.0])  # of no use, but the corpus has it
+                    self.calls.add(self.session.call(slot, "stacks", {}, self.now))
                 case 2:
                     self.session.lose(slot, "ended", self.now)
                 case _:

@@ -101,9 +101,11 @@ class HostileWorld:
             case 13 if self.begun:
                 session.fragment_done(make_samples(lease_id=self.begun.pop(), env_steps=source.below(8)), self.now)
             case 14 if self.begun:
-                session.abandon_fragment(self.begun.pop(), source.below(8))
+                session.abandon_fragment(self.begun.pop())
+                source.below(8)  # of no use, but the corpus has it here and below
             case 15:
-                session.note_progress(source.below(8), state=source.text(), in_env_s=source.below(3))
+                source.below(8)
+                session.note_progress(source.text(), source.below(3))
             case 16 if self.calls:
                 session.reply(
                     self.calls.pop(), bool(source.below(2)), source.choice([None, 1, ["a"], {"b": 0.5}]), self.now

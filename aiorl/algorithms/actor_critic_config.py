@@ -1,0 +1,94 @@
+"""Settings that algorithms share which train an actor and a critic on whole fragments; loads no TensorFlow."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+from aiorl.config.key import changed, key
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError
+from aiorl.policy.schedules import Schedule
+
+__all__ = ["ActorCriticConfig"]
+
+_learning = partial(key, group="Learning")
+
+
+class ActorCriticConfig(CommonConfig):
+    """The settings of such algorithms, and their defaults of the common ones."""
+
+    is_one_minibatch: ClassVar[bool] = False
+    """A train batch is one minibatch, unless the size of these is set."""
+
+    lr: float = changed(CommonConfig, "lr", 5e-4)
+    train_batch_size: int = changed(CommonConfig, "train_batch_size", 4096)
+    num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 32)
+    rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 64)
+
+    lr_schedule: list[tuple[float, float]] | None = _learning(None, "lr over env steps, as [[env step, value], ...].")
+    vf_loss_coeff: float = _learning(0.5, "Weight of the value loss.", ge=0)
+    entropy_coeff: float = _learning(0.0, "Weight of the entropy bonus, per nat.", ge=0)
+    entropy_coeff_schedule: list[tuple[float, float]] | None = _learning(
+        None, "entropy_coeff over env steps, as [[env step, value], ...]."
+    )
+    normalize_advantages: bool = _learning(False, "Scale the advantages of each minibatch to mean 0 and deviation 1.")
+    normalize_rewards: bool = _learning(
+        False, "Learn from rewards over the running standard deviation of the discounted return, clipped to [-10, 10]; "
+        "the returns of episodes that are reported stay as they are.",
+    )  # fmt: skip
+    grad_clip: float | None = _learning(0.5, "Largest global norm of a gradient; null: not clipped.", gt=0)
+    num_sgd_iter: int = _learning(1, "Passes over each train batch.", unit="epochs", ge=1)
+    sgd_minibatch_size: int | None = _learning(
+        None, "Env steps in one minibatch, in whole sequences where these are trained on; null takes a sixteenth of "
+        "the train batch, at least 256.", unit="env steps", ge=1,
+    )  # fmt: skip
+
+    def minibatch_steps(self) -> int:
+        """Env steps in one minibatch."""
+        if self.sgd_minibatch_size is not None:
+            return self.sgd_minibatch_size
+        if self.is_one_minibatch:
+            return self.train_batch_size
+        return min(max(256, self.train_batch_size // 16), self.train_batch_size)
+
+    def fragments_per_batch(self) -> int:
+        """Fragments that make up a train batch; with complete episodes, the least number that can."""
+        return -(-self.train_batch_size // (self.rollout_fragment_length * self.num_envs_per_worker))
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        self._check_batch_size()
+        Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
+        Schedule.of(self.entropy_coeff, self.entropy_coeff_schedule, key="entropy_coeff_schedule")
+        if self.minibatch_steps() > self.train_batch_size:
+            raise ConfigError(
+                f"sgd_minibatch_size {self.minibatch_steps()} is more than train_batch_size {self.train_batch_size}.",
+                key="sgd_minibatch_size", value=self.minibatch_steps(),
+                hint=f"Set it to {self.train_batch_size} or less.",
+            )  # fmt: skip
+
+    def _check_batch_size(self) -> None:
+        """Refuse train batches that whole fragments can't make up.
+
+        Raises: ConfigError with the nearest sizes that work.
+        """
+        fragment = self.rollout_fragment_length * self.num_envs_per_worker
+        size = self.train_batch_size
+        if self.batch_mode != "truncate_episodes" or size % fragment == 0:
+            return
+        is_set = "num_envs_per_worker" in self.model_fields_set
+        below = size - size % fragment
+        fits = f"{below} or {below + fragment}" if below else f"{fragment}"
+        raise ConfigError(
+            f"train_batch_size {size} can't be made up of fragments of {fragment} env steps "
+            f"(rollout_fragment_length {self.rollout_fragment_length} x num_envs_per_worker "
+            f"{self.num_envs_per_worker}).",
+            key="train_batch_size", value=size,
+            hint=f"Set train_batch_size to {fits}, or change rollout_fragment_length."
+            + ("" if is_set else " An external environment has num_envs_per_worker: 1; then say so."),
+        )  # fmt: skip

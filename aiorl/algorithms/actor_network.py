@@ -1,0 +1,79 @@
+"""Actor: a policy alone, whose critics stay with the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from aiorl.config.parts import ModelConfig
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.models.actor_critic import ActorCritic, Parts
+from aiorl.models.branch import make_branch
+from aiorl.models.networks import dense, layer_variables
+from aiorl.policy.distributions import LOG_STD_MIN, ActionDistribution
+
+__all__ = ["Actor"]
+
+_GAIN = 0.01
+
+
+class Actor(ActorCritic):
+    """A network that gives the inputs of an action distribution; its values are 0.
+
+    A policy without chance gives the means of a squashed Gaussian whose deviations are the least there are: so all that
+    acts, and all exports, take the squashed means.
+    """
+
+    def __init__(
+        self,
+        layout: ObsLayout,
+        obs_dtype: str,
+        distribution: ActionDistribution,
+        config: ModelConfig,
+        rng: np.random.Generator,
+        *,
+        is_deterministic: bool = False,
+    ) -> None:
+        """Build it.
+
+        Args:
+            layout: how an observation lies in its array.
+            obs_dtype: "float32" or "uint8".
+            distribution: of the actions; a squashed Gaussian where there is no chance.
+            config: settings of the hidden layers.
+            rng: of the initial weights.
+            is_deterministic: the network gives means only.
+        """
+        self._describe(layout, obs_dtype, distribution, config)
+        self._is_deterministic = is_deterministic
+        branch = make_branch("policy", layout.shape, obs_dtype, config, rng)
+        self._branches = [branch]
+        num_outputs = distribution.num_inputs // 2 if is_deterministic else distribution.num_inputs
+        self._policy_head = dense(rng, branch.num_outputs, num_outputs, gain=_GAIN)
+        self._take_variables(branch.named_variables() | layer_variables("policy/head", self._policy_head))
+
+    def outputs(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+        """What the network itself gives for observations [B, *obs_shape], [B, P]; and the mask [B, M] or None.
+
+        Without chance these are the means alone, [B, P / 2]. Inputs that the mask forbids are MASKED_LOGIT.
+
+        Args:
+            obs: the observations.
+            weights: tensors by name to be used in place of all variables.
+        """
+        obs, mask = self._without_mask(obs)
+        with self._using(weights):
+            return self._outputs(obs, mask), mask
+
+    def _outputs(self, obs: Any, mask: Any) -> Any:
+        features, _ = self._branches[0].step(obs, None, [])
+        return self._masked(self._policy_head(features), mask)
+
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> tuple[Any, Any, list[Any]]:
+        inputs = self._outputs(obs, mask)
+        if self._is_deterministic:
+            inputs = tf.concat([inputs, tf.zeros_like(inputs) + LOG_STD_MIN], axis=-1)
+        return inputs, tf.zeros_like(inputs[:, 0]), []

@@ -1,0 +1,50 @@
+"""Settings that algorithms share which have a replay, an actor and critics; loads no TensorFlow."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from aiorl.algorithms.replay_config import ReplayConfig
+from aiorl.config.key import changed, key
+from aiorl.errors import ConfigError
+
+__all__ = ["ActorReplayConfig"]
+
+_learning = partial(key, group="Learning")
+
+
+class ActorReplayConfig(ReplayConfig):
+    """The settings of such algorithms, and their defaults of the common ones."""
+
+    lr: float = changed(ReplayConfig, "lr", 3e-4)
+    num_envs_per_worker: int = changed(ReplayConfig, "num_envs_per_worker", 1)
+    rollout_fragment_length: int = changed(ReplayConfig, "rollout_fragment_length", 8)
+    train_batch_size: int = changed(ReplayConfig, "train_batch_size", 256)
+    grad_clip: float | None = changed(ReplayConfig, "grad_clip", None)
+    training_intensity: float = changed(ReplayConfig, "training_intensity", 256.0)
+    target_update_freq: int = changed(ReplayConfig, "target_update_freq", 1)
+    tau: float = changed(ReplayConfig, "tau", 0.005)
+    max_env_steps_ahead: int = changed(ReplayConfig, "max_env_steps_ahead", 64)
+    broadcast_updates: int = changed(ReplayConfig, "broadcast_updates", 1)
+    replay_capacity: int = changed(ReplayConfig, "replay_capacity", 1_000_000)
+
+    actor_lr: float | None = _learning(
+        None, "Learning rate of the network that acts; null: lr, which is that of the critics.", gt=0
+    )
+    twin_q: bool = _learning(True, "Two critics, of whose values the smaller one counts.")
+    random_timesteps: int = _learning(
+        1000, "Env steps, of all workers together, of uniformly random actions at first.", unit="env steps", ge=0
+    )
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        for name in ("free_log_std", "vf_share_layers"):
+            if getattr(self.model, name):
+                raise ConfigError(
+                    f"{self.algo} has a network that acts, and critics apart from it: model.{name} is not for it.",
+                    key=f"model.{name}", value=True, hint="Leave it out.",
+                )  # fmt: skip

@@ -1,0 +1,28 @@
+"""BC: stored experience as it comes, whichever policy made it, and its actions made more likely."""
+
+from __future__ import annotations
+
+from aiorl.algorithms.algorithm import SamplePlan
+from aiorl.algorithms.bc.config import BCConfig
+from aiorl.algorithms.bc.update import bc_spec
+from aiorl.algorithms.compiled_algorithm import sequence_columns
+from aiorl.algorithms.compiled_update import UpdateSpec
+from aiorl.algorithms.imitation import Imitation
+from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+
+__all__ = ["BC"]
+
+
+class BC(Imitation[BCConfig]):
+    """Behaviour cloning: maximum likelihood of the stored actions (Pomerleau 1989)."""
+
+    config_class = BCConfig
+
+    @classmethod
+    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
+        """Observations and actions; flags and states only for recurrent models."""
+        return SamplePlan("none", {}, (c.OBS, c.ACTIONS, *sequence_columns(cls._own(config))))
+
+    def _update_spec(self) -> UpdateSpec:
+        return bc_spec(self.model, self.buffers)

@@ -1,0 +1,1 @@
+"""Monotonic advantage re-weighted imitation learning."""

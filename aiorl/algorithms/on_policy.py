@@ -1,0 +1,38 @@
+"""Base class of algorithms that train on what the newest policy sampled, with advantages that workers estimate."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, TypeVar
+
+from aiorl.algorithms.algorithm import LeasePlan, SamplePlan
+from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm, sequence_columns
+from aiorl.algorithms.on_policy_config import OnPolicyConfig
+from aiorl.config.schema import CommonConfig
+
+__all__ = ["OnPolicy"]
+
+OnPolicyT = TypeVar("OnPolicyT", bound=OnPolicyConfig)
+
+
+class OnPolicy(CompiledAlgorithm[OnPolicyT]):
+    """Trains on exactly one train batch of each policy version."""
+
+    @classmethod
+    def lease_plan(cls, config: CommonConfig) -> LeasePlan:
+        """Exactly one train batch of each version."""
+        return LeasePlan("on_policy", cls._own(config).fragments_per_batch(), max_policy_lag=0)
+
+    @classmethod
+    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
+        """Rows with advantages; flags and states only for recurrent models."""
+        own = cls._own(config)
+        return SamplePlan("gae", {"gamma": own.gamma, "lam": own.lambda_}, (*cls._columns(own), *sequence_columns(own)))
+
+    @classmethod
+    @abstractmethod
+    def _columns(cls, config: OnPolicyT) -> tuple[str, ...]:
+        """Return the columns that its loss is made of."""
+
+    def _optimizer(self) -> Any:  # Any: a Keras optimiser
+        return self._adam(self._config.adam_epsilon)

@@ -1,0 +1,21 @@
+"""Settings that algorithms share which train on what the newest policy sampled; loads no TensorFlow."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from aiorl.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.config.key import key
+
+__all__ = ["OnPolicyConfig"]
+
+_learning = partial(key, group="Learning")
+
+
+class OnPolicyConfig(ActorCriticConfig):
+    """The settings of such algorithms."""
+
+    lambda_: float = _learning(
+        0.95, "Lambda of generalised advantage estimation: 0 trusts the values, 1 the returns.", ge=0, le=1
+    )
+    adam_epsilon: float = _learning(1e-5, "Adam's epsilon.", gt=0)

@@ -1,0 +1,291 @@
+"""Base class of algorithms that store what is sampled and train on minibatches drawn from it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from aiorl.algorithms.algorithm import Array, Batch, HeldExperience, LeasePlan, SamplePlan, UpdateResult
+from aiorl.algorithms.compiled_algorithm import model_columns
+from aiorl.algorithms.compiled_base import CompiledBase
+from aiorl.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, UpdateSpec
+from aiorl.algorithms.replay_config import ReplayConfig
+from aiorl.algorithms.target_network import TargetNetwork
+from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+from aiorl.data.column_spec import Piece
+from aiorl.data.finite import first_not_finite
+from aiorl.errors import BatchError, CheckpointError
+from aiorl.policy.schedules import Schedule
+from aiorl.replay import Prioritised, Replay, ReplaySpec, Sample, check_fits
+
+if TYPE_CHECKING:
+    from aiorl.models.catalog import ActorCritic
+
+__all__ = ["WEIGHTS", "ReplayAlgorithm", "replay_spec"]
+
+_log = logging.getLogger(__name__)
+
+ReplayT = TypeVar("ReplayT", bound=ReplayConfig)
+
+WEIGHTS = "weights"
+"""Column of a minibatch: how much each row counts."""
+
+_STORED = "stored"
+_MAX_SAMPLE_BYTES = 64 << 20
+"""Of the minibatches of one compiled call."""
+
+
+class ReplayAlgorithm(CompiledBase[ReplayT]):
+    """Stores fragments, then makes the minibatches that are due by them, several in one compiled call.
+
+    Columns of the replay are `obs`, `actions`, `n_step_returns`, `discounts` and `new_obs`, which is the observation
+    behind the steps whose rewards are summed. Subclasses give the update of one minibatch, and its target networks.
+
+    Attributes:
+        replay: what is stored.
+        steps_per_call: K, minibatches of one compiled call.
+        targets: name below which its weights are saved -> target network; there before this class's constructor.
+    """
+
+    targets: dict[str, TargetNetwork]
+
+    @classmethod
+    def lease_plan(cls, config: CommonConfig) -> LeasePlan:
+        """Leases that are kept topped up, up to a bound; no experience is too old."""
+        own = cls._own(config)
+        return LeasePlan(
+            "streaming",
+            own.fragments_per_update,
+            own.outstanding_fragments_per_worker,
+            max_under_way=own.max_fragments_under_way(),
+            publish_every=own.broadcast_updates,
+            publish_interval_s=own.broadcast_interval_ms / 1000,
+        )
+
+    @classmethod
+    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
+        """Rows with the discounted sum of up to n rewards, and what followed each."""
+        own = cls._own(config)
+        steps = (c.N_STEPS,) if own.n_step > 1 else ()
+        columns = (c.OBS, c.ACTIONS, c.NEW_OBS, c.N_STEP_RETURNS, c.DISCOUNTS, *steps)
+        return SamplePlan("n_step", {"gamma": own.gamma, "n": own.n_step}, columns)
+
+    @classmethod
+    def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
+        """Refuse replays that there is no room for all together; log what they take.
+
+        Raises: ConfigError if there is no room.
+        """
+        configs = [cls._own(config) for config, _ in policies]
+        specs = [replay_spec(own, model) for own, (_, model) in zip(configs, policies, strict=True)]
+        check_fits(specs)
+        for own, spec in zip(configs, specs, strict=True):
+            saved, most = spec.saved_bytes / 1e6, own.checkpoint_keep + 1
+            told = "checkpoints leave it out (checkpoint_replay: false)"
+            if own.checkpoint_replay:
+                told = (
+                    f"each checkpoint takes up to {saved:.3g} MB of disk for it, the {most - 1} that are kept "
+                    f"(checkpoint_keep) and the one being written up to {most * saved:.3g} MB"
+                )
+            _log.info("the replay has %s, %.3g MB in all; %s", spec, spec.bytes_needed / 1e6, told)
+
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Make room for the replay; nothing is compiled yet.
+
+        Raises: ConfigError if the system does not give it.
+        """
+        super().__init__(config, model)
+        own = self._config
+        spec = replay_spec(own, model)
+        self.replay = Replay(spec, seed=int(self._rng.integers(1 << 62)))
+        self._lr = Schedule.of(own.lr, own.lr_schedule, key="lr_schedule")
+        self._beta = Schedule(
+            [
+                (0, own.prioritized_replay_beta),
+                (own.prioritized_replay_beta_timesteps, own.final_prioritized_replay_beta),
+            ],
+            key="prioritized_replay_beta",
+        )
+        row_bytes = sum(np.dtype(column.dtype).itemsize * math.prod(column.shape) for column in spec.columns)
+        most = max(1, _MAX_SAMPLE_BYTES // (row_bytes * own.train_batch_size))
+        self.steps_per_call = min(own.usual_minibatches(), most)
+        self._due = 0.0
+        self._counted = 0
+        self._steps = 0
+        self._metrics: dict[str, float] = {}
+        self._padded: dict[str, Array] = {}
+        self.compiled = CompiledUpdate(
+            self._update_spec(), self._trained_variables(), self._adam(own.adam_epsilon), grad_clip=own.grad_clip,
+            xla=own.update_mode,
+        )  # fmt: skip
+
+    @abstractmethod
+    def _update_spec(self) -> UpdateSpec:
+        """Return the update of one minibatch to compile; it gives rows their TD errors."""
+
+    def _trained_variables(self) -> list[Any]:
+        """What the loss itself trains, without its phases."""
+        return self.model.trainable_variables
+
+    def _drawn(self, num: int) -> dict[str, Array]:
+        """Columns of so many minibatches that are none of the replay: random numbers, drawn for each call anew."""
+        return {}
+
+    def coefficients(self, env_steps_total: int) -> dict[str, float]:
+        """Return the coefficients of the steps after so many env steps; subclasses add theirs."""
+        return {"lr": self._lr.value(env_steps_total), STEPS_BEFORE: self._steps % self._config.minibatch_cycle()}
+
+    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+        """Refuse a fragment that can't be stored. May be called in any thread.
+
+        Raises: BatchError naming the column at fault.
+        """
+        self.replay.check_fragment(fragment)
+
+    def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+        """Store the fragments."""
+        return {_STORED: np.array([sum(self.replay.insert_fragment(fragment) for fragment in fragments)])}
+
+    def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
+        """Make the minibatches that are due; none until `learning_starts` rows are stored.
+
+        Raises: TrainingDiverged after too many skipped calls in a row.
+        """
+        own = self._config
+        if self.replay.stored >= own.learning_starts:
+            self._counted += int(batch[_STORED][0])
+            self._due += int(batch[_STORED][0]) * own.training_intensity / own.train_batch_size
+        left = steps = int(self._due)
+        self._due -= steps
+        beta = self._beta.value(env_steps_total)
+        sums: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        made = 0
+        bad_column = None
+        while left:
+            num = min(left, self.steps_per_call)
+            left -= num
+            found = self.replay.sample(own.train_batch_size, num_batches=num, beta=beta)
+            coefficients = self.coefficients(env_steps_total)
+            metrics, held = self.compiled(self._stacked(found), None, coefficients, max_steps=num)
+            if not held:
+                bad_column = first_not_finite(found.columns)
+                self._note_skipped(bad_column)
+                continue
+            self._note_held()
+            self._steps += num
+            assert self.compiled.rows is not None, "the spec says that it gives rows"
+            self.replay.update_priorities(found.ids, self.compiled.rows[:num])
+            made += num
+            for name, value in metrics.items():
+                sums[name] = sums.get(name, 0.0) + value * num
+                counts[name] = counts.get(name, 0) + num
+        self._metrics |= {name: total / counts[name] for name, total in sums.items()}
+        figures = {
+            "cur_lr": self._lr.value(env_steps_total),
+            "num_sgd_steps": float(made),
+            "updates_skipped": float(self._skipped),
+            **self._counts(),
+        }
+        if own.prioritized_replay:
+            figures["prioritized_replay_beta"] = beta
+        return UpdateResult({**self._metrics, **figures}, bad_column is not None, bad_column or "")
+
+    def _counts(self) -> dict[str, float]:
+        """What is stored, trained on and gone, in rows; and rows trained on per row stored since training began."""
+        trained = self._steps * self._config.train_batch_size
+        return {
+            "replay_rows": float(len(self.replay)),
+            "rows_stored": float(self.replay.stored),
+            "rows_evicted": float(self.replay.evicted),
+            "rows_trained": float(trained),
+            "training_intensity": trained / max(1, self._counted),
+        }
+
+    def warm_up(self) -> None:
+        """Compile the one call there is; changes neither weights nor random states."""
+        leading = (self.steps_per_call, self._config.train_batch_size)
+        batch = {column.name: np.zeros((*leading, *column.shape), column.dtype) for column in self.replay.spec.columns}
+        rng = self._rng.bit_generator.state
+        batch |= self._drawn(self.steps_per_call)
+        self._rng.bit_generator.state = rng
+        self.compiled.warm_up({**batch, WEIGHTS: np.zeros(leading, np.float32)}, None)
+        self.hold_state()
+
+    def _stacked(self, found: Sample) -> dict[str, Array]:
+        """The minibatches as K of them, the last of which may be anything."""
+        num = len(found.ids)
+        arrays = {**found.columns, **self._drawn(num), WEIGHTS: found.weights}
+        if num == self.steps_per_call:
+            return arrays
+        for name, array in arrays.items():
+            if name not in self._padded:
+                self._padded[name] = np.zeros((self.steps_per_call, *array.shape[1:]), array.dtype)
+            self._padded[name][:num] = array
+        return self._padded
+
+    def weights_replaced(self) -> None:
+        """The model's target is the same then; those of other networks learn of it as they go on."""
+        for target in self.targets.values():
+            if target.network is self.model:
+                target.take_over()
+
+    def _other_variables(self) -> dict[str, Any]:
+        found = super()._other_variables()
+        for prefix, target in self.targets.items():
+            found |= {f"{prefix}/{name}": variable for name, variable in target.variables.items()}
+        return found
+
+    def extra_state(self) -> dict[str, Any]:
+        """Minibatches made, what is due of the next, and rows that they are due by."""
+        return {"steps": self._steps, "due": self._due, "counted": self._counted}
+
+    def set_extra_state(self, values: Mapping[str, Any]) -> None:
+        """Take these up again."""
+        self._steps, self._due = int(values["steps"]), float(values["due"])
+        self._counted = int(values["counted"])
+
+    @property
+    def stores_experience(self) -> bool:
+        """See `Algorithm.stores_experience`."""
+        return self._config.checkpoint_replay
+
+    def hold_experience(self) -> HeldExperience | None:
+        """See `Algorithm.hold_experience`."""
+        return self.replay.snapshot() if self.stores_experience else None
+
+    def restore_experience(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
+        """See `Algorithm.restore_experience`; with `checkpoint_replay` off it is left out."""
+        if not self.stores_experience:
+            return
+        try:
+            self.replay.restore(values, pieces)
+        except BatchError as error:
+            raise CheckpointError("experience", f"it does not fit: {error}") from error
+
+
+def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
+    """Return what the replay of a policy holds; whole images are kept once for the row before and the row after."""
+    names = (c.OBS, c.NEW_OBS, c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)
+    priorities = None
+    if config.prioritized_replay:
+        priorities = Prioritised(config.prioritized_replay_alpha, config.prioritized_replay_eps)
+    return ReplaySpec(
+        tuple(model_columns(model, names)),
+        config.replay_capacity,
+        priorities,
+        stack=_stack(model),
+        spill_dir=config.replay_spill_dir,
+    )
+
+
+def _stack(model: ActorCritic) -> int:
+    """Frames of an observation that are stored each by itself: those of a stack, or the whole image."""
+    is_image = model.obs_dtype == "uint8" and len(model.obs_shape) == 3
+    return model.layout.num_frames if is_image else 0

@@ -1,0 +1,140 @@
+"""Settings that algorithms share which train many times on what they store; loads no TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from aiorl.config.key import changed, key
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError
+from aiorl.policy.schedules import Schedule
+
+__all__ = ["ReplayConfig"]
+
+_learning = partial(key, group="Learning")
+_replay = partial(key, group="Replay")
+
+
+class ReplayConfig(CommonConfig):
+    """The settings of such algorithms, and their defaults of the common ones."""
+
+    lr: float = changed(CommonConfig, "lr", 5e-4)
+    num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 8)
+    rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 4)
+    train_batch_size: int = _learning(32, "Rows in one minibatch.", unit="rows", ge=1)
+
+    lr_schedule: list[tuple[float, float]] | None = _learning(None, "lr over env steps, as [[env step, value], ...].")
+    grad_clip: float | None = _learning(10.0, "Largest global norm of a gradient; null: not clipped.", gt=0)
+    adam_epsilon: float = _learning(1e-8, "Adam's epsilon.", gt=0)
+    n_step: int = _learning(
+        1, "Steps whose rewards are summed before the value of what followed; fewer at the end of a fragment.",
+        unit="steps", ge=1,
+    )  # fmt: skip
+    training_intensity: float = _learning(
+        8.0, "Rows trained on per row sampled: minibatches are made as they become due.", gt=0
+    )
+    fragments_per_update: int = _learning(
+        1, "Fragments that are stored before the minibatches that are due by them are made, in one call.",
+        unit="fragments", ge=1,
+    )  # fmt: skip
+    target_update_freq: int = _learning(
+        500, "Minibatches after which the target network follows.", unit="minibatches", ge=1
+    )
+    tau: float = _learning(
+        1.0, "How far the target network follows: 1 = it becomes the network that learns.", gt=0, le=1
+    )
+    max_env_steps_ahead: int = _learning(
+        4096, "Env steps that may be sampled and not yet stored, all workers together; what two updates take in any "
+        "case.", unit="env steps", ge=1,
+    )  # fmt: skip
+    outstanding_fragments_per_worker: int = _learning(
+        4, "Fragments that a worker may owe or have under way at a time, within that bound.", unit="fragments", ge=1
+    )
+    broadcast_updates: int = _learning(
+        10, "Weights go to workers after so many updates, each of fragments_per_update fragments.", unit="updates", ge=1
+    )
+    broadcast_interval_ms: float = _learning(
+        50.0, "Weights go to workers after the first update so long after the last ones did, if that comes first. "
+        "Within one process only broadcast_updates counts, so that runs can be repeated.", unit="ms", gt=0,
+    )  # fmt: skip
+
+    replay_capacity: int = _replay(50_000, "Rows that are stored; then the oldest ones go.", unit="rows", ge=1)
+    replay_spill_dir: str | None = _replay(
+        None, "Directory of memory-mapped files that hold the rows; null holds them in memory."
+    )
+    learning_starts: int = _replay(1000, "Rows that are stored before training begins.", unit="rows", ge=1)
+    prioritized_replay: bool = _replay(False, "Draw rows in proportion to their TD errors.")
+    prioritized_replay_alpha: float = _replay(
+        0.6, "How much priorities count: 0 draws all rows alike, 1 in proportion to their errors.", ge=0, le=1
+    )
+    prioritized_replay_beta: float = _replay(
+        0.4, "How much importance weights make up for priorities at first: 0 not at all, 1 fully.", ge=0, le=1
+    )
+    final_prioritized_replay_beta: float = _replay(1.0, "The same in the end.", ge=0, le=1)
+    prioritized_replay_beta_timesteps: int = _replay(
+        100_000, "Env steps over which the one becomes the other.", unit="env steps", ge=1
+    )
+    prioritized_replay_eps: float = _replay(1e-6, "Added to each error, so that each row is drawn at times.", gt=0)
+    checkpoint_replay: bool = _replay(True, "Checkpoints hold what is stored; else a resumed run stores anew.")
+
+    @property
+    def fragment_steps(self) -> int:
+        """Env steps of a usual fragment."""
+        return self.rollout_fragment_length * self.num_envs_per_worker
+
+    def max_fragments_under_way(self) -> int:
+        """Fragments that `max_env_steps_ahead` allows."""
+        return max(2 * self.fragments_per_update, self.max_env_steps_ahead // self.fragment_steps)
+
+    def usual_minibatches(self) -> int:
+        """Minibatches that become due by one update's usual fragments, at most."""
+        rows = self.fragments_per_update * self.fragment_steps * self.training_intensity
+        return max(1, math.ceil(rows / self.train_batch_size))
+
+    def minibatch_cycle(self) -> int:
+        """Minibatches after which all that is made at every so many of them begins again."""
+        return self.target_update_freq
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
+        if self.learning_starts > self.replay_capacity:
+            raise ConfigError(
+                f"learning_starts is {self.learning_starts}, and the replay holds {self.replay_capacity} rows.",
+                key="learning_starts", value=self.learning_starts, hint="Set a larger replay_capacity.",
+            )  # fmt: skip
+        if self.fragment_steps > self.replay_capacity:
+            raise ConfigError(
+                f"a fragment has {self.fragment_steps} env steps, and the replay holds {self.replay_capacity} rows.",
+                key="replay_capacity", value=self.replay_capacity,
+                hint="Set a larger one, or a smaller rollout_fragment_length or num_envs_per_worker.",
+            )  # fmt: skip
+        if self.n_step > self.rollout_fragment_length and self.is_truncating:
+            raise ConfigError(
+                f"n_step is {self.n_step}, and fragments end after rollout_fragment_length, "
+                f"{self.rollout_fragment_length} steps: no row would have so many.",
+                key="n_step", value=self.n_step,
+                hint=f"Set rollout_fragment_length to {4 * self.n_step} or more: then most rows have them all.",
+            )  # fmt: skip
+        if self.observation_filter != "NoFilter":
+            raise ConfigError(
+                f"{self.algo} trains on what was observed long ago, as {self.observation_filter} made it then; "
+                "the same observation is another one today.",
+                key="observation_filter", value=self.observation_filter, hint="Set NoFilter.",
+            )  # fmt: skip
+        if self.model.is_recurrent or self.model.custom_model:
+            name = "custom_model" if self.model.custom_model else "use_lstm" if self.model.use_lstm else "use_gru"
+            raise ConfigError(
+                f"{self.algo} trains on single rows with networks of its own: model.{name} is not for it.",
+                key=f"model.{name}", value=getattr(self.model, name), hint="ppo, a2c and impala take such models.",
+            )  # fmt: skip
+        if self.input != "sampler":
+            raise ConfigError(
+                f"{self.algo} trains on what it samples, not on stored experience.", key="input", value=self.input,
+                hint="bc and marwil learn from stored experience.",
+            )  # fmt: skip

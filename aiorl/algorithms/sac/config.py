@@ -1,0 +1,34 @@
+"""Settings of SAC; loads no TensorFlow."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Literal
+
+from aiorl.algorithms.actor_replay_config import ActorReplayConfig
+from aiorl.config.key import changed, key
+
+__all__ = ["SACConfig"]
+
+_sac = partial(key, group="SAC")
+
+
+class SACConfig(ActorReplayConfig):
+    """SAC's own settings, and its defaults of the common ones."""
+
+    action_spaces: ClassVar[tuple[str, ...] | None] = ("Box", "Discrete")
+
+    algo: str = changed(ActorReplayConfig, "algo", "sac")
+
+    initial_alpha: float = _sac(1.0, "Temperature at first: what a nat of entropy is worth, in units of reward.", gt=0)
+    alpha_lr: float | None = _sac(
+        None, "Learning rate of the logarithm of the temperature; null: lr; 0: it stays as at first.", ge=0
+    )
+    target_entropy: float | Literal["auto"] = _sac(
+        "auto", "Entropy that the temperature aims at; auto: minus the number of numbers in an action, or "
+        "target_entropy_scale of the largest there can be.", unit="nats",
+    )  # fmt: skip
+    target_entropy_scale: float = _sac(
+        0.98, "For choices, target_entropy auto: share of the entropy of uniform choices among the legal ones.",
+        ge=0, le=1,
+    )  # fmt: skip

@@ -1,0 +1,63 @@
+"""TargetNetwork: the weights of a network as they were a while ago, which values are estimated with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from aiorl.algorithms.compiled_update import STEPS_BEFORE, Tensors
+from aiorl.algorithms.replay_config import ReplayConfig
+from aiorl.models.networks import Network
+
+__all__ = ["TargetNetwork", "following"]
+
+
+class TargetNetwork:
+    """Weights that follow those of a network.
+
+    Attributes:
+        network: that learns; it takes `tensors` in place of its own weights.
+        variables: by the names of the network's.
+    """
+
+    def __init__(self, network: Network) -> None:
+        """Begin with the network's weights as they are now."""
+        self.network = network
+        self.variables: dict[str, Any] = {
+            name: tf.Variable(variable, trainable=False) for name, variable in network.variables.items()
+        }
+
+    def tensors(self) -> Tensors:
+        """The weights of this moment by name."""
+        return {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
+
+    def take_over(self, share: float = 1.0) -> None:
+        """Become the network, or come nearer to it by a share."""
+        for name, variable in self.variables.items():
+            online = tf.convert_to_tensor(self.network.variables[name])
+            variable.assign(online if share == 1 else variable + share * (online - variable))
+
+
+def following(config: ReplayConfig, *targets: TargetNetwork) -> dict[str, Any]:
+    """Return what an `UpdateSpec` has to be told so that target networks follow.
+
+    Args:
+        config: says how far, and after how many minibatches, counted on from the coefficient STEPS_BEFORE.
+        targets: all of the update.
+    """
+
+    def move() -> tf.Tensor:
+        for target in targets:
+            target.take_over(config.tau)
+        return tf.constant(0)
+
+    def follow(step: tf.Tensor, coefficients: Tensors) -> None:
+        if config.target_update_freq == 1:
+            move()
+            return
+        made = tf.cast(coefficients[STEPS_BEFORE], tf.int32) + step + 1
+        tf.cond(tf.equal(made % config.target_update_freq, 0), move, lambda: tf.constant(0))
+
+    variables = tuple(variable for target in targets for variable in target.variables.values())
+    return {"followers": variables, "follow": follow}

@@ -1,0 +1,206 @@
+"""`python -m aiorl.estimate`: what a trained policy would earn, judged on stored episodes, without an environment."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiorl.config.parser import Parser, at_least, exit_status
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import BatchError, DataError
+from aiorl.loaded_policy import LoadedPolicy, load_policy
+from aiorl.offline.estimators.judgement import METHODS, WITH_RATIOS, Judgement, judge
+from aiorl.offline.estimators.likelihoods import behaviour_log_likelihoods
+from aiorl.offline.readers import MAX_CORRUPT, HoldOut
+from aiorl.offline.stored_episodes import StoredEpisodes
+from aiorl.report.replaced_file import write_json
+
+__all__ = ["main"]
+
+_PROG = "python -m aiorl.estimate"
+_EXAMPLES = f"""estimators:
+{"".join(f"  {name:<5} {about}" + chr(10) for name, about in METHODS.items())}
+examples:
+  python -m aiorl.estimate runs/mine data/
+  python -m aiorl.estimate runs/mine "data/*.json" --methods pdis,dr --gamma 0.95 --json judged.json
+  python -m aiorl.estimate runs/cloned data/ --hold-out 0.1    # trained with --input-hold-out 0.1
+  python -m aiorl.estimate runs/mine minari:cartpole/expert-v0 --raw-observations --methods dm
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Judge; the exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
+    given = _parser().parse(sys.argv[1:] if argv is None else argv)
+    file = given.pop("json", None)
+    if file is not None and not file.absolute().parent.is_dir():
+        sys.stderr.write(f"aiorl: --json is {str(file)!r}, whose directory isn't there.\n")
+        return 2
+    return exit_status(lambda: _estimate(given, file))
+
+
+def _estimate(given: dict[str, Any], file: Path | None) -> None:
+    policy = load_policy(given["checkpoint"], given.get("policy"))
+    share = given.get("hold_out")
+    stored = StoredEpisodes(
+        given["data"],
+        hold_out=None if share is None else HoldOut(share, "held_out"),
+        max_corrupt=given.get("max_corrupt", MAX_CORRUPT),
+    )
+    judgement = _judge(policy, stored, given)
+    sys.stdout.write(_table(judgement) + _summary(judgement, policy, stored, given))
+    if file is not None:
+        about = {
+            "checkpoint": str(policy.path), "policy": policy.policy_id, "files": stored.files,
+            "corrupt_places": stored.num_corrupt, "rows_left_out": stored.num_left_out,
+        }  # fmt: skip
+        write_json(file, {**about, **judgement.to_dict()})
+
+
+def _judge(policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any]) -> Judgement:
+    methods = given.get("methods", tuple(METHODS))
+    return judge(
+        policy.policy,
+        _checked(policy, stored, has_ratios=not WITH_RATIOS.isdisjoint(methods)),
+        methods=methods,
+        gamma=given.get("gamma", policy.gamma),
+        clip=given.get("clip"),
+        num_resamples=given.get("bootstrap", 1000),
+        seed=given.get("seed", 0),
+        cut_is_end=given.get("cut_is_end", False),
+        observe=policy.observe if given.get("raw_observations") else None,
+    )
+
+
+def _checked(policy: LoadedPolicy, stored: StoredEpisodes, *, has_ratios: bool) -> Iterator[SampleBatch]:
+    """Stored episodes; what is wrong with their probabilities is told with the file."""
+    for path, episode in stored:
+        if has_ratios:
+            try:
+                behaviour_log_likelihoods(episode, policy.action_space)
+            except BatchError as error:
+                raise DataError(str(error), path=path) from error
+        yield episode
+
+
+def _table(judgement: Judgement) -> str:
+    size = judgement.effective_sample_size
+    rows = [("estimator", "estimate", "95 % interval", "V_prev", "gain", "effective sample size")]
+    for name, found in judgement.estimates.items():
+        has_ratios = name in WITH_RATIOS and size is not None
+        rows.append(
+            (
+                name, f"{found.value:,.4g}", _interval(found.interval), f"{judgement.v_prev:,.4g}",
+                f"{found.gain:,.4g}", f"{size:,.1f}" if has_ratios else "-",
+            )
+        )  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        lines.append("   ".join(cells))
+    return "\n".join(lines) + "\n"
+
+
+def _interval(interval: tuple[float, float] | None) -> str:
+    return "-" if interval is None else f"{interval[0]:,.4g} to {interval[1]:,.4g}"
+
+
+def _summary(judgement: Judgement, policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any]) -> str:
+    lines = [
+        "",
+        f"{judgement.num_episodes:,} episodes ({judgement.num_rows:,} steps) of {len(stored.files)} files, "
+        f"gamma {judgement.gamma:g}, seed {judgement.seed}; as they were played: {judgement.v_prev:,.4g} (V_prev)",
+        f"policy {policy.policy_id} after {policy.env_steps:,} env steps, actions drawn: {policy.path}",
+    ]
+    if judgement.num_clipped_ratios:
+        lines.append(
+            f"{judgement.num_clipped_ratios:,} ratios were clipped, in {judgement.num_clipped_episodes:,} episodes"
+        )
+    if stored.num_corrupt or stored.num_left_out:
+        lines.append(
+            f"left out: {stored.num_corrupt:,} places that can't be read, {stored.num_left_out:,} steps of episodes "
+            "without beginning or end"
+        )
+    if "dm" in judgement.estimates:
+        lines.append("the interval of dm tells how much first observations differ, not how wrong its fitted Q may be")
+    if policy.is_filtered and not given.get("raw_observations"):
+        lines.append(
+            "observations are taken to be stored filtered, as aiorl stores them; --raw-observations for others"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        _PROG,
+        "CHECKPOINT DATA... [options]",
+        "Judge a trained policy on episodes that another one played, without environment and TensorFlow.",
+        _EXAMPLES,
+    )
+    parser.add_argument(
+        "checkpoint", type=Path, metavar="CHECKPOINT", help="a run directory, or one checkpoint of it; of several the "
+        "newest",
+    )  # fmt: skip
+    parser.add_argument(
+        "data", nargs="+", metavar="DATA", help="files, directories, patterns or URIs of stored experience, minari:NAME"
+    )
+    parser.add_argument(
+        "--methods", type=_methods, metavar="NAMES", help=f"estimators, by commas ({','.join(METHODS)})"
+    )
+    parser.add_argument("--gamma", type=_number(most=1.0), metavar="G", help="discount (the run's)")
+    parser.add_argument("--clip", type=_number(), metavar="C", help="bound on ratios of probabilities (none)")
+    parser.add_argument(
+        "--bootstrap", type=at_least(0), metavar="N", help="resamples that intervals come from; 0: no intervals (1000)"
+    )
+    parser.add_argument("--seed", type=at_least(0), metavar="N", help="of features, folds and resamples (0)")
+    parser.add_argument(
+        "--cut-is-end", action="store_true", help="dm, dr: nothing would have come after a time limit; else the "
+        "fitted Q says what",
+    )  # fmt: skip
+    parser.add_argument(
+        "--raw-observations", action="store_true", help="observations are stored as the environment gave them, neither "
+        "preprocessed nor filtered",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hold-out", type=_number(most=1.0), metavar="SHARE", help="only the episodes that training with "
+        "--input-hold-out of that share did not see (all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-corrupt", type=at_least(0), metavar="N", help=f"places of a file that may be unreadable ({MAX_CORRUPT})"
+    )
+    parser.add_argument("--policy", metavar="ID", help="which of several policies")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers there, by episode too")
+    return parser
+
+
+def _methods(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in METHODS:
+            raise argparse.ArgumentTypeError(f"must be of {','.join(METHODS)}, not {name!r}.")
+    if not names:
+        raise argparse.ArgumentTypeError(f"must be of {','.join(METHODS)}, not {text!r}.")
+    return names
+
+
+def _number(most: float = float("inf")) -> Callable[[str], float]:
+    """Read a number above 0."""
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        if not 0.0 < number <= most:
+            bound = "" if most == float("inf") else f" and at most {most:g}"
+            raise argparse.ArgumentTypeError(f"must be a number above 0{bound}, not {text!r}.")
+        return number
+
+    return read
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,113 @@
+"""`python -m aiorl.evaluate`: play whole episodes with a trained policy, without TensorFlow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from aiorl.config.parser import Parser, at_least, exit_status
+from aiorl.evaluation import Evaluation, evaluate
+from aiorl.report.replaced_file import write_json
+
+__all__ = ["evaluate", "main"]
+
+_PROG = "python -m aiorl.evaluate"
+_EXAMPLES = """examples:
+  python -m aiorl.evaluate runs/ppo_CartPole-v1_2026-01-31_12-00-00
+  python -m aiorl.evaluate runs/mine --episodes 100 --seed 1 --json result.json
+  python -m aiorl.evaluate runs/mine/checkpoints/checkpoint-000120 --video cartpole.mp4
+  python -m aiorl.evaluate runs/mine --episodes 200 --explore --output data
+"""
+_MAX_SHOWN = 50
+
+
+class _Callable(ModuleType):
+    """This module: ``aiorl.evaluate(...)`` is the function also after somebody has imported the module."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Evaluation:
+        return evaluate(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate; the exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
+    given = _parser().parse(sys.argv[1:] if argv is None else argv)
+    file = given.pop("json", None)
+    if file is not None and not file.absolute().parent.is_dir():
+        sys.stderr.write(f"aiorl: --json is {str(file)!r}, whose directory isn't there.\n")
+        return 2
+    return exit_status(lambda: _evaluate(given, file))
+
+
+def _evaluate(given: dict[str, Any], file: Path | None) -> None:
+    number = 0
+
+    def show(episode: Any) -> None:
+        nonlocal number
+        number += 1
+        if number <= _MAX_SHOWN:
+            sys.stdout.write(
+                f"episode {number:4d}   return {episode.episode_reward:12,.2f}   {episode.episode_length:8,d} steps\n"
+            )
+        elif number == _MAX_SHOWN + 1:
+            sys.stdout.write("...\n")
+        sys.stdout.flush()
+
+    result = evaluate(given.pop("path"), **given, on_episode=show)
+    sys.stdout.write(_summary(result))
+    if file is not None:
+        write_json(file, result.to_dict())
+
+
+def _summary(result: Evaluation) -> str:
+    lines = [
+        "",
+        f"return {result.mean:,.2f} ± {result.std:,.2f} (mean and deviation of {len(result.returns)} episodes; "
+        f"{min(result.returns):,.2f} to {max(result.returns):,.2f})",
+        f"{result.algo} on {result.env} after {result.env_steps:,} env steps, "
+        f"{'actions drawn' if result.explore else 'most likely actions'}, seed {result.seed}",
+        result.checkpoint,
+    ]
+    for what, values in (("return of", result.policy_returns), ("metric", result.custom_metrics)):
+        lines[2:2] = [f"{what} {name}: {sum(own) / len(own):,.4g} (mean of {len(own)})" for name, own in values.items()]
+    if result.video is not None:
+        lines.append(f"film of the first episodes: {result.video}")
+    return "\n".join(lines) + "\n"
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        _PROG,
+        "PATH [options]",
+        "Play whole episodes with a trained policy, one after the other, without TensorFlow.",
+        _EXAMPLES,
+    )
+    parser.add_argument(
+        "path", type=Path, metavar="PATH", help="a run directory, or one checkpoint of it; of several the newest"
+    )
+    parser.add_argument("--episodes", type=at_least(1), metavar="N", help="how many (10)")
+    parser.add_argument(
+        "--seed", type=at_least(0), metavar="N", help="of environment and actions; a fresh one is taken and told"
+    )
+    parser.add_argument(
+        "--explore", action="store_true", help="draw actions from their distribution, as in training; else the most "
+        "likely ones are taken",
+    )  # fmt: skip
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--video", type=Path, metavar="FILE.mp4", help="film the first three episodes")
+    shown.add_argument("--render", choices=("human",), help="show the environment in a window")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write each episode's return there")
+    parser.add_argument(
+        "--output", metavar="DIR", help="also store the episodes there, for the --input of others; with --explore, "
+        "actions are drawn as estimates need them",
+    )  # fmt: skip
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""Iterations of a training: when one is long enough, and what is done with its result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError
+from aiorl.learner.flow import Counters
+
+__all__ = ["Iteration", "report"]
+
+
+class Iteration:
+    """The one that is going on."""
+
+    def __init__(self, config: CommonConfig, counters: Counters) -> None:
+        """It begins.
+
+        Args:
+            config: the effective configuration.
+            counters: totals of the run.
+        """
+        self._config = config
+        self._counters = counters
+        self.begin()
+
+    def begin(self) -> None:
+        """The next one begins."""
+        self._began = time.monotonic()
+        self._steps_before = self._counters.env_steps_trained
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether anything was trained in it."""
+        return self._counters.env_steps_trained > self._steps_before
+
+    def is_due(self, pace_s: float = 0.0) -> bool:
+        """Whether it may end: after ``min_iter_time_s``, or else ``pace_s``, and ``timesteps_per_iteration``."""
+        took_s, grown = time.monotonic() - self._began, self._counters.env_steps_trained - self._steps_before
+        return took_s >= (self._config.min_iter_time_s or pace_s) and grown >= self._config.timesteps_per_iteration
+
+
+def report(
+    result: dict[str, Any],
+    callbacks: DefaultCallbacks | None,
+    trainer: object,
+    write: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Show a result to the user's hook, which may change it, then write it down.
+
+    Args:
+        result: of an iteration that is over.
+        callbacks: the user's hooks; None for none.
+        trainer: what they get as ``trainer``.
+        write: takes the result.
+
+    Raises:
+        ConfigError: the hook failed.
+    """
+    if callbacks is not None:
+        try:
+            callbacks.on_train_result(trainer=trainer, result=result)
+        except Exception as error:
+            # whatever a user's hook raises
+            raise ConfigError(
+                f"callbacks {type(callbacks).__qualname__!r}: on_train_result failed: {error!r:.500}", key="callbacks"
+            ) from error
+    write(result)

@@ -1,0 +1,243 @@
+"""`python -m aiorl.data`: look at, check, convert and merge files of stored experience."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiorl.config.parser import Parser, at_least, exit_status, usage_error
+from aiorl.data import columns as c
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.errors import nearest
+from aiorl.offline.formats import WriteOptions
+from aiorl.offline.inspection import FileSummary, PolicySummary, inspect_file, validate_file
+from aiorl.offline.readers import find_sources
+from aiorl.offline.registry import FORMATS
+from aiorl.offline.rewriting import Rewritten, convert, merge
+from aiorl.offline.writers import COMPRESSED
+from aiorl.text import one_line
+
+__all__ = ["main"]
+
+_PROG = "python -m aiorl.data"
+_MAX_SHOWN = 600
+_LABEL = 16
+_ABOUT = {
+    "inspect": "Show what files of experience hold: spaces, episodes, returns, action probabilities, columns.",
+    "validate": "Check every row of files of experience; name what can't be read or doesn't fit.",
+    "convert": "Write files of experience again in another format.",
+    "merge": "Write several files of experience as one, with episodes numbered anew.",
+}
+_FORMATS = "\n".join(f"  {name:9} {found.about}" for name, found in FORMATS.items())
+_HELP = f"""usage: {_PROG} COMMAND FILE... [options]
+
+Look at, check, convert and merge files of stored experience.
+
+commands:
+  inspect   {_ABOUT["inspect"]}
+  validate  {_ABOUT["validate"]}
+  convert   {_ABOUT["convert"]}
+  merge     {_ABOUT["merge"]}
+
+A FILE is a path, a directory, a pattern in quotes, a URI such as s3://bucket/data, or minari:NAME. Its ending says its
+format; JSON lines may also end in .gz or .lz4:
+{_FORMATS}
+
+examples:
+  {_PROG} inspect runs/mine/output
+  {_PROG} validate 'data/*.json' && echo all rows fit
+  {_PROG} convert rllib.json --out mine.parquet
+  {_PROG} merge 'data/output-*.json' --out all.parquet
+  {_PROG} COMMAND --help      # the options of one
+
+Status: 0 all is well, 1 something could not be read, written or didn't fit, 2 wrong usage.
+"""
+_EXAMPLES = {
+    "inspect": f"""examples:
+  {_PROG} inspect runs/mine/output
+  {_PROG} inspect 'data/*.parquet' minari:D4RL/door/human-v2
+
+Spaces are as far as the rows tell: a Discrete action that was never taken is not counted. Without action_prob or
+action_logp, importance sampling can't judge another policy on the data.
+""",
+    "validate": f"""examples:
+  {_PROG} validate data
+  {_PROG} validate data --max-shown 1000 > faults.txt
+
+Each fault is a line: FILE, line or row group, row: what. Checked is that every place can be read, that all batches have
+the same columns, that observations, actions and rewards are finite, that probabilities are some, and that the rows of
+an episode follow each other: t counts on, obs is new_obs of the row before, and no row follows a done.
+""",
+    "convert": f"""examples:
+  {_PROG} convert rllib.json --out mine.parquet
+  {_PROG} convert 'data/*.json' --out data-parquet --to parquet
+  {_PROG} convert data/all.parquet --out minari:cartpole/mine-v0 --env CartPole-v1
+  {_PROG} convert mine.json --out for-rllib.json --to rllib
+
+Places that can't be read are named and left out; the status is 1 then. No file is written over.
+""",
+    "merge": f"""examples:
+  {_PROG} merge 'runs/mine/output/*.json' --out all.parquet
+  {_PROG} merge day1 day2 --out both.json.gz --compress obs,new_obs
+
+Episodes get new numbers, so that those of different files stay apart. Places that can't be read are named and left out;
+the status is 1 then. No file is written over.
+""",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the commands; the exit status: 0 all is well, 1 not all was, 2 wrong usage, 130 ended by Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(_HELP)
+        return 0 if words else 2
+    name = words[0]
+    if name not in _ABOUT:
+        usage_error(_PROG, f"There is no command {name!r}.{nearest(name, _ABOUT)}")
+    given = _parser(name).parse(words[1:])
+    return exit_status(
+        lambda: _COMMANDS[name](find_sources(given["files"]), given),
+        interrupted="ended by Ctrl-C",
+    )
+
+
+def _parser(name: str) -> Parser:
+    writes = name in ("convert", "merge")
+    parser = Parser(
+        f"{_PROG} {name}",
+        "FILE... --out PATH [options]" if writes else "FILE... [options]",
+        _ABOUT[name],
+        _EXAMPLES[name],
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a path, directory, pattern, URI or minari:NAME")
+    if name == "validate":
+        parser.add_argument(
+            "--max-shown",
+            type=at_least(1),
+            metavar="N",
+            help="faults that are shown of each file (20); all are counted",
+        )
+    if writes:
+        what = "the new file, or minari:NAME" + ("; a directory for several files" if name == "convert" else "")
+        parser.add_argument("--out", required=True, metavar="PATH", help=what)
+        parser.add_argument("--to", metavar="FORMAT", help=f"of {', '.join(FORMATS)}; what PATH says, else json")
+        parser.add_argument(
+            "--compress", metavar="A,B", help=f"columns to compress in json, or none ({','.join(COMPRESSED)})"
+        )
+        parser.add_argument("--env", metavar="ID", help="the environment, for Minari to note and take the spaces of")
+    return parser
+
+
+def _inspect(files: list[str], given: dict[str, Any]) -> int:
+    status = 0
+    for path in files:
+        summary = inspect_file(path)
+        sys.stdout.write("".join(f"{one_line(line, _MAX_SHOWN)}\n" for line in _lines(summary)))
+        status = status or (1 if summary.num_errors else 0)
+    return status
+
+
+def _lines(summary: FileSummary) -> list[str]:
+    rows = sum(policy.rows for policy in summary.policies.values())
+    lines = [f"{summary.path}: {summary.format_name}, {_count(summary.batches, 'batch', 'batches')}, {rows:,} rows"]
+    for policy_id, policy in summary.policies.items():
+        if policy_id != DEFAULT_POLICY_ID:
+            lines.append(f"  policy {policy_id}: {policy.rows:,} rows")
+        lines += _policy_lines(policy)
+    if summary.num_errors:
+        lines.append(f"  {'unreadable':{_LABEL}}{_count(summary.num_errors, 'place', 'places')}:")
+        lines += [f"    {error}" for error in summary.errors]
+        if summary.num_errors > len(summary.errors):
+            lines.append(f"    and {summary.num_errors - len(summary.errors):,} more")
+    return lines
+
+
+def _policy_lines(policy: PolicySummary) -> list[str]:
+    columns = policy.columns
+    facts = [
+        (what, columns[name].space)
+        for what, name in (("observations", c.OBS), ("actions", c.ACTIONS))
+        if name in columns
+    ]
+    facts.append(("episodes", _episodes(policy)))
+    if policy.returns:
+        facts.append(("returns", _spread(policy.returns)))
+        facts.append(("lengths", _spread(policy.lengths)))
+    found = policy.probabilities
+    none = "none recorded; importance sampling needs action_prob or action_logp"
+    facts.append(("probabilities", none if found is None else f"of the actions taken {found[0]:.3g} to {found[1]:.3g}"))
+    names = [f"{name} {column.dtype}{_shape(column.shape)}" for name, column in columns.items()]
+    facts.append(("columns", ", ".join(names)))
+    return [f"  {what:{_LABEL}}{fact}" for what, fact in facts]
+
+
+def _episodes(policy: PolicySummary) -> str:
+    if c.EPS_ID not in policy.columns:
+        return "not known: there is no column eps_id"
+    going_on = len(policy.open_episodes)
+    return f"{len(policy.returns):,} ended" + (f", {going_on:,} cut by the end of the file" if going_on else "")
+
+
+def _spread(values: Sequence[float]) -> str:
+    found = np.asarray(values, np.float64)
+    return f"{found.mean():,.4g} on average, {found.min():,.4g} to {found.max():,.4g}"
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return " of differing shapes" if shape is None else f"{list(shape)}" if shape else ""
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"1 {one}" if number == 1 else f"{number:,} {many}"
+
+
+def _validate(files: list[str], given: dict[str, Any]) -> int:
+    most: int = int(given.get("max_shown", 20))
+    faults_of_all = 0
+    for path in files:
+        faults = 0
+        for fault in validate_file(path):
+            faults += 1
+            if faults <= most:
+                sys.stdout.write(f"{one_line(fault, _MAX_SHOWN)}\n")
+        if faults > most:
+            sys.stdout.write(f"{one_line(path, _MAX_SHOWN)}: and {_count(faults - most, 'fault', 'faults')} more\n")
+        faults_of_all += faults
+    checked = _count(len(files), "file", "files")
+    sys.stdout.write(
+        f"{checked} checked: {_count(faults_of_all, 'fault', 'faults') if faults_of_all else 'all fits'}\n"
+    )
+    return 1 if faults_of_all else 0
+
+
+def _convert(files: list[str], given: dict[str, Any]) -> int:
+    return _told(convert(files, given["out"], _options(given), given.get("to")))
+
+
+def _merge(files: list[str], given: dict[str, Any]) -> int:
+    return _told(merge(files, given["out"], _options(given), given.get("to")))
+
+
+def _options(given: dict[str, Any]) -> WriteOptions:
+    names = given.get("compress", ",".join(COMPRESSED))
+    return WriteOptions(frozenset(names.split(",")) - {"", "none"}, given.get("env"))
+
+
+def _told(done: Rewritten) -> int:
+    for path, rows in done.rows.items():
+        sys.stdout.write(f"{one_line(path, _MAX_SHOWN)}: {rows:,} rows\n")
+    for place in done.left_out:
+        sys.stderr.write(f"aiorl: left out: {one_line(place, _MAX_SHOWN)}\n")
+    return 1 if done.left_out else 0
+
+
+_COMMANDS: dict[str, Callable[[list[str], dict[str, Any]], int]] = {
+    "inspect": _inspect,
+    "validate": _validate,
+    "convert": _convert,
+    "merge": _merge,
+}

@@ -1,0 +1,297 @@
+"""What a policy would earn, by five estimators over stored episodes, each with its interval.
+
+judgement = judge(policy, episodes, methods=("pdis", "dr"), gamma=0.99)
+print(judgement.estimates["dr"].value, judgement.v_prev)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.data.concat import Batch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import BatchError, ConfigError
+from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ, QRows
+from aiorl.offline.estimators.importance import SMALLEST_RETURN
+from aiorl.offline.estimators.likelihoods import behaviour_log_likelihoods
+from aiorl.offline.estimators.ratios import Ratios, Trajectories, bootstrap_means, interval_of
+from aiorl.offline.estimators.target import Target, has_terminated
+from aiorl.policy.policy import Policy
+
+__all__ = ["METHODS", "WITH_RATIOS", "Estimate", "Judgement", "judge"]
+
+F64 = NDArray[np.float64]
+
+METHODS = {
+    "is": "ordinary importance sampling: each return by the whole episode's ratio",
+    "wis": "weighted: each reward by the ratio up to it, over the mean ratio of all episodes",
+    "pdis": "per-decision: each reward by the ratio up to it",
+    "dm": "direct: the value of first observations by a fitted Q",
+    "dr": "doubly robust: a fitted Q, with its errors weighed in",
+}
+"""Estimators by name, and what they are."""
+
+WITH_RATIOS = frozenset({"is", "wis", "pdis", "dr"})
+"""Those that ask how likely the old policy's actions were."""
+_WITH_Q = {"dm", "dr"}
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one estimator says.
+
+    Attributes:
+        value: expected discounted return of an episode under the policy that is judged.
+        interval: 95 % of the bootstrap's estimates are in it; None for a single episode, or without a bootstrap.
+        gain: the value over ``max(1e-8, V_prev)``.
+        values: float64 [E], each episode's share; their mean is the value.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+    gain: float
+    values: F64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What stored episodes say of a policy.
+
+    Attributes:
+        gamma: discount.
+        clip: bound on ratios; None without.
+        seed: of features, folds and bootstrap.
+        num_episodes: E, whole episodes judged.
+        num_rows: steps in them.
+        v_prev: mean discounted return of the episodes as they were played.
+        v_prev_interval: as `Estimate.interval`.
+        effective_sample_size: how many episodes tell as much, see `Ratios`; None where no estimator has ratios.
+        num_clipped_episodes: episodes in which a ratio was above the bound.
+        num_clipped_ratios: ratios above the bound, of ``num_rows``.
+        estimates: by method.
+        fitted_q: the Q of ``dm``, also that of ``dr`` where episodes are too few for folds; None without.
+        is_cross_fitted: ``dr`` has the Q of the other half of the episodes for each.
+    """
+
+    gamma: float
+    clip: float | None
+    seed: int
+    num_episodes: int
+    num_rows: int
+    v_prev: float
+    v_prev_interval: tuple[float, float] | None
+    effective_sample_size: float | None
+    num_clipped_episodes: int
+    num_clipped_ratios: int
+    estimates: dict[str, Estimate]
+    fitted_q: FittedQ | None
+    is_cross_fitted: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON data."""
+        plain = ("gamma", "clip", "seed", "num_episodes", "num_rows", "effective_sample_size")
+        found: dict[str, Any] = {name: getattr(self, name) for name in plain}
+        found |= {"V_prev": self.v_prev, "V_prev_interval": self.v_prev_interval}
+        found |= {"clipped_episodes": self.num_clipped_episodes, "clipped_ratios": self.num_clipped_ratios}
+        found["estimates"] = {
+            name: {
+                "V_est": one.value,
+                "interval": one.interval,
+                "V_gain_est": one.gain,
+                "episodes": one.values.tolist(),
+            }
+            for name, one in self.estimates.items()
+        }
+        if self.fitted_q is not None:
+            found["fitted_q"] = {
+                "iterations": self.fitted_q.num_iterations,
+                "has_converged": self.fitted_q.has_converged,
+                "error": self.fitted_q.error,
+                "is_cross_fitted": self.is_cross_fitted,
+            }
+        return found
+
+
+def judge(
+    policy: Policy,
+    episodes: Iterable[Batch],
+    *,
+    methods: Collection[str] = tuple(METHODS),
+    gamma: float = 0.99,
+    clip: float | None = None,
+    num_resamples: int = 1000,
+    seed: int = 0,
+    cut_is_end: bool = False,
+    observe: Callable[[Sequence[Any]], NDArray[Any]] | None = None,
+) -> Judgement:
+    """Estimate what a policy would earn in episodes that another policy played.
+
+    ``is``, ``wis`` and ``pdis`` speak of episodes up to where they were cut; ``dm`` and ``dr`` also of what would have
+    come behind a cut, unless ``cut_is_end``. The interval of ``dm`` tells how much first observations differ, not how
+    wrong its Q may be. ``dr`` judges each half of the episodes with a Q fitted to the other half.
+
+    Args:
+        policy: the policy, as it acts when it draws from its distribution.
+        episodes: whole episodes, one behind the other; read once, as few at a time as can be.
+        methods: any of `METHODS`.
+        gamma: discount, above 0 and at most 1.
+        clip: bound on the ratios of probabilities up to a step; None for none.
+        num_resamples: of the bootstrap that intervals come from; 0 for no intervals.
+        seed: of all that is drawn; equal seeds give equal numbers.
+        cut_is_end: what would have followed a time limit is worth nothing.
+        observe: makes network inputs of observations that are stored as the environment gave them; None where they are
+            stored as the policy got them, as aiorl does.
+
+    Raises:
+        BatchError: columns that are missing, impossible behaviour probabilities, whose rows are named, or a multi-agent
+            batch (a ValueError).
+        ConfigError: arguments that cannot be honoured, or no episode at all (a ValueError).
+        PolicyError: the policy cannot tell how likely its actions are (a ValueError).
+    """
+    _check(methods, gamma, clip, num_resamples)
+    target = Target(policy, observe)
+    wants_ratios, wants_q = bool(WITH_RATIOS.intersection(methods)), bool(_WITH_Q.intersection(methods))
+    bank = FeatureBank(target, seed)
+    rewards, lengths, log_ratios, goes_on = [], [], [np.zeros(0)], []
+    for chunk in _chunks(episodes):
+        for episode in chunk:
+            rewards.append(_rewards(episode))
+            lengths.append(episode.count)
+            goes_on.append(not (cut_is_end or has_terminated(episode)))
+        # what was stored is looked at first: it is what can be wrong
+        old = [behaviour_log_likelihoods(episode, policy.action_space) for episode in chunk] if wants_ratios else []
+        if wants_q:
+            look = target.look(chunk, need_ends=not cut_is_end)
+            bank.add(look)
+            new = look.logp
+        elif wants_ratios:
+            new = target.log_likelihoods(chunk)
+        if wants_ratios:
+            log_ratios.append(new - np.concatenate(old))
+    if not lengths:
+        raise ConfigError("there is no whole episode in the data.", hint="Episodes end with a row that is done.")
+    of = Trajectories(np.concatenate(rewards), np.array(lengths), gamma)
+    ratios = Ratios(of, np.concatenate(log_ratios), clip=clip) if wants_ratios else None
+    rows = bank.rows(of, np.array(goes_on)) if wants_q else None
+    return _judged(of, ratios, rows, methods, clip, num_resamples, seed)
+
+
+def _judged(
+    of: Trajectories,
+    ratios: Ratios | None,
+    rows: QRows | None,
+    methods: Collection[str],
+    clip: float | None,
+    num_resamples: int,
+    seed: int,
+) -> Judgement:
+    returns = of.returns
+    values: dict[str, F64] = {}
+    if ratios is not None:
+        values = {"is": ratios.ordinary(), "wis": ratios.weighted(), "pdis": ratios.per_decision()}
+    fitted, is_cross_fitted = None, False
+    if rows is not None:
+        folds = _folds(len(of), seed) if "dr" in methods else []
+        is_cross_fitted = bool(folds)
+        if "dm" in methods or not folds:
+            fitted = FittedQ(rows)
+            values["dm"] = fitted.values(rows)[1][of.starts]
+        if "dr" in methods and ratios is not None:
+            values["dr"] = ratios.doubly_robust(*_cross_fitted(rows, folds, fitted))
+
+    def interval(name: str, own: F64) -> tuple[float, float] | None:
+        if num_resamples == 0 or len(own) < 2:
+            return None
+        if name == "wis" and ratios is not None:
+            return interval_of(ratios.bootstrap_weighted(num_resamples, seed))
+        return interval_of(bootstrap_means(own, num_resamples, seed))
+
+    v_prev = float(returns.mean())
+    estimates = {}
+    for name in METHODS:
+        if name in methods:
+            own = values[name]
+            value = float(own.mean())
+            estimates[name] = Estimate(value, interval(name, own), value / max(SMALLEST_RETURN, v_prev), own)
+    return Judgement(
+        gamma=of.gamma,
+        clip=clip,
+        seed=seed,
+        num_episodes=len(of),
+        num_rows=len(of.rewards),
+        v_prev=v_prev,
+        v_prev_interval=interval("V_prev", returns),
+        effective_sample_size=None if ratios is None else ratios.effective_sample_size,
+        num_clipped_episodes=0 if ratios is None else ratios.num_clipped_episodes,
+        num_clipped_ratios=0 if ratios is None else int(ratios.is_clipped.sum()),
+        estimates=estimates,
+        fitted_q=fitted,
+        is_cross_fitted=is_cross_fitted,
+    )
+
+
+def _folds(num_episodes: int, seed: int) -> list[NDArray[np.int64]]:
+    """Two halves of the episodes, drawn by chance; none of too few episodes."""
+    if num_episodes < 4:
+        return []
+    drawn = np.random.default_rng([seed, 1]).permutation(num_episodes)
+    return [np.sort(drawn[: num_episodes // 2]), np.sort(drawn[num_episodes // 2 :])]
+
+
+def _cross_fitted(rows: QRows, folds: Sequence[NDArray[np.int64]], fitted: FittedQ | None) -> tuple[F64, F64, F64]:
+    """Q, V and V of what followed, [R] each, for each half by the Q of the other one."""
+    if not folds:
+        assert fitted is not None  # it is fitted where there are no folds
+        return fitted.values(rows)
+    values = np.zeros((3, len(rows.taken)))
+    for own, others in (folds, folds[::-1]):
+        is_own = np.zeros(len(rows.of), bool)
+        is_own[own] = True
+        values[:, np.repeat(is_own, rows.of.lengths)] = FittedQ(rows.of_episodes(others)).values(rows.of_episodes(own))
+    return values[0], values[1], values[2]
+
+
+def _check(methods: Collection[str], gamma: float, clip: float | None, num_resamples: int) -> None:
+    for name in methods:
+        if name not in METHODS:
+            known = ", ".join(METHODS)
+            raise ConfigError(f"there is no estimator {name!r}; known: {known}.", key="methods", value=name)
+    if not methods:
+        raise ConfigError("no estimator is asked for.", key="methods", value=list(methods))
+    if not 0.0 < gamma <= 1.0:
+        raise ConfigError(f"gamma is {gamma}, expected above 0 and at most 1.", key="gamma", value=gamma)
+    if clip is not None and not clip > 0.0:
+        raise ConfigError(f"clip is {clip}, expected above 0.", key="clip", value=clip)
+    if num_resamples < 0:
+        raise ConfigError(f"{num_resamples} resamples, expected 0 or more.", key="bootstrap", value=num_resamples)
+
+
+def _chunks(episodes: Iterable[Batch]) -> Iterator[list[SampleBatch]]:
+    """A few episodes at a time."""
+    chunk: list[SampleBatch] = []
+    num_rows = 0
+    for episode in episodes:
+        if not isinstance(episode, SampleBatch):
+            raise BatchError("policy_batches", "a single-agent batch for off-policy estimation", "a MultiAgentBatch")
+        if episode.count:
+            chunk.append(episode)
+            num_rows += episode.count
+        if num_rows >= _ROWS_AT_ONCE:
+            yield chunk
+            chunk, num_rows = [], 0
+    if chunk:
+        yield chunk
+
+
+def _rewards(episode: SampleBatch) -> F64:
+    rewards = np.asarray(episode[c.REWARDS], np.float64)
+    if rewards.ndim != 1 or not np.isfinite(rewards).all():
+        raise BatchError(c.REWARDS, "a finite number for each row", f"{rewards.shape}: {rewards.ravel()[:5]}")
+    return rewards

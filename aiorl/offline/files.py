@@ -1,0 +1,216 @@
+"""Files by path or URI, plain or compressed: which ones a source names, and how they are opened."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import lz4.frame
+
+from aiorl.errors import ConfigError, DataError
+from aiorl.extras import needed_by
+
+__all__ = [
+    "COMPRESSIONS",
+    "EXTRA",
+    "create",
+    "exists",
+    "file_name",
+    "find_files",
+    "in_directory",
+    "is_uri",
+    "make_directory",
+    "open_plain",
+    "open_unpacked",
+    "readable",
+    "suffix_of",
+    "without_compression",
+]
+
+EXTRA = "offline"
+"""The extra that brings what formats and URIs need."""
+
+COMPRESSIONS = (".gz", ".lz4")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_MAGIC = re.compile(r"[*?\[]")
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, RuntimeError)
+
+
+def is_uri(path: str) -> bool:
+    """Whether a path names its protocol, such as ``s3://``."""
+    return _URI.match(path) is not None
+
+
+def without_compression(path: str) -> str:
+    """A path without a suffix of compression."""
+    return path.removesuffix(".gz").removesuffix(".lz4") if path.lower().endswith(COMPRESSIONS) else path
+
+
+def suffix_of(path: str) -> str:
+    """The suffix that tells the format, lower case: ".json" of "a.json.gz"."""
+    return os.path.splitext(without_compression(path.lower()))[1]
+
+
+def file_name(path: str) -> str:
+    """The last part of a path or URI."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def in_directory(directory: str, name: str) -> str:
+    """The path of a name in a directory, which may be a URI."""
+    return f"{directory.rstrip('/')}/{name}" if is_uri(directory) else os.path.join(directory, name)
+
+
+def find_files(source: str, suffixes: Collection[str]) -> list[str]:
+    """The files that a path, directory, pattern or URI of one names, in the order of their names.
+
+    Args:
+        source: of a directory, all files that end as expected, hidden ones left out; of anything else, what it names.
+        suffixes: how files of a directory may end.
+
+    Raises:
+        ConfigError: the protocol of a URI is not known here.
+    """
+    if is_uri(source):
+        return _find_remote(source, suffixes)
+    path = os.path.expanduser(source)
+    if os.path.isdir(path):
+        return _of_formats([entry.path for entry in os.scandir(path) if entry.is_file()], suffixes)
+    if os.path.exists(path) or not _MAGIC.search(path):
+        return [path] if os.path.exists(path) else []
+    return sorted(found for found in glob.glob(path, recursive=True) if os.path.isfile(found))
+
+
+def _find_remote(source: str, suffixes: Collection[str]) -> list[str]:
+    fs, path = _filesystem(source)
+    if fs.isdir(path):
+        found = [entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file"]
+        found = _of_formats(found, suffixes)
+    elif _MAGIC.search(path):
+        found = sorted(fs.glob(path))
+    else:
+        found = [path] if fs.exists(path) else []
+    return [str(fs.unstrip_protocol(name)) for name in found]
+
+
+def _of_formats(paths: Sequence[str], suffixes: Collection[str]) -> list[str]:
+    return sorted(path for path in paths if suffix_of(path) in suffixes and not file_name(path).startswith("."))
+
+
+def _filesystem(uri: str) -> tuple[Any, str]:
+    protocol = uri.partition("://")[0]
+    with needed_by(f"A URI such as {protocol}://", "fsspec", EXTRA, key="input"):
+        import fsspec
+
+        try:
+            fs, path = fsspec.core.url_to_fs(uri)
+        except ValueError as error:
+            raise ConfigError(f"{uri!r} can't be opened: {error}.", key="input", value=uri) from error
+    return fs, str(path)
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file of that name."""
+    if is_uri(path):
+        fs, name = _filesystem(path)
+        return bool(fs.exists(name))
+    return os.path.lexists(path)
+
+
+def make_directory(path: str) -> None:
+    """Make a directory and those above it, where they are missing."""
+    if is_uri(path):
+        fs, name = _filesystem(path)
+        fs.makedirs(name, exist_ok=True)
+    else:
+        Path(path).expanduser().mkdir(parents=True, exist_ok=True)
+
+
+def open_plain(path: str) -> IO[bytes]:
+    """A file as it is, to be read.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if is_uri(path):
+        fs, name = _filesystem(path)
+        opened: IO[bytes] = fs.open(name, "rb")
+        return opened
+    return open(path, "rb")
+
+
+@contextlib.contextmanager
+def open_unpacked(path: str) -> Iterator[IO[bytes]]:
+    """A file to be read, decompressed where its name says that it is compressed.
+
+    Raises:
+        DataError: the compressed file is damaged.
+        OSError: it cannot be read.
+    """
+    with open_plain(path) as plain, readable(path):
+        if path.lower().endswith(".gz"):
+            with gzip.GzipFile(fileobj=plain, mode="rb") as unpacked:
+                yield unpacked  # type: ignore[misc]  # it reads as any file does
+        elif path.lower().endswith(".lz4"):
+            with lz4.frame.open(plain, "rb") as unpacked:
+                yield unpacked
+        else:
+            yield plain
+
+
+@contextlib.contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Tell what goes wrong while a file is decompressed in here as a fault of the file."""
+    try:
+        yield
+    except _DAMAGE as error:
+        raise DataError(f"the file is damaged or cut short ({error})", path=path) from error
+
+
+def create(path: str) -> IO[bytes]:
+    """A new file to be written, without a buffer where it is local; compressed if its name says so.
+
+    Raises:
+        FileExistsError: there is one of that name.
+        OSError: it cannot be written.
+    """
+    plain: IO[bytes]
+    if is_uri(path):
+        if exists(path):
+            raise FileExistsError(f"{path} exists already")
+        fs, name = _filesystem(path)
+        plain = fs.open(name, "wb")
+    else:
+        plain = open(path, "xb", buffering=0)  # noqa: SIM115 - the caller closes it
+    if path.lower().endswith(".gz"):
+        return _Wrapped(gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1), plain)  # type: ignore[return-value]
+    if path.lower().endswith(".lz4"):
+        return _Wrapped(lz4.frame.open(plain, "wb"), plain)  # type: ignore[return-value]
+    return plain
+
+
+class _Wrapped:
+    """A compressing file that closes the one below it too."""
+
+    def __init__(self, packed: Any, plain: IO[bytes]) -> None:
+        self._packed, self._plain = packed, plain
+
+    def write(self, data: bytes) -> int:
+        """Compress and write."""
+        return int(self._packed.write(data))
+
+    def flush(self) -> None:
+        """Let what was written be read."""
+        self._packed.flush()
+
+    def close(self) -> None:
+        """Close both."""
+        self._packed.close()
+        self._plain.close()

@@ -1,0 +1,331 @@
+"""Parquet: one column for each of a batch, row groups that end where episodes do.
+
+What a column's rows are is in its field's metadata: ``aiorl`` = ``{"dtype": "float32", "shape": [4]}``. Small tensors
+are fixed-size lists, which other programs read as they are; large ones are the bytes of a row, since Parquet would
+store levels for every single number, which costs more than the numbers. Columns of objects, such as infos, are
+JSON text.
+Files of other programs are read too: columns of numbers, and of lists that are as long in every row.
+
+A file is written under another name and renamed when it is whole: a Parquet file without its end is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.data.concat import Batch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import DataError
+from aiorl.extras import needed_by
+from aiorl.offline.files import EXTRA, create, is_uri, open_plain
+from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
+from aiorl.offline.json_file import encoded, jsonable
+from aiorl.offline.pickled_array import MAX_DIMS
+from aiorl.offline.stored_columns import MAX_BATCH_BYTES, NUMBER_KINDS, object_column, to_batch
+from aiorl.text import one_line
+
+__all__ = ["Parquet"]
+
+Array = NDArray[Any]
+
+_KEY = b"aiorl"
+_OBJECTS = "json"
+_MAX_LIST = 64
+"""Numbers of a row that a fixed-size list may have; larger rows are bytes."""
+_GROUP_ROWS = 1 << 16
+_GROUP_BYTES = 1 << 24
+_UNKNOWN_BYTES = 8
+_MAX_NAME = 200
+
+
+class Parquet(Format):
+    """Parquet files, through pyarrow."""
+
+    name = "parquet"
+    suffixes = (".parquet", ".pq")
+    about = "Parquet, the fastest to read"
+
+    def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
+        """See Format; a batch is a row group."""
+        with needed_by("Parquet", "pyarrow", EXTRA, key="input"):
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        with contextlib.ExitStack() as stack:
+            source = stack.enter_context(open_plain(path)) if is_uri(path) else path  # no map: it dies of a cut file
+            try:
+                file = stack.enter_context(pq.ParquetFile(source, memory_map=False))
+                columns = [_Column.of(field) for field in file.schema_arrow]
+            except (pa.ArrowException, ValueError, OSError) as error:
+                if isinstance(error, DataError):
+                    raise DataError(error.reason, path=path) from error
+                if isinstance(error, OSError) and error.errno:
+                    raise
+                raise DataError(f"no Parquet file that can be read ({one_line(str(error), 200)})", path=path) from error
+            row_bytes = sum(column.row_bytes for column in columns)
+            for number in range(file.num_row_groups):
+                if share.has(number):
+                    place = f"row group {number + 1}"
+                    try:
+                        group = file.metadata.row_group(number)
+                        if max(group.num_rows * row_bytes, group.total_byte_size) > MAX_BATCH_BYTES:
+                            raise DataError(f"{group.num_rows:,} rows take too much memory; write smaller row groups")
+                        table = file.read_row_group(number, use_threads=False)
+                        yield Stored(place, to_batch({x.name: x.read(table.column(i)) for i, x in enumerate(columns)}))
+                    except DataError as error:
+                        yield DataError(error.reason, path=path, place=place)
+                    except (pa.ArrowException, ValueError, OSError) as error:
+                        yield DataError(one_line(str(error), 200), path=path, place=place)
+
+    def create(self, path: str, options: WriteOptions) -> BatchFile:
+        """See Format."""
+        return _ParquetFile(path)
+
+
+class _Column:
+    """How one column is read."""
+
+    def __init__(
+        self,
+        name: str,
+        dtype: np.dtype[Any] | None = None,
+        shape: tuple[int, ...] | None = None,
+        *,
+        is_objects: bool = False,
+    ) -> None:
+        """Take what its field says.
+
+        Args:
+            name: of the column.
+            dtype: of its numbers; None = what they are, or objects.
+            shape: of a row; None = what the rows have, all the same.
+            is_objects: whether it holds JSON text.
+        """
+        self.name, self.dtype, self.shape, self.is_objects = name, dtype, shape, is_objects
+        self.row_bytes = (dtype.itemsize if dtype else _UNKNOWN_BYTES) * math.prod(shape or ())
+
+    @classmethod
+    def of(cls, field: Any) -> _Column:
+        """How a field of a file's schema is read.
+
+        Raises:
+            DataError: its metadata is damaged, or it holds what is no column of a batch.
+        """
+        noted = (field.metadata or {}).get(_KEY)
+        name = one_line(field.name, _MAX_NAME)
+        if noted is None:
+            return cls(name) if _is_numeric(field.type) else _unreadable(name, field.type)
+        try:
+            found = json.loads(noted)
+            dtype, shape = found["dtype"], found.get("shape", [])
+            made = None if dtype == _OBJECTS else np.dtype(dtype)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise DataError(f"the metadata of column {name!r} are damaged") from error
+        sizes_are_right = isinstance(shape, list) and all(type(size) is int and 0 < size < 2**31 for size in shape)
+        if not sizes_are_right or len(shape) >= MAX_DIMS or (made is not None and made.kind not in NUMBER_KINDS):
+            raise DataError(f"the metadata of column {name!r} tell of no column of numbers")
+        return cls(name, made, tuple(shape), is_objects=made is None)
+
+    def read(self, column: Any) -> Array:
+        """The column of a table.
+
+        Raises:
+            DataError: it isn't what its field says.
+        """
+        import pyarrow as pa
+
+        array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+        if array.null_count and not pa.types.is_floating(array.type):
+            raise DataError(f"column {self.name!r} has {array.null_count:,} rows without a value")
+        if self.is_objects:
+            try:
+                return object_column([orjson.loads(text) for text in array.to_pylist()])
+            except ValueError as error:
+                raise DataError(f"column {self.name!r} is no JSON") from error
+        flat, rows = _flat(self.name, array), len(array)
+        if self.shape is None:
+            shape = () if flat.size == rows and not pa.types.is_nested(array.type) else (flat.size // max(rows, 1),)
+            return flat.reshape(rows, *shape)
+        if self.dtype is not None and flat.dtype != self.dtype:
+            flat = flat.view(self.dtype) if pa.types.is_fixed_size_binary(array.type) else flat.astype(self.dtype)
+        if self.dtype == np.bool_ and flat.size and flat.view(np.uint8).max() > 1:
+            raise DataError(f"column {self.name!r} has booleans other than 0 and 1")
+        if flat.size != rows * math.prod(self.shape):
+            raise DataError(f"column {self.name!r} has {flat.size:,} numbers, not {rows:,} rows of {self.shape}")
+        return flat.reshape(rows, *self.shape)
+
+
+def _flat(name: str, array: Any) -> Array:
+    """All numbers of an Arrow array, one behind the other."""
+    import pyarrow as pa
+
+    kind = array.type
+    if pa.types.is_fixed_size_binary(kind):
+        width, start = kind.byte_width, array.offset * kind.byte_width
+        return np.frombuffer(array.buffers()[1], np.uint8, len(array) * width, start)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = np.diff(array.offsets.to_numpy())
+        if len(lengths) and (lengths != lengths[0]).any():
+            raise DataError(f"column {name!r} has rows of {lengths.min()} to {lengths.max()} numbers, not all as long")
+        return _flat(name, array.flatten())
+    if pa.types.is_fixed_size_list(kind):
+        return _flat(name, array.flatten())
+    if array.null_count and not pa.types.is_floating(kind):
+        raise DataError(f"column {name!r} has numbers without a value")
+    found: Array = array.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _is_numeric(kind: Any) -> bool:
+    import pyarrow as pa
+
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _unreadable(name: str, kind: object) -> _Column:
+    raise DataError(f"column {name!r} is of type {one_line(str(kind), 100)}, which is no column of numbers")
+
+
+class _ParquetFile(BatchFile):
+    """A Parquet file; rows are gathered until they make a row group."""
+
+    def __init__(self, path: str) -> None:
+        """Begin a new file."""
+        with needed_by("Parquet", "pyarrow", EXTRA, key="input"):
+            import pyarrow.parquet  # noqa: F401
+        self._path = path
+        self._partial: Path | None = None
+        if not is_uri(path):
+            target = Path(path)
+            if target.exists():
+                raise FileExistsError(f"{path} exists already")
+            self._partial = target.with_name(f".{target.name}.part")
+        self._sink: Any = None
+        self._writer: Any = None
+        self._form: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] | None = None
+        self._waiting: list[SampleBatch] = []
+        self._num_rows = self._num_bytes = 0
+
+    def write(self, batch: Batch) -> int:
+        """See BatchFile."""
+        if not isinstance(batch, SampleBatch):
+            raise DataError(
+                "a Parquet file holds the rows of one policy, and this is a batch of several; write JSON lines",
+                path=self._path,
+            )
+        form = {name: (column.dtype, column.shape[1:]) for name, column in batch.items()}
+        if self._form is None:
+            self._form = form
+        if form != self._form:
+            odd = sorted(name for name in form.keys() | self._form.keys() if form.get(name) != self._form.get(name))
+            raise DataError(
+                f"the batches of a file must have the same columns, shapes and dtypes; {odd[0]!r} differs",
+                path=self._path,
+            )
+        size = batch.nbytes
+        self._waiting.append(batch)
+        self._num_rows += batch.count
+        self._num_bytes += size
+        if self._num_rows >= _GROUP_ROWS or self._num_bytes >= _GROUP_BYTES:
+            self._write_group(is_last=False)
+        return size
+
+    def close(self) -> None:
+        """See BatchFile."""
+        if self._waiting:
+            self._write_group(is_last=True)
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._sink.close()
+        self._writer = None
+        if self._partial is not None:
+            os.replace(self._partial, self._path)
+
+    def abandon(self) -> None:
+        """See BatchFile."""
+        self._waiting = []
+        if self._writer is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._writer.close()
+                self._sink.close()
+            self._writer = None
+        if self._partial is not None:
+            self._partial.unlink(missing_ok=True)
+
+    def _write_group(self, *, is_last: bool) -> None:
+        """Write what waits, but for the last episode, which may go on."""
+        rows = SampleBatch.concat(self._waiting)
+        end = rows.count if is_last else _last_start(rows)
+        rest = rows.slice(end, rows.count)
+        self._waiting = [rest] if rest.count else []
+        self._num_rows, self._num_bytes = rest.count, rest.nbytes if rest.count else 0
+        self._write_table(rows.slice(0, end))
+
+    def _write_table(self, rows: SampleBatch) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        fields, arrays = zip(*[_to_arrow(name, column) for name, column in jsonable(rows).items()], strict=True)
+        schema = pa.schema(fields)
+        if self._writer is None:
+            path = str(self._partial) if self._partial is not None else self._path
+            if self._partial is not None:
+                self._partial.unlink(missing_ok=True)
+            self._sink = create(path)
+            self._writer = pq.ParquetWriter(
+                self._sink,
+                schema,
+                compression="lz4",
+                use_dictionary=False,
+                write_statistics=[field.name for field in fields if pa.types.is_primitive(field.type)],
+            )
+        self._writer.write_table(pa.table(list(arrays), schema=schema), row_group_size=rows.count)
+
+
+def _last_start(rows: SampleBatch) -> int:
+    """Where the last episode begins; all rows, where there is but one or none is known."""
+    if c.EPS_ID not in rows:
+        return rows.count
+    episodes = rows[c.EPS_ID]
+    starts = np.flatnonzero(episodes[1:] != episodes[:-1])
+    return int(starts[-1]) + 1 if len(starts) else rows.count
+
+
+def _to_arrow(name: str, column: Any) -> tuple[Any, Any]:
+    """A field and its values."""
+    import pyarrow as pa
+
+    if not isinstance(column, np.ndarray):
+        values = [encoded(value).decode() for value in column]
+        return _field(name, pa.string(), {"dtype": _OBJECTS}), pa.array(values, pa.string())
+    note = {"dtype": column.dtype.name, "shape": list(column.shape[1:])}
+    size = math.prod(column.shape[1:])
+    if not size:
+        raise DataError(f"column {name!r} has rows without numbers, which Parquet can't hold")
+    if column.dtype == np.float16 or size > _MAX_LIST:
+        width = size * column.dtype.itemsize
+        values = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(column), [None, pa.py_buffer(column)])
+        return _field(name, values.type, note), values
+    values = pa.array(column.reshape(-1))
+    if column.ndim > 1:
+        values = pa.FixedSizeListArray.from_arrays(values, size)
+    return _field(name, values.type, note), values
+
+
+def _field(name: str, kind: Any, note: dict[str, Sequence[int] | str]) -> Any:
+    import pyarrow as pa
+
+    return pa.field(name, kind, nullable=False, metadata={_KEY: json.dumps(note)})

@@ -1,0 +1,477 @@
+"""Readers of stored experience: files in random order without end or a number of times, mixed, shuffled, postprocessed.
+
+Reading is shared among workers: where there are as many files as workers, each file is one worker's; else each worker
+takes every n-th batch of every file. Either way all of them together read each row once a pass. A hold-out split is
+made by episode and by the file's name, so it is the same in every worker, pass and run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.data.concat import Batch
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import AiorlError, ConfigError, DataError, EndOfData
+from aiorl.offline.files import file_name, find_files
+from aiorl.offline.formats import WHOLE, Share, Stored
+from aiorl.offline.io import InputReader
+from aiorl.offline.minari_data import PREFIX
+from aiorl.offline.registry import SUFFIXES, format_of
+
+__all__ = [
+    "MAX_CORRUPT",
+    "AsStoredReader",
+    "FileReader",
+    "HoldOut",
+    "MixedReader",
+    "PostprocessedReader",
+    "ReadCounts",
+    "ReaderOptions",
+    "ShuffledReader",
+    "find_sources",
+]
+
+logger = logging.getLogger(__name__)
+
+MAX_CORRUPT = 100
+"""Places of the input that may be unreadable, unless said otherwise."""
+_MAX_LOGGED = 20
+_SUM_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class HoldOut:
+    """Which part of the episodes is read.
+
+    Attributes:
+        fraction: of all episodes, which are held out.
+        part: ``"train"`` reads those that are not, ``"held_out"`` those that are.
+    """
+
+    fraction: float
+    part: Literal["train", "held_out"] = "train"
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigError: a fraction that leaves nothing for one of both.
+        """
+        if not 0.0 < self.fraction < 1.0:
+            raise ConfigError(f"A hold-out split of {self.fraction} leaves one part empty.", hint="Give 0.1, say.")
+
+    def of(self, batch: Batch, path: str, place: str) -> Batch | None:
+        """Those rows of a batch that are read; None where there are none."""
+        if isinstance(batch, SampleBatch):
+            return self._rows(batch, path, place)
+        parts = {name: self._rows(rows, path, place) for name, rows in batch.policy_batches.items()}
+        kept = {name: rows for name, rows in parts.items() if rows is not None}
+        share = sum(rows.count for rows in kept.values()) / max(1, batch.total())
+        return MultiAgentBatch(kept, round(batch.count * share)) if kept else None
+
+    def _rows(self, batch: SampleBatch, path: str, place: str) -> SampleBatch | None:
+        seed = zlib.crc32(file_name(path).encode())
+        if c.EPS_ID in batch:
+            numbers = batch[c.EPS_ID].astype(np.uint64)
+        else:  # no episodes are known, so batches are what is kept together
+            numbers = np.full(batch.count, zlib.crc32(place.encode()), np.uint64)
+        is_held_out = _uniform(numbers ^ np.uint64(seed << 32)) < self.fraction
+        wanted = is_held_out if self.part == "held_out" else ~is_held_out
+        if wanted.all():
+            return batch
+        return batch.take(np.flatnonzero(wanted)) if wanted.any() else None
+
+
+def _uniform(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Numbers in [0, 1), scattered as if they were random (the finaliser of SplitMix64)."""
+    x = numbers + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return (x >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """How files are read.
+
+    Attributes:
+        share: which of several readers this is.
+        epochs: passes over the files; None = without end.
+        hold_out: which part of the episodes is read; None = all.
+        shuffle_files: whether each pass reads the files in another order.
+        seed: of that order; None = another one each time.
+        batch_rows: env steps that a batch aims at: larger ones that a file holds are cut behind the episode that gets
+            there; None = batches as they are stored.
+        whole_episodes: whether cuts are made between episodes only; else also within one of more than twice the rows.
+        max_corrupt: places that may be unreadable, over all passes; one more ends the run.
+    """
+
+    share: Share = WHOLE
+    epochs: int | None = None
+    hold_out: HoldOut | None = None
+    shuffle_files: bool = True
+    seed: int | None = None
+    batch_rows: int | None = None
+    whole_episodes: bool = False
+    max_corrupt: int = MAX_CORRUPT
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigError: a number that is none.
+        """
+        for name, least in (("epochs", 1), ("batch_rows", 1), ("max_corrupt", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}; it must be at least {least}.", key=name, value=value)
+        if not 0 <= self.share.index < self.share.of:
+            raise ConfigError(f"There is no share {self.share.index} of {self.share.of}.", key="share")
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What a reader has read so far.
+
+    Attributes:
+        passes: whole passes.
+        batches: stored batches.
+        rows: rows of them.
+        corrupt: places that could not be read, each counted once, however many passes come to it.
+        lost_files: those of them that are files: gone, or not to be read any further.
+    """
+
+    passes: int = 0
+    batches: int = 0
+    rows: int = 0
+    corrupt: int = 0
+    lost_files: int = 0
+
+
+def find_sources(sources: str | Sequence[str]) -> list[str]:
+    """The files that paths, directories, patterns, URIs and ``minari:NAME`` name, each once.
+
+    Raises:
+        ConfigError: one of them names no file (also a ValueError).
+        DataError: a file is of no known format (also a ValueError).
+    """
+    found: dict[str, None] = {}
+    for source in [sources] if isinstance(sources, str) else sources:
+        paths = [source] if source.startswith(PREFIX) else find_files(source, SUFFIXES)
+        if not paths:
+            raise ConfigError(
+                f"No file of experience matches {source!r}.",
+                key="input",
+                value=source,
+                hint=f"Name a file, a directory or a pattern of files that end in {', '.join(sorted(SUFFIXES))}.",
+            )
+        for path in paths:
+            format_of(path)
+            found[path] = None
+    return list(found)
+
+
+class FileReader(InputReader):
+    """Batches of files; endless, or so many passes in each of which every row of its share comes once.
+
+    What can't be read is counted, logged and passed over, a file that vanished as a whole; more of it than
+    ``max_corrupt`` ends the reading, and so does a pass in which nothing at all could be read. An endless reader whose
+    share is empty, since there are more workers than batches, reads everything.
+
+    Attributes:
+        files: the files that it reads, all or its share of them.
+        counts: what it has read so far.
+    """
+
+    def __init__(self, sources: str | Sequence[str], options: ReaderOptions | None = None) -> None:
+        """Find the files; they are opened one after the other.
+
+        Raises:
+            ConfigError: a source names no file (also a ValueError).
+            DataError: a file is of no known format (also a ValueError).
+        """
+        self._options = options = options or ReaderOptions()
+        self._all_files = files = find_sources(sources)
+        self._share = share = options.share
+        if len(files) >= share.of:
+            files, self._share = files[share.index :: share.of], WHOLE
+        self.files = files
+        self.counts = ReadCounts()
+        self._rng = np.random.default_rng(None if options.seed is None else [options.seed, share.index])
+        self._corrupt: set[tuple[str, str]] = set()
+        self._lost: set[str] = set()
+        self._first_error: DataError | None = None
+        self._ended_by: AiorlError = EndOfData(f"all passes over {len(files)} files have been read")
+        self._is_closed = False
+        self._batches = self._read()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Every batch that is left."""
+        while True:
+            try:
+                yield self.next()
+            except EndOfData:
+                return
+
+    def next(self) -> Batch:
+        """See InputReader.
+
+        Raises:
+            EndOfData: every pass has been read.
+            DataError: too much could not be read, or nothing could.
+        """
+        if self._is_closed:
+            raise EndOfData("the reader was closed")
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise self._ended_by from None
+        except DataError as error:
+            self._ended_by = error
+            raise
+
+    def close(self) -> None:
+        """See InputReader; a `next` that another thread is in ends first."""
+        self._is_closed = True
+        with contextlib.suppress(ValueError):  # the other thread is in the generator
+            self._batches.close()
+
+    def _read(self) -> Generator[Batch, None, None]:
+        epochs = self._options.epochs
+        while epochs is None or self.counts.passes < epochs:
+            is_empty = True
+            files = list(self.files)
+            if self._options.shuffle_files:
+                self._rng.shuffle(files)
+            for path in files:
+                for batch in self._read_file(path):
+                    is_empty = False
+                    yield batch
+            self.counts.passes += 1
+            if is_empty:
+                self._go_on_after_nothing(len(files))
+
+    def _go_on_after_nothing(self, num_files: int) -> None:
+        """Raise if there is nothing to be read; else see to it that the next pass finds something."""
+        if self._first_error is not None:
+            raise DataError(f"nothing could be read of {num_files} files; the first: {self._first_error}")
+        if self._options.epochs is None:
+            if self._share == WHOLE and self.files == self._all_files:
+                raise DataError(f"there is nothing to be read in {num_files} files", path=self.files[0])
+            logger.warning("There are more workers than stored batches: this one reads all of them")
+            self.files, self._share = self._all_files, WHOLE
+
+    def _read_file(self, path: str) -> Iterator[Batch]:
+        try:
+            with contextlib.closing(format_of(path).read(path, self._share)) as found:
+                for stored in found:
+                    if isinstance(stored, DataError):
+                        self._note(stored)
+                        continue
+                    self.counts.batches += 1
+                    self.counts.rows += stored.batch.total()
+                    yield from self._cut(stored, path)
+        except _TooCorrupt:
+            raise
+        except (DataError, OSError) as error:
+            self._lost.add(path)
+            self.counts.lost_files = len(self._lost)
+            self._note(error if isinstance(error, DataError) else DataError(f"can't be read: {error}", path=path))
+
+    def _cut(self, stored: Stored, path: str) -> Iterator[Batch]:
+        batch: Batch | None = stored.batch
+        hold_out, rows = self._options.hold_out, self._options.batch_rows
+        if hold_out is not None:
+            batch = hold_out.of(stored.batch, path, stored.place)
+        if batch is None:
+            return
+        if rows is None or not isinstance(batch, SampleBatch) or batch.count <= rows:
+            yield batch
+            return
+        start = 0
+        for end in _cuts(batch, rows, whole_episodes=self._options.whole_episodes):
+            yield batch.slice(start, end)
+            start = end
+
+    def _note(self, error: DataError) -> None:
+        where = (error.path, error.place)
+        if where in self._corrupt:
+            return
+        self._corrupt.add(where)
+        self.counts.corrupt = len(self._corrupt)
+        self._first_error = self._first_error or error
+        if self.counts.corrupt <= _MAX_LOGGED:
+            logger.warning("Left out: %s", error)
+        if self.counts.corrupt > self._options.max_corrupt:
+            raise _TooCorrupt(
+                f"{self.counts.corrupt} places of the input could not be read, more than the "
+                f"{self._options.max_corrupt} that are allowed; the first: {self._first_error}"
+            )
+
+
+class _TooCorrupt(DataError):
+    """More than may be could not be read."""
+
+
+def _cuts(batch: SampleBatch, rows: int, *, whole_episodes: bool) -> Iterator[int]:
+    """Where a batch is cut: behind the episode in which there are enough rows, or within it if it is much longer."""
+    count = batch.count
+    episodes = batch.get(c.EPS_ID)
+    if episodes is None:
+        yield from range(rows, count, rows)
+        yield count
+        return
+    ends = np.append(np.flatnonzero(episodes[1:] != episodes[:-1]) + 1, count)
+    start = 0
+    while start < count:
+        end = int(ends[np.searchsorted(ends, min(start + rows, count))])
+        if not whole_episodes and end - start > 2 * rows:
+            end = start + rows
+        yield end
+        start = end
+
+
+class ShuffledReader(InputReader):
+    """A buffer of batches that is filled first; then each read gives a random one and takes another in its place."""
+
+    def __init__(self, reader: InputReader, size: int, seed: int | None = None) -> None:
+        """Read from another reader; nothing is read before the first `next`.
+
+        Raises:
+            ConfigError: a size that is none.
+        """
+        if size < 1:
+            raise ConfigError(f"shuffle_buffer_size is {size}; it must be at least 1.", key="shuffle_buffer_size")
+        self._reader, self._size = reader, size
+        self._rng = np.random.default_rng(seed)
+        self._buffer: list[Batch] = []
+        self._is_ending = False
+
+    def next(self) -> Batch:
+        """See InputReader; at the end of a finite input, what is left comes in random order.
+
+        Raises:
+            EndOfData: every batch has been given.
+        """
+        while not self._is_ending and len(self._buffer) < self._size:
+            try:
+                self._buffer.append(self._reader.next())
+            except EndOfData:
+                self._is_ending = True
+        if not self._buffer:
+            raise EndOfData("all batches have been read")
+        at = int(self._rng.integers(len(self._buffer)))
+        self._buffer[at], self._buffer[-1] = self._buffer[-1], self._buffer[at]
+        return self._buffer.pop()
+
+    def close(self) -> None:
+        """See InputReader."""
+        self._buffer.clear()
+        self._reader.close()
+
+
+class MixedReader(InputReader):
+    """Several readers; each read picks one at random."""
+
+    def __init__(
+        self, readers: Mapping[str, InputReader], weights: Mapping[str, float], seed: int | None = None
+    ) -> None:
+        """Take readers and probabilities by the names of their sources."""
+        self._readers = [readers[name] for name in weights]
+        self._weights = np.array(list(weights.values()), np.float64)
+        self._weights /= self._weights.sum()
+        self._rng = np.random.default_rng(seed)
+
+    @staticmethod
+    def check(weights: Mapping[str, float]) -> None:
+        """Check that probabilities are some and sum to 1.
+
+        Raises:
+            ConfigError: they don't (also a ValueError).
+        """
+        for name, weight in weights.items():
+            if not isinstance(weight, int | float) or not 0.0 <= weight <= 1.0:
+                raise ConfigError(f"The probability of input {name!r} is {weight!r}, not one of 0 to 1.", key="input")
+        total = math.fsum(weights.values())
+        if not weights or abs(total - 1.0) > _SUM_TOLERANCE:
+            raise ConfigError(
+                f"The probabilities of input sum to {total:g}; they must sum to 1.", key="input", value=dict(weights)
+            )
+
+    def next(self) -> Batch:
+        """See InputReader."""
+        return self._readers[int(self._rng.choice(len(self._readers), p=self._weights))].next()
+
+    def close(self) -> None:
+        """See InputReader."""
+        for reader in self._readers:
+            reader.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _AsStored:
+    """A batch that has not been postprocessed yet, on its way through a shuffle buffer or a mixture."""
+
+    batch: Batch
+
+
+class AsStoredReader(InputReader):
+    """Mark what a reader gives as not postprocessed, for a `PostprocessedReader` behind it."""
+
+    def __init__(self, reader: InputReader) -> None:
+        """Read from another reader."""
+        self._reader = reader
+
+    def next(self) -> Any:
+        """See InputReader; the batch is wrapped."""
+        return _AsStored(self._reader.next())
+
+    def close(self) -> None:
+        """See InputReader."""
+        self._reader.close()
+
+
+class PostprocessedReader(InputReader):
+    """Stored batches postprocessed episode by episode when they are read, so by the policy as it is then.
+
+    Those that come from a sampler are left as they are.
+    """
+
+    def __init__(self, reader: InputReader, postprocess: Callable[[SampleBatch], SampleBatch]) -> None:
+        """Read from another reader.
+
+        Args:
+            reader: the other one, whose stored batches are marked by an `AsStoredReader`.
+            postprocess: what is done with each episode's rows.
+        """
+        self._reader, self._postprocess = reader, postprocess
+
+    def next(self) -> Batch:
+        """See InputReader.
+
+        Raises:
+            NotImplementedError: a batch of several policies.
+        """
+        found: Any = self._reader.next()
+        if not isinstance(found, _AsStored):
+            batch: Batch = found
+            return batch
+        if not isinstance(found.batch, SampleBatch):
+            raise NotImplementedError("postprocess_inputs works on batches of one policy only; leave it False")
+        return SampleBatch.concat([self._postprocess(part) for part in found.batch.split_by_episode()])
+
+    def close(self) -> None:
+        """See InputReader."""
+        self._reader.close()

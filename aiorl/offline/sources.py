@@ -1,0 +1,272 @@
+"""From the settings ``input`` and ``output`` to the reader and writer of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiorl.config.import_path import import_object, is_import_path
+from aiorl.config.worker import WorkerConfig
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import ConfigError
+from aiorl.offline.formats import WHOLE, Share
+from aiorl.offline.io import (
+    InputCreator,
+    InputReader,
+    IOContext,
+    OutputCreator,
+    OutputWriter,
+    noop_output,
+    sampler_input,
+)
+from aiorl.offline.readers import (
+    MAX_CORRUPT,
+    AsStoredReader,
+    FileReader,
+    HoldOut,
+    MixedReader,
+    PostprocessedReader,
+    ReaderOptions,
+    ShuffledReader,
+)
+from aiorl.offline.writers import COMPRESSED, MAX_FILE_BYTES, FileWriter
+from aiorl.policy.graph_policy import GraphPolicy
+
+__all__ = [
+    "LOG_DIR",
+    "SAMPLER",
+    "Input",
+    "InputSettings",
+    "Output",
+    "configured_input",
+    "configured_output",
+    "input_creator",
+    "output_creator",
+    "share_of",
+]
+
+SAMPLER = "sampler"
+LOG_DIR = "logdir"
+Input = str | Sequence[str] | Mapping[str, float] | InputCreator
+Output = str | None | OutputCreator
+
+
+@dataclass(frozen=True, slots=True)
+class InputSettings:
+    """How stored experience is read.
+
+    Attributes:
+        shuffle_buffer_size: batches in the buffer that shuffles; 0 keeps the order.
+        postprocess_inputs: whether trajectories are postprocessed with the worker's current policy.
+        epochs: passes over the files; None = without end.
+        hold_out: which part of the episodes is read; None = all.
+        whole_episodes: whether stored batches are cut between episodes only.
+        max_corrupt: places that may be unreadable; one more ends the run.
+        seed: of everything random; None = differently each time.
+        share: which of several readers this is; None: workers share by their indices, and the local one reads all.
+    """
+
+    shuffle_buffer_size: int = 0
+    postprocess_inputs: bool = False
+    epochs: int | None = None
+    hold_out: HoldOut | None = None
+    whole_episodes: bool = False
+    max_corrupt: int = MAX_CORRUPT
+    seed: int | None = None
+    share: Share | None = None
+
+
+def input_creator(source: Input, settings: InputSettings | None = None) -> InputCreator:
+    """What makes a worker's reader.
+
+    Args:
+        source: ``"sampler"``; a path, directory, pattern, URI or ``minari:NAME``; a list of such; a mapping of such,
+            and perhaps ``"sampler"``, to the probabilities with which they are read; or a function that makes a reader
+            of an IOContext, which is returned as it is.
+        settings: how files are read.
+
+    Raises:
+        ConfigError: a source of another type; probabilities that are none (also a ValueError). Files are looked for
+            when the reader is made.
+    """
+    settings = settings or InputSettings()
+    if isinstance(source, str):
+        if source == SAMPLER:
+            return sampler_input
+        return _Creator({source: 1.0}, [source], settings)
+    if isinstance(source, Mapping):
+        MixedReader.check(source)
+        if settings.epochs is not None and len(source) > 1:
+            raise ConfigError("A mixture is read without end: its sources end at different times.", key="input")
+        return _Creator(source, None, settings)
+    if callable(source):
+        return source
+    if isinstance(source, Sequence) and source and all(isinstance(item, str) for item in source):
+        return _Creator({"files": 1.0}, list(source), settings)
+    raise ConfigError(
+        f"input is {source!r}.",
+        key="input",
+        value=source,
+        hint="Give 'sampler', files, a list of files, a mapping from sources to probabilities, or a function.",
+    )
+
+
+class _Creator:
+    """Makes the reader of files or of a mixture for one worker."""
+
+    def __init__(self, weights: Mapping[str, float], files: Sequence[str] | None, settings: InputSettings) -> None:
+        self._weights = {name: weight for name, weight in weights.items() if weight > 0.0}
+        self._files, self._settings = files, settings
+
+    def __call__(self, context: IOContext) -> InputReader:
+        settings = self._settings
+        options = _reader_options(context, settings)
+        readers = {name: self._reader(name, context, options) for name in self._weights}
+        reader = (
+            MixedReader(readers, self._weights, _seed(settings, context, 1))
+            if len(readers) > 1
+            else next(iter(readers.values()))
+        )
+        if settings.shuffle_buffer_size:
+            reader = ShuffledReader(reader, settings.shuffle_buffer_size, _seed(settings, context, 2))
+        if settings.postprocess_inputs:
+            reader = PostprocessedReader(reader, _postprocessing(context))
+        return reader
+
+    def _reader(self, name: str, context: IOContext, options: ReaderOptions) -> InputReader:
+        if self._files is None and name == SAMPLER:
+            return context.default_sampler_input()
+        reader = FileReader(self._files if self._files is not None else name, options)
+        return AsStoredReader(reader) if self._settings.postprocess_inputs else reader
+
+
+def _reader_options(context: IOContext, settings: InputSettings) -> ReaderOptions:
+    return ReaderOptions(
+        share=settings.share or share_of(context.worker_index, context.num_workers),
+        epochs=settings.epochs,
+        hold_out=settings.hold_out,
+        seed=settings.seed,
+        batch_rows=getattr(context.worker, "rollout_fragment_length", None),
+        whole_episodes=settings.whole_episodes,
+        max_corrupt=settings.max_corrupt,
+    )
+
+
+def share_of(slot: int, num_workers: int, sampler: int = 0, num_samplers: int = 1) -> Share:
+    """Which share of the files is a sampler's; the local worker's samplers read everything.
+
+    Args:
+        slot: index of its worker, from 1; 0 = local.
+        num_workers: workers of the run.
+        sampler: which of its worker's, from 0.
+        num_samplers: samplers of each worker.
+    """
+    if slot < 1:
+        return WHOLE
+    of = max(1, num_workers) * num_samplers
+    return Share(((slot - 1) * num_samplers + sampler) % of, of)
+
+
+def _seed(settings: InputSettings, context: IOContext, use: int) -> int | None:
+    return None if settings.seed is None else settings.seed * 1_000_003 + context.worker_index * 16 + use
+
+
+def _postprocessing(context: IOContext) -> Callable[[SampleBatch], SampleBatch]:
+    def postprocess(part: SampleBatch) -> SampleBatch:
+        worker = context.worker
+        policy: Any = None if worker is None else worker.get_policy()
+        if policy is None:
+            raise ConfigError(
+                "postprocess_inputs needs a worker with a default policy, and there is none.", key="postprocess_inputs"
+            )
+        with worker.sampler.paused():  # policies are not evaluated by two threads at once
+            if isinstance(policy, GraphPolicy) and policy.is_recurrent:
+                policy.recall(part)
+            made: SampleBatch = policy.postprocess_trajectory(part)
+        return made
+
+    return postprocess
+
+
+def output_creator(
+    output: Output,
+    *,
+    compress_columns: Collection[str] = COMPRESSED,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    format_name: str = "json",
+) -> OutputCreator:
+    """What makes a worker's writer.
+
+    Args:
+        output: None; ``"logdir"``, the run's directory; a directory or URI of one; or a function that makes a writer of
+            an IOContext, which is returned as it is.
+        compress_columns: columns to be compressed, no others are.
+        max_file_bytes: size at which another file is begun.
+        format_name: of the files.
+
+    Raises:
+        ConfigError: an output of another type (also a ValueError).
+    """
+    if output is None:
+        return noop_output
+    if callable(output):
+        return output
+    if not isinstance(output, str) or not output:
+        raise ConfigError(
+            f"output is {output!r}.", key="output", value=output, hint="Give null, 'logdir', a directory or a function."
+        )
+
+    def create(context: IOContext) -> OutputWriter:
+        directory = context.log_dir if output == LOG_DIR else output
+        if directory is None:
+            raise ConfigError(f"output is {LOG_DIR!r}, and there is no run directory.", key="output", value=output)
+        return FileWriter(
+            directory,
+            worker_index=context.worker_index,
+            compress_columns=compress_columns,
+            max_file_bytes=max_file_bytes,
+            format_name=format_name,
+        )
+
+    return create
+
+
+def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
+    """What makes the reader that a config asks for.
+
+    Args:
+        settings: the config.
+        share: of the files that is read.
+
+    Raises:
+        ConfigError: as `input_creator`; a function that can't be imported.
+    """
+    source = settings.input
+    if isinstance(source, str) and is_import_path(source):
+        found: InputCreator = import_object(source, key="input")
+        return found
+    options = InputSettings(
+        shuffle_buffer_size=settings.shuffle_buffer_size,
+        postprocess_inputs=settings.postprocess_inputs,
+        epochs=settings.input_epochs,
+        hold_out=HoldOut(settings.input_hold_out) if settings.input_hold_out else None,
+        whole_episodes=not settings.is_truncating,
+        max_corrupt=settings.input_max_corrupt,
+        seed=settings.seed,
+        share=share,
+    )
+    return input_creator(source, options)
+
+
+def configured_output(settings: WorkerConfig) -> OutputCreator:
+    """What makes the writer that a config asks for.
+
+    Raises:
+        ConfigError: as `output_creator`; a function that can't be imported.
+    """
+    named = settings.output
+    output: Output = import_object(named, key="output") if named is not None and is_import_path(named) else named
+    return output_creator(
+        output, compress_columns=settings.output_compress_columns, max_file_bytes=settings.output_max_file_size
+    )

@@ -1,0 +1,108 @@
+"""FileWriter: everything that a worker samples, in files of bounded size."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+
+from aiorl.data import columns as c
+from aiorl.data.concat import Batch
+from aiorl.errors import ConfigError, DataError
+from aiorl.offline.files import in_directory, is_uri, make_directory
+from aiorl.offline.formats import BatchFile, Format, WriteOptions
+from aiorl.offline.io import OutputWriter
+from aiorl.offline.registry import format_named
+
+__all__ = ["COMPRESSED", "MAX_FILE_BYTES", "FileWriter"]
+
+MAX_FILE_BYTES = 64 * 2**20
+COMPRESSED = (c.OBS, c.NEW_OBS)
+_MAX_NAMES = 10_000
+
+
+class FileWriter(OutputWriter):
+    """Writes ``output-TIME_worker-INDEX_N.json`` in a directory, another file once one has passed its size.
+
+    A file is made when there is a batch for it. No file is ever written to that was there before. Lines of JSON are
+    written in one go; whoever dies in between leaves a torn last line, which readers pass over.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        worker_index: int = 0,
+        compress_columns: Iterable[str] = COMPRESSED,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        format_name: str = "json",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Make the directory if need be.
+
+        Args:
+            directory: path or URI.
+            worker_index: of the worker, for the files' names.
+            compress_columns: columns to be compressed, no others are.
+            max_file_bytes: size at which another file is begun.
+            format_name: of `aiorl.offline.registry.FORMATS`, one that has files.
+            clock: seconds since 1970, for the files' names.
+
+        Raises:
+            ConfigError: the directory can't be made; the format is none of files (also a ValueError).
+        """
+        self._format: Format = format_named(format_name)
+        if not self._format.suffixes:
+            raise ConfigError(f"The format {format_name!r} has no files of its own to write to.", key="output")
+        try:
+            make_directory(directory)
+        except OSError as error:
+            raise ConfigError(
+                f"The output directory can't be made: {error}.", key="output", value=directory, hint="Name another one."
+            ) from error
+        self._directory = directory if is_uri(directory) else os.path.expanduser(directory)
+        self._index = worker_index
+        self._options = WriteOptions(frozenset(compress_columns))
+        self._max_bytes = max_file_bytes
+        self._clock = clock
+        self._file: BatchFile | None = None
+        self._bytes = 0
+        self._number = 0
+
+    def write(self, batch: Batch) -> None:
+        """See OutputWriter; a batch without rows is none.
+
+        Raises:
+            DataError: the format can't hold it.
+            OSError: the disk is full, say; what was written before stays.
+        """
+        if not batch.total():
+            return
+        if self._file is None:
+            self._file = self._next_file()
+            self._bytes = 0
+        try:
+            self._bytes += self._file.write(batch)
+        except OSError:  # there may be half of it at the file's end, which nothing must follow
+            file, self._file = self._file, None
+            file.abandon()
+            raise
+        if self._bytes >= self._max_bytes:
+            self.close()
+
+    def close(self) -> None:
+        """See OutputWriter."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _next_file(self) -> BatchFile:
+        moment = datetime.fromtimestamp(self._clock()).strftime("%Y-%m-%d_%H-%M-%S")
+        for _ in range(_MAX_NAMES):
+            name = f"output-{moment}_worker-{self._index}_{self._number}{self._format.suffixes[0]}"
+            self._number += 1
+            with contextlib.suppress(FileExistsError):
+                return self._format.create(in_directory(self._directory, name), self._options)
+        raise DataError(f"there are {_MAX_NAMES:,} files of that second already", path=self._directory)

@@ -1,0 +1,166 @@
+"""Distributions over numbers: Boxes of floats, unbounded or squashed into their bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.errors import ConfigError, UnsupportedSpaceError
+from aiorl.policy.action_distribution import ActionDistribution
+
+__all__ = [
+    "EDGE",
+    "LOG_STD_MAX",
+    "LOG_STD_MIN",
+    "QUADRATURE_NODES",
+    "QUADRATURE_WEIGHTS",
+    "DiagGaussian",
+    "SquashedGaussian",
+]
+
+F32 = NDArray[np.float32]
+
+LOG_STD_MIN = -20.0
+LOG_STD_MAX = 2.0
+EDGE = 2.0**-24
+"""Least distance of a squashed action from its bounds, as a share of their range, at which logp is taken."""
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_HERMITE_NODES, _HERMITE_WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+QUADRATURE_NODES: F32 = _HERMITE_NODES.astype(np.float32)
+"""[32]: where a standard normal is evaluated for an expectation (Gauss-Hermite)."""
+QUADRATURE_WEIGHTS: F32 = (_HERMITE_WEIGHTS / math.sqrt(2.0 * math.pi)).astype(np.float32)
+"""[32]: weights of these points; they sum to 1."""
+
+
+class DiagGaussian(ActionDistribution):
+    """Independent normal components of a Box, unbounded: clipping is left to whoever steps the environment."""
+
+    name = "diag_gaussian"
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        if not isinstance(action_space, spaces.Box) or action_space.dtype.kind != "f":
+            raise UnsupportedSpaceError("a Gaussian distribution over", action_space, ["Box of floats"])
+        self._size = math.prod(action_space.shape)
+        super().__init__(action_space, num_inputs=2 * self._size, noise_size=self._size)
+
+    @property
+    def choice_inputs(self) -> NDArray[np.int64]:
+        """None: these are numbers, not choices."""
+        return np.zeros(0, np.int64)
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
+        """Standard normal numbers, one per component."""
+        return rng.standard_normal((*leading, self.noise_size), dtype=np.float32)
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """Mean plus standard deviation times noise."""
+        mean, log_std = self._parameters(inputs)
+        actions[...] = (mean + np.exp(log_std) * noise).reshape(actions.shape)
+        density = noise * noise
+        density *= -0.5
+        density -= log_std
+        np.add.reduce(density, axis=1, out=logp)
+        logp -= np.float32(self._size * _HALF_LOG_2PI)
+
+    def deterministic(self, inputs: F32) -> NDArray[Any]:
+        """The mean."""
+        return inputs[:, : self._size].astype(self.action_dtype).reshape(-1, *self.action_shape)
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """See the base class."""
+        return self._normal_logp(inputs, actions.reshape(len(inputs), -1).astype(np.float32))
+
+    def entropy(self, inputs: F32) -> F32:
+        """See the base class."""
+        total: F32 = (self._parameters(inputs)[1] + np.float32(_HALF_LOG_2PI + 0.5)).sum(axis=1)
+        return total
+
+    def kl(self, inputs: F32, other: F32) -> F32:
+        """See the base class."""
+        mean, log_std = self._parameters(inputs)
+        other_mean, other_log_std = self._parameters(other)
+        shift = (mean - other_mean) * np.exp(-other_log_std)
+        spread = np.exp(2.0 * (log_std - other_log_std))
+        total: F32 = (other_log_std - log_std + 0.5 * (spread + shift * shift - 1.0)).sum(axis=1)
+        return total
+
+    def _parameters(self, inputs: F32) -> tuple[F32, F32]:
+        log_std: F32 = np.maximum(inputs[:, self._size :], np.float32(LOG_STD_MIN))
+        np.minimum(log_std, np.float32(LOG_STD_MAX), out=log_std)
+        return inputs[:, : self._size], log_std
+
+    def _normal_logp(self, inputs: F32, values: F32) -> F32:
+        mean, log_std = self._parameters(inputs)
+        distance = (values - mean) * np.exp(-log_std)
+        total: F32 = (-0.5 * distance * distance - log_std - np.float32(_HALF_LOG_2PI)).sum(axis=1)
+        return total
+
+
+class SquashedGaussian(DiagGaussian):
+    """A normal variable u mapped into the bounds of a Box: low + (high - low) * (tanh(u) + 1) / 2.
+
+    The log-density is taken from the action as it is stored, by inverting the map, and not from u: so a
+    learner that sees only the action computes the same number. With p and q the distances from the lower and
+    the upper bound as shares of the range (each exact near its own bound, and held at or above EDGE),
+    u = (log p - log q) / 2 and log |da/du| = log(2 (high - low)) + log p + log q.
+    """
+
+    name = "squashed_gaussian"
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        super().__init__(action_space)
+        if not isinstance(action_space, spaces.Box) or not action_space.is_bounded("both"):
+            raise UnsupportedSpaceError(
+                "a squashed Gaussian over",
+                action_space,
+                ["Box of floats bounded on both sides"],
+                "Bound the space or use the unsquashed distribution.",
+            )
+        self.low: F32 = action_space.low.astype(np.float32).ravel()
+        self.high: F32 = action_space.high.astype(np.float32).ravel()
+        self.span: F32 = self.high - self.low
+        if not (self.span > 0).all():
+            raise ConfigError(f"the action space {action_space} has a component without room.", value=action_space)
+        self._log_2span: F32 = np.log(2.0 * self.span)
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """The squashed sample; its log-density as `logp` gives it."""
+        mean, log_std = self._parameters(inputs)
+        squashed = self._squash(mean + np.exp(log_std) * noise)
+        actions[...] = squashed.reshape(actions.shape)
+        logp[...] = self._squashed_logp(inputs, squashed)
+
+    def deterministic(self, inputs: F32) -> NDArray[Any]:
+        """The squashed mean."""
+        squashed = self._squash(inputs[:, : self._size])
+        return squashed.astype(self.action_dtype).reshape(-1, *self.action_shape)
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """See the base class; actions beyond the bounds count as on them."""
+        return self._squashed_logp(inputs, actions.reshape(len(inputs), -1).astype(np.float32))
+
+    def entropy(self, inputs: F32) -> F32:
+        """Entropy of the normal variable plus the mean of log |da/du|, by Gauss-Hermite quadrature."""
+        mean, log_std = self._parameters(inputs)
+        points = np.abs(mean[:, :, None] + np.exp(log_std)[:, :, None] * QUADRATURE_NODES)
+        # log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|)))
+        slope = 2.0 * (np.float32(math.log(2.0)) - points - np.log1p(np.exp(-2.0 * points)))
+        total: F32 = super().entropy(inputs) + (slope @ QUADRATURE_WEIGHTS + np.log(0.5 * self.span)).sum(axis=1)
+        return total
+
+    def _squash(self, values: NDArray[Any]) -> F32:
+        squashed = self.low + self.span * (0.5 * (np.tanh(values) + 1.0))
+        bounded: F32 = np.minimum(squashed, self.high)
+        return bounded
+
+    def _squashed_logp(self, inputs: F32, squashed: F32) -> F32:
+        log_p = np.log(np.maximum((squashed - self.low) / self.span, np.float32(EDGE)))
+        log_q = np.log(np.maximum((self.high - squashed) / self.span, np.float32(EDGE)))
+        slope = (log_p + log_q + self._log_2span).sum(axis=1)
+        density: F32 = self._normal_logp(inputs, 0.5 * (log_p - log_q)) - slope
+        return density

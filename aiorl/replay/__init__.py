@@ -1,0 +1,15 @@
+"""Replay: experience that is kept and drawn many times, on NumPy only.
+
+- `spec`: what a replay holds and what that takes; `memory`: whether there is room for it.
+- `replay`: rows in, minibatches out.
+- `ring`, `frames`: where rows lie, and frames of observations, each once.
+- `sum_tree`, `priorities`: which rows are drawn.
+- `snapshot`: the whole of it for a checkpoint, beside training.
+"""
+
+from aiorl.replay.memory import check_fits
+from aiorl.replay.replay import Replay, Sample
+from aiorl.replay.snapshot import Snapshot
+from aiorl.replay.spec import Prioritised, ReplaySpec
+
+__all__ = ["Prioritised", "Replay", "ReplaySpec", "Sample", "Snapshot", "check_fits"]

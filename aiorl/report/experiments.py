@@ -1,0 +1,182 @@
+"""Experiments: runs that differ in nothing but their seed, and what they achieved together.
+
+Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice": the interquartile mean over
+seeds, with a stratified bootstrap interval around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.config.load import CONFIG_FILE
+from aiorl.config.yaml_text import read_yaml
+from aiorl.errors import ConfigError
+from aiorl.report.figures import number_at
+from aiorl.report.loggers import read_results
+
+__all__ = ["Band", "Experiment", "RunCurve", "band_of", "find_runs", "group_runs", "interquartile_mean"]
+
+F64 = NDArray[np.float64]
+
+_RESULTS = "result.jsonl"
+_COLUMNS = ("timesteps_total", "time_total_s", "episode_reward_mean")
+_POINTS = 300
+_RESAMPLES = 2000
+_OF_A_RUN = (
+    "bind", "checkpoint_", "compilation_cache", "extra_python_environs", "insecure", "keys", "log_", "max_worker_",
+    "resume", "run_dir", "seed", "stop_", "transport",
+)  # fmt: skip
+"""Beginnings of keys that don't make a run another experiment."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCurve:
+    """One run.
+
+    Attributes:
+        path: its directory.
+        config: its effective configuration, as plain data; empty where there is none.
+        steps: [P] env steps, rising.
+        seconds: [P] training time.
+        returns: [P] mean episode return.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    steps: F64
+    seconds: F64
+    returns: F64
+
+    @classmethod
+    def read(cls, path: Path) -> RunCurve:
+        """Read a run directory.
+
+        Raises:
+            ConfigError: it holds no results, no episode has ended yet, or its config can't be read.
+            OSError: a file can't be read.
+        """
+        rows = [[number_at(result, name) for name in _COLUMNS] for result in read_results(path)]
+        table = np.asarray(rows, np.float64).reshape(-1, len(_COLUMNS))
+        table = table[np.isfinite(table).all(axis=1)]
+        if not len(table):
+            raise ConfigError(f"{path}: no episode has ended yet, so there is no curve.", key="run", value=str(path))
+        table = table[np.unique(table[:, 0], return_index=True)[1]]
+        config, _ = read_yaml(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else ({}, {})
+        return cls(path, config, *table.T)
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Runs of one configuration.
+
+    Attributes:
+        name: what it is called in pictures and tables.
+        runs: its runs.
+    """
+
+    name: str
+    runs: tuple[RunCurve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Several runs as one curve.
+
+    Attributes:
+        at: [G] env steps, or seconds.
+        mean: [G] interquartile mean over the runs that have got there.
+        low: [G] lower end of its 95 % bootstrap interval; the mean itself for a single run.
+        high: [G] upper end.
+        num_runs: [G] how many runs have got there.
+    """
+
+    at: F64
+    mean: F64
+    low: F64
+    high: F64
+    num_runs: NDArray[np.int64]
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Run directories: those given, and those within directories given that are none themselves.
+
+    Raises:
+        ConfigError: a path is neither a run directory nor holds one.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = [path] if (path / _RESULTS).exists() else sorted(file.parent for file in path.glob(f"*/{_RESULTS}"))
+        if not inside:
+            raise ConfigError(
+                f"{path} is no run directory: it holds no {_RESULTS}, nor does a directory in it.",
+                key="run",
+                value=str(path),
+            )
+        found += [one for one in inside if one not in found]
+    return found
+
+
+def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
+    """Put runs together that differ in nothing but seeds, places and ends; named by what tells them apart."""
+    groups: dict[str, list[RunCurve]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        own = {name: value for name, value in _flat(run.config) if not name.startswith(_OF_A_RUN)}
+        key = repr(sorted(own.items()))
+        groups.setdefault(key, []).append(run)
+        settings[key] = own
+    names = {name for own in settings.values() for name in own}
+    telling = sorted(name for name in names if len({repr(own.get(name)) for own in settings.values()}) > 1)
+    made = []
+    for key, own in settings.items():
+        told = [f"{name}={own.get(name)}" for name in telling if name not in ("algo", "env")]
+        name = f"{own.get('algo', 'unknown')} on {own.get('env', 'unknown')}"
+        made.append(Experiment(", ".join([name, *told]), tuple(groups[key])))
+    return made
+
+
+def interquartile_mean(values: F64) -> F64:
+    """Mean of the middle half along the first axis: a quarter of the values, rounded down, is cut at each end."""
+    cut = len(values) // 4
+    middle: F64 = np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
+    return middle
+
+
+def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> Band:
+    """Several runs as one curve over env steps (``by="steps"``) or training time (``by="seconds"``).
+
+    Between two results a run's return is interpolated; before its first and behind its last it has none.
+    """
+    axes = [getattr(run, by) for run in runs]
+    at = np.linspace(min(axis[0] for axis in axes), max(axis[-1] for axis in axes), _POINTS)
+    table = np.stack(
+        [np.interp(at, axis, run.returns, left=np.nan, right=np.nan) for axis, run in zip(axes, runs, strict=True)]
+    )
+    there = np.isfinite(table)
+    mean, low, high = (np.full(_POINTS, np.nan) for _ in range(3))
+    for which in np.unique(there, axis=1).T:  # runs begin and end at few places
+        columns = (there == which[:, None]).all(axis=0)
+        values = table[which][:, columns]
+        if not len(values):
+            continue
+        mean[columns] = low[columns] = high[columns] = interquartile_mean(values)
+        if len(values) > 1:
+            drawn = rng.integers(len(values), size=(len(values), _RESAMPLES))
+            low[columns], high[columns] = np.quantile(interquartile_mean(values[drawn]), (0.025, 0.975), axis=0)
+    return Band(at, mean, low, high, there.sum(axis=0))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            pairs += _flat(value, f"{prefix}{name}.")
+        else:
+            pairs.append((f"{prefix}{name}", value))
+    return pairs

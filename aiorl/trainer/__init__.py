@@ -1,0 +1,60 @@
+"""Training as a library: trainers, which the caller asks for one iteration after the other."""
+
+from __future__ import annotations
+
+from aiorl.algorithms.registry import algorithm_class, config_class
+from aiorl.config.schema import CommonConfig
+from aiorl.trainer.algorithm_trainer import (
+    A2CTrainer,
+    AlgorithmTrainer,
+    BCTrainer,
+    DQNTrainer,
+    IMPALATrainer,
+    MARWILTrainer,
+    PGTrainer,
+    PPOTrainer,
+    SACTrainer,
+    TD3Trainer,
+)
+from aiorl.trainer.trainer import Trainer
+from aiorl.trainer.worker_set import RemoteWorker, WorkerSet
+
+__all__ = [
+    "A2CTrainer",
+    "AlgorithmTrainer",
+    "BCTrainer",
+    "DQNTrainer",
+    "IMPALATrainer",
+    "MARWILTrainer",
+    "PGTrainer",
+    "PPOTrainer",
+    "RemoteWorker",
+    "SACTrainer",
+    "TD3Trainer",
+    "Trainer",
+    "WorkerSet",
+    "trainer_class",
+    "trainer_for",
+]
+
+
+def trainer_for(config: CommonConfig) -> AlgorithmTrainer:
+    """Return a trainer that is made of a config: that of its algorithm.
+
+    Raises:
+        ConfigError: the algorithm has none; and what the trainer raises.
+    """
+    return trainer_class(config.algo)(config)
+
+
+def trainer_class(algo: str) -> type[AlgorithmTrainer]:
+    """The trainer of an algorithm; one of a user's own that has none gets one made.
+
+    Raises:
+        ConfigError: there is no such algorithm.
+    """
+    for kind in AlgorithmTrainer.__subclasses__():
+        if kind._name == algo:
+            return kind
+    own = config_class(algo)
+    return type(f"{algorithm_class(algo).__name__}Trainer", (AlgorithmTrainer,), {"_default_config": own})

@@ -1,0 +1,463 @@
+"""Trainer: trains one iteration at a time, for a program that asks for each.
+
+with PPOConfig(env="CartPole-v1", num_workers=2, seed=1).build() as trainer:
+    for result in trainer.iterate(stop_return=475):
+        print(result["episode_reward_mean"])
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import itertools
+import logging
+import math
+import numbers
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self, TextIO
+
+from aiorl.callbacks import DefaultCallbacks
+from aiorl.config.import_path import is_import_path
+from aiorl.config.merge import with_base_config
+from aiorl.config.resources import ResourceRequest, default_resource_request, resource_help
+from aiorl.config.schema import CommonConfig
+from aiorl.env.registry import EnvCreator, register_env, resolve_env
+from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
+from aiorl.learner.acting_state import ActingState
+from aiorl.learner.checkpoint import check_compatible
+from aiorl.learner.iterations import report
+from aiorl.learner.restoring import Restored, checkpoint_to_resume
+from aiorl.learner.run_dir import RunDirectory
+from aiorl.learner.run_files import RunFiles
+from aiorl.learner.worker_failures import HINT
+from aiorl.report.loggers import Logger
+from aiorl.trainer.run_log import RunLog
+
+__all__ = ["Trainer", "is_sampled_here", "named_env"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_RETRIES = 3
+
+
+class Restore:
+    """``Trainer.restore``: of a class it makes a trainer, of a trainer it changes it."""
+
+    def __get__(self, trainer: Trainer | None, kind: type[Trainer]) -> Callable[..., Any]:
+        """See ``Trainer.restore``."""
+        return functools.partial(_restored, kind) if trainer is None else functools.partial(_restore_into, trainer)
+
+
+def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
+    """A trainer that goes on from a checkpoint; ``changes`` are keys of its config."""
+    restored = Restored.find(path)
+    checkpoint = restored.checkpoint
+    config = ActingState.from_checkpoint(checkpoint).config
+    if not kind._name:
+        algo = config.get("algo")
+        found = [own for own in _subclasses(kind) if own._name == algo]
+        if not found and is_import_path(str(algo)):  # a user's own, to be imported
+            found = [importlib.import_module("aiorl.trainer").trainer_class(algo)]
+        if not found:
+            raise CheckpointError(
+                restored.checkpoint.path, f"it is of the algorithm {algo!r:.50}, which has no trainer here"
+            )
+        kind = found[0]
+    return kind({**config, "init_from": None, **changes}, checkpoint=restored)
+
+
+def _restore_into(trainer: Trainer, path: str | Path) -> None:
+    """Go on from a checkpoint, in the run's directory; one of another environment is refused before anything ends."""
+    restored = Restored.find(path)
+    check_compatible(restored.checkpoint, {"env": trainer.config.env, "algo": trainer.config.algo})
+    trainer._is_final = False
+    trainer.stop()
+    trainer._is_final = True
+    trainer.config = trainer.config.updated({"resume": trainer.logdir})
+    trainer._restored = restored
+    trainer._open(_creator_of(trainer.config))
+
+
+def _subclasses(kind: type[Trainer]) -> Iterator[type[Trainer]]:
+    for own in kind.__subclasses__():
+        yield own
+        yield from _subclasses(own)
+
+
+class Trainer:
+    """Trains for a program, an iteration with each call of ``train``; one trainer is one training run.
+
+    A subclass names its algorithm and its config, builds what it needs in ``_init``, and trains for one iteration in
+    ``_train``. It may be used by one thread at a time; several trainers in one process do not disturb each other.
+
+    Attributes:
+        config: the effective configuration.
+        raw_user_config: what the user set of it.
+        iteration: iterations finished, those before a restore included.
+        global_vars: ``timestep``, env steps sampled before the iteration.
+        logdir: the run directory.
+    """
+
+    _name: ClassVar[str] = ""
+    _default_config: ClassVar[type[CommonConfig] | None] = None
+    _allow_unknown_configs: ClassVar[bool] = False
+    _is_final = True
+    """Whether `stop` is the end; else training goes on in place."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | CommonConfig | None = None,
+        env: Any = None,
+        logger_creator: Callable[[dict[str, Any]], Logger] | None = None,
+        *,
+        checkpoint: str | Path | Restored | None = None,
+    ) -> None:
+        """Build everything, up to the first workers; takes some seconds.
+
+        Args:
+            config: what is set otherwise than the algorithm's defaults; nested as the config is, or a config.
+            env: the environment, which wins over ``config["env"]``: a name (see `aiorl.env.registry`), a class or a
+                function that takes an EnvContext.
+            logger_creator: given the effective config, makes what takes each result, instead of the run's files.
+            checkpoint: to go on from; a path into the run that wrote it, or what was read of it.
+
+        Raises:
+            ConfigError: a setting that cannot be honoured (also a ValueError).
+            NotImplementedError: the class names no algorithm or config, or has no ``_init``.
+            AiorlError: it cannot be built.
+        """
+        self._is_stopped = True
+        self.raw_user_config, self.config = self._effective(config, env)
+        creator = _creator_of(self.config)
+        self._restored = Restored.find(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+        self.global_vars: dict[str, Any] = {"timestep": 0}
+        self.iteration = 0
+        self._logger_creator = logger_creator
+        self._open(creator)
+
+    @classmethod
+    def with_common_config(cls, extra: Mapping[str, Any]) -> dict[str, Any]:
+        """The class's default config, updated by `extra` one level deep: a sub-dict replaces the whole one."""
+        return with_base_config(cls._config_class()().to_dict(), extra)
+
+    @classmethod
+    def default_resource_request(cls, config: Mapping[str, Any] | CommonConfig) -> ResourceRequest:
+        """What a run of a config takes in all: threads, GPUs and memory of the learner and of its workers."""
+        return default_resource_request(cls._as_config(config))
+
+    @classmethod
+    def resource_help(cls, config: Mapping[str, Any] | CommonConfig) -> str:
+        """Which keys to adjust where a run takes too much or too little, and the config."""
+        return resource_help(cls._as_config(config))
+
+    def describe(self, file: TextIO | None = None) -> None:
+        """Print each effective value and where it comes from; secrets are withheld.
+
+        Args:
+            file: where to; None is standard output.
+        """
+        self.config.describe(file)
+
+    restore = Restore()
+    """``Trainer.restore(checkpoint)`` is a new trainer that goes on from a checkpoint, which is all that it takes:
+    class and config are those that it was written with. ``trainer.restore(checkpoint)`` goes on from one in place;
+    what was learned since the last checkpoint is saved before.
+
+    Raises: CheckpointError where there is none, or it is of another algorithm; and what a new trainer raises.
+    """
+
+    # Training -------------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any]:
+        """Train for one iteration: at least one update, ``min_iter_time_s`` and ``timesteps_per_iteration``.
+
+        Returns: the iteration's result, as hooks have left it and as it is written down.
+
+        Raises:
+            WorkerError: workers failed, and ``ignore_worker_failures`` is off (also a RuntimeError).
+            EndOfData: all stored experience was read before (``input_epochs``; also an EOFError).
+            RuntimeError: the trainer was stopped; or no worker is left, or it failed again and again.
+            Exception: whatever an environment, a policy or a hook raised.
+        """
+        self._check_running()
+        try:
+            return self._train_and_report()
+        except BaseException as error:
+            self._files.flush()
+            if isinstance(error, KeyboardInterrupt):  # in a notebook the trainer lives on, but for how long?
+                self._save_unsaved()
+            raise
+
+    def _train_and_report(self) -> dict[str, Any]:
+        result = self._try_to_train()
+        self.iteration = int(result.setdefault("training_iteration", self.iteration + 1))
+        try:
+            result |= self._evaluate()
+        finally:  # what was trained is written down, also where its evaluation was interrupted or failed
+            report(result, self._callbacks(), self, self._write)
+        return result
+
+    def iterate(
+        self,
+        *,
+        stop_return: float | None = None,
+        stop_timesteps: int | None = None,
+        stop_time_s: float | None = None,
+        stop_evaluation_return: float | None = None,
+        stop_iterations: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Train until something is reached, or all stored experience is read; else until the caller has enough.
+
+        Args:
+            stop_return: mean return of the last 100 episodes; None takes the config's, as with the next three.
+            stop_timesteps: env steps trained on in all.
+            stop_time_s: seconds from the first call on.
+            stop_evaluation_return: mean return of an evaluation, see ``evaluation_interval``.
+            stop_iterations: iterations from the first call on.
+        Yields: the result of each iteration.
+
+        Raises:
+            ConfigError: what is to be reached is no number; and what ``train`` raises.
+        """
+        given = (stop_return, stop_timesteps, stop_time_s, stop_evaluation_return, stop_iterations)
+        if odd := [value for value in given if not isinstance(value, numbers.Real | None)]:
+            raise ConfigError(f"iterate is to stop at {odd[0]!r:.50}, expected a number.", value=odd[0])
+        began, count, config = time.monotonic(), 0, self.config
+        wanted = stop_return if stop_return is not None else config.stop_return
+        timesteps = stop_timesteps if stop_timesteps is not None else config.stop_timesteps
+        limit_s = stop_time_s if stop_time_s is not None else config.stop_time_s
+        evaluated = stop_evaluation_return if stop_evaluation_return is not None else config.stop_evaluation_return
+        while True:
+            try:
+                result = self.train()
+            except EndOfData:
+                return
+            count += 1
+            yield result
+            if (
+                (wanted is not None and self._has_reached(wanted))
+                or (timesteps is not None and result.get("env_steps_trained_total", 0) >= timesteps)
+                or (limit_s is not None and time.monotonic() - began >= limit_s)
+                or (evaluated is not None and _evaluated(result) >= evaluated)
+                or (stop_iterations is not None and count >= stop_iterations)
+            ):
+                return
+
+    def stop(self) -> None:
+        """Save what was learned since the last checkpoint, and end all that was started; may be repeated."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        with contextlib.ExitStack() as stack:  # each step is taken, whatever becomes of the others
+            stack.callback(_running.discard, self)
+            stack.callback(self._log.close)
+            stack.callback(self._directory.close)
+            stack.callback(self._files.close)
+            if self._logger is not None:
+                stack.callback(self._logger.close)
+            if self._is_built:
+                stack.callback(self._stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    # What a subclass has ------------------------------------------------------------------------------------------
+
+    def _planned(self, config: CommonConfig) -> CommonConfig:
+        """Look at what a config asks for, before anything is made; the config, completed where that is needed.
+
+        Raises:
+            ConfigError: it cannot be.
+        """
+        return config
+
+    def _init(self, config: CommonConfig, env_creator: EnvCreator) -> None:
+        """Build what trains."""
+        raise NotImplementedError(f"{type(self).__name__} has no _init(config, env_creator)")
+
+    def _train(self) -> dict[str, Any]:
+        """Train for one iteration; its result."""
+        raise NotImplementedError(f"{type(self).__name__} has no _train()")
+
+    def _recover(self) -> None:
+        """Go on with the workers that are left, after a WorkerError.
+
+        Raises:
+            NotImplementedError: this trainer has no way to.
+            RuntimeError: none is left.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no _recover(): failures of workers can't be ignored")
+
+    def _evaluate(self) -> dict[str, Any]:
+        """What an evaluation adds to the result of the iteration that has ended: ``evaluation``, or nothing."""
+        return {}
+
+    def _before_evaluate(self) -> None:
+        """Called before each evaluation, for a subclass."""
+
+    def _save_unsaved(self) -> None:
+        """Write a checkpoint of what was learned since the last one, if there is anything."""
+
+    def _stop(self) -> None:
+        """End what ``_init`` started, and save what was learned."""
+
+    def _callbacks(self) -> DefaultCallbacks | None:
+        """The user's hooks on the trainer."""
+        return None
+
+    def _has_reached(self, stop_return: float) -> bool:
+        """Whether the last 100 episodes reach a mean return."""
+        return False
+
+    # Inside -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _config_class(cls) -> type[CommonConfig]:
+        if not cls._name or cls._default_config is None:
+            raise NotImplementedError(
+                f"{cls.__name__} names no algorithm: a trainer has _name, _default_config and _init; those of aiorl "
+                "are PPOTrainer and IMPALATrainer"
+            )
+        return cls._default_config
+
+    def _effective(
+        self, config: Mapping[str, Any] | CommonConfig | None, env: Any
+    ) -> tuple[dict[str, Any], CommonConfig]:
+        if isinstance(config, CommonConfig):
+            is_here = config.is_alone
+        else:
+            config = dict(config or {})
+            is_here = is_sampled_here(config)
+            config["env"] = named_env(config.get("env"), is_here=is_here)
+        found = self._as_config(config)
+        if env is not None:
+            found = found.updated({"env": named_env(env, is_here=is_here)})
+        if found.env is None:
+            raise ConfigError("There is no environment to train in.", key="env", hint="Give one: env='CartPole-v1'.")
+        return {name: getattr(found, name) for name in found.model_fields_set}, found
+
+    @classmethod
+    def _as_config(cls, config: Mapping[str, Any] | CommonConfig) -> CommonConfig:
+        """A config of the trainer's algorithm.
+
+        Raises:
+            ConfigError: it is of another one, or a setting cannot be honoured.
+        """
+        kind = cls._config_class()
+        if isinstance(config, kind):
+            return config
+        if isinstance(config, CommonConfig) or config.get("algo", cls._name) != cls._name:
+            algo = config.algo if isinstance(config, CommonConfig) else config["algo"]
+            raise ConfigError(
+                f"algo is {algo!r}, and this is a {cls.__name__}.", key="algo", value=algo,
+                hint=f"Leave it out, or take the trainer of {algo}.",
+            )  # fmt: skip
+        return kind.from_mapping({"algo": cls._name, **config}, allow_unknown=cls._allow_unknown_configs)
+
+    def _open(self, creator: EnvCreator) -> None:
+        """Make the run directory, and build."""
+        self.config = self._planned(self.config)
+        self._directory = RunDirectory.open(self.config)
+        self.logdir = str(self._directory.path)
+        self._log = RunLog(self._directory.log, self.config.log_level)
+        self._files = RunFiles(self.config, self._directory, self._tell)
+        self._logger: Logger | None = None
+        self._is_stopped = self._is_built = False
+        _running.add(self)
+        try:
+            restored = self._restored = self._restored or checkpoint_to_resume(self.config, self._directory, self._tell)
+            if self._logger_creator is not None:
+                self._logger = self._logger_creator(self.config.to_dict())
+            elif restored is None:
+                self._files.open()
+            else:
+                iteration, steps = restored.run.results["training_iteration"], restored.run.counters.env_steps_sampled
+                self._files.open(resume_iteration=int(iteration), resume_step=steps)
+            self._is_built = True
+            self._init(self.config, creator)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _try_to_train(self) -> dict[str, Any]:
+        for attempt in range(1 + _MAX_RETRIES):
+            try:
+                return self._train()
+            except WorkerError as error:
+                if not self.config.ignore_worker_failures:
+                    if HINT not in str(error):
+                        error.add_note(HINT)
+                    raise
+                logger.warning("try %d of %d failed: %s", attempt + 1, 1 + _MAX_RETRIES, error)
+                self._recover()
+        raise RuntimeError(f"workers failed in each of {1 + _MAX_RETRIES} tries to train for an iteration")
+
+    def _check_running(self) -> None:
+        if self._is_stopped:
+            raise RuntimeError("this trainer was stopped; a new one goes on with Trainer.restore(checkpoint)")
+
+    def _write(self, result: Mapping[str, Any]) -> None:
+        if self._logger is None:
+            self._files.write(result)
+        else:
+            self._logger.write(result)
+
+    def _tell(self, text: str, level: int) -> None:
+        logger.log(level, "%s", text)
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._is_stopped else f"iteration {self.iteration}"
+        return f"<{type(self).__name__} on {self.config.env}, {state}, {self.logdir}>"
+
+
+_running: set[Trainer] = set()
+"""Those not stopped yet: one that nobody refers to any more has processes, and what it learned is still to be saved."""
+_only_here: dict[str, Any] = {}
+"""Name -> class or function that only this process knows; another one may take the name from stopped trainers."""
+
+
+@atexit.register
+def _stop_all() -> None:
+    """A program that ends without having stopped its trainers loses nothing, and leaves no process."""
+    for trainer in list(_running):
+        with contextlib.suppress(Exception):
+            trainer.stop()
+
+
+def _evaluated(result: Mapping[str, Any]) -> float:
+    """Mean return of the evaluation in a result; minus infinity without one."""
+    return float(result.get("evaluation", {}).get("episode_reward_mean", -math.inf))
+
+
+def is_sampled_here(settings: Mapping[str, Any]) -> bool:
+    """Whether settings that are not checked yet have their process sample by itself; see `CommonConfig.is_alone`."""
+    return settings.get("num_workers") == 0 and "bind" not in settings
+
+
+def named_env(env: Any, *, is_here: bool) -> Any:
+    """An environment by name; a class or function that only this process knows, if only this process makes it."""
+    if isinstance(env, str) or not callable(env):
+        return env
+    module, name = getattr(env, "__module__", "__main__"), getattr(env, "__qualname__", type(env).__name__)
+    if not is_here or (module != "__main__" and "<" not in name):
+        return env
+    taken = {trainer.config.env for trainer in _running}
+    for number in itertools.count(1):
+        free = name if number == 1 else f"{name}-{number}"
+        if free not in taken or _only_here.get(free) is env:
+            break
+    _only_here[free] = env
+    register_env(free, resolve_env(env))
+    return free
+
+
+def _creator_of(config: CommonConfig) -> EnvCreator:
+    return resolve_env(config.env or "")

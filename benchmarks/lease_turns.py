@@ -1,0 +1,90 @@
+"""A learner whose workers may owe so many fragments by turns: `python -m benchmarks.lease_turns TURN_S OPTIONS`.
+
+One run has all settings of ``outstanding_fragments_per_worker`` measured: what differs between them is nothing else.
+The wall clock alone says which one is in force, so whoever reads the results knows it too.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+from unittest.mock import patch
+
+from aiorl.learner.__main__ import main as learner_main
+from aiorl.protocol.pacing import Pacing
+
+__all__ = ["SETTINGS", "Turn", "main", "number_of", "setting_of", "turns_of"]
+
+SETTINGS = (1, 3, 8)
+_SETTLES = 0.5
+"""Share of a turn that is left out, its first: what is trained on then was sampled in the turn before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What came of a turn, but for its beginning.
+
+    Attributes:
+        setting: fragments that one worker may owe.
+        rate: env steps trained on per second.
+        sampled: env steps that came in.
+        discarded: env steps of these that were not trained on.
+        lag: mean policy lag; NaN if there is none.
+    """
+
+    setting: int
+    rate: float
+    sampled: int
+    discarded: int
+    lag: float
+
+
+def number_of(at: float, turn_s: float) -> int:
+    """The turn that a time of the wall clock belongs to; turns of one round begin at multiples of their number."""
+    return int(at // turn_s)
+
+
+def setting_of(number: int) -> int:
+    """The setting of a turn."""
+    return SETTINGS[number % len(SETTINGS)]
+
+
+def turns_of(rows: Iterable[Mapping[str, Any]], turn_s: float) -> dict[int, Turn]:
+    """Turns by number, of a run's results; those that have too few of them are left out."""
+    late = [row for row in rows if row["timestamp"] % turn_s >= _SETTLES * turn_s]
+    found = {}
+    for number, several in groupby(late, lambda row: number_of(row["timestamp"], turn_s)):
+        of_turn = list(several)
+        first, last = of_turn[0], of_turn[-1]
+        seconds = last["timestamp"] - first["timestamp"]
+        if seconds >= turn_s / 4:
+            lags = [lag for row in of_turn if (lag := row["policy_lag"]["mean"]) is not None]
+            found[number] = Turn(
+                setting_of(number),
+                (last["env_steps_trained_total"] - first["env_steps_trained_total"]) / seconds,
+                last["ledger"]["sampled"] - first["ledger"]["sampled"],
+                sum(last["ledger"]["discarded"].values()) - sum(first["ledger"]["discarded"].values()),
+                sum(lags) / len(lags) if lags else float("nan"),
+            )
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, and take turns."""
+    turn_s, *words = sys.argv[1:] if argv is None else argv
+    updated = Pacing.updated
+
+    def take_turns(pacing: Pacing, waited_s: float, queued: int, now: float) -> None:
+        pacing.per_worker = setting_of(number_of(time.time(), float(turn_s)))
+        updated(pacing, waited_s, queued, now)
+
+    with patch.object(Pacing, "updated", take_turns):
+        return learner_main(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

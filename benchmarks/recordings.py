@@ -1,0 +1,238 @@
+"""Stored experience for learning results: policies of known quality, played with fixed seeds.
+
+Each recording is a directory of Parquet files in a cache, made once, and one row of ``docs/results/data/NAME.csv``.
+Observations are stored as the environment gives them, and actions are drawn from the policy's distribution.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+import aiorl
+from aiorl.data import columns as c
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.offline.formats import WriteOptions
+from aiorl.offline.registry import format_named
+from aiorl.report.replaced_file import replaced, replaced_directory
+from benchmarks.measure import run_command
+
+__all__ = ["RECORDINGS", "DataRow", "Player", "Recording", "default_cache", "read_data_row", "recorded", "write_csv"]
+
+NUM_FILES = 10
+"""Of each recording, about as long as each other."""
+_SEED = 100
+"""Of the policies' training; apart from those of the runs that learn from what they play."""
+_PLAY_SEED = 1_000_000
+_EPISODES = 100
+_THIRD = 1 / 3
+_TIMEOUT_S = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Player:
+    """A policy that is trained to be recorded.
+
+    Attributes:
+        preset: what it is trained with.
+        env_steps: that it is trained on, at most.
+        third_of: recording of another policy: training ends once the mean return of 100 episodes is a third of what
+            that one earns with the most likely actions.
+    """
+
+    preset: str
+    env_steps: int
+    third_of: str = ""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one policy played.
+
+    Attributes:
+        name: of its files.
+        env: environment.
+        player: the policy; None draws actions at random.
+        rows: least env steps; the last episode is whole.
+    """
+
+    name: str
+    env: str
+    player: Player | None
+    rows: int = 100_000
+
+
+_CARTPOLE, _CHEETAH = "CartPole-v1", "HalfCheetah-v5"
+RECORDINGS = {
+    made.name: made
+    for made in (
+        Recording("cartpole-random", _CARTPOLE, None),
+        Recording("cartpole-expert", _CARTPOLE, Player("ppo-cartpole", 100_000)),
+        Recording("cartpole-medium", _CARTPOLE, Player("ppo-cartpole", 100_000, third_of="cartpole-expert")),
+        Recording("halfcheetah-expert", _CHEETAH, Player("ppo-halfcheetah", 1_000_000)),
+    )
+}
+
+
+@dataclass(frozen=True)
+class DataRow:
+    """What is known of a recording.
+
+    Attributes:
+        policy_env_steps: that its policy was trained on; 0 for one that draws at random.
+        policy_return: mean return of that policy with the most likely actions, over 100 episodes; at random, of those
+            recorded.
+        rows: env steps.
+        episodes: whole ones.
+        return_mean: of the episodes.
+        return_std: their deviation.
+        return_min: the least.
+        return_max: the greatest.
+        version: of aiorl.
+    """
+
+    policy_env_steps: int
+    policy_return: float
+    rows: int
+    episodes: int
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+    version: str
+
+
+def default_cache() -> Path:
+    """Where recordings lie, and the runs that they come from, unless said otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "aiorl" / "results"
+
+
+def recorded(recording: Recording, cache: Path, folder: Path) -> list[str]:
+    """The files of a recording; what is not there yet is trained and played.
+
+    Args:
+        recording: what to play.
+        cache: gets the run of the policy, and the files.
+        folder: of results; its ``data`` gets the row.
+
+    Raises:
+        RuntimeError: training failed.
+    """
+    directory = cache / recording.name
+    if not directory.is_dir() or read_data_row(recording.name, folder) is None:
+        policy, env_steps, earns = None, 0, None
+        if recording.player is not None:
+            run_dir = _trained(recording, recording.player, cache, folder)
+            policy = aiorl.load_policy(run_dir, seed=_PLAY_SEED)
+            found = aiorl.evaluate(run_dir, episodes=_EPISODES, seed=_PLAY_SEED)
+            env_steps, earns = policy.env_steps, found.mean
+        with replaced_directory(directory) as temporary:
+            returns, rows = _play(recording, policy, temporary)
+        mean = float(np.mean(returns))
+        found_row = DataRow(
+            policy_env_steps=env_steps,
+            policy_return=round(mean if earns is None else earns, 3),
+            rows=rows,
+            episodes=len(returns),
+            return_mean=round(mean, 3),
+            return_std=round(float(np.std(returns)), 3),
+            return_min=round(min(returns), 3),
+            return_max=round(max(returns), 3),
+            version=aiorl.__version__,
+        )
+        write_csv(_row_path(recording.name, folder), [vars(found_row)])
+    return [str(path) for path in sorted(directory.iterdir())]
+
+
+def read_data_row(name: str, folder: Path) -> DataRow | None:
+    """What is known of a recording; None if it was never made."""
+    path = _row_path(name, folder)
+    if not path.exists():
+        return None
+    with path.open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    figures = {field: float(row[field]) for field in DataRow.__dataclass_fields__ if field != "version"}
+    counts = {field: int(row[field]) for field in ("policy_env_steps", "rows", "episodes")}
+    return DataRow(**{**figures, **counts}, version=row["version"])  # type: ignore[arg-type]
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows of one form, with a header, in place of what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _row_path(name: str, folder: Path) -> Path:
+    return folder / "data" / f"{name}.csv"
+
+
+def _trained(recording: Recording, player: Player, cache: Path, folder: Path) -> Path:
+    """The run directory of a policy, trained if it is not there."""
+    run_dir = cache / f"{recording.name}-policy"
+    if not run_dir.is_dir():
+        options: dict[str, object] = {
+            "preset": player.preset, "env": recording.env, "seed": _SEED, "stop-timesteps": player.env_steps,
+        }  # fmt: skip
+        if player.third_of:
+            recorded(RECORDINGS[player.third_of], cache, folder)
+            best = read_data_row(player.third_of, folder)
+            assert best is not None
+            options["stop-return"] = best.policy_return * _THIRD
+        with replaced_directory(run_dir) as temporary:
+            words = [f"--{name}={value}" for name, value in {**options, "run-dir": temporary}.items()]
+            run_command([sys.executable, "-m", "aiorl.learner", *words], timeout_s=_TIMEOUT_S)
+    return run_dir
+
+
+def _play(recording: Recording, policy: aiorl.LoadedPolicy | None, directory: Path) -> tuple[list[float], int]:
+    """Play whole episodes into files; their returns, and the rows of all."""
+    env: Any = gymnasium.make(recording.env)  # Any: of any observations and actions
+    env.action_space.seed(_PLAY_SEED)
+    returns: list[float] = []
+    rows = 0
+    for number in range(NUM_FILES):
+        with format_named("parquet").create(str(directory / f"part-{number}.parquet"), WriteOptions()) as file:
+            while rows < recording.rows * (number + 1) / NUM_FILES:
+                episode = _episode(env, policy, len(returns))
+                file.write(episode)
+                returns.append(float(episode[c.REWARDS].sum(dtype=np.float64)))
+                rows += episode.count
+    env.close()
+    return returns, rows
+
+
+def _episode(env: Any, policy: aiorl.LoadedPolicy | None, number: int) -> SampleBatch:
+    columns: dict[str, list[Any]] = {
+        name: [] for name in (c.OBS, c.ACTIONS, c.ACTION_LOGP, c.REWARDS, c.NEW_OBS, c.TERMINATEDS, c.TRUNCATEDS)
+    }
+    obs, _ = env.reset(seed=_PLAY_SEED + number)
+    is_over = False
+    while not is_over:
+        if policy is None:
+            action, logp = env.action_space.sample(), -np.log(env.action_space.n)
+        else:
+            action, _, beside = policy.compute_single_action(obs, explore=True, full_fetch=True)
+            logp = beside[c.ACTION_LOGP]
+        new_obs, reward, terminated, truncated, _ = env.step(action)
+        step = (obs, action, logp, reward, new_obs, terminated, truncated)
+        for column, value in zip(columns.values(), step, strict=True):
+            column.append(value)
+        obs, is_over = new_obs, terminated or truncated
+    batch = SampleBatch({name: np.array(values) for name, values in columns.items()})
+    for name in (c.OBS, c.NEW_OBS, c.REWARDS, c.ACTION_LOGP):
+        batch[name] = batch[name].astype(np.float32)
+    batch[c.DONES] = batch[c.TERMINATEDS] | batch[c.TRUNCATEDS]
+    batch[c.EPS_ID] = np.full(batch.count, number)
+    batch[c.T] = np.arange(batch.count, dtype=np.int32)
+    return batch

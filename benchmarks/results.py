@@ -1,0 +1,400 @@
+"""`python -m benchmarks.results [TASK...]`: learning results of presets, one seed after the other, and their page.
+
+Each seed is one run of the command line with a preset, then 100 episodes of its last checkpoint with the most likely
+actions. What a seed gave is one row of ``docs/results/TASK.csv``, and ``docs/results/curves/TASK-SEED.csv`` is its
+learning curve; seeds that have a row are not run again, so that it can be ended at any time and gone on with later.
+``docs/results.md`` is made of these files alone. Tasks that learn from stored experience have it recorded first, see
+`benchmarks.recordings`; it lies in a cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import aiorl
+from aiorl.process.cores import usable_cores
+from aiorl.report.experiments import interquartile_mean
+from aiorl.report.loggers import read_results
+from aiorl.report.replaced_file import replaced
+from benchmarks.measure import run_command
+from benchmarks.recordings import (
+    NUM_FILES,
+    RECORDINGS,
+    DataRow,
+    Recording,
+    default_cache,
+    read_data_row,
+    recorded,
+    write_csv,
+)
+
+__all__ = ["TASKS", "OfflineTask", "Row", "Task", "main", "measure", "page_of", "read_rows"]
+
+_ROOT = Path(__file__).parents[1] / "docs"
+_SEEDS = (0, 1, 2, 3, 4)
+_EPISODES = 100
+_CURVE_POINTS = 200
+_WORST = 0.2
+"""No seed may be worse than the bar by more than this share of it."""
+_TIMEOUT_S = 6 * 3600.0
+_HEAD = """\
+# Results
+
+What presets learn, by `make results`. Each row of a task's file is one seed, trained by the command line and then
+evaluated for 100 episodes with the most likely actions; `results/curves/TASK-SEED.csv` has the mean return of the last
+100 episodes while it trained. Mean, deviation, interquartile mean and worst are over seeds. The bar is for the mean,
+and no seed may be worse by more than 20 % of it. Figures of others have their source, and where it is another, the
+version of the environment.
+
+| Task | Env steps | Seeds | Mean | Deviation | Interquartile mean | Worst | Bar | Holds | Published | Wall time |
+|---|---|---|---|---|---|---|---|---|---|---|"""
+_OFFLINE_HEAD = """
+## From stored experience
+
+Nobody plays: all that is learned from is what other policies played before. What is said of seeds above holds here too;
+the bar is for their mean alone. "Drawn": the evaluation draws actions as those who played did, else it takes the most
+likely ones. The files are made again by `make results` where they are missing.
+
+| Task | Data | Rows trained on | Seeds | Mean | Deviation | Interquartile mean | Worst | Bar | Holds | Wall time |
+|---|---|---|---|---|---|---|---|---|---|---|"""
+_DATA_HEAD = """
+What it is made of (`docs/results/data/`): seeds are fixed, actions drawn. "Policy" is the mean return of the same
+policy with the most likely actions, and the env steps that it was trained on.
+
+| Data | Environment | Rows | Episodes | Mean return | Deviation | Least | Greatest | Policy |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A preset on an environment, for so many env steps.
+
+    Attributes:
+        name: of its files.
+        preset: name of the preset.
+        env: environment.
+        env_steps: that are trained on.
+        bar: mean return that the mean over seeds is to reach.
+        published: figure of others and where it is from.
+        seeds: which are run.
+        options: of the command line, beside.
+    """
+
+    name: str
+    preset: str
+    env: str
+    env_steps: int
+    bar: float
+    published: str
+    seeds: tuple[int, ...] = _SEEDS
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OfflineTask(Task):
+    """A preset that learns from stored experience; its env steps are rows.
+
+    Attributes:
+        data: names of recordings; of several, equal shares are taken of each.
+        explore: the evaluation draws actions.
+        of_data: the mean is to be no less and no more than these shares of the data's mean return; infinite for none.
+        above: another task, and by how much the mean is to be above that of it; none.
+    """
+
+    data: tuple[str, ...] = ()
+    explore: bool = False
+    of_data: tuple[float, float] | None = None
+    above: tuple[str, float] | None = None
+
+    def files(self, cache: Path, folder: Path) -> list[str]:
+        """The files to read; what is not there is recorded."""
+        share = NUM_FILES // len(self.data)
+        return [path for name in self.data for path in recorded(RECORDINGS[name], cache, folder)[:share]]
+
+    def verdict(self, mean: float, folder: Path) -> tuple[str, bool | None]:
+        """The bar in words, and whether a mean holds it; None where there is no bar, or what it is of is missing."""
+        said, held = [], []
+        if np.isfinite(self.bar):
+            said.append(f"{self.bar:g}")
+            held.append(mean >= self.bar)
+        data = read_data_row(self.data[0], folder)
+        if self.of_data is not None:
+            low, high = (share * (np.nan if data is None else data.return_mean) for share in self.of_data)
+            said.append(_between(*self.of_data, "{:g}") + " of the data" if data is None else _between(low, high))
+            held += [] if data is None else [low <= mean <= high]
+        if self.above is not None:
+            name, by = self.above
+            said.append(f"`{name}` + {by:g}")
+            others = [row.return_mean for row in read_rows(next(task for task in TASKS if task.name == name), folder)]
+            held += [mean >= float(np.mean(others)) + by] if others else []
+        return " and ".join(said) or "none", all(held) if held and len(held) == len(said) else None
+
+
+_ZOO = "rl-baselines3-zoo"
+_NO_BAR = -np.inf
+_MIXED = ("cartpole-expert", "cartpole-random")
+_BLIND = "aiorl.testing.envs:CartPoleWithoutVelocities"
+TASKS = (
+    Task("ppo-cartpole", "ppo-cartpole", "CartPole-v1", 100_000, 490, f"500 at 100 k ({_ZOO})"),
+    Task("impala-cartpole", "impala-cartpole", "CartPole-v1", 1_000_000, 475, "450 at 2 M is RLlib's criterion"),
+    Task("ppo-pendulum", "ppo-pendulum", "Pendulum-v1", 400_000, -200, f"-172 at 100 k, with gSDE ({_ZOO})"),
+    Task("ppo-acrobot", "ppo-acrobot", "Acrobot-v1", 1_000_000, -85, f"-73.5 at 1 M ({_ZOO})"),
+    Task("ppo-mountaincar", "ppo-mountaincar", "MountainCar-v0", 1_000_000, -112, f"-110 at 1 M ({_ZOO})"),
+    Task("ppo-lunarlander-300k", "ppo-lunarlander", "LunarLander-v3", 300_000, 200, f"v2: 242 at 1 M ({_ZOO})"),
+    Task(
+        "ppo-lunarlander", "ppo-lunarlander", "LunarLander-v3", 1_000_000, 240, f"v2: 242 at 1 M ({_ZOO})",
+        options={"lr-schedule": "[[0, 1e-3], [1000000, 0]]"},
+    ),
+    Task("ppo-lstm-cartpole", "ppo-lstm-cartpole", _BLIND, 200_000, 475, f"500 at 100 k ({_ZOO}, CartPoleNoVel-v1)"),
+    Task("ppo-halfcheetah", "ppo-halfcheetah", "HalfCheetah-v5", 1_000_000, 5000, f"v3: 5,819 at 1 M ({_ZOO})"),
+    Task("ppo-hopper", "ppo-hopper", "Hopper-v5", 1_000_000, 2400, f"v3: 2,410 at 1 M ({_ZOO})"),
+    Task("ppo-walker2d", "ppo-walker2d", "Walker2d-v5", 1_000_000, 3500, f"v3: 3,479 at 1 M ({_ZOO})"),
+    Task("ppo-pong", "ppo-atari", "ALE/Pong-v5", 3_000_000, 18, f"20.99 at 10 M ({_ZOO})", seeds=(0,)),
+    Task("pg-cartpole", "pg-cartpole", "CartPole-v1", 500_000, 450, "249 at 200 k (XuanCe)"),
+    Task("a2c-cartpole", "a2c-cartpole", "CartPole-v1", 500_000, 475, f"500 at 500 k ({_ZOO})"),
+    Task("a2c-acrobot", "a2c-acrobot", "Acrobot-v1", 500_000, -90, f"-83.3 at 500 k ({_ZOO})"),
+    Task("dqn-cartpole", "dqn-cartpole", "CartPole-v1", 100_000, 475, f"500 at 50 k ({_ZOO})"),
+    Task("dqn-acrobot", "dqn-acrobot", "Acrobot-v1", 100_000, -85, f"-76.6 at 100 k ({_ZOO})"),
+    Task("dqn-mountaincar", "dqn-mountaincar", "MountainCar-v0", 120_000, -110, f"-100.8 at 120 k ({_ZOO})"),
+    Task("dqn-lunarlander", "dqn-lunarlander", "LunarLander-v3", 300_000, 200, f"v2: 154 at 100 k ({_ZOO})"),
+    Task("sac-pendulum", "sac-pendulum", "Pendulum-v1", 20_000, -160, f"-157 at 20 k ({_ZOO})"),
+    Task("td3-pendulum", "td3-pendulum", "Pendulum-v1", 20_000, -160, f"-151.9 at 20 k ({_ZOO})"),
+    Task("sac-cartpole", "sac-cartpole", "CartPole-v1", 200_000, 475, "262 at 200 k (XuanCe)"),
+    Task(
+        "sac-halfcheetah", "sac-halfcheetah", "HalfCheetah-v5", 200_000, 5000, "10,051 at 1 M (XuanCe)", seeds=(0,)
+    ),
+    Task(
+        "td3-halfcheetah", "td3-halfcheetah", "HalfCheetah-v5", 200_000, 5000, "7,993 at 1 M (XuanCe)", seeds=(0,)
+    ),
+    OfflineTask("bc-cartpole-expert", "bc-cartpole", "CartPole-v1", 1_000_000, 475, "", data=("cartpole-expert",)),
+    OfflineTask(
+        "bc-cartpole-medium", "bc-cartpole", "CartPole-v1", 1_000_000, _NO_BAR, "", data=("cartpole-medium",),
+        explore=True, of_data=(0.9, 1.1),
+    ),
+    OfflineTask("bc-cartpole-mixed", "bc-cartpole", "CartPole-v1", 1_000_000, _NO_BAR, "", data=_MIXED),
+    OfflineTask(
+        "marwil-cartpole-mixed", "marwil-cartpole", "CartPole-v1", 1_000_000, 300, "", data=_MIXED,
+        above=("bc-cartpole-mixed", 50.0),
+    ),
+    OfflineTask(
+        "bc-halfcheetah-expert", "bc-halfcheetah", "HalfCheetah-v5", 3_000_000, _NO_BAR, "",
+        data=("halfcheetah-expert",), of_data=(0.9, np.inf),
+    ),
+)  # fmt: skip
+"""In the order in which they are run: the quick ones first."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one seed gave.
+
+    Attributes:
+        seed: of the run; the evaluation's is another.
+        env_steps: trained on.
+        return_mean: of the evaluation's episodes.
+        return_std: their deviation.
+        episodes: of the evaluation.
+        wall_s: seconds of training, start-up left out.
+        cores: that the run had.
+        version: of aiorl.
+    """
+
+    seed: int
+    env_steps: int
+    return_mean: float
+    return_std: float
+    episodes: int
+    wall_s: float
+    cores: int
+    version: str
+
+
+def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, cache: Path | None = None) -> Row:
+    """Train and evaluate one seed, and write what it gave.
+
+    Args:
+        task: what to train.
+        seed: the run's.
+        folder: gets the row and the curve, of which there is none where nobody plays.
+        episodes: of the evaluation.
+        cache: where stored experience lies; None: `default_cache`.
+
+    Raises:
+        RuntimeError: the run failed.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        run_dir = Path(scratch) / "run"
+        own = {"preset": task.preset, "env": task.env, "seed": seed, "stop-timesteps": task.env_steps, **task.options}
+        is_offline = isinstance(task, OfflineTask)
+        if isinstance(task, OfflineTask):
+            own["input"] = json.dumps(task.files(cache or default_cache(), folder))
+        words = [f"--{name}={value}" for name, value in {**own, "run-dir": run_dir}.items()]
+        run_command([sys.executable, "-m", "aiorl.learner", *words], timeout_s=_TIMEOUT_S)
+        results = read_results(run_dir)
+        draws = isinstance(task, OfflineTask) and task.explore
+        found = aiorl.evaluate(run_dir, episodes=episodes, seed=10_000 + seed, explore=draws)
+    row = Row(
+        seed=seed,
+        env_steps=found.env_steps,
+        return_mean=round(found.mean, 3),
+        return_std=round(found.std, 3),
+        episodes=len(found.returns),
+        wall_s=round(float(results[-1]["time_total_s"]), 1),
+        cores=usable_cores(),
+        version=aiorl.__version__,
+    )
+    if not is_offline:
+        _write_curve(folder / "curves" / f"{task.name}-{seed}.csv", results)
+    rows = {each.seed: each for each in read_rows(task, folder)} | {seed: row}
+    write_csv(folder / f"{task.name}.csv", [vars(rows[number]) for number in sorted(rows)])
+    return row
+
+
+def read_rows(task: Task, folder: Path) -> list[Row]:
+    """The rows there are of a task, by seed."""
+    path = folder / f"{task.name}.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Row(
+                seed=int(row["seed"]),
+                env_steps=int(row["env_steps"]),
+                return_mean=float(row["return_mean"]),
+                return_std=float(row["return_std"]),
+                episodes=int(row["episodes"]),
+                wall_s=float(row["wall_s"]),
+                cores=int(row["cores"]),
+                version=row["version"],
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:
+    """The page of results, of the rows in a folder."""
+    tasks = list(tasks)
+    lines = [_HEAD]
+    for task in (task for task in tasks if not isinstance(task, OfflineTask)):
+        rows = read_rows(task, folder)
+        steps = f"{task.env_steps:,}"
+        if not rows:
+            lines.append(
+                f"| `{task.name}` | {steps} | 0 | not measured yet | | | | {task.bar:g} | | {task.published} | |"
+            )
+            continue
+        means = np.array([row.return_mean for row in rows])
+        holds = means.mean() >= task.bar and means.min() >= task.bar - _WORST * abs(task.bar)
+        said = ("yes" if holds else "no") if len(rows) >= len(task.seeds) else "so far" if holds else "not so far"
+        middle = float(interquartile_mean(means[:, None])[0])
+        cells = [
+            f"[`{task.name}`](results/{task.name}.csv)", steps, str(len(rows)), _readable(means.mean()),
+            _readable(means.std()), _readable(middle), _readable(means.min()), f"{task.bar:g}", said, task.published,
+            f"{np.median([row.wall_s for row in rows]):,.0f} s on {rows[-1].cores} cores",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Learning curves: `docs/results/curves/TASK-SEED.csv`, mean return of the last 100 training episodes.",
+    ]
+    offline = [task for task in tasks if isinstance(task, OfflineTask)]
+    if offline:
+        names = dict.fromkeys(name for task in offline for name in task.data)
+        lines += [_OFFLINE_HEAD, *(_offline_line(task, folder) for task in offline)]
+        lines += [_DATA_HEAD, *(_data_line(RECORDINGS[name], read_data_row(name, folder)) for name in names)]
+    return "\n".join(lines) + "\n"
+
+
+def _offline_line(task: OfflineTask, folder: Path) -> str:
+    data = ", ".join(f"`{name}`" for name in task.data) + (", half each" if len(task.data) > 1 else "")
+    data += "; drawn" if task.explore else ""
+    rows = read_rows(task, folder)
+    means = np.array([row.return_mean for row in rows])
+    bar, holds = task.verdict(float(means.mean()) if rows else np.nan, folder)
+    if not rows:
+        return f"| `{task.name}` | {data} | {task.env_steps:,} | 0 | not measured yet | | | | {bar} | | |"
+    said = "" if holds is None else "yes" if holds else "no"
+    if said and len(rows) < len(task.seeds):
+        said = "so far" if holds else "not so far"
+    middle = float(interquartile_mean(means[:, None])[0])
+    cells = [
+        f"[`{task.name}`](results/{task.name}.csv)", data, f"{task.env_steps:,}", str(len(rows)),
+        _readable(means.mean()), _readable(means.std()), _readable(middle), _readable(means.min()), bar, said,
+        f"{np.median([row.wall_s for row in rows]):,.0f} s on {rows[-1].cores} cores",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _data_line(recording: Recording, row: DataRow | None) -> str:
+    if row is None:
+        return f"| `{recording.name}` | {recording.env} | {recording.rows:,} | | not recorded yet | | | | |"
+    policy = "actions at random"
+    if recording.player is not None:
+        policy = f"{_readable(row.policy_return)} after {row.policy_env_steps:,} of `{recording.player.preset}`"
+    figures = (row.return_mean, row.return_std, row.return_min, row.return_max)
+    cells = [
+        f"[`{recording.name}`](results/data/{recording.name}.csv)", recording.env, f"{row.rows:,}",
+        f"{row.episodes:,}", *map(_readable, figures), policy,
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what has no row yet, and write the page; the exit status is 0."""
+    names = [task.name for task in TASKS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"default: all; known: {', '.join(names)}")
+    parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds of each")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help=f"of stored experience ({default_cache()})")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    args = parser.parse_args(argv)
+    if unknown := sorted(set(args.tasks) - set(names)):
+        parser.error(f"there is no task {unknown[0]!r}; known: {', '.join(names)}")
+    folder = _ROOT / "results"
+    for task in TASKS if not args.page else ():
+        if args.tasks and task.name not in args.tasks:
+            continue
+        there = {row.seed for row in read_rows(task, folder)}
+        for seed in task.seeds[: args.seeds]:
+            if seed not in there:
+                began = time.monotonic()
+                row = measure(task, seed, folder, cache=args.cache)
+                print(f"{task.name} seed {seed}: {row.return_mean:,.1f} ({time.monotonic() - began:.0f} s)", flush=True)
+                _write_page(folder)
+    _write_page(folder)
+    return 0
+
+
+def _write_page(folder: Path) -> None:
+    with replaced(_ROOT / "results.md") as path:
+        path.write_text(page_of(folder), encoding="utf-8")
+
+
+def _write_curve(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    kept = results[:: max(1, -(-len(results) // _CURVE_POINTS))]
+    names = ("env_steps_trained_total", "episode_reward_mean_last_100", "time_total_s")
+    write_csv(path, [{name: result[name] for name in names} for result in kept])
+
+
+def _between(low: float, high: float, form: str = "") -> str:
+    said = [form.format(number) if form else _readable(number) for number in (low, high) if np.isfinite(number)]
+    return " to ".join(said)
+
+
+def _readable(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,352 @@
+"""DQN: its plans, its loss against the same formula in NumPy, and what is due of its minibatches."""
+
+from __future__ import annotations
+
+import logging
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+from restored_replays import assert_goes_on_to_the_bit, saved
+
+from aiorl.algorithms.algorithm import Observations
+from aiorl.algorithms.dqn.algorithm import DQN
+from aiorl.algorithms.dqn.config import DQNConfig
+from aiorl.algorithms.dqn.update import dqn_spec
+from aiorl.algorithms.q_network import QNetwork
+from aiorl.algorithms.replay_algorithm import WEIGHTS, replay_spec
+from aiorl.algorithms.target_network import TargetNetwork
+from aiorl.data import columns as c
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.errors import BatchError, CheckpointError, ConfigError
+from aiorl.models.export import export_acting_graph
+from aiorl.policy.acting_graph import ActingGraph
+from aiorl.policy.distributions import MASKED_LOGIT
+
+NUM_ACTIONS, NUM_OBS = 3, 4
+START = 5
+VARIANTS = [
+    {"double_q": False, "dueling": False},
+    {"double_q": True, "dueling": True, "dueling_hiddens": [6]},
+    {"double_q": True, "dueling": True, "num_atoms": 11, "v_min": -3.0, "v_max": 4.0},
+]
+
+
+def make_config(**settings: Any) -> DQNConfig:
+    small = {
+        "env": "E", "seed": 7, "model": {"fcnet_hiddens": [8]}, "num_envs_per_worker": 2, "rollout_fragment_length": 4,
+        "train_batch_size": 4, "training_intensity": 3, "learning_starts": 16, "replay_capacity": 64,
+        "target_update_freq": 5, "lr": 0.01,
+    }  # fmt: skip
+    return DQNConfig(**{**small, **settings})
+
+
+def make_model(config: DQNConfig, seed: int = 1, num_mask: int = 0) -> QNetwork:
+    layout = ObsLayout((NUM_OBS,), num_mask=num_mask)
+    observations = Observations(layout.array_shape, "float32", layout)
+    return DQN.build_model(config, observations, spaces.Discrete(NUM_ACTIONS, start=START), seed)  # type: ignore[return-value]
+
+
+def make_fragment(number: int, length: int = 4, num_envs: int = 2) -> dict[str, Any]:
+    rng = np.random.default_rng(number)
+    shape = (length, num_envs)
+    return {
+        c.OBS: rng.normal(size=(*shape, NUM_OBS)).astype(np.float32),
+        c.NEW_OBS: rng.normal(size=(*shape, NUM_OBS)).astype(np.float32),
+        c.ACTIONS: START + rng.integers(0, NUM_ACTIONS, shape),
+        c.N_STEP_RETURNS: rng.normal(size=shape).astype(np.float32),
+        c.DISCOUNTS: rng.choice([0.0, 0.9], shape).astype(np.float32),
+    }
+
+
+def make_minibatch(seed: int, rows: int = 6) -> dict[str, Any]:
+    fragment = make_fragment(seed, rows, 1)
+    batch = {name: array[:, 0] for name, array in fragment.items()}
+    batch[c.ACTIONS] = batch[c.ACTIONS].astype(np.int32)
+    return {**batch, WEIGHTS: np.random.default_rng(seed).random(rows).astype(np.float32)}
+
+
+def feed(algorithm: DQN, numbers: Any) -> list[Any]:
+    return [algorithm.update(algorithm.make_batch([make_fragment(number)]), 8 * number) for number in numbers]
+
+
+def test_leases_are_kept_topped_up_within_a_bound_and_weights_go_out_at_times() -> None:
+    config = make_config(
+        fragments_per_update=3, max_env_steps_ahead=100, broadcast_updates=7, broadcast_interval_ms=20, n_step=3
+    )
+    plan = DQN.lease_plan(config)
+    assert (plan.mode, plan.fragments_per_batch, plan.max_policy_lag, plan.max_under_way) == ("streaming", 3, None, 12)
+    assert (plan.publish_every, plan.publish_interval_s) == (7, 0.02)
+    columns = DQN.sample_plan(config)
+    assert (columns.postprocess, columns.postprocess_params) == ("n_step", {"gamma": 0.99, "n": 3})
+    assert c.N_STEPS in columns.columns
+    assert c.N_STEPS not in DQN.sample_plan(make_config()).columns
+    assert make_config(max_env_steps_ahead=1).max_fragments_under_way() == 2
+
+
+def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
+    own = DQN.acting_settings(make_config(epsilon_schedule=[[0, 0.5], [9, 0.1]]))
+    assert own == {"exploration": {"type": "EpsilonGreedy", "epsilon": [[0, 0.5], [9, 0.1]]}}
+    assert DQN.acting_settings(make_config(per_worker_epsilon=True)) == {
+        "exploration": {"type": "PerWorkerEpsilonGreedy"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"learning_starts": 65}, "learning_starts"),
+        ({"replay_capacity": 7, "learning_starts": 1}, "replay_capacity"),
+        ({"model": {"use_lstm": True}}, "model.use_lstm"),
+        ({"model": {"custom_model": "a:b"}}, "model.custom_model"),
+        ({"input": "files/*.json"}, "input"),
+        ({"epsilon_schedule": [[0, 2.0]]}, "epsilon_schedule"),
+        ({"num_atoms": 5, "v_min": 3, "v_max": 2}, "v_min"),
+        ({"per_worker_epsilon": True, "num_workers": 0}, "per_worker_epsilon"),
+        ({"n_step": 5}, "n_step"),
+        ({"observation_filter": "MeanStdFilter"}, "observation_filter"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(**settings)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(("key", "value"), [("v_min", math.nan), ("v_min", -math.inf), ("v_max", math.inf)])
+def test_atoms_have_finite_returns(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{key} must be a finite number"):
+        DQNConfig.from_mapping({"env": "E", key: value})
+
+
+def test_settings_that_look_alike_and_do_go_together_are_taken() -> None:
+    make_config(per_worker_epsilon=True, num_workers=0, bind="tcp://127.0.0.1:5557")
+    make_config(n_step=4)
+    make_config(n_step=5, batch_mode="complete_episodes")
+    make_config(huber_delta=math.inf)
+
+
+def softmax(x: Any) -> Any:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def project(returns: Any, discounts: Any, probabilities: Any, atoms: Any) -> Any:
+    """Algorithm 1 of Bellemare et al., one atom at a time."""
+    out, step = np.zeros_like(probabilities), atoms[1] - atoms[0]
+    for row in range(len(returns)):
+        for atom, share in zip(atoms, probabilities[row], strict=True):
+            place = (np.clip(returns[row] + discounts[row] * atom, atoms[0], atoms[-1]) - atoms[0]) / step
+            low, high = int(np.floor(place)), int(np.ceil(place))
+            if low == high:
+                out[row, low] += share
+            else:
+                out[row, low] += share * (high - place)
+                out[row, high] += share * (place - low)
+    return out
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+def test_loss_equals_the_formula_in_numpy(settings: dict[str, Any]) -> None:
+    config = make_config(huber_delta=0.5, **settings)
+    model, other = make_model(config), make_model(config, seed=2)
+    target = TargetNetwork(other)
+    batch = make_minibatch(3)
+    tensors = {name: tf.constant(array) for name, array in batch.items()}
+    total, metrics = dqn_spec(config, model, target).loss(tensors, {})
+
+    def values(network: QNetwork, obs: Any) -> Any:
+        return network.q(tf.constant(obs))[0].numpy()
+
+    rows, actions = np.arange(6), batch[c.ACTIONS] - START
+    now, then = values(model, batch[c.OBS]), values(other, batch[c.NEW_OBS])
+    chooser = values(model, batch[c.NEW_OBS]) if config.double_q else then
+    returns, discounts = batch[c.N_STEP_RETURNS], batch[c.DISCOUNTS]
+    if model.atoms is None:
+        errors = returns + discounts * then[rows, chooser.argmax(axis=1)] - now[rows, actions]
+        size = np.abs(errors)
+        losses, priorities = np.where(size <= 0.5, 0.5 * size**2, 0.5 * (size - 0.25)), size
+    else:
+        best = (softmax(chooser) * model.atoms).sum(axis=-1).argmax(axis=1)
+        wanted = project(returns, discounts, softmax(then[rows, best]), model.atoms)
+        losses = -(wanted * np.log(softmax(now[rows, actions]))).sum(axis=-1)
+        priorities = losses + (wanted * np.log(np.maximum(wanted, 1e-30))).sum(axis=-1)
+    assert total.numpy() == pytest.approx((losses * batch[WEIGHTS]).mean(), rel=1e-4)
+    np.testing.assert_allclose(metrics["rows"].numpy(), priorities, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+def test_a_worker_acts_by_the_values_of_the_network_and_never_does_what_is_masked(settings: dict[str, Any]) -> None:
+    config = make_config(**settings)
+    model = make_model(config, num_mask=NUM_ACTIONS)
+    graph, spec = export_acting_graph(model)
+    assert spec.distribution == "greedy"
+    acting = ActingGraph(graph, spec)
+    acting.set_weights(model.get_weights())
+    obs = np.random.default_rng(0).normal(size=(5, NUM_ACTIONS + NUM_OBS)).astype(np.float32)
+    obs[:, :NUM_ACTIONS] = [[1, 1, 1], [0, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    inputs, values, _ = acting.run(obs)
+    is_masked = obs[:, :NUM_ACTIONS] == 0
+    assert (inputs[is_masked] == np.float32(MASKED_LOGIT)).all()
+    assert (np.abs(inputs[~is_masked]) < 10).all()
+    np.testing.assert_allclose(values, inputs.max(axis=1), rtol=1e-6)
+    actions = model.distribution.deterministic(inputs)
+    assert not is_masked[np.arange(5), actions - START].any()
+
+
+@pytest.mark.parametrize(("num_frames", "frame"), [(1, (8, 8, 4)), (4, (8, 8))])
+def test_only_what_is_known_as_a_stack_is_stored_frame_by_frame(num_frames: int, frame: tuple[int, ...]) -> None:
+    """Else the four channels of an image would take the room of four rows."""
+    layout = ObsLayout((8, 8, 4), num_frames=num_frames)
+    config = make_config()
+    model = DQN.build_model(config, Observations(layout.shape, "uint8", layout), spaces.Discrete(NUM_ACTIONS), 1)
+    spec = replay_spec(config, model)
+    assert (spec.stack, spec.frame["frame"].shape) == (num_frames, frame)
+
+
+def test_the_log_says_what_the_replay_and_its_checkpoints_take(caplog: pytest.LogCaptureFixture) -> None:
+    config, other = make_config(prioritized_replay=True, checkpoint_keep=2), make_config(checkpoint_replay=False)
+    spec = replay_spec(config, make_model(config))
+    with caplog.at_level(logging.INFO):
+        DQN.check_room([(config, make_model(config)), (other, make_model(other))])
+    size = 64 * spec.row.itemsize + 64 * 8
+    assert (
+        f"each checkpoint takes up to {size / 1e6:.3g} MB of disk for it, the 2 that are kept (checkpoint_keep) and "
+        f"the one being written up to {3 * size / 1e6:.3g} MB"
+    ) in caplog.messages[0]
+    assert "checkpoints leave it out (checkpoint_replay: false)" in caplog.messages[1]
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[DQN, list[Any]]:
+    """An algorithm that was given eight fragments of eight rows, the first of which is only stored."""
+    config = make_config(prioritized_replay=True)
+    algorithm = DQN(config, make_model(config))
+    before = algorithm.get_state()
+    algorithm.warm_up()
+    for name, tensor in algorithm.get_state().tensors.items():
+        np.testing.assert_array_equal(tensor, before.tensors[name], name)
+    return algorithm, feed(algorithm, range(8))
+
+
+def test_minibatches_are_made_as_they_become_due_and_the_rest_is_carried_over() -> None:
+    """Eight rows at an intensity of 1.25 are two minibatches of four, and half a one."""
+    config = make_config(training_intensity=1.25, eager=True)
+    algorithm = DQN(config, make_model(config))
+    results = feed(algorithm, range(6))
+    assert [result.metrics["num_sgd_steps"] for result in results] == [0, 2, 3, 2, 3, 2]
+    last = results[-1].metrics
+    assert (last["rows_stored"], last["rows_evicted"], last["rows_trained"]) == (48, 0, 48)
+    assert last["training_intensity"] == pytest.approx(1.25, abs=0.1)
+
+
+def test_nothing_is_traced_after_warm_up_whatever_is_due(trained: tuple[DQN, list[Any]]) -> None:
+    algorithm, results = trained
+    assert [result.metrics["num_sgd_steps"] for result in results] == [0, *[6] * 7]
+    assert algorithm.compiled.traces == 1
+    algorithm.update(algorithm.make_batch([make_fragment(99, length=1), make_fragment(98, length=7)]), 64)
+    algorithm.update(algorithm.make_batch([make_fragment(97, length=32, num_envs=1)]), 80)
+    assert algorithm.compiled.traces == 1
+
+
+def test_what_is_drawn_goes_by_the_errors_that_the_update_found(trained: tuple[DQN, list[Any]]) -> None:
+    algorithm, results = trained
+    assert results[-1].metrics["prioritized_replay_beta"] == pytest.approx(0.4, abs=0.01)
+    assert algorithm.compiled.rows is not None
+    assert algorithm.compiled.rows.shape == (6, 4)
+    drawn = algorithm.replay.sample(4, num_batches=50, beta=1.0)
+    assert len(np.unique(drawn.weights)) > 10
+
+
+def test_the_target_follows_after_so_many_minibatches_across_calls() -> None:
+    """6, 12 and 18 minibatches are made: it follows at 5, at 10 and at 15, or never."""
+    name = "value/head/kernel"
+    for freq, times in ((5, 3), (1000, 0)):
+        config = make_config(target_update_freq=freq, xla="off")
+        algorithm = DQN(config, make_model(config))
+        targets = [make_model(config).get_weights()[name]]
+        for number in range(4):
+            feed(algorithm, [number])
+            targets.append(algorithm.get_state().tensors[f"target/{name}"])
+        changes = [bool((one != other).any()) for one, other in pairwise(targets)]
+        assert sum(changes) == times
+        assert (algorithm.get_state().tensors[f"weights/{name}"] != targets[0]).any()
+
+
+def test_with_a_small_tau_the_target_comes_nearer_at_each_minibatch() -> None:
+    config = make_config(target_update_freq=1, tau=0.5, training_intensity=0.5, eager=True)  # one minibatch a fragment
+    algorithm = DQN(config, make_model(config))
+    name = "value/head/kernel"
+    expected = make_model(config).get_weights()[name]
+    for number in range(4):
+        (result,) = feed(algorithm, [number])
+        tensors = algorithm.get_state().tensors
+        if result.metrics["num_sgd_steps"]:
+            expected = expected + 0.5 * (tensors[f"weights/{name}"] - expected)
+        np.testing.assert_allclose(tensors[f"target/{name}"], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_an_update_that_is_not_finite_leaves_weights_target_and_optimizer_as_they_were() -> None:
+    config = make_config(eager=True, lr=1e38, target_update_freq=1)
+    algorithm = DQN(config, make_model(config))
+    feed(algorithm, [0])
+    before = algorithm.get_state()
+    (result,) = feed(algorithm, [1])
+    assert (result.skipped, result.bad_column) == (True, "")
+    assert result.metrics["updates_skipped"] == 1
+    after = algorithm.get_state()
+    for name, tensor in before.tensors.items():
+        if name != "optimizer/001":  # the learning rate
+            np.testing.assert_array_equal(after.tensors[name], tensor, name)
+
+
+def test_a_fragment_that_would_spoil_the_replay_is_refused() -> None:
+    algorithm = DQN(make_config(), make_model(make_config()))
+    fragment = make_fragment(1)
+    algorithm.check_fragment(fragment)
+    fragment[c.N_STEP_RETURNS][0, 0] = np.nan
+    with pytest.raises(BatchError, match="n_step_returns"):
+        algorithm.check_fragment(fragment)
+    del fragment[c.DISCOUNTS]
+    with pytest.raises(BatchError):
+        algorithm.check_fragment(fragment)
+
+
+def test_the_next_update_after_a_restore_is_equal_to_the_bit(trained: tuple[DQN, list[Any]]) -> None:
+    config = make_config(prioritized_replay=True)
+    second = DQN(config, make_model(config, seed=5))
+    assert_goes_on_to_the_bit(trained[0], second, lambda algorithm: feed(algorithm, range(50, 53)))
+
+
+def test_what_is_stored_may_be_left_out_of_checkpoints() -> None:
+    config = make_config(checkpoint_replay=False)
+    algorithm = DQN(config, make_model(config))
+    assert not algorithm.stores_experience
+    assert algorithm.hold_experience() is None
+
+
+def test_experience_of_another_replay_is_refused(trained: tuple[DQN, list[Any]]) -> None:
+    _, values, pieces = saved(trained[0])
+    other = DQN(make_config(), make_model(make_config()))
+    with pytest.raises(CheckpointError, match="replay"):
+        other.restore_experience(values, pieces)
+
+
+def test_what_a_checkpoint_holds_may_be_left_out_when_a_run_goes_on() -> None:
+    config = make_config()
+    algorithm = DQN(config, make_model(config))
+    algorithm.make_batch([make_fragment(0)])
+    held = algorithm.hold_experience()
+    assert held is not None
+    pieces = list(held.pieces())
+    other = make_config(replay_capacity=32)
+    with pytest.raises(CheckpointError, match="With checkpoint_replay false a run goes on without it"):
+        DQN(other, make_model(other)).restore_experience(held.values, pieces)
+    without = make_config(replay_capacity=32, checkpoint_replay=False)
+    left_out = DQN(without, make_model(without))
+    left_out.restore_experience(held.values, pieces)
+    assert len(left_out.replay) == 0

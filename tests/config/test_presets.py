@@ -1,0 +1,168 @@
+"""Presets are YAML in the package: each loads into the config of its algorithm, and all that it sets takes effect."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiorl.algorithms.impala.config import IMPALAConfig
+from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.algorithms.registry import config_class
+from aiorl.config.key import reason_unsupported
+from aiorl.config.load import dump_yaml, load_config
+from aiorl.config.presets import find_preset, named_preset, preset_names, render_markdown
+from aiorl.config.yaml_text import parse_value
+from aiorl.env.registry import EnvContext, resolve_env
+from aiorl.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+WANTED = (
+    "CartPole-v1", "Acrobot-v1", "LunarLander-v3", "Pendulum-v1", "MountainCar-v0", "HalfCheetah-v5", "Hopper-v5",
+    "Walker2d-v5", "ALE/Pong-v5",
+)  # fmt: skip
+
+
+def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        found.update(inner)
+    return found
+
+
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
+@pytest.mark.parametrize("env", WANTED)
+def test_there_is_a_preset_for_each_of_the_usual_environments(algo: str, env: str) -> None:
+    preset = find_preset(algo, env)
+    assert preset is not None
+    assert preset.algo == algo
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_loads_and_each_of_its_settings_takes_effect(name: str) -> None:
+    preset = named_preset(name)
+    kind = config_class(preset.algo)
+    env = preset.envs[0].replace("*", "Pong")
+    config = kind(env=env, preset="auto")
+    assert config.preset == name
+    effective = leaves(config.to_dict())
+    for key, value in leaves(preset.settings).items():
+        assert effective[key] == value, key
+        assert key == "algo" or config.origin_of(key) == f"preset {name}"
+        assert not reason_unsupported(kind.model_fields[key.partition(".")[0]]), key
+    assert type(config).from_mapping(parse_value(dump_yaml(config))) == config
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_says_what_it_achieves_and_where_its_settings_come_from(name: str) -> None:
+    preset = named_preset(name)
+    assert name.startswith(f"{preset.algo}-")
+    assert preset.result
+    assert preset.source
+
+
+def test_the_presets_on_their_page_are_those_of_the_package() -> None:
+    """Run `python -m aiorl.config.presets > docs/presets.md` after a change of presets."""
+    assert (ROOT / "docs" / "presets.md").read_text(encoding="utf-8") == render_markdown()
+
+
+def test_default_gives_way_to_preset_to_file_to_argument(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: ppo-cartpole\ngamma: 0.5\nlambda_: 0.6\nmodel: {fcnet_hiddens: [8]}\n")
+    config = load_config(config_class, file=file, overrides={"lambda_": 0.7, "model": {"use_lstm": True}})
+    assert isinstance(config, PPOConfig)
+    assert (config.clip_actions, config.num_sgd_iter, config.gamma, config.lambda_) == (True, 20, 0.5, 0.7)
+    origins = [config.origin_of(key) for key in ("clip_actions", "num_sgd_iter", "gamma", "lambda_", "env")]
+    assert origins == ["default", "preset ppo-cartpole", f"{file}, line 2", "argument", "preset ppo-cartpole"]
+    assert config.origin_of("model.fcnet_hiddens") == f"{file}, line 4"
+    assert config.origin_of("model.use_lstm") == "argument"
+
+
+def test_an_exact_name_goes_before_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    presets = {"ppo-atari": ("ALE/*-v5",), "ppo-pong": ("ALE/Pong-v5",)}
+    monkeypatch.setattr("aiorl.config.presets.preset_names", lambda: list(presets))
+    monkeypatch.setattr(
+        "aiorl.config.presets.named_preset",
+        lambda name: type(named_preset("ppo-atari"))(name, presets[name], "", "", {"algo": "ppo"}),
+    )
+    found = [find_preset("ppo", env) for env in ("ALE/Pong-v5", "ALE/Breakout-v5", "Pong")]
+    assert [preset and preset.name for preset in found] == ["ppo-pong", "ppo-atari", None]
+
+
+def test_where_auto_finds_none_the_defaults_are_taken_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = PPOConfig(env="mine:Env", preset="auto")
+    assert caplog.messages == ["there is no preset for ppo in mine:Env: its defaults are taken"]
+    assert config.preset is None
+    assert config == PPOConfig(env="mine:Env")
+
+
+def test_auto_waits_for_the_environment() -> None:
+    config = PPOConfig(preset="auto")
+    assert (config.preset, config.gamma) == ("auto", 0.99)
+    later = config.updated({"env": "CartPole-v1"})
+    assert (later.preset, later.gamma) == ("ppo-cartpole", 0.98)
+
+
+def test_a_name_that_is_none_is_an_error_with_the_nearest_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"There is no preset 'ppo-cartpol'. Did you mean 'ppo-cartpole'") as caught:
+        PPOConfig(preset="ppo-cartpol")
+    assert caught.value.key == "preset"
+    file = tmp_path / "mine.yaml"
+    file.write_text("env: E\npreset: nope\n")
+    with pytest.raises(ConfigError, match=r"mine.yaml, line 2: There is no preset 'nope'"):
+        load_config(config_class, file=file)
+    with pytest.raises(ConfigError, match="preset must be text or null, not 3"):
+        PPOConfig(preset=3)
+
+
+def test_a_whole_config_names_its_preset_for_the_record_only() -> None:
+    values = {**PPOConfig(env="CartPole-v1", preset="auto").to_dict(), "preset": "one-of-long-ago"}
+    config = PPOConfig.from_mapping(values)
+    assert (config.preset, config.gamma) == ("one-of-long-ago", 0.98)
+    with pytest.raises(ConfigError, match="There is no preset"):
+        PPOConfig.from_mapping({name: value for name, value in values.items() if name != "gamma"})
+
+
+def test_a_preset_of_another_algorithm_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"preset impala-atari is for impala, not for ppo. Set algo: impala"):
+        PPOConfig(preset="impala-atari")
+    assert isinstance(load_config(config_class, overrides={"preset": "impala-cartpole"}), IMPALAConfig)
+
+
+def test_a_preset_serves_another_environment_by_name() -> None:
+    config = PPOConfig(env="mine:CartPole", preset="ppo-cartpole")
+    assert (config.env, config.gamma) == ("mine:CartPole", 0.98)
+
+
+def test_a_value_set_otherwise_takes_the_place_of_a_presets_schedule() -> None:
+    assert PPOConfig(preset="ppo-cartpole").lr_schedule is not None
+    config = PPOConfig(preset="ppo-cartpole", lr=1e-4)
+    assert (config.lr, config.lr_schedule) == (1e-4, None)
+    schedule = [[0, 1.0], [10, 0.5]]
+    assert PPOConfig(preset="ppo-cartpole", lr=1e-4, lr_schedule=schedule).to_dict()["lr_schedule"] == schedule
+
+
+def test_a_preset_may_be_changed_later_and_what_was_set_otherwise_stays() -> None:
+    config = PPOConfig(env="CartPole-v1", preset="auto", gamma=0.5, model={"fcnet_hiddens": [8]})
+    config = config.model_copy(update={"seed": 7}).updated({"grad_clip": None})
+    for changes, name, lam in (({"preset": None}, None, 0.95), ({"preset": "ppo-acrobot"}, "ppo-acrobot", 0.94)):
+        changed = config.updated(changes)
+        assert (changed.preset, changed.lambda_) == (name, lam)
+        assert (changed.gamma, changed.seed, changed.grad_clip, changed.model.fcnet_hiddens) == (0.5, 7, None, (8,))
+        assert changed.env == "CartPole-v1"
+    assert config.updated({"lambda_": 0.1}).num_sgd_iter == 20
+
+
+@pytest.mark.parametrize(("env", "package"), [("HalfCheetah-v5", "mujoco"), ("LunarLander-v3", "Box2D")])
+def test_an_environment_that_is_not_installed_is_told_as_ever(
+    env: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    config = PPOConfig(env=env, preset="auto")
+    with pytest.raises(ConfigError, match=r"needs more packages: .* not installed"):
+        resolve_env(str(config.env))(EnvContext())

@@ -1,0 +1,77 @@
+"""The code of pages that build something runs, as one script, as their reader would run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+pytestmark = pytest.mark.slow
+
+
+def files_of(page: str) -> dict[str, str]:
+    """Name -> text of the files that a page has its reader save, its other blocks of code being "script.py"."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    files: dict[str, str] = {"script.py": ""}
+    for file, code in re.findall(r"^```python(?: file=(\S+))?\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        name = file or "script.py"
+        files[name] = files.get(name, "") + code
+    return files
+
+
+def run(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture
+def saved(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    for name, text in files_of(request.param).items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("saved", ["tutorial.md"], indirect=True)
+def test_t9_every_block_of_code_in_the_tutorial_runs(saved: Path) -> None:
+    run(saved, "script.py")
+    assert (saved / "exported" / "onnx" / "policy.json").exists()
+    assert (saved / "rail.py").stat().st_size > 500
+
+
+@pytest.mark.parametrize("saved", ["new_algorithm.md"], indirect=True)
+def test_an_algorithm_of_a_users_own_learns_as_its_page_shows(saved: Path) -> None:
+    *_, evaluated = run(saved, "script.py").split()
+    assert float(evaluated) >= 150
+    going_on = (
+        "import aiorl; t = aiorl.Trainer.restore('cartpole-awr'); print(t.train()['training_iteration']); t.stop()"
+    )
+    *_, iteration = run(saved, "-c", going_on).split()
+    assert int(iteration) > 1
+
+
+@pytest.mark.parametrize("saved", ["new_algorithm.md"], indirect=True)
+def test_an_algorithm_of_a_users_own_is_trained_resumed_and_evaluated_by_commands(saved: Path) -> None:
+    learn = ["-m", "aiorl.learner", "--seed=1", "--num-workers=1"]
+    run(saved, *learn, "--algo=awr:AWR", "--env=CartPole-v1", "--beta=0.7", "--stop-timesteps=4096", "--run-dir=run")
+    run(saved, *learn, "--resume=run", "--stop-timesteps=8192")
+    rows = [json.loads(line) for line in (saved / "run" / "result.jsonl").read_text().splitlines()]
+    assert rows[-1]["env_steps_trained_total"] >= 8192
+    assert "\nbeta: 0.7\n" in (saved / "run" / "config.yaml").read_text()
+    (saved / "awr.py").unlink()  # who only acts does not need it
+    assert "episodes" in run(saved, "-m", "aiorl.evaluate", "run", "--episodes=2")

@@ -1,0 +1,500 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import subprocess
+import sys
+from base64 import b64encode
+
+import lz4.frame
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from stored_rows import assert_equal_batches, cartpole_rows
+
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import ConfigError, DataError
+from aiorl.offline import json_file, stored_columns
+from aiorl.offline.formats import WHOLE, Share, Stored, WriteOptions
+from aiorl.offline.registry import FORMATS, SUFFIXES, format_named, format_of
+
+pytest.importorskip("pyarrow")
+PLAIN = WriteOptions()
+NESTED = {"a": [1, 2.5], "b": {"c": "text", "d": None}}
+
+
+def write(path, *batches, options=PLAIN):
+    with format_of(str(path)).create(str(path), options) as file:
+        for batch in batches:
+            file.write(batch)
+
+
+def read(path, share=WHOLE):
+    found = list(format_of(str(path)).read(str(path), share))
+    return [item.batch for item in found if isinstance(item, Stored)], [e for e in found if isinstance(e, DataError)]
+
+
+def rows_of(dtype, shape):
+    rng = np.random.default_rng(0)
+    kind = np.dtype(dtype).kind
+    if kind == "f":
+        return rng.normal(size=shape).astype(dtype)
+    if kind == "b":
+        return rng.random(shape) < 0.5
+    limits = np.iinfo(dtype)
+    return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"]
+DTYPES += ["float64"]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".json.gz", ".json.lz4", ".parquet"])
+@pytest.mark.parametrize("compressed", [(), ("obs", "new_obs")])
+def test_what_was_written_reads_back_equal(tmp_path, suffix, compressed):
+    """R190."""
+    path = tmp_path / f"a{suffix}"
+    batches = [cartpole_rows(), cartpole_rows(2, 7, first=3)]
+    write(path, *batches, options=WriteOptions(frozenset(compressed)))
+    found, errors = read(path)
+    assert errors == []
+    assert_equal_batches(SampleBatch.concat(found), SampleBatch.concat(batches))
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_what_was_read_may_be_changed_in_place(tmp_path, suffix):
+    """By callbacks and postprocessing, as what a sampler gives."""
+    batch = SampleBatch(cartpole_rows(), frames=np.zeros((15, 9, 9), np.uint8), new_obs=np.zeros((15, 4), np.float32))
+    write(tmp_path / f"a{suffix}", batch, options=WriteOptions(frozenset({"obs"})))
+    (found,), _ = read(tmp_path / f"a{suffix}")
+    for name in found:
+        found[name][0] = found[name][1]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 3), (6, 9, 9, 1)])
+def test_every_dtype_and_shape_reads_back_equal(tmp_path, suffix, shape):
+    """R190."""
+    batch = SampleBatch({f"of_{dtype}": rows_of(dtype, shape) for dtype in DTYPES})
+    for compressed in (frozenset(), frozenset(batch)):
+        path = tmp_path / f"{len(compressed)}{suffix}"
+        write(path, batch, options=WriteOptions(compressed))
+        (found,), _ = read(path)
+        assert_equal_batches(found, batch)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_nan_infinities_objects_and_views_read_back_equal(tmp_path, suffix):
+    """R190."""
+    infos = np.empty(4, object)
+    infos[:] = [{}, NESTED, {"x": 1}, {"y": [True]}]
+    batch = SampleBatch(
+        obs=np.array([[np.nan, 1], [np.inf, 2], [-np.inf, 3], [-0.0, 4]], np.float32),
+        rewards=np.arange(8, dtype=np.float32)[::2],
+        big=np.arange(4, dtype=">i4"),
+        infos=infos,
+    )
+    write(tmp_path / f"a{suffix}", batch)
+    (found,), _ = read(tmp_path / f"a{suffix}")
+    np.testing.assert_array_equal(found["obs"], batch["obs"])
+    assert found["rewards"].tolist() == [0, 2, 4, 6]
+    assert found["big"].tolist() == [0, 1, 2, 3]
+    assert found["infos"].tolist() == infos.tolist()
+
+
+def test_infos_that_are_no_json_are_left_out_and_numpy_in_them_is_not(tmp_path, caplog):
+    infos = np.empty(1, object)
+    infos[:] = [{"array": np.arange(2)[::-1], "number": np.float32(1.5)}]
+    worse = infos.copy()
+    worse[0] = {"lock": object()}
+    write(tmp_path / "a.json", SampleBatch(rewards=np.ones(1, np.float32), infos=infos, others=worse))
+    (found,), _ = read(tmp_path / "a.json")
+    assert found["infos"][0] == {"array": [1, 0], "number": 1.5}
+    assert "others" not in found
+
+
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=2).map(lambda shape: (3, *shape))
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=9),
+        st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, SHAPES)),
+        min_size=1, max_size=4,
+    ),
+    st.booleans(),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_any_columns_read_back_equal(tmp_path_factory, columns, is_compressed):
+    """R190."""
+    batch = SampleBatch({f"x{name}": column for name, column in columns.items()})
+    for suffix in (".json", ".parquet"):
+        path = tmp_path_factory.mktemp("any") / f"a{suffix}"
+        write(path, batch, options=WriteOptions(frozenset(batch) if is_compressed else frozenset()))
+        (found,), _ = read(path)
+        assert_equal_batches(found, batch)
+
+
+def test_batches_of_several_policies_read_back_equal(tmp_path):
+    """R190."""
+    batch = MultiAgentBatch({"left": cartpole_rows(), "right": cartpole_rows(1, 2)}, 20)
+    write(tmp_path / "a.json", batch)
+    (found,), _ = read(tmp_path / "a.json")
+    assert_equal_batches(found, batch)
+    with pytest.raises(DataError, match="one policy"):
+        write(tmp_path / "a.parquet", batch)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_env_steps_that_are_not_rows_are_kept(tmp_path):
+    batch = cartpole_rows()
+    batch.env_steps = 99
+    write(tmp_path / "a.json", batch)
+    assert read(tmp_path / "a.json")[0][0].env_steps == 99
+
+
+def test_only_listed_columns_are_compressed(tmp_path):
+    """R190."""
+    write(tmp_path / "a.json", cartpole_rows(), options=WriteOptions(frozenset({"obs"})))
+    columns = orjson.loads((tmp_path / "a.json").read_bytes())["columns"]
+    assert {name for name, column in columns.items() if "lz4" in column} == {"obs"}
+    assert columns["rewards"] == {"dtype": "float32", "rows": [1.0] * 15}
+
+
+# --- RLlib ---
+
+ROW = {"t": 0, "eps_id": 7, "agent_index": 0, "actions": 1, "rewards": 1.0, "action_prob": 0.5, "dones": False}
+
+
+def rllib_line(count=3, **more):
+    columns = {name: [value] * count for name, value in ROW.items()}
+    columns |= {"obs": [[0.5] * 4] * count, "new_obs": [[0.25] * 4] * count, "q_values": [[1.0, 2.0]] * count}
+    columns["dones"] = [False] * (count - 1) + [True]
+    return {"type": "SampleBatch", "weights": [1.0] * count, "infos": [{}] * count, **columns, **more}
+
+
+def packed(array, protocol=5):
+    return b64encode(lz4.frame.compress(pickle.dumps(array, protocol))).decode()
+
+
+def lines(path, *objects):
+    path.write_text("".join(json.dumps(item) + "\n" for item in objects))
+    return path
+
+
+def test_rllibs_plain_columns_are_read(tmp_path):
+    """R187, and O3 of offline data."""
+    (found,), errors = read(lines(tmp_path / "a.json", rllib_line()))
+    assert errors == []
+    assert found["obs"].dtype == np.float32
+    assert found["obs"].shape == (3, 4)
+    assert found["actions"].tolist() == [1, 1, 1]
+    assert found["dones"].tolist() == found["terminateds"].tolist() == [False, False, True]
+    assert not found["truncateds"].any()
+    assert found["infos"].tolist() == [{}, {}, {}]
+    assert found["action_prob"].tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_rllibs_compressed_columns_are_read(tmp_path, protocol):
+    """R187, and O3 of offline data."""
+    obs = np.random.default_rng(0).normal(size=(3, 4)).astype("f4")
+    rows = [packed(row, protocol) for row in obs]
+    (found,), errors = read(lines(tmp_path / "a.json", rllib_line(obs=packed(obs, protocol), new_obs=rows)))
+    assert errors == []
+    np.testing.assert_array_equal(found["obs"], obs)
+    np.testing.assert_array_equal(found["new_obs"], obs)
+
+
+def test_rllibs_other_lines_are_read(tmp_path):
+    """R187: several policies, wrapped rows, newer flags, NaN."""
+    several = {"type": "MultiAgentBatch", "count": 5, "policy_batches": {"a": rllib_line(2), "b": rllib_line(4)}}
+    newer = rllib_line(terminateds=[False, True, False], truncateds=[False, False, True])
+    del newer["dones"]
+    nan = rllib_line(rewards=[1.0, float("nan"), None])
+    found, errors = read(lines(tmp_path / "a.json", several, {"value": rllib_line()}, newer, nan))
+    assert errors == []
+    assert found[0].count == 5
+    assert {name: rows.count for name, rows in found[0].policy_batches.items()} == {"a": 2, "b": 4}
+    assert found[1].count == 3
+    assert found[2]["dones"].tolist() == [False, True, True]
+    assert np.isnan(found[3]["rewards"]).tolist() == [False, True, True]
+
+
+def test_numbers_that_float32_cannot_hold_are_infinite(tmp_path):
+    """Found by fuzzing: a warning of NumPy's came out of the reader."""
+    found, _ = read(lines(tmp_path / "a.json", rllib_line(rewards=[1e300, -1e300, 1.0]), column(rows=[1e300, 1.0])))
+    assert found[0]["rewards"].tolist() == [np.inf, -np.inf, 1.0]
+    assert found[1]["x"].tolist() == [np.inf, 1.0]
+
+
+def test_rllibs_lines_are_written_plain_and_read_back(tmp_path):
+    path = str(tmp_path / "a.json")
+    several = MultiAgentBatch({"a": cartpole_rows()}, 15)
+    with format_named("rllib").create(path, WriteOptions(frozenset({"obs"}))) as file:
+        file.write(cartpole_rows())
+        file.write(several)
+    (first, second), _ = read(path)
+    assert json.loads((tmp_path / "a.json").read_text().splitlines()[0])["type"] == "SampleBatch"
+    np.testing.assert_array_equal(first["obs"], cartpole_rows()["obs"])
+    assert second.count == 15
+
+
+def test_an_old_form_that_is_no_pickle_is_refused_with_the_way_out(tmp_path):
+    text = b64encode(lz4.frame.compress(b"\xff\xff\xff\xffarrow")).decode()
+    _, (error,) = read(lines(tmp_path / "a.json", rllib_line(obs=text)))
+    assert "line 1" in str(error)
+    assert "write it again" in str(error)
+
+
+# --- what others wrote ---
+
+GOOD = {"aiorl": 1, "env_steps": 1, "columns": {"obs": {"dtype": "float32", "rows": [[1.0]]}}}
+
+
+def column(**entries):
+    return {"aiorl": 1, "env_steps": 2, "columns": {"x": {"dtype": "float32", **entries}}}
+
+
+BAD = [
+    [], 1, "x", None, {}, {"type": "Other"}, {"type": "SampleBatch"}, {"type": "SampleBatch", "obs": 1},
+    {"type": "SampleBatch", "obs": []}, {"type": "SampleBatch", "obs": [[1], [1, 2]]},
+    {"type": "SampleBatch", "obs": [1, "a"]}, {"type": "SampleBatch", "obs": ["a"]},
+    {"type": "SampleBatch", "obs": "é"}, {"type": "SampleBatch", "obs": "!!"}, {"type": "SampleBatch", "obs": "AAAA"},
+    {"type": "SampleBatch", "obs": [1], "": [1]},
+    {"type": "SampleBatch", "obs": [1], "\x1b[2J": [1]}, {"type": "SampleBatch", "obs": [1], "t": [1, 2]},
+    {"type": "SampleBatch", "obs": [1], "dones": [[True]]}, {"type": "SampleBatch", "obs": [1], "dones": [0.5]},
+    {"type": "SampleBatch", "obs": [[[[[[[[[[1]]]]]]]]]], "t": [{"a": 1}, 2]},
+    {"type": "SampleBatch", "obs": [10**400]}, {"type": "SampleBatch", "obs": {"a": [1]}},
+    {"type": "SampleBatch", "rewards": [{"a": 1}]}, {"type": "SampleBatch", "rewards": [[1, 2]]},
+    {"type": "SampleBatch", "eps_id": [[1]]}, {"type": "SampleBatch", "eps_id": [0.5]},
+    {"type": "SampleBatch", "t": [None]}, {"type": "SampleBatch", "obs": [{}]},
+    {"type": "MultiAgentBatch", "count": 1, "policy_batches": {"\x1b[2J": {"obs": [1]}}},
+    {"aiorl": 1, "env_steps": 1, "policies": {"": {"obs": {"dtype": "float32", "rows": [1.0]}}}},
+    {"type": "SampleBatch", "agent_index": [{}]},
+    {"type": "MultiAgentBatch"}, {"type": "MultiAgentBatch", "count": -1, "policy_batches": {}},
+    {"type": "MultiAgentBatch", "count": 1, "policy_batches": {"a": 1}}, {"value": 3}, {"value": {"value": {}}},
+    {**GOOD, "aiorl": 2}, {**GOOD, "env_steps": -1}, {**GOOD, "env_steps": True}, {"aiorl": 1, "env_steps": 1},
+    {"aiorl": 1, "env_steps": 1, "columns": []}, {"aiorl": 1, "env_steps": 1, "policies": {}}, column(),
+    column(rows=[1, [2]]), column(rows=["1"]), column(rows=[None]), column(dtype="object", rows=[1]),
+    column(dtype="int8", rows=[300]), column(dtype="int8", rows=[1.5]), column(dtype="bool", rows=[2]),
+    column(rows=[{}]),
+    column(shape=[2], base64="AAAA"), column(shape=[-1], base64="AAAA"), column(shape=[2**40], base64=""),
+    column(shape=[], base64=""), column(shape=[1.5], base64=""), column(shape=["1"], base64=""),
+    column(shape=[1], lz4="AAAA"), column(shape=[1], lz4="é"), column(dtype="bool", shape=[3], base64="AAEC"),
+    column(shape=[1] * 40, base64="AAAAAA=="),
+    column(shape=[1], lz4=b64encode(lz4.frame.compress(b"12345678")).decode()),
+    column(shape=[1 << 28], lz4=b64encode(lz4.frame.compress(bytes(1 << 22), store_size=False)).decode()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
+def test_a_line_that_is_no_batch_is_named_and_the_next_one_read(tmp_path, line):
+    path = lines(tmp_path / "a.json", GOOD, line, GOOD)
+    found, (error,) = read(path)
+    assert len(found) == 2
+    assert str(error).startswith(f"{path}, line 2: ")
+    assert str(error).isprintable()
+    assert len(error.reason) < 500
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":NaN,}', b"nonsense", b'{"a":' * 5000])
+def test_a_line_that_is_no_json_is_named_and_the_next_one_read(tmp_path, text):
+    path = tmp_path / "a.json"
+    good = json.dumps(GOOD).encode()
+    path.write_bytes(good + b"\n\n" + text + b"\n" + good)
+    found, (error,) = read(path)
+    assert len(found) == 2
+    assert error.place == "line 3"
+
+
+def test_compressed_data_that_claim_more_than_they_may_be_are_refused_before_memory_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr("aiorl.offline.json_lines.MAX_BATCH_BYTES", 1 << 16)
+    monkeypatch.setattr("aiorl.offline.rllib_json.MAX_BATCH_BYTES", 1 << 16)
+    bomb = lz4.frame.compress(bytes(1 << 24))
+    unsized = lz4.frame.compress(bytes(1 << 24), store_size=False)
+    texts = [b64encode(frame).decode() for frame in (bomb, unsized)]
+    bad = [column(shape=[1 << 22], lz4=text) for text in texts] + [rllib_line(obs=text) for text in texts]
+    found, errors = read(lines(tmp_path / "a.json", *bad))
+    assert found == []
+    assert len(errors) == 4
+
+
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_file, "MAX_LINE_BYTES", 1000)
+    (tmp_path / "a.json").write_bytes(b"x" * 5000)
+    with pytest.raises(DataError, match=r"line 1: a line of more than 1,000 bytes"):
+        read(tmp_path / "a.json")
+
+
+def test_a_torn_last_line_is_told_as_that(tmp_path):
+    write(tmp_path / "a.json", cartpole_rows(), cartpole_rows())
+    whole = (tmp_path / "a.json").read_bytes()
+    (tmp_path / "a.json").write_bytes(whole[:-100])
+    (found,), (error,) = read(tmp_path / "a.json")
+    assert found.count == 15
+    assert str(error).endswith("line 2: the last line is cut short, as by a writer that was killed")
+    (tmp_path / "a.json").write_bytes(whole[:-1])
+    assert len(read(tmp_path / "a.json")[0]) == 2
+
+
+@pytest.mark.parametrize(("suffix", "packer"), [(".gz", gzip.compress), (".lz4", lz4.frame.compress)])
+def test_a_compressed_file_that_is_cut_short_or_none_is_told(tmp_path, suffix, packer):
+    data = b"".join(json.dumps(rllib_line(200, t=list(range(n, n + 200)))).encode() + b"\n" for n in range(60))
+    path = tmp_path / f"a.json{suffix}"
+    for content in (packer(data)[:-200], b"no such thing", packer(data)[:-200] + b"x" * 200):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"a\.json"):
+            read(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1", b"{}\n"])
+def test_what_is_no_parquet_is_told(tmp_path, content):
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(DataError, match="no Parquet file"):
+        read(tmp_path / "a.parquet")
+
+
+def test_a_damaged_row_group_is_named_or_the_file_is(tmp_path):
+    write(tmp_path / "a.parquet", cartpole_rows(200, 20))
+    whole = (tmp_path / "a.parquet").read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        data = bytearray(whole)
+        for at in rng.integers(len(data) if rng.random() < 0.5 else 3000, size=4):
+            data[-1 - at] = rng.integers(256)
+        (tmp_path / "a.parquet").write_bytes(data)
+        try:
+            _, errors = read(tmp_path / "a.parquet")
+        except DataError:
+            continue
+        assert all(str(error).isprintable() for error in errors)
+
+
+def parquet_of(path, **columns):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_parquet_of_other_programs_is_read(tmp_path):
+    import pyarrow as pa
+
+    path = parquet_of(
+        tmp_path / "a.parquet",
+        obs=[[1.0, 2.0], [3.0, 4.0]],
+        fixed=pa.array([[1, 2], [3, 4]], pa.list_(pa.int16(), 2)),
+        nested=[[[1], [2]], [[3], [4]]],
+        actions=[0, 1],
+        rewards=pa.array([1.0, None], pa.float32()),
+        dones=[False, True],
+    )
+    (found,), errors = read(path)
+    assert errors == []
+    assert found["obs"].tolist() == [[1, 2], [3, 4]]
+    assert found["fixed"].tolist() == [[1, 2], [3, 4]]
+    assert found["actions"].tolist() == [0, 1]
+    assert np.isnan(found["rewards"][1])
+    assert found["terminateds"].tolist() == [False, True]
+
+
+@pytest.mark.parametrize("values", [["a"], [{"a": 1}], [[1], [1, 2]], [1, None], [[1], None], [[None]], [b"1"]])
+def test_parquet_that_holds_no_columns_of_numbers_is_refused(tmp_path, values):
+    path = parquet_of(tmp_path / "a.parquet", x=values)
+    try:
+        found, errors = read(path)
+    except DataError as error:
+        found, errors = [], [error]
+    assert found == []
+    assert "'x'" in str(errors[0])
+
+
+def test_row_groups_that_are_too_large_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    write(tmp_path / "a.parquet", cartpole_rows())
+    monkeypatch.setattr("aiorl.offline.parquet.MAX_BATCH_BYTES", 100)
+    found, (error,) = read(tmp_path / "a.parquet")
+    assert found == []
+    assert "smaller row groups" in str(error)
+
+
+def test_row_groups_end_where_episodes_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("aiorl.offline.parquet._GROUP_ROWS", 30)
+    batch = cartpole_rows(20, 7)
+    write(tmp_path / "a.parquet", *[batch.slice(at, at + 9) for at in range(0, 140, 9)])
+    found, _ = read(tmp_path / "a.parquet")
+    assert len(found) > 3
+    assert all(rows["dones"][-1] and rows["t"][0] == 0 for rows in found)
+    assert_equal_batches(SampleBatch.concat(found), batch)
+
+
+def test_batches_of_other_columns_do_not_go_into_one_parquet_file(tmp_path):
+    with pytest.raises(DataError, match="same columns"):
+        write(tmp_path / "a.parquet", cartpole_rows(), SampleBatch(obs=np.ones((1, 4), np.float32)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_never_written_over(tmp_path):
+    for name in ("a.json", "a.json.gz", "a.parquet"):
+        write(tmp_path / name, cartpole_rows())
+        with pytest.raises(FileExistsError):
+            write(tmp_path / name, cartpole_rows())
+
+
+def test_shares_together_have_every_batch_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("aiorl.offline.parquet._GROUP_ROWS", 10)
+    batches = [cartpole_rows(2, 5, first=2 * number) for number in range(7)]
+    for name in ("a.json", "a.parquet"):
+        write(tmp_path / name, *batches)
+        parts = [read(tmp_path / name, Share(index, 3))[0] for index in range(3)]
+        seen = sorted(int(number) for part in parts for rows in part for number in rows["eps_id"])
+        assert seen == sorted(int(number) for rows in batches for number in rows["eps_id"])
+        assert all(parts)
+
+
+def test_a_name_tells_the_format():
+    assert format_of("a.json").name == format_of("s3://x/a.JSONL.gz").name == "json"
+    assert format_of("a.parquet").name == "parquet"
+    assert format_of("minari:a/b-v0").name == "minari"
+    assert ".json" in SUFFIXES
+    with pytest.raises(DataError, match=r"'\.csv'.*\.parquet"):
+        format_of("a.csv")
+    with pytest.raises(DataError, match="compresses by itself"):
+        format_of("a.parquet.gz")
+    with pytest.raises(ConfigError, match="Did you mean 'parquet'"):
+        format_named("parket")
+
+
+def test_a_new_format_is_one_file_and_one_line(tmp_path):
+    import re
+    from pathlib import Path
+
+    root = Path(stored_columns.__file__).parents[2]
+    knowing = [p.name for p in (root / "aiorl").rglob("*.py") if re.search(r"\bParquet\(", p.read_text("utf-8"))]
+    assert sorted(knowing) == ["parquet.py", "registry.py"]
+    assert FORMATS["parquet"].about in (root / "aiorl/offline/parquet.py").read_text("utf-8")
+
+
+def test_readers_and_formats_load_neither_pickle_nor_arrow():
+    """What a worker imports stays small; Arrow and Minari are loaded where their files are."""
+    late = {"pyarrow", "minari", "fsspec", "tensorflow"}
+    code = f"import sys, aiorl.offline.sources; print(sorted({late} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.strip() == "[]"
+
+
+def test_without_the_extra_the_message_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(sys.modules, "minari", None)
+    (tmp_path / "a.parquet").write_bytes(b"")
+    for path in (str(tmp_path / "a.parquet"), "minari:a-v0"):
+        with pytest.raises(ConfigError, match=r"offline\]"):
+            read(path)

@@ -1,0 +1,210 @@
+"""Five estimators against the exact values of a world whose trajectories can all be added up."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from layered_world import NEW, OLD, play, table_policy, true_q, true_value, value_of
+
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import BatchError, ConfigError, PolicyError
+from aiorl.offline.estimators.judgement import METHODS, judge
+from aiorl.offline.estimators.ratios import Ratios, Trajectories
+from aiorl.policy.policy import Policy
+
+GAMMA = Fraction(4, 5)
+
+
+class Coin(Policy):
+    """Takes action 1 with a probability that is the observation."""
+
+    def __init__(self):
+        super().__init__(spaces.Box(0, 1, (1,)), spaces.Discrete(2), {})
+
+    def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+        raise NotImplementedError
+
+    def compute_log_likelihoods(self, actions, obs, state_batches, prev_action_batch, prev_reward_batch):
+        return np.log(np.where(actions == 1, obs[:, 0], 1 - obs[:, 0]))
+
+
+def test_the_exact_value_by_trajectories_is_that_by_states():
+    q = true_q(NEW, GAMMA)
+    assert Fraction(2, 3) * value_of(NEW, q, 0) + Fraction(1, 3) * value_of(NEW, q, 1) == true_value(NEW, GAMMA)
+
+
+def test_estimates_equal_the_sum_over_all_trajectories_within_three_standard_errors():
+    """O2: 10 data sets of 300 episodes."""
+    rng = np.random.default_rng(1)
+    found = [
+        judge(table_policy(NEW), play(OLD, 300, rng), gamma=0.8, num_resamples=0, seed=number) for number in range(10)
+    ]
+    truth = float(true_value(NEW, GAMMA))
+    assert abs(truth - float(true_value(OLD, GAMMA))) > 0.3, "the policies differ in what they earn"
+    for name in METHODS:
+        values = np.array([judgement.estimates[name].value for judgement in found])
+        error = values.std(ddof=1) / np.sqrt(len(values))
+        assert abs(values.mean() - truth) < 3 * error, name
+        assert error < 0.15, name
+    v_prev = np.array([judgement.v_prev for judgement in found])
+    assert abs(v_prev.mean() - float(true_value(OLD, GAMMA))) < 3 * v_prev.std(ddof=1) / np.sqrt(len(v_prev))
+    spread = {name: np.std([judgement.estimates[name].value for judgement in found]) for name in METHODS}
+    assert spread["dr"] < spread["pdis"] < spread["is"], "what each of them is for"
+
+
+def test_an_exact_q_makes_doubly_robust_as_sure_as_chance_allows():
+    """O2: with the closed form's Q, what is left is the chance of the world, on ratios of the policies."""
+    episodes = play(OLD, 4000, np.random.default_rng(3))
+    q = true_q(NEW, GAMMA)
+    states = np.concatenate([episode["obs"].argmax(1) for episode in episodes])
+    actions, rewards, logp = (
+        np.concatenate([one[name] for one in episodes]) for name in ("actions", "rewards", "action_logp")
+    )
+    of = Trajectories(rewards.astype(np.float64), np.array([one.count for one in episodes]), 0.8)
+    new = np.log([float(NEW[s] if a == 0 else 1 - NEW[s]) for s, a in zip(states, actions, strict=True)])
+    ratios = Ratios(of, new - logp)
+    v = np.array([float(value_of(NEW, q, state)) for state in states])
+    last = np.append(of.steps[1:] == 0, True)
+    values = ratios.doubly_robust(
+        np.array([float(q[pair]) for pair in zip(states.tolist(), actions.tolist(), strict=True)]),
+        v,
+        np.where(last, 0.0, np.append(v[1:], 0.0)),
+    )
+    error = values.std() / np.sqrt(len(values))
+    assert abs(values.mean() - float(true_value(NEW, GAMMA))) < 3 * error
+    assert values.std() < ratios.per_decision().std()
+
+
+def test_a_fitted_q_is_the_exact_one_where_states_can_be_told_apart():
+    episodes = play(OLD, 2000, np.random.default_rng(5))
+    judgement = judge(table_policy(OLD), episodes, methods=["dm"], gamma=0.8, num_resamples=0)
+    assert judgement.fitted_q is not None
+    assert judgement.fitted_q.has_converged
+    assert judgement.estimates["dm"].value == pytest.approx(judgement.v_prev, abs=0.02), "the same policy"
+    assert judgement.effective_sample_size is None, "there are no ratios"
+
+
+def test_equal_seeds_give_equal_numbers_and_intervals_hold_the_truth():
+    episodes = play(OLD, 300, np.random.default_rng(6))
+    one, same, other = (
+        judge(table_policy(NEW), episodes, gamma=0.8, num_resamples=200, seed=seed) for seed in (1, 1, 2)
+    )
+    assert one.to_dict() == same.to_dict()
+    assert one.to_dict() != other.to_dict()
+    truth = float(true_value(NEW, GAMMA))
+    for name in ("is", "wis", "pdis", "dr"):
+        low, high = one.estimates[name].interval
+        assert low < truth < high, name
+        assert low < one.estimates[name].value < high, name
+    assert one.v_prev_interval[0] < one.v_prev < one.v_prev_interval[1]
+
+
+def test_a_policy_that_is_the_same_has_a_gain_of_one_and_all_episodes_count():
+    episodes = play(OLD, 50, np.random.default_rng(7))
+    judgement = judge(table_policy(OLD), episodes, methods=["is", "wis", "pdis"], gamma=0.8, num_resamples=0)
+    for name in ("is", "wis", "pdis"):
+        assert judgement.estimates[name].gain == pytest.approx(1.0, abs=1e-5), name
+    assert judgement.effective_sample_size == pytest.approx(50.0, rel=1e-4)
+    assert (judgement.num_episodes, judgement.num_rows) == (50, sum(one.count for one in episodes))
+    assert judgement.estimates["is"].interval is None
+
+
+def test_clipped_ratios_are_counted_and_bound_the_estimate():
+    episodes = play(OLD, 50, np.random.default_rng(8))
+    free, bound = (
+        judge(table_policy(NEW), episodes, methods=["pdis"], clip=clip, num_resamples=0) for clip in (None, 1.0)
+    )
+    assert free.num_clipped_episodes == 0
+    assert 0 < bound.num_clipped_episodes <= 50
+    assert bound.num_clipped_episodes <= bound.num_clipped_ratios <= bound.num_rows
+    assert bound.effective_sample_size > free.effective_sample_size
+
+
+def test_impossible_and_missing_probabilities_are_refused_with_their_rows():
+    episodes = play(OLD, 5, np.random.default_rng(9))
+    episodes[3]["action_logp"] = episodes[3]["action_logp"].copy()
+    episodes[3]["action_logp"][0] = np.nan
+    with pytest.raises(BatchError, match=r"'action_logp'.*row 0: nan of episode 3"):
+        judge(table_policy(NEW), episodes)
+    for episode in episodes:
+        del episode["action_logp"]
+    with pytest.raises(BatchError, match="action_prob"):
+        judge(table_policy(NEW), episodes)
+    assert judge(table_policy(NEW), episodes, methods=["dm"]).estimates["dm"].interval is not None, "it needs none"
+
+
+def test_actions_and_observations_of_other_spaces_are_refused():
+    episodes = play(OLD, 3, np.random.default_rng(2))
+    episodes[1]["actions"] = episodes[1]["actions"] - 1
+    with pytest.raises(BatchError, match=r"actions of Discrete\(2\).*: -1.* of episode 1"):
+        judge(table_policy(NEW), episodes)
+    wide = play(OLD, 1, np.random.default_rng(2))
+    wide[0]["obs"] = wide[0]["obs"][:, :3]
+    with pytest.raises(BatchError, match=r"observations of shape \(5,\)"):
+        judge(table_policy(NEW), wide)
+    undefined = play(OLD, 1, np.random.default_rng(2))
+    undefined[0]["obs"] = undefined[0]["obs"] * np.nan
+    with pytest.raises(BatchError, match="finite numbers"):
+        judge(table_policy(NEW), undefined)
+
+
+def test_what_cannot_be_asked_for_is_refused():
+    policy, episodes = table_policy(NEW), play(OLD, 3, np.random.default_rng(2))
+    for arguments, said in (
+        ({"methods": ["magic"]}, "no estimator 'magic'"),
+        ({"methods": []}, "no estimator"),
+        ({"gamma": 1.5}, "gamma"),
+        ({"clip": 0.0}, "clip"),
+        ({"num_resamples": -1}, "resamples"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            judge(policy, episodes, **arguments)
+    with pytest.raises(ConfigError, match="no whole episode"):
+        judge(policy, [])
+    with pytest.raises(BatchError, match="MultiAgentBatch"):
+        judge(policy, [MultiAgentBatch({"a": episodes[0]}, 1)])
+
+
+def test_a_cut_goes_on_unless_it_is_said_to_be_an_end():
+    """A reward of 1 for ever, cut after three steps: 1 / (1 - 0.5) with what follows, 1.75 without."""
+    still = np.tile(np.eye(5, dtype=np.float32)[0], (3, 1))
+    columns = {
+        "obs": still, "new_obs": still, "rewards": np.ones(3, np.float32), "action_logp": np.log([0.5, 0.5, 0.5]),
+        "terminateds": np.zeros(3, bool), "dones": np.arange(3) == 2,
+    }  # fmt: skip
+    all_ways = list(itertools.product((0, 1), repeat=3))  # equally likely
+    episodes = [SampleBatch(columns, actions=np.array(actions)) for actions in all_ways * 10]
+    policy = table_policy(OLD)
+    on = judge(policy, episodes, gamma=0.5, num_resamples=0)
+    assert on.estimates["dm"].value == pytest.approx(2.0, abs=1e-3)
+    assert on.estimates["dr"].value == pytest.approx(2.0, abs=1e-3)
+    assert on.v_prev == 1.75
+    assert on.estimates["is"].value == pytest.approx(1.75)
+    end = judge(policy, episodes, gamma=0.5, num_resamples=0, cut_is_end=True)
+    assert 1.0 < end.estimates["dm"].value < 1.75, "of all states alike, a third is followed by nothing"
+    assert end.estimates["dr"].value == pytest.approx(1.75, abs=0.05)
+    with pytest.raises(ConfigError, match="time limit has no finite value"):
+        judge(policy, episodes, gamma=1.0)
+    assert judge(policy, episodes, gamma=1.0, cut_is_end=True).estimates["is"].value == pytest.approx(3.0)
+    for episode in episodes:
+        del episode["new_obs"]
+    with pytest.raises(BatchError, match="new_obs"):
+        judge(policy, episodes, gamma=0.5)
+    assert judge(policy, episodes, gamma=0.5, cut_is_end=True).num_episodes == 80
+
+
+def test_a_policy_of_a_users_own_is_judged_by_its_likelihoods_but_not_by_a_model():
+    episode = SampleBatch(
+        obs=np.array([[0.5], [0.25]]), actions=np.ones(2, np.int64), rewards=np.array([1.0, 4.0]),
+        action_prob=np.array([0.25, 0.5]), dones=np.array([False, True]),
+    )  # fmt: skip
+    found = judge(Coin(), [episode], methods=["is", "pdis"], gamma=0.5)
+    assert found.estimates["pdis"].value == pytest.approx(4.0)
+    assert found.estimates["is"].value == pytest.approx(3.0)
+    with pytest.raises(PolicyError, match="dm and dr"):
+        judge(Coin(), [episode], methods=["dm"])

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from stored_rows import assert_equal_batches, cartpole_rows
+
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import DataError
+from aiorl.offline.formats import Share, Stored, WriteOptions
+from aiorl.offline.readers import FileReader, ReaderOptions
+from aiorl.offline.registry import format_of
+
+minari = pytest.importorskip("minari")
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return tmp_path
+
+
+def write(name, *batches, env=None):
+    with format_of(name).create(name, WriteOptions(env=env)) as file:
+        for batch in batches:
+            file.write(batch)
+
+
+def read(name, share=Share()):  # noqa: B008
+    return [item.batch for item in format_of(name).read(name, share) if isinstance(item, Stored)]
+
+
+def test_what_was_written_reads_back_with_its_episodes():
+    batch = cartpole_rows(3, 5)
+    write("minari:cartpole/mine-v0", batch.slice(0, 7), batch.slice(7, 15))
+    found = read("minari:cartpole/mine-v0")
+    assert [rows.count for rows in found] == [5, 5, 5]
+    joined = SampleBatch.concat(found)
+    for name in ("obs", "actions", "rewards", "terminateds", "truncateds", "dones", "t"):
+        np.testing.assert_array_equal(joined[name], batch[name], err_msg=name)
+    assert found[0]["new_obs"][-1].tolist() == [9.0] * 4
+    dataset = minari.load_dataset("cartpole/mine-v0")
+    assert isinstance(dataset.action_space, gym.spaces.Discrete)
+    assert dataset.observation_space.shape == (4,)
+
+
+def test_an_episode_that_goes_on_at_the_end_is_truncated():
+    batch = cartpole_rows(2, 5)
+    write("minari:a-v0", batch.slice(0, 8))
+    first, second = read("minari:a-v0")
+    assert first["terminateds"][-1]
+    assert (second.count, bool(second["truncateds"][-1])) == (3, True)
+
+
+def test_a_dataset_of_an_environment_knows_its_spaces():
+    pytest.importorskip("pygame")
+    write("minari:a-v0", cartpole_rows(1, 3), env="CartPole-v1")
+    assert minari.load_dataset("a-v0").env_spec.id == "CartPole-v1"
+
+
+class Parts(gym.Env):
+    observation_space = gym.spaces.Dict({"place": gym.spaces.Box(-1, 1, (2,)), "kind": gym.spaces.Discrete(3)})
+    action_space = gym.spaces.Box(-1, 1, (2,))
+
+
+def test_observations_of_other_spaces_come_as_a_policy_takes_them():
+    """A dataset that Minari wrote itself, with a Dict space."""
+    buffer = minari.data_collector.EpisodeBuffer(
+        observations={"place": np.full((4, 2), 0.5, np.float32), "kind": np.array([0, 1, 2, 1])},
+        actions=np.zeros((3, 2), np.float32),
+        rewards=[1.0, 2.0, 3.0],
+        terminations=[False, False, False],
+        truncations=[False, False, True],
+        infos={},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        minari.create_dataset_from_buffers(
+            "parts-v0", [buffer], observation_space=Parts.observation_space, action_space=Parts.action_space
+        )
+    (rows,) = read("minari:parts-v0")
+    assert rows["obs"].shape == (3, 5)
+    assert sorted(rows["obs"][1]) == sorted([0.5, 0.5, 0, 1, 0])
+    assert rows["rewards"].tolist() == [1, 2, 3]
+    assert rows["truncateds"].tolist() == [False, False, True]
+
+
+def test_readers_share_a_dataset_by_episode():
+    write("minari:a-v0", cartpole_rows(7, 3))
+    parts = [read("minari:a-v0", Share(index, 3)) for index in range(3)]
+    assert sorted(int(rows["eps_id"][0]) for part in parts for rows in part) == list(range(7))
+    whole = FileReader("minari:a-v0", ReaderOptions(epochs=1))
+    assert whole.files == ["minari:a-v0"]
+    assert sum(batch.count for batch in whole) == 21
+
+
+def test_a_dataset_that_is_not_there_says_how_to_get_it():
+    with pytest.raises(FileNotFoundError, match="minari download nothing-v0"):
+        read("minari:nothing-v0")
+
+
+def test_a_damaged_dataset_is_told(root):
+    write("minari:a-v0", cartpole_rows())
+    for text in ("{}", "[]", "{", ""):
+        (root / "a-v0/data/metadata.json").write_text(text)
+        with pytest.raises(DataError, match="minari:a-v0"):
+            read("minari:a-v0")
+
+
+def test_the_code_that_a_dataset_names_as_its_environment_is_not_run(root, tmp_path):
+    write("minari:a-v0", cartpole_rows())
+    path = root / "a-v0/data/metadata.json"
+    metadata = json.loads(path.read_text())
+    spec = {"id": "X-v0", "entry_point": "pathlib:Path.touch", "kwargs": {"self": str(tmp_path / "touched")}}
+    del metadata["action_space"]
+    path.write_text(json.dumps(metadata | {"env_spec": json.dumps(spec)}))
+    with pytest.raises(DataError, match="is not run"):
+        read("minari:a-v0")
+
+
+def test_a_dataset_is_never_written_over():
+    write("minari:a-v0", cartpole_rows())
+    with pytest.raises(FileExistsError, match="minari delete"):
+        write("minari:a-v0", cartpole_rows())
+
+
+@pytest.mark.parametrize("name", ["new_obs", "dones", "eps_id"])
+def test_what_minari_needs_is_named(root, name):
+    batch = cartpole_rows()
+    del batch[name]
+    with pytest.raises(DataError, match=name):
+        write("minari:a-v0", batch)
+    assert not (root / "a-v0").exists()
+
+
+def test_pixels_survive():
+    obs = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
+    batch = cartpole_rows(1, 5)
+    batch["obs"], batch["new_obs"] = obs[:-1], obs[1:]
+    write("minari:a-v0", batch)
+    (found,) = read("minari:a-v0")
+    batch["eps_id"] = np.zeros(5, np.int64)
+    del batch["action_logp"]
+    assert_equal_batches(found, batch)

@@ -1,0 +1,364 @@
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+
+import numpy as np
+import pytest
+from stored_rows import cartpole_rows
+
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import ConfigError, DataError, EndOfData
+from aiorl.offline.formats import Share, WriteOptions
+from aiorl.offline.readers import FileReader, HoldOut, MixedReader, ReaderOptions, ShuffledReader, find_sources
+from aiorl.offline.registry import format_of
+
+pytest.importorskip("pyarrow")
+
+
+def write(path, *batches):
+    with format_of(str(path)).create(str(path), WriteOptions()) as file:
+        for batch in batches:
+            file.write(batch)
+    return path
+
+
+def episodes(*numbers, length=5):
+    return [cartpole_rows(1, length, first=number) for number in numbers]
+
+
+def ids(batches):
+    return sorted({int(number) for batch in batches for number in batch["eps_id"]})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Six files with three episodes each, numbered through, of three formats."""
+    for number, suffix in enumerate([".json", ".json.gz", ".parquet"] * 2):
+        write(tmp_path / f"{number}{suffix}", *episodes(*range(3 * number, 3 * number + 3)))
+    (tmp_path / "notes.txt").write_text("no experience")
+    (tmp_path / ".9.json.part").write_text("half of one")
+    return tmp_path
+
+
+@pytest.mark.parametrize("source", ["", "/*", "/[0-9].*"])
+def test_a_directory_and_patterns_name_their_files(folder, source):
+    """R187."""
+    (folder / "notes.txt").unlink()
+    assert len(find_sources(f"{folder}{source}")) == 6
+
+
+def test_a_list_of_sources_names_each_file_once(folder):
+    """R187."""
+    found = find_sources([f"{folder}/*.json", str(folder / "2.parquet"), str(folder)])
+    assert len(found) == 6
+    assert [os.path.basename(path) for path in found[:3]] == ["0.json", "3.json", "2.parquet"]
+
+
+@pytest.mark.parametrize("name", ["nothing", "*.json", "a.json"])
+def test_a_source_without_files_is_refused(tmp_path, name):
+    """R187: ValueError."""
+    with pytest.raises(ValueError, match=r"No file of experience matches .*nothing|.*json"):
+        FileReader(str(tmp_path / name))
+    with pytest.raises(ConfigError):
+        FileReader([str(tmp_path)])
+
+
+def test_a_name_with_brackets_is_a_file_first(tmp_path):
+    path = write(tmp_path / "run[1].json", *episodes(1))
+    assert find_sources(str(path)) == [str(path)]
+
+
+def test_a_file_of_no_format_is_refused(folder):
+    with pytest.raises(DataError, match=r"'\.txt'"):
+        FileReader(f"{folder}/*")
+
+
+def test_uris_are_read_and_written_through_fsspec():
+    """R187."""
+    fsspec = pytest.importorskip("fsspec")
+    write("memory://there/a.json.gz", *episodes(1, 2))
+    write("memory://there/b.parquet", *episodes(3))
+    fsspec.filesystem("memory").pipe("/there/c.txt", b"")
+    try:
+        for source in (
+            "memory://there",
+            "memory://there/[ab].*",
+            ["memory://there/a.json.gz", "memory://there/b.parquet"],
+        ):
+            assert ids(FileReader(source, ReaderOptions(epochs=1))) == [1, 2, 3]
+        with pytest.raises(ConfigError, match="No file"):
+            FileReader("memory://elsewhere/a.json")
+        with pytest.raises(FileExistsError):
+            write("memory://there/a.json.gz", *episodes(1))
+        with pytest.raises(ConfigError, match="nosuch"):
+            FileReader("nosuch://there/a.json")
+    finally:
+        fsspec.filesystem("memory").rm("/there", recursive=True)
+
+
+def test_a_pass_gives_every_row_once_and_then_ends(folder):
+    reader = FileReader(str(folder), ReaderOptions(epochs=2))
+    numbers = [int(number) for batch in reader for number in batch["eps_id"]]
+    assert sorted(numbers) == sorted(list(range(18)) * 10)
+    assert (reader.counts.passes, reader.counts.rows, reader.counts.corrupt) == (2, 180, 0)
+    with pytest.raises(EndOfData):
+        reader.next()
+
+
+def test_training_reads_without_end_in_another_order_each_pass(folder):
+    """R187."""
+    reader = FileReader(str(folder), ReaderOptions(seed=3))
+    firsts = [[int(batch["eps_id"][0]) for batch in itertools.islice(reader, 14)] for _ in range(5)]
+    assert all(set(order) == set(firsts[0]) for order in firsts)
+    assert len({tuple(order) for order in firsts}) > 1
+    again = FileReader(str(folder), ReaderOptions(seed=3))
+    assert [int(batch["eps_id"][0]) for batch in itertools.islice(again, 14)] == firsts[0]
+    reader.close()
+    with pytest.raises(EndOfData):
+        reader.next()
+
+
+@pytest.mark.parametrize("of", [1, 2, 3, 6, 7])
+def test_workers_together_read_each_row_once_a_pass(folder, of):
+    readers = [FileReader(str(folder), ReaderOptions(share=Share(index, of), epochs=1)) for index in range(of)]
+    numbers = [int(number) for reader in readers for batch in reader for number in batch["eps_id"]]
+    assert sorted(numbers) == sorted(list(range(18)) * 5)
+    if of <= 6:
+        assert sorted(path for reader in readers for path in reader.files) == find_sources(str(folder))
+
+
+def test_an_endless_reader_whose_share_is_empty_reads_everything(tmp_path, caplog):
+    write(tmp_path / "a.json", *episodes(1, 2))
+    reader = FileReader(str(tmp_path), ReaderOptions(share=Share(3, 4)))
+    assert ids(itertools.islice(reader, 4)) == [1, 2]
+    assert "more workers than stored batches" in caplog.text
+    assert list(FileReader(str(tmp_path), ReaderOptions(share=Share(3, 4), epochs=1))) == []
+
+
+def test_the_held_out_episodes_are_the_rest_whole_and_the_same_each_time(tmp_path):
+    for name in ("a.json", "b.parquet"):
+        batch = cartpole_rows(200, 3)
+        write(tmp_path / name, *[batch.slice(at, at + 50) for at in range(0, 600, 50)])
+    parts = {}
+    for part in ("train", "held_out"):
+        options = ReaderOptions(epochs=1, hold_out=HoldOut(0.25, part), batch_rows=7)
+        parts[part] = [batch for batch in FileReader(str(tmp_path / "a.json"), options)]
+        again = [batch for batch in FileReader(str(tmp_path / "a.json"), options)]
+        assert ids(again) == ids(parts[part])
+    held_out, train = ids(parts["held_out"]), ids(parts["train"])
+    assert sorted(held_out + train) == list(range(200))
+    assert 25 < len(held_out) < 80
+    assert sum(batch.count for batch in parts["held_out"]) == 3 * len(held_out)
+    other = FileReader(str(tmp_path / "b.parquet"), ReaderOptions(epochs=1, hold_out=HoldOut(0.25, "held_out")))
+    assert ids(other) != held_out
+
+
+def test_rows_of_no_known_episode_are_held_out_by_the_batch(tmp_path):
+    write(tmp_path / "a.json", *[SampleBatch(rewards=np.full(3, n, np.float32)) for n in range(40)])
+    sizes = {}
+    for part in ("train", "held_out"):
+        reader = FileReader(str(tmp_path), ReaderOptions(epochs=1, hold_out=HoldOut(0.5, part)))
+        sizes[part] = [batch.count for batch in reader]
+    assert set(sizes["train"] + sizes["held_out"]) == {3}
+    assert len(sizes["train"]) + len(sizes["held_out"]) == 40
+    assert min(len(sizes["train"]), len(sizes["held_out"])) > 5
+
+
+def test_several_policies_are_held_out_by_episode_too(tmp_path):
+    batch = MultiAgentBatch({"a": cartpole_rows(30, 2), "b": cartpole_rows(30, 2)}, 60)
+    write(tmp_path / "a.json", batch)
+    (train,) = FileReader(str(tmp_path), ReaderOptions(epochs=1, hold_out=HoldOut(0.5)))
+    (held_out,) = FileReader(str(tmp_path), ReaderOptions(epochs=1, hold_out=HoldOut(0.5, "held_out")))
+    assert train.count + held_out.count == 60
+    assert ids([train.policy_batches["a"]]) == ids([train.policy_batches["b"]])
+
+
+def test_an_input_that_holds_nothing_for_this_part_ends_and_does_not_spin(tmp_path):
+    write(tmp_path / "a.json", *episodes(1))
+    parts = [ReaderOptions(hold_out=HoldOut(0.5, part)) for part in ("train", "held_out")]
+    readers = [FileReader(str(tmp_path), options) for options in parts]
+    with pytest.raises(DataError, match="nothing to be read"):
+        [reader.next() for reader in readers]
+
+
+@pytest.mark.parametrize(("whole", "sizes"), [(True, [10, 10, 100, 5]), (False, [10, 10, 7, 7, 7, 7, 7])])
+def test_large_stored_batches_are_cut_between_episodes_or_in_long_ones(tmp_path, whole, sizes):
+    batch = SampleBatch.concat([*episodes(1, 2, 3, 4), *episodes(5, length=100), *episodes(6)])
+    write(tmp_path / "a.parquet", batch)
+    reader = FileReader(str(tmp_path), ReaderOptions(epochs=1, batch_rows=7, whole_episodes=whole))
+    found = list(reader)
+    assert [part.count for part in found][: len(sizes)] == sizes
+    np.testing.assert_array_equal(SampleBatch.concat(found)["obs"], batch["obs"])
+
+
+def corrupt(path, *places):
+    lines = path.read_bytes().splitlines(keepends=True)
+    for place in places:
+        lines[place] = b"garbage\n"
+    path.write_bytes(b"".join(lines))
+
+
+def test_corrupt_lines_are_counted_named_and_passed_over(tmp_path, caplog):
+    path = write(tmp_path / "a.json", *episodes(*range(10)))
+    corrupt(path, 2, 7)
+    reader = FileReader(str(tmp_path), ReaderOptions(epochs=1))
+    assert ids(reader) == [0, 1, 3, 4, 5, 6, 8, 9]
+    assert reader.counts.corrupt == 2
+    assert f"{path}, line 3: no JSON" in caplog.text
+
+
+def test_more_corrupt_lines_than_allowed_end_the_reading(tmp_path):
+    path = write(tmp_path / "a.json", *episodes(*range(10)))
+    corrupt(path, 2, 5, 7)
+    reader = FileReader(str(tmp_path), ReaderOptions(max_corrupt=2))
+    with pytest.raises(DataError, match=r"3 places .* more than the 2 .*line 3"):
+        list(itertools.islice(reader, 100))
+    with pytest.raises(DataError, match="3 places"):
+        reader.next()
+
+
+def test_a_place_counts_once_however_many_passes_come_to_it(tmp_path, caplog):
+    path = write(tmp_path / "a.json", *episodes(*range(10)))
+    corrupt(path, 2)
+    path.write_bytes(path.read_bytes()[:-30])
+    reader = FileReader(str(tmp_path), ReaderOptions(max_corrupt=2))
+    assert len(list(itertools.islice(reader, 1000))) == 1000
+    assert (reader.counts.passes, reader.counts.corrupt) == (124, 2)
+    assert caplog.text.count("line 3") == caplog.text.count("cut short") == 1
+
+
+def test_nothing_that_can_be_read_is_an_error_and_no_endless_loop(tmp_path):
+    corrupt(write(tmp_path / "a.json", *episodes(1)), 0)
+    for epochs in (None, 1):
+        with pytest.raises(DataError, match=r"nothing could be read.*line 1"):
+            FileReader(str(tmp_path), ReaderOptions(epochs=epochs)).next()
+    (tmp_path / "a.json").write_bytes(b"")
+    with pytest.raises(DataError, match="nothing to be read"):
+        FileReader(str(tmp_path)).next()
+
+
+def test_a_file_that_vanishes_costs_its_own_rows_only(folder, caplog):
+    """O6 of offline data."""
+    reader = FileReader(str(folder), ReaderOptions(epochs=2, seed=0))
+    first = reader.next()
+    gone = next(path for path in reader.files if int(first["eps_id"][0]) // 3 != int(os.path.basename(path)[0]))
+    os.unlink(gone)
+    left = ids(reader)
+    lost = int(os.path.basename(gone)[0])
+    assert set(range(18)) - set(left) <= {3 * lost, 3 * lost + 1, 3 * lost + 2} | set(ids([first]))
+    assert reader.counts.lost_files == 1
+    assert gone in caplog.text
+
+
+def test_a_file_that_grows_or_is_cut_while_it_is_read_is_read_as_far_as_it_goes(tmp_path):
+    path = write(tmp_path / "a.json", *episodes(*range(2000)))
+    reader = FileReader(str(tmp_path), ReaderOptions(epochs=1))
+    reader.next()
+    os.truncate(path, path.stat().st_size // 2)
+    found = list(reader)
+    assert 0 < len(found) < 2000
+    assert reader.counts.corrupt <= 1
+
+
+def test_a_reader_can_be_closed_while_another_thread_reads(tmp_path):
+    write(tmp_path / "a.json", *episodes(*range(50)))
+    reader = FileReader(str(tmp_path))
+    is_reading = threading.Event()
+    ended: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for _ in reader:
+                is_reading.set()
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert is_reading.wait(10)
+    reader.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert ended == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"epochs": 0}, {"batch_rows": 0}, {"max_corrupt": -1}, {"share": Share(2, 2)}, {"share": Share(-1, 2)}],
+)
+def test_options_that_are_none_are_refused(options):
+    with pytest.raises(ConfigError):
+        ReaderOptions(**options)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, float("nan")])
+def test_a_split_that_leaves_nothing_is_refused(fraction):
+    with pytest.raises(ConfigError, match="split"):
+        HoldOut(fraction)
+
+
+class Counting:
+    """A reader of batches numbered from 0, as many as wished."""
+
+    def __init__(self, limit=None, name=0):
+        self.given, self.limit, self.name, self.is_closed = 0, limit, name, False
+
+    def next(self):
+        if self.given == self.limit:
+            raise EndOfData("all")
+        self.given += 1
+        return SampleBatch(number=np.array([self.given - 1]), name=np.array([self.name]))
+
+    def close(self):
+        self.is_closed = True
+
+
+def number(batch):
+    return int(batch["number"][0])
+
+
+def test_the_shuffle_buffer_is_filled_first_and_gives_random_batches():
+    """R188."""
+    source = Counting()
+    reader = ShuffledReader(source, 50, seed=0)
+    assert source.given == 0
+    first = number(reader.next())
+    assert source.given == 50
+    seen = [first] + [number(reader.next()) for _ in range(449)]
+    assert source.given == 499
+    assert len(set(seen)) == 450
+    assert seen != sorted(seen)
+    assert all(value <= index + 50 for index, value in enumerate(seen))
+    assert max(abs(value - index) for index, value in enumerate(seen)) > 50
+
+
+def test_at_the_end_of_a_finite_input_the_shuffle_buffer_is_emptied():
+    """R188."""
+    reader = ShuffledReader(Counting(limit=12), 5, seed=0)
+    assert sorted(number(reader.next()) for _ in range(12)) == list(range(12))
+    with pytest.raises(EndOfData):
+        reader.next()
+    reader.close()
+
+
+def test_a_mixture_reads_by_probability():
+    """R187."""
+    weights = {"a": 0.2, "b": 0.5, "c": 0.3}
+    readers = {name: Counting(name=index) for index, name in enumerate(weights)}
+    mixed = MixedReader(readers, weights, seed=1)
+    seen = np.bincount([int(mixed.next()["name"][0]) for _ in range(4000)]) / 4000
+    assert np.abs(seen - [0.2, 0.5, 0.3]).max() < 0.03
+    mixed.close()
+    assert all(reader.is_closed for reader in readers.values())
+
+
+@pytest.mark.parametrize(
+    "weights", [{}, {"a": 0.5}, {"a": 0.7, "b": 0.7}, {"a": -0.5, "b": 1.5}, {"a": "1"}, {"a": float("nan")}]
+)
+def test_probabilities_that_are_none_are_refused(weights):
+    """R187."""
+    with pytest.raises(ValueError, match="probabilit"):
+        MixedReader.check(weights)

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import numpy as np
+import pytest
+from plain_policies import PlainPolicy, RandomPolicy
+from stored_rows import assert_equal_batches, cartpole_rows
+
+from aiorl.data.metrics import RolloutMetrics
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import ConfigError, EndOfData
+from aiorl.log_once import log_once
+from aiorl.offline.formats import Share, WriteOptions
+from aiorl.offline.io import InputReader, IOContext, NoopWriter, OutputWriter, SamplerInput
+from aiorl.offline.readers import FileReader, HoldOut
+from aiorl.offline.registry import format_of
+from aiorl.offline.sources import InputSettings, input_creator, output_creator
+from aiorl.rollout.rollout_worker import RolloutWorker
+from aiorl.testing.envs import CountingEnv
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+
+
+@pytest.fixture(autouse=True)
+def _fresh_logging():
+    log_once.reset()
+    yield
+    log_once.reset()
+
+
+@pytest.fixture
+def make_worker():
+    with contextlib.ExitStack() as stack:
+
+        def make(policy=RandomPolicy, **more):
+            more = {"rollout_fragment_length": 10, "policy_config": {"seed": 0}} | more
+            return stack.enter_context(RolloutWorker(lambda context: CountingEnv(), policy, **more))
+
+        yield make
+
+
+def write(path, *batches):
+    with format_of(str(path)).create(str(path), WriteOptions()) as file:
+        for batch in batches:
+            file.write(batch)
+    return str(path)
+
+
+class Ours(InputReader):
+    def __init__(self, context):
+        self.context = context
+
+    def next(self):
+        return cartpole_rows(1, 5)
+
+
+class OurWriter(OutputWriter):
+    def __init__(self, context):
+        self.batches = []
+
+    def write(self, batch):
+        self.batches.append(batch)
+
+
+def test_all_forms_of_input_make_their_reader(tmp_path, make_worker):
+    """R187: sampler, a path, a list, a mixture, a function."""
+    path = write(tmp_path / "a.json", cartpole_rows())
+    worker = make_worker()
+    context = worker.io_context
+    assert isinstance(input_creator("sampler")(context), SamplerInput)
+    assert isinstance(input_creator(path)(context), FileReader)
+    assert isinstance(input_creator([path])(context), FileReader)
+    mixed = input_creator({"sampler": 0.5, str(tmp_path): 0.5}, InputSettings(seed=0))(context)
+    sizes = [len(mixed.next()["obs"][0]) for _ in range(400)]
+    assert 120 < sizes.count(3) < 280, "of the sampler"
+    assert sizes.count(3) + sizes.count(4) == 400
+    assert input_creator(Ours) is Ours
+
+
+@pytest.mark.parametrize("source", [7, None, [], ["a", 1], b"a", {"a": 0.4}, {"a": 0.5, "b": 0.6}])
+def test_what_is_no_input_is_refused(source):
+    """R187."""
+    with pytest.raises(ValueError, match="input"):
+        input_creator(source)
+
+
+def test_a_mixture_has_no_end():
+    with pytest.raises(ConfigError, match="different times"):
+        input_creator({"a": 0.5, "b": 0.5}, InputSettings(epochs=1))
+
+
+def test_all_forms_of_output_make_their_writer(tmp_path):
+    """R190: none, the run's directory, a directory, a function."""
+    context = IOContext(str(tmp_path / "run"), worker_index=2)
+    assert isinstance(output_creator(None)(context), NoopWriter)
+    assert output_creator(OurWriter) is OurWriter
+    for output, directory in (("logdir", tmp_path / "run"), (str(tmp_path / "there"), tmp_path / "there")):
+        writer = output_creator(output, compress_columns=["obs"])(context)
+        writer.write(cartpole_rows())
+        writer.close()
+        (path,) = directory.iterdir()
+        assert "_worker-2_0.json" in path.name
+        assert path.read_text().count("lz4") == 1
+    with pytest.raises(ConfigError, match="no run directory"):
+        output_creator("logdir")(IOContext())
+    for output in (7, "", ["a"]):
+        with pytest.raises(ConfigError, match="output is"):
+            output_creator(output)
+
+
+@pytest.mark.parametrize("format_name", ["json", "parquet"])
+def test_what_one_worker_writes_another_reads(tmp_path, make_worker, format_name):
+    """R187, R190: the batches are equal."""
+    if format_name == "parquet":
+        pytest.importorskip("pyarrow")
+    writer = make_worker(output_creator=output_creator(str(tmp_path), format_name=format_name), num_envs=2)
+    written = [writer.sample() for _ in range(4)]
+    writer.stop()
+    settings = InputSettings(epochs=1)
+    reader = make_worker(input_creator=input_creator(str(tmp_path), settings), rollout_fragment_length=20)
+    read = []
+    with contextlib.suppress(EndOfData):
+        while True:
+            read.append(reader.sample())
+    if format_name == "json":
+        assert len(read) == 4
+        for found, batch in zip(read, written, strict=True):
+            assert_equal_batches(found, batch)
+    assert_equal_batches(SampleBatch.concat(read), SampleBatch.concat(written))
+
+
+def test_the_last_rows_of_a_pass_are_a_shorter_batch(tmp_path, make_worker):
+    path = write(tmp_path / "a.json", *[cartpole_rows(1, 4, first=number) for number in range(3)])
+    worker = make_worker(
+        input_creator=input_creator(path, InputSettings(epochs=1)),
+        rollout_fragment_length=8,
+        batch_mode="complete_episodes",
+    )
+    assert [worker.sample().count, worker.sample().count] == [8, 4]
+    with pytest.raises(EndOfData):
+        worker.sample()
+
+
+def test_what_workers_of_several_policies_write_is_read(tmp_path):
+    """R187, R190."""
+    probe = CountingMultiAgentEnv()
+    policies = {name: (RandomPolicy, probe.observation_space, probe.action_space, {"seed": 0}) for name in ("a0", "a1")}
+    make = functools.partial(
+        RolloutWorker, lambda context: CountingMultiAgentEnv(), policies, str, rollout_fragment_length=10
+    )
+    with make(output_creator=output_creator(str(tmp_path))) as writer:
+        batch = writer.sample()
+    assert isinstance(batch, MultiAgentBatch)
+    with make(input_creator=input_creator(str(tmp_path))) as reader:
+        assert_equal_batches(reader.sample(), batch)
+
+
+def test_workers_share_the_files_by_their_places(tmp_path, make_worker):
+    for number in range(6):
+        write(tmp_path / f"{number}.json", cartpole_rows(1, 5, first=number))
+    settings = InputSettings(epochs=1)
+    seen = []
+    for index in (1, 2, 3):
+        worker = make_worker(worker_index=index, num_workers=3, input_creator=input_creator(str(tmp_path), settings))
+        assert len(worker.input_reader.files) == 2
+        seen += [int(batch["eps_id"][0]) for batch in worker.input_reader]
+    assert sorted(seen) == list(range(6))
+    local = make_worker(worker_index=0, num_workers=3, input_creator=input_creator(str(tmp_path), settings))
+    assert len(local.input_reader.files) == 6
+    assert local.input_reader._options.share == Share()
+
+
+def test_a_worker_reads_fragments_of_its_length_from_large_stored_batches(tmp_path, make_worker):
+    write(tmp_path / "a.json", cartpole_rows(100, 7))
+    worker = make_worker(input_creator=input_creator(str(tmp_path)), rollout_fragment_length=50)
+    batch = worker.sample()
+    assert batch.count == 56
+    assert batch["dones"][-1]
+
+
+class Postprocessing(PlainPolicy):
+    def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):
+        batch["advantages"] = np.full(batch.count, self.weight[0], np.float32)
+        batch["length"] = np.full(batch.count, batch.count)
+        return batch
+
+
+def test_postprocessing_is_done_when_asked_by_episode_and_by_the_current_policy(tmp_path, make_worker):
+    """R189."""
+    path = write(tmp_path / "a.json", cartpole_rows(4, 5))
+    plain = make_worker(Postprocessing, input_creator=input_creator(path))
+    assert "advantages" not in plain.sample()
+    settings = InputSettings(postprocess_inputs=True, shuffle_buffer_size=3)
+    worker = make_worker(Postprocessing, input_creator=input_creator(path, settings))
+    for weight in (1.0, 2.0):
+        worker.set_weights({"default_policy": {"w": np.array([weight])}})
+        batch = worker.sample()
+        assert set(batch["advantages"].tolist()) == {weight}, "though batches were in the buffer before"
+        assert set(batch["length"].tolist()) == {5}
+
+
+def test_of_a_mixture_only_stored_rows_are_postprocessed_here(tmp_path, make_worker):
+    """R189."""
+    path = write(tmp_path / "a.json", cartpole_rows(4, 5))
+    worker = make_worker(Postprocessing)
+    settings = InputSettings(postprocess_inputs=True, seed=0)
+    mixed = input_creator({"sampler": 0.5, path: 0.5}, settings)(worker.io_context)
+    seen = {(len(batch["obs"][0]), tuple(batch["advantages"])[:1]) for batch in (mixed.next() for _ in range(40))}
+    assert seen == {(3, (0.0,)), (4, (0.0,))}
+
+
+def test_stored_batches_of_several_policies_are_not_postprocessed(tmp_path, make_worker):
+    """R189: NotImplementedError."""
+    path = write(tmp_path / "a.json", MultiAgentBatch({"a": cartpole_rows()}, 15))
+    worker = make_worker(input_creator=input_creator(path, InputSettings(postprocess_inputs=True)))
+    with pytest.raises(NotImplementedError, match="one policy"):
+        worker.sample()
+
+
+def test_the_shuffle_buffer_is_of_files_and_not_of_samplers_or_functions(tmp_path, make_worker):
+    """R188."""
+    path = write(tmp_path / "a.json", *[cartpole_rows(1, 5, first=number) for number in range(60)])
+    context = make_worker().io_context
+    for size in (0, 20):
+        settings = InputSettings(shuffle_buffer_size=size, seed=0)
+        reader = input_creator(path, settings)(context)
+        order = [int(reader.next()["eps_id"][0]) for _ in range(40)]
+        assert (order == list(range(40))) == (size == 0)
+        assert isinstance(input_creator("sampler", settings)(context), SamplerInput)
+        assert isinstance(input_creator(Ours, settings)(context), Ours)
+
+
+def test_a_split_and_a_seed_reach_the_reader(tmp_path):
+    path = write(tmp_path / "a.json", cartpole_rows(50, 2))
+    found = {}
+    for part in ("train", "held_out"):
+        settings = InputSettings(epochs=1, hold_out=HoldOut(0.3, part), seed=1)
+        reader = input_creator(path, settings)(IOContext())
+        found[part] = {int(number) for batch in reader for number in batch["eps_id"]}
+    assert found["train"] | found["held_out"] == set(range(50))
+    assert not found["train"] & found["held_out"]
+
+
+def test_with_simulation_learning_sees_stored_rows_and_metrics_are_the_environments(tmp_path, make_worker):
+    """R192."""
+    path = write(tmp_path / "a.json", cartpole_rows(4, 5))
+    worker = make_worker(input_creator=input_creator(path), input_evaluation=["simulation"])
+    metrics: list[RolloutMetrics] = []
+    while len(metrics) < 5:
+        assert worker.sample()["obs"].shape[1] == 4
+        metrics += worker.get_metrics()
+    assert {found.episode_reward for found in metrics} == {15.0}
+    with pytest.raises(ConfigError, match="drops what the sampler yields"):
+        make_worker(input_creator=input_creator("sampler"), input_evaluation=["simulation"])

@@ -1,0 +1,155 @@
+"""What a policy would do along stored episodes is what it does when it steps through them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from plain_graph import make_graph
+
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.spaces import space_to_dict
+from aiorl.errors import BatchError, PolicyError
+from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ
+from aiorl.offline.estimators.judgement import judge
+from aiorl.offline.estimators.ratios import Trajectories
+from aiorl.offline.estimators.target import Target
+from aiorl.policy.acting_graph import ActingSpec
+from aiorl.policy.graph_policy import GraphPolicy
+from aiorl.policy.loading import learned_policy_class
+
+THREE = spaces.Discrete(3, start=2)
+
+
+def make_policy(**kind):
+    graph, spec, weights = make_graph((2,), THREE, **kind)
+    policy = learned_policy_class(graph, spec.to_dict())(spaces.Box(-9, 9, (2,)), THREE, {})
+    policy.set_weights(weights)
+    return policy
+
+
+def episodes(rng, lengths=(4, 1, 7, 4)):
+    made = []
+    for number, length in enumerate(lengths):
+        obs = rng.normal(size=(length + 1, 2)).astype(np.float32)
+        ends = np.arange(length) == length - 1
+        made.append(
+            SampleBatch(
+                obs=obs[:-1], new_obs=obs[1:], actions=rng.integers(2, 5, length), eps_id=np.full(length, number),
+                rewards=rng.normal(size=length).astype(np.float32), action_logp=np.full(length, np.log(1 / 3)),
+                terminateds=ends & bool(number % 2), truncateds=ends & (not number % 2), dones=ends,
+            )
+        )  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"recurrent": recurrent, "looks_back": looks_back} for recurrent in (False, True) for looks_back in (False, True)],
+)
+def test_a_look_is_that_of_a_policy_that_steps_through_each_episode_with_its_own_states(kind):
+    policy, stored = make_policy(**kind), episodes(np.random.default_rng(1))
+    look = Target(policy).look(stored, need_ends=True)
+    rows, ends, states = [], [], []
+    for episode in stored:
+        state = policy.initial_state(1)
+        action, reward = np.zeros(1, np.int64), np.zeros(1, np.float32)
+        for row in range(episode.count + 1):
+            obs = episode["obs"][row : row + 1] if row < episode.count else episode["new_obs"][-1:]
+            (rows if row < episode.count else ends).append((obs[0], state[0][0] if state else []))
+            _, state_out, columns = policy.compute_actions(obs, state, action, reward, explore=False)
+            states.append((row < episode.count, columns["action_dist_inputs"][0]))
+            state = state_out
+            if row < episode.count:
+                action, reward = episode["actions"][row : row + 1], episode["rewards"][row : row + 1]
+    expected = [inputs for is_row, inputs in states if is_row] + [inputs for is_row, inputs in states if not is_row]
+    np.testing.assert_allclose(look.dist_inputs, expected, rtol=1e-5)
+    np.testing.assert_allclose(look.known, [np.concatenate(pair) for pair in rows + ends], rtol=1e-5)
+    actions = np.concatenate([episode["actions"] for episode in stored])
+    np.testing.assert_allclose(look.logp, policy.distribution.logp(np.array(expected[: len(actions)]), actions))
+    np.testing.assert_allclose(Target(policy).log_likelihoods(stored), look.logp)
+
+
+def test_observations_as_the_environment_gives_them_are_made_into_inputs_first():
+    policy, stored = make_policy(recurrent=False, looks_back=False), episodes(np.random.default_rng(2))
+    expected = Target(policy).look(stored, need_ends=True).logp
+    for episode in stored:
+        for name in ("obs", "new_obs"):
+            episode[name] = episode[name].astype(np.float64) * 10
+    look = Target(policy, lambda rows: np.stack(rows).astype(np.float32) / 10).look(stored, need_ends=True)
+    np.testing.assert_allclose(look.logp, expected, rtol=1e-4)
+
+
+def test_a_policy_whose_weights_are_broken_is_told_from_data_that_are():
+    policy, stored = make_policy(recurrent=False, looks_back=False), episodes(np.random.default_rng(3))
+    policy.distribution.logp = lambda inputs, actions: np.full(len(actions), np.nan, np.float32)
+    with pytest.raises(PolicyError, match="log-probability of action 0 is nan"):
+        judge(policy, stored, methods=["is"])
+
+
+class Leaning:
+    """A network whose actions are normal around half the observation."""
+
+    def run(self, obs, state=(), prev=None):
+        return np.concatenate([0.5 * obs, np.full_like(obs, -1.0)], axis=1), np.zeros(len(obs), np.float32), []
+
+
+def test_a_continuous_policy_is_judged_also_by_its_model():
+    """One step, reward -(a - o)^2: V = -(o^2 / 4 + exp(-2)), here with o uniform in [-1, 1]."""
+    space = spaces.Box(-1, 1, (1,), np.float32)
+    policy = GraphPolicy(Leaning(), ActingSpec((1,), "float32", (), 2, "diag_gaussian", space_to_dict(space), ()))
+    rng = np.random.default_rng(4)
+    obs = rng.uniform(-1, 1, (3000, 1)).astype(np.float32)
+    actions = rng.normal(0.0, 1.0, (3000, 1)).astype(np.float32)
+    rewards = -((actions - obs) ** 2)[:, 0]
+    density = (-0.5 * actions**2 - 0.5 * np.log(2 * np.pi))[:, 0]
+    over = np.array([True])
+    stored = [
+        SampleBatch(
+            obs=obs[[row]], actions=actions[[row]], rewards=rewards[[row]], action_logp=density[[row]], terminateds=over
+        )
+        for row in range(3000)
+    ]
+    found = judge(policy, stored, num_resamples=200)
+    truth = -(1 / 12 + np.exp(-2.0))
+    for name in ("is", "wis", "pdis", "dr"):
+        low, high = found.estimates[name].interval
+        assert low - 0.02 < truth < high + 0.02, name
+    assert found.estimates["dm"].value == pytest.approx(truth, abs=0.02)
+    assert found.v_prev == pytest.approx(-4 / 3, abs=0.1)
+
+
+def test_two_looks_have_the_features_of_one():
+    policy, stored = make_policy(recurrent=True, looks_back=False), episodes(np.random.default_rng(5), (30, 20, 10, 25))
+    target = Target(policy)
+    of = Trajectories(
+        np.concatenate([one["rewards"] for one in stored]).astype(np.float64),
+        np.array([one.count for one in stored]),
+        0.9,
+    )
+    goes_on = np.array([True, False, True, False])
+    found = []
+    for cuts in ([stored], [stored[:3], stored[3:]]):
+        bank = FeatureBank(target, 3)
+        for chunk in cuts:
+            bank.add(target.look(chunk, need_ends=True))
+        found.append(bank.rows(of, goes_on))
+    assert found[1].expected.shape[0] == 85 + 4
+    assert found[0].choices.tolist() == found[1].choices.tolist() == [a - 2 for one in stored for a in one["actions"]]
+    np.testing.assert_allclose(found[0].probabilities, found[1].probabilities)
+    half = found[0].of_episodes(np.array([1, 3]))
+    assert half.of.lengths.tolist() == [20, 25]
+    np.testing.assert_array_equal(half.expected[-2:], found[0].expected[[86, 88]])
+    following = found[0].following
+    assert following[[0, 29, 30, 84]].tolist() == [1, 85, 31, 88]
+    assert found[0].discounts[[0, 29, 49, 59, 84]].tolist() == [0.9, 0.9, 0.0, 0.9, 0.0]
+    assert FittedQ(half).values(half)[2][-1] == 0.0
+
+
+def test_frames_stored_as_other_numbers_are_refused_where_that_loses_something():
+    policy = make_policy(recurrent=False, looks_back=False)
+    policy.spec = dataclasses.replace(policy.spec, obs_dtype="uint8")
+    with pytest.raises(BatchError, match="whole numbers from 0 to 255, got others in episode 0"):
+        Target(policy).look(episodes(np.random.default_rng(6)), need_ends=True)

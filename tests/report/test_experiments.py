@@ -1,0 +1,112 @@
+"""Runs of one experiment are found, told apart from others, and put together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.config.load import save_config
+from aiorl.errors import ConfigError
+from aiorl.plot import main
+from aiorl.report.experiments import RunCurve, band_of, find_runs, group_runs, interquartile_mean
+
+
+def write_run(path: Path, points: list[tuple[float, float, float]], **settings: object) -> Path:
+    """A run directory with results (env steps, seconds, mean return)."""
+    path.mkdir(parents=True)
+    lines = [
+        json.dumps({"timesteps_total": steps, "time_total_s": seconds, "episode_reward_mean": value})
+        for steps, seconds, value in points
+    ]
+    (path / "result.jsonl").write_text("\n".join(lines) + "\n")
+    save_config(PPOConfig.from_mapping({"env": "CartPole-v1", **settings}), path)
+    return path
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_experiment(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"a{seed}", [(0, 0, 1.0), (10, 1, 2.0)], seed=seed, stop_timesteps=seed + 10)
+        write_run(tmp_path / f"b{seed}", [(0, 0, 1.0), (10, 1, 2.0)], seed=seed, lr=1e-3)
+    experiments = group_runs([RunCurve.read(path) for path in find_runs([tmp_path])])
+    assert [(one.name.partition(", ")[0], len(one.runs)) for one in experiments] == [("ppo on CartPole-v1", 3)] * 2
+    assert {one.name.partition(", ")[2] for one in experiments} == {"lr=0.001", f"lr={PPOConfig().lr}"}
+
+
+@pytest.mark.parametrize(("values", "expected"), [([3.0], 3.0), ([1.0, 5.0], 3.0), ([0, 1, 2, 3, 94], 2.0),
+                                                  ([0, 1, 2, 3, 4, 5, 6, 79], 3.5)])  # fmt: skip
+def test_the_interquartile_mean_is_that_of_the_middle_half(values: list[float], expected: float) -> None:
+    assert interquartile_mean(np.array(values, float)) == pytest.approx(expected)
+
+
+def test_a_band_lies_between_the_runs_and_follows_those_that_have_got_there(tmp_path: Path) -> None:
+    for seed, (last, value) in enumerate([(100, 0.0), (100, 10.0), (50, 20.0)]):
+        write_run(tmp_path / str(seed), [(0, 0, value), (last, last / 10, value)], seed=seed)
+    runs = [RunCurve.read(path) for path in find_runs([tmp_path])]
+    for by, end in (("steps", 50), ("seconds", 5)):
+        band = band_of(runs, by=by, rng=np.random.default_rng(0))
+        early, late = band.at < end * 0.99, band.at > end * 1.01
+        assert np.allclose(band.mean[early], 10.0)
+        assert np.allclose(band.mean[late], 5.0)
+        assert set(band.num_runs[early]) == {3}
+        assert set(band.num_runs[late]) == {2}
+        assert ((band.low <= band.mean) & (band.mean <= band.high)).all()
+        assert np.allclose((band.low[late], band.high[late]), [[0.0], [10.0]])
+
+
+def test_an_interval_covers_the_mean_about_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorl.report.experiments._POINTS", 2)  # all are alike here
+    rng = np.random.default_rng(1)
+    points = np.array([0.0, 1.0])
+    hits = 0
+    for _ in range(60):
+        runs = [RunCurve(Path(), {}, points, points, np.full(2, value)) for value in rng.normal(3.0, 1.0, 12)]
+        band = band_of(runs, by="steps", rng=rng)
+        hits += bool(band.low[0] <= 3.0 <= band.high[0])
+    assert hits >= 48
+
+
+def test_the_command_draws_and_says_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"a{seed}", [(0, 0, 1.0), (10, 1, 2.0 + seed)], seed=seed)
+    write_run(tmp_path / "b", [(0, 0, 1.0), (20, 1, 9.0)], lr=1e-3)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "result.jsonl").write_text("")
+    picture = tmp_path / "curves.png"
+    assert main([str(tmp_path), "--out", str(picture), "--goal", "5"]) == 0
+    shown = capsys.readouterr()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "2 runs, at their ends 2.5" in shown.out
+    assert "1 run, at their ends 9.0" in shown.out
+    assert "left out" in shown.err
+    assert [file.name for file in tmp_path.glob("*curves*")] == ["curves.png"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere"], "is no run directory"),
+        ([], "RUN"),
+        (["RUN", "--goal", "much"], "--goal"),
+        (["RUN", "--out", "curves.docx"], "can't be drawn"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    run = write_run(tmp_path / "run", [(0, 0, 1.0), (10, 1, 2.0)])
+    try:
+        status = main([str(run) if word == "RUN" else word for word in words])
+    except SystemExit as ended:
+        status = int(str(ended.code))
+    assert status == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_run_without_episodes_has_no_curve(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [(10, 1, float("nan"))])
+    with pytest.raises(ConfigError, match="no episode has ended"):
+        RunCurve.read(path)

@@ -1,0 +1,141 @@
+"""Policies of every kind to export: spaces, networks, filters, masks; and how to run what was written."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from saved_runs import save_run
+
+import aiorl
+from aiorl.env.registry import register_env
+from aiorl.learner.build import Learning
+from aiorl.testing.masked_env import ACTION_SPACES, ForbiddingEnv
+
+__all__ = ["WORLDS", "Shown", "model_inputs", "observations_of", "run_onnx", "save_world"]
+
+BOX = spaces.Box(-2.0, 2.0, (3,))
+FRAMES = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+SMALL_FRAMES = spaces.Box(0, 255, (10, 12, 2), np.uint8)
+PARTS = spaces.Dict({"room": spaces.Discrete(3, start=1), "at": BOX, "lamps": spaces.MultiBinary(2)})
+FOUR, TORQUE = spaces.Discrete(4), spaces.Box(-0.1, 0.1, (2,))
+MANY = spaces.Tuple([
+    spaces.Discrete(3, start=1),
+    spaces.Box(-1.0, np.float64(0.1), (2, 2), np.float64),
+    spaces.Dict({"bits": spaces.MultiBinary(2), "numbers": spaces.MultiDiscrete([2, 3], start=[4, 1])}),
+])  # fmt: skip
+SMALL = {"fcnet_hiddens": [8], "lstm_cell_size": 5}
+FILTERED = {"observation_filter": "MeanStdFilter"}
+
+
+class Shown(gymnasium.Env[Any, Any]):
+    """Shows samples of a space."""
+
+    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+def sequential(obs_shape: Any, num_outputs: int, model_config: Any) -> Any:
+    """A user's own model, which gives no values."""
+    keras = importlib.import_module("keras")
+    return keras.Sequential([keras.layers.Input(obs_shape), keras.layers.Dense(num_outputs, activation="tanh")])
+
+
+def two_headed(obs_shape: Any, num_outputs: int, model_config: Any, *, obs_parts: Any) -> Any:
+    """Another, which takes parts of the observation and gives values."""
+    keras = importlib.import_module("keras")
+    at = keras.Input(obs_parts["at"], name="at")
+    lamps = keras.Input(obs_parts["lamps"], name="lamps")
+    features = keras.layers.Dense(6, activation="relu")(keras.layers.Concatenate()([at, lamps]))
+    outputs = [keras.layers.Dense(num_outputs)(features), keras.layers.Dense(1)(features)]
+    return keras.Model({"at": at, "lamps": lamps}, outputs)
+
+
+WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] = {
+    "box": (BOX, FOUR, {}),
+    "filtered": (BOX, TORQUE, FILTERED),
+    "unclipped": (spaces.Box(-np.inf, np.inf, (3,), np.float64), TORQUE, {"clip_actions": False, "model": SMALL}),
+    "frames": (FRAMES, FOUR, {"model": {"vf_share_layers": True}}),
+    "filtered frames": (SMALL_FRAMES, FOUR, {**FILTERED, "model": {**SMALL, "conv_filters": [[4, 3, 2]]}}),
+    "parts": (PARTS, FOUR, {**FILTERED, "model": SMALL}),
+    "room": (spaces.Discrete(5, start=-2), spaces.MultiBinary((2, 2)), {"model": SMALL}),
+    "rooms": (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([4, 4]), {"model": SMALL}),
+    "free deviations": (
+        BOX,
+        spaces.Box(np.array([0.1, -1.0]), np.array([np.inf, 0.3]), dtype=np.float64),
+        {"model": {**SMALL, "free_log_std": True}},
+    ),
+    "memory": (BOX, spaces.Discrete(2, start=3), {**FILTERED, "model": {**SMALL, "use_lstm": True}}),
+    "looks back": (BOX, MANY, {"model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True}}),
+    "custom": (BOX, FOUR, {"model": {**SMALL, "custom_model": f"{__name__}:sequential"}}),
+    "custom parts": (PARTS, FOUR, {"model": {**SMALL, "custom_model": f"{__name__}:two_headed"}}),
+    **{f"masked {name}": (BOX, FOUR, {"model": SMALL, "env_config": {"actions": name}}) for name in ACTION_SPACES},
+    "masked, filtered": (BOX, FOUR, {**FILTERED, "model": SMALL, "env_config": {"actions": "dict"}}),
+}
+"""Observation space, action space and settings; "masked" ones are of ForbiddingEnv."""
+
+
+def save_world(name: str, directory: Path, seen: Any = None) -> Learning:
+    """Save a run of a world, whose filter has seen observations unless others are given, in the form policies get."""
+    observation_space, action_space, settings = WORLDS[name]
+    is_masked = name.startswith("masked")
+
+    def make(context: Any) -> gymnasium.Env[Any, Any]:
+        return ForbiddingEnv(**context) if is_masked else Shown(observation_space, action_space)
+
+    register_env("world", make)
+    if seen is None and "observation_filter" in settings:
+        space = make(settings.get("env_config", {})).observation_space
+        seen = model_inputs(space, observations_of(space, 20, seed=3))
+    return save_run(directory, None if seen is None else {aiorl.DEFAULT_POLICY_ID: seen}, env="world", **settings)
+
+
+def observations_of(space: spaces.Space[Any], number: int, *, seed: int = 1) -> list[Any]:
+    """Samples of an observation space; with a mask, one that allows something."""
+    space.seed(seed)
+    observations = [space.sample() for _ in range(number)]
+    if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:
+        for index, obs in enumerate(observations):
+            for mask in _arrays(obs["action_mask"]):
+                mask[:] = np.arange(len(mask)) != index % len(mask)
+    return observations
+
+
+def _arrays(nested: Any) -> Iterator[np.ndarray[Any, Any]]:
+    if isinstance(nested, np.ndarray):
+        yield nested
+    else:
+        for part in nested.values() if isinstance(nested, dict) else nested:
+            yield from _arrays(part)
+
+
+def model_inputs(space: spaces.Space[Any], observations: list[Any]) -> np.ndarray[Any, Any]:
+    """What a preprocessor makes of them, by Gymnasium."""
+    if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:
+        (rest,) = (name for name in space.spaces if name != "action_mask")
+        masks = [spaces.flatten(space["action_mask"], obs["action_mask"]) for obs in observations]
+        return np.array([[*mask, *obs[rest]] for mask, obs in zip(masks, observations, strict=True)], np.float32)
+    if isinstance(space, spaces.Box):
+        return np.array(observations, np.uint8 if space.dtype == np.uint8 else np.float32)
+    return np.array([spaces.flatten(space, obs) for obs in observations], np.float32)
+
+
+def run_onnx(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
+    """As somebody does who has nothing but ONNX Runtime."""
+    import onnxruntime as ort
+
+    session = ort.InferenceSession(str(path))
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))

@@ -1,0 +1,276 @@
+"""Learner processes that need not load TensorFlow: forked from one that has, one for all processes of the tests.
+
+What is forked does what ``python -m aiorl.learner`` does: a session of its own, its arguments, working directory,
+environment and standard streams, ``__main__`` from its first line. Only the modules are there already.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import io
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ForkedLearner", "can_fork", "share_server"]
+
+can_fork = hasattr(os, "pidfd_open")
+"""Whether there are such learners on this platform; else they are processes like others."""
+
+_MAX_REQUEST = 1 << 20
+_CLONE_NEWNET = 0x40000000  # <sched.h>
+_SHARED = "LEARNER_SERVER_OF_TESTS"  # none of AIORL_: tests look for what leaks of these
+_server: _Server | None = None
+
+
+def share_server() -> Callable[[], None]:
+    """Start what forks learners for this process and for those it starts from now on; what ends it."""
+    server = _Server()
+    os.environ[_SHARED] = server.address
+    return server.end
+
+
+class ForkedLearner:
+    """A forked learner, with what `subprocess.Popen` has and tests use.
+
+    Attributes:
+        pid: its process id.
+        stdout: what it writes to standard output and error, as text.
+        returncode: as of `subprocess.Popen`; None while it runs.
+    """
+
+    def __init__(
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        *,
+        script: str = "",
+        directory: str = "",
+        namespace: str = "",
+    ) -> None:
+        """Start it.
+
+        Args:
+            arguments: of its command line.
+            environment: its variables, all of them.
+            script: path of a program that is run in place of ``python -m aiorl.learner``.
+            directory: where it works; "" is here.
+            namespace: name of the network namespace it is in; "" is that of this process.
+        """
+        global _server
+        if _server is None or not _server.is_alive:
+            _server = _Server()
+        read, write = os.pipe()
+        self.stdout = os.fdopen(read, encoding="utf-8")
+        self.returncode: int | None = None
+        try:
+            self._connection = _server.connect()
+            request = {
+                "arguments": arguments,
+                "environment": environment,
+                "script": script,
+                "directory": directory or os.getcwd(),
+                "namespace": namespace,
+            }
+            socket.send_fds(self._connection, [json.dumps(request).encode() + b"\n"], [write])
+            self.pid = int(self._line() or "0")
+        finally:
+            os.close(write)
+        if not self.pid:
+            raise RuntimeError("the server of learners has ended")
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                status = self._line()
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired("learner", timeout or 0.0) from None
+            self.returncode = os.waitstatus_to_exitcode(int(status)) if status else -signal.SIGKILL
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _line(self) -> str:
+        """One short answer, which comes as one message."""
+        return self._connection.recv(64).decode()
+
+
+class _Server:
+    """The process that forks learners: that of the process which has started this one, else one that ends with this."""
+
+    def __init__(self) -> None:
+        self.address = os.environ.get(_SHARED, "")
+        self._process: subprocess.Popen[bytes] | None = None
+        if self.address:
+            return
+        self._folder = tempfile.TemporaryDirectory(prefix="learners-")
+        self.address = os.path.join(self._folder.name, "socket")
+        self._process = subprocess.Popen([sys.executable, __file__, self.address], stdin=subprocess.PIPE)
+        atexit.register(self.end)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is None or self._process.poll() is None
+
+    def connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        deadline = time.monotonic() + 60.0
+        while True:
+            try:
+                connection.connect(self.address)
+                return connection
+            except OSError:
+                if time.monotonic() > deadline or not self.is_alive:
+                    raise
+                time.sleep(0.02)
+
+    def end(self) -> None:
+        if self._process is None:
+            return
+        self._process.kill()  # it may still be loading
+        self._process.communicate()
+        self._folder.cleanup()
+
+
+def _load() -> None:
+    """Import what a learner does, TensorFlow as it does itself."""
+    from aiorl.config.schema import CommonConfig
+    from aiorl.learner import run, tf_runtime  # noqa: F401
+
+    tf_runtime.import_tensorflow(CommonConfig(compilation_cache="off"))
+    import tensorboard.summary.writer.record_writer  # noqa: F401
+    import tensorflow as tf
+    import tf2onnx.convert  # noqa: F401
+    import uvloop  # noqa: F401
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from aiorl.algorithms.impala import algorithm as impala  # noqa: F401
+    from aiorl.algorithms.ppo import algorithm as ppo  # noqa: F401
+    from aiorl.models import catalog, export  # noqa: F401
+
+    FigureCanvasAgg(Figure()).print_png(io.BytesIO())  # finds fonts, too
+    # Graphs run a few times in tests: to optimise them takes longer than they do
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
+def _serve(address: str) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    _load()
+    if threading.active_count() > 1:
+        raise RuntimeError(f"threads run after the imports, which what is forked would lack: {threading.enumerate()}")
+    import gc
+
+    gc.freeze()  # what was loaded stays shared
+    listener.listen()
+    selector = selectors.DefaultSelector()
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    selector.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is sys.stdin:
+                os._exit(0)
+            if key.fileobj is listener:
+                _fork(listener, selector)
+            else:
+                pid, connection = key.data
+                selector.unregister(key.fileobj)
+                os.close(key.fd)
+                _, status = os.waitpid(pid, 0)
+                with contextlib.suppress(OSError):
+                    connection.send(str(status).encode())
+                connection.close()
+
+
+def _fork(listener: socket.socket, selector: selectors.BaseSelector) -> None:
+    connection, _ = listener.accept()
+    message, descriptors, _, _ = socket.recv_fds(connection, _MAX_REQUEST, 1)
+    request = json.loads(message)
+    pid = os.fork()
+    if pid == 0:
+        others = [key.fd for key in selector.get_map().values() if key.fd != 0]
+        others += [key.data[1].fileno() for key in selector.get_map().values() if key.data is not None]
+        for descriptor in (*others, connection.fileno(), selector.fileno()):
+            os.close(descriptor)
+        _become_learner(request, descriptors[0])
+    os.close(descriptors[0])
+    connection.send(str(pid).encode())
+    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
+
+
+def _become_learner(request: dict[str, Any], output: int) -> None:
+    import random
+    import runpy
+
+    import numpy as np
+
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.closerange(3, 256)
+    if request["namespace"]:
+        _enter_network(request["namespace"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:0] = dict.fromkeys([request["directory"], *path])
+    sys.argv = ["-m", *request["arguments"]]
+    random.seed()
+    np.random.seed()
+    status: Any = 1
+    try:
+        if request["script"]:
+            runpy.run_path(request["script"], run_name="__main__")
+        else:
+            runpy.run_module("aiorl.learner", run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        status = error.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if isinstance(status, str):
+        os.write(2, f"{status}\n".encode())
+    os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def _enter_network(namespace: str) -> None:
+    """As `ip netns exec`; os.setns comes with Python 3.12."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}") as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[2])
+    _serve(sys.argv[1])

@@ -1,0 +1,308 @@
+"""Both endpoints inside one process, for tests: no sockets, the loop's clock, and faults on demand.
+
+    network = MemoryNetwork()
+    learner, worker = network.learner(), network.worker()
+    learner.start(), worker.start()
+
+Frames are copied and come out read-only, as they would off a wire. ``network.fault`` decides what happens to
+each message; ``network.cut()`` and ``network.mend()`` break and restore all connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+from aiorl.errors import EndpointClosed
+from aiorl.transport.endpoint import Buffer, EndpointStats, Event, EventKind
+
+__all__ = ["Direction", "MemoryLearnerEndpoint", "MemoryNetwork", "MemoryWorkerEndpoint"]
+
+
+class Direction(StrEnum):
+    """Which way a message goes."""
+
+    UP = "up"
+    DOWN = "down"
+    BROADCAST = "broadcast"
+
+
+class MemoryNetwork:
+    """Joins one learner and any number of workers.
+
+    Args:
+        fault: given (direction, number of the message in that direction), the delays in seconds after which it is
+            delivered: ``[0.0]`` is a good network, ``[]`` loses it, ``[0.0, 0.0]`` doubles it.
+    """
+
+    def __init__(self, fault: Callable[[Direction, int], Sequence[float]] | None = None) -> None:
+        self.fault = fault or (lambda direction, number: (0.0,))
+        self._up = True
+        self._learner: MemoryLearnerEndpoint | None = None
+        self._workers: list[MemoryWorkerEndpoint] = []
+        self._numbers = dict.fromkeys(Direction, 0)
+        self._lives = 0
+
+    def learner(self) -> MemoryLearnerEndpoint:
+        """The learner's endpoint; a new one takes the place of the one before."""
+        return MemoryLearnerEndpoint(self)
+
+    def worker(self, *, queue_messages: int = 64, user_id: str = "") -> MemoryWorkerEndpoint:
+        """A worker's endpoint; it holds ``queue_messages`` on their way before ``send`` takes no more."""
+        worker = MemoryWorkerEndpoint(self, queue_messages, user_id)
+        self._workers.append(worker)
+        return worker
+
+    def cut(self) -> None:
+        """End every connection; messages on their way are lost."""
+        self._up = False
+        for worker in self._workers:
+            worker._disconnect("the network was cut")
+
+    def mend(self) -> None:
+        """Let everyone connect again."""
+        self._up = True
+        self._join()
+
+    def _attach(self, learner: MemoryLearnerEndpoint | None) -> None:
+        self._learner = learner
+        if learner is None:
+            for worker in self._workers:
+                worker._disconnect("the learner closed")
+        self._join()
+
+    def _join(self) -> None:
+        if not self._up or self._learner is None:
+            return
+        for worker in self._workers:
+            if worker._is_waiting():
+                self._lives += 1
+                worker._connect(self._learner, b"memory-%d" % self._lives)
+
+    def _carry(
+        self, direction: Direction, frames: Sequence[Buffer], deliver: Callable[[list[memoryview]], None]
+    ) -> None:
+        self._numbers[direction] += 1
+        copies = [memoryview(bytes(frame)) for frame in frames]
+        loop = asyncio.get_running_loop()
+        for delay_s in self.fault(direction, self._numbers[direction]):
+            if delay_s > 0:
+                loop.call_later(delay_s, deliver, copies)
+            else:
+                loop.call_soon(deliver, copies)
+
+
+class _Counters:
+    """What both sides count."""
+
+    def __init__(self) -> None:
+        self.bytes_in = self.bytes_out = 0
+        self.dropped = self.connections = 0
+
+    def count_in(self, frames: Sequence[memoryview]) -> None:
+        self.bytes_in += sum(frame.nbytes for frame in frames)
+
+    def count_out(self, frames: Sequence[Buffer]) -> None:
+        self.bytes_out += sum(len(memoryview(frame).cast("B")) for frame in frames)
+
+    def stats(self, *, peers: int, queued: int = 0) -> EndpointStats:
+        return EndpointStats(
+            bytes_in=self.bytes_in,
+            bytes_out=self.bytes_out,
+            queued_messages=queued,
+            peers=peers,
+            dropped=self.dropped,
+            reconnects=max(0, self.connections - 1),
+        )
+
+
+class MemoryLearnerEndpoint:
+    """`LearnerEndpoint` in memory; made by `MemoryNetwork.learner`."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self.on_message: Callable[[bytes, list[memoryview], str], None] = lambda peer, frames, user_id: None
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self._network = network
+        self._peers: dict[bytes, MemoryWorkerEndpoint] = {}
+        self._counters = _Counters()
+        self._open = False
+
+    @property
+    def address(self) -> str:
+        """Only for messages to people."""
+        return "memory"
+
+    def start(self) -> None:
+        """Begin to receive; workers that were started connect now."""
+        self._open = True
+        self._network._attach(self)
+
+    def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        """As `LearnerEndpoint.send`."""
+        self._check_open()
+        worker = self._peers.get(peer)
+        if worker is None:
+            return False
+        self._counters.count_out(frames)
+        self._network._carry(Direction.DOWN, frames, lambda copies: worker._deliver(peer, copies))
+        return True
+
+    def broadcast(self, frames: Sequence[Buffer]) -> None:
+        """As `LearnerEndpoint.broadcast`; each worker's copy meets its own faults."""
+        self._check_open()
+        self._counters.count_out(frames)
+        for peer, worker in list(self._peers.items()):
+            self._network._carry(Direction.BROADCAST, frames, self._to_subscriber(peer, worker))
+
+    def drop(self, peer: bytes, reason: str) -> None:
+        """As `LearnerEndpoint.drop`; the worker connects again as a new peer."""
+        worker = self._peers.get(peer)
+        if worker is not None:
+            self._counters.dropped += 1
+            self.on_event(Event(EventKind.DROPPED, reason, peer, worker.name))
+            worker._disconnect("the learner cut us off")
+            asyncio.get_running_loop().call_soon(self._network._join)
+
+    def host_of(self, peer: bytes) -> str:
+        """As `LearnerEndpoint.host_of`: all are on one."""
+        return "memory"
+
+    def stats(self) -> EndpointStats:
+        """Counters now."""
+        return self._counters.stats(peers=len(self._peers))
+
+    async def close(self, *, flush_s: float = 0.5) -> None:
+        """Deliver what is due, then end every connection."""
+        if self._open:
+            await asyncio.sleep(0)
+            self._open = False
+            self._network._attach(None)
+
+    def _to_subscriber(self, peer: bytes, worker: MemoryWorkerEndpoint) -> Callable[[list[memoryview]], None]:
+        return lambda copies: worker._deliver_broadcast(peer, copies)
+
+    def _deliver(self, peer: bytes, frames: list[memoryview]) -> None:
+        worker = self._peers.get(peer)
+        if worker is not None and self._open:
+            self._counters.count_in(frames)
+            self.on_message(peer, frames, worker.user_id)
+
+    def _add(self, peer: bytes, worker: MemoryWorkerEndpoint) -> None:
+        self._peers[peer] = worker
+        self.on_event(Event(EventKind.CONNECTED, peer=peer, address=worker.name))
+
+    def _remove(self, peer: bytes, reason: str) -> None:
+        worker = self._peers.pop(peer, None)
+        if worker is not None and self._open:
+            self.on_event(Event(EventKind.DISCONNECTED, reason, peer, worker.name))
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise EndpointClosed("the endpoint is closed")
+
+
+class MemoryWorkerEndpoint:
+    """`WorkerEndpoint` in memory; made by `MemoryNetwork.worker`."""
+
+    def __init__(self, network: MemoryNetwork, queue_messages: int, user_id: str) -> None:
+        self.on_message: Callable[[list[memoryview]], None] = lambda frames: None
+        self.on_broadcast: Callable[[list[memoryview]], None] = lambda frames: None
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self.user_id = user_id
+        self.name = f"memory-worker-{len(network._workers)}"
+        self._network = network
+        self._queue_messages = queue_messages
+        self._queued = 0
+        self._learner: MemoryLearnerEndpoint | None = None
+        self._peer = b""
+        self._counters = _Counters()
+        self._writable = asyncio.Event()
+        self._open = False
+        self._closed = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a learner."""
+        return self._learner is not None
+
+    def start(self) -> None:
+        """Connect as soon as there is a learner."""
+        self._open = True
+        self._network._join()
+
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        """As `WorkerEndpoint.send`."""
+        self._check_open()
+        learner, peer = self._learner, self._peer
+        if learner is None or self._queued >= self._queue_messages:
+            return False
+        self._counters.count_out(frames)
+        self._queued += 1
+        if self._queued >= self._queue_messages:
+            self._writable.clear()
+        asyncio.get_running_loop().call_soon(self._release, peer)
+        self._network._carry(Direction.UP, frames, lambda copies: learner._deliver(peer, copies))
+        return True
+
+    async def wait_writable(self) -> None:
+        """As `WorkerEndpoint.wait_writable`."""
+        self._check_open()
+        await self._writable.wait()
+        self._check_open()
+
+    def stats(self) -> EndpointStats:
+        """Counters now."""
+        return self._counters.stats(peers=int(self.connected), queued=self._queued)
+
+    async def close(self, *, flush_s: float = 0.5) -> None:
+        """Deliver what is due, then end the connection."""
+        if self._open and not self._closed:
+            await asyncio.sleep(0)
+            self._disconnect("the worker closed")
+            self._network._workers.remove(self)
+        self._open, self._closed = False, True
+        self._writable.set()
+
+    def _is_waiting(self) -> bool:
+        return self._open and self._learner is None
+
+    def _connect(self, learner: MemoryLearnerEndpoint, peer: bytes) -> None:
+        self._learner, self._peer = learner, peer
+        self._queued = 0
+        self._counters.connections += 1
+        self._writable.set()
+        learner._add(peer, self)
+        asyncio.get_running_loop().call_soon(self._tell, peer, Event(EventKind.CONNECTED, address=learner.address))
+
+    def _disconnect(self, reason: str) -> None:
+        learner, self._learner = self._learner, None
+        if learner is None:
+            return
+        self._writable.clear()
+        learner._remove(self._peer, reason)
+        if self._open:
+            self.on_event(Event(EventKind.DISCONNECTED, reason, address=learner.address))
+
+    def _tell(self, peer: bytes, event: Event) -> None:
+        if self._peer == peer and self._learner is not None:
+            self.on_event(event)
+
+    def _release(self, peer: bytes) -> None:
+        if peer == self._peer and self._learner is not None:
+            self._queued -= 1
+            self._writable.set()
+
+    def _deliver(self, peer: bytes, frames: list[memoryview]) -> None:
+        if peer == self._peer and self._learner is not None:
+            self._counters.count_in(frames)
+            self.on_message(frames)
+
+    def _deliver_broadcast(self, peer: bytes, frames: list[memoryview]) -> None:
+        if peer == self._peer and self._learner is not None:
+            self._counters.count_in(frames)
+            self.on_broadcast(frames)
+
+    def _check_open(self) -> None:
+        if self._closed or not self._open:
+            raise EndpointClosed("the endpoint is closed" if self._closed else "the endpoint was not started")

@@ -1,0 +1,59 @@
+"""Checkpoints as a learner writes them, of networks that have not learned anything."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.learner.build import Learning, build_learning
+from aiorl.learner.flow import Counters
+from aiorl.learner.publish import Publisher
+from aiorl.learner.saving import Saver
+from aiorl.process.tasks import Tasks
+from aiorl.protocol.ledger import Ledger
+from aiorl.report.results import Results
+
+__all__ = ["save_run"]
+
+
+def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
+    """Write ``checkpoint-000007`` of a new run below ``directory/checkpoints``.
+
+    Args:
+        directory: becomes something like a run directory.
+        seen: policy id -> observations [N, ...] in the form policies get, which the filters have seen.
+        **settings: of PPO's config.
+    """
+    config = PPOConfig.from_mapping({"seed": 5, **settings})
+    learning = build_learning(config)
+    rng = np.random.default_rng(0)
+    for algorithm in learning.group.algorithms.values():
+        for variable in algorithm.model.variables.values():  # else the actions are all but equal
+            variable.assign(rng.normal(0.0, 0.5, variable.shape).astype(variable.dtype.name))
+    for policy_id, observations in (seen or {}).items():
+        learning.filters[policy_id](observations)
+    service: Any = SimpleNamespace(
+        flow=SimpleNamespace(publisher=Publisher(learning.filters)),
+        counters=Counters(),
+        results=Results(100, 0.0),
+        ledger=Ledger(),
+    )
+    where: Any = SimpleNamespace(checkpoints=directory / "checkpoints", run_id="ab")
+
+    async def save() -> None:
+        saver = Saver(config, where, learning, service, Tasks(_raise), on_error=_raise)
+        service.counters.updates, service.counters.env_steps_trained = 7, 1400
+        saver.keep(learning.group.get_state)
+        await saver.save_last()
+
+    asyncio.run(save())
+    return learning
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -1,0 +1,48 @@
+"""Batches of experience to write and read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+
+
+def cartpole_rows(num_episodes: int = 3, length: int = 5, *, first: int = 0, seed: int = 0) -> SampleBatch:
+    """Episodes of CartPole's form, with every kind of column that a sampler writes."""
+    rng = np.random.default_rng([seed, first])
+    count = num_episodes * length
+    obs = rng.normal(size=(count, 4)).astype(np.float32)
+    ends = np.arange(1, count + 1) % length == 0
+    new_obs = np.concatenate([obs[1:], obs[:1]])
+    new_obs[ends] = 9.0
+    return SampleBatch(
+        obs=obs,
+        new_obs=new_obs,
+        actions=rng.integers(0, 2, count),
+        rewards=np.ones(count, np.float32),
+        action_logp=np.log(rng.uniform(0.2, 0.9, count)).astype(np.float32),
+        terminateds=ends,
+        truncateds=np.zeros(count, bool),
+        dones=ends,
+        eps_id=np.repeat(np.arange(first, first + num_episodes), length),
+        t=np.tile(np.arange(length, dtype=np.int32), num_episodes),
+    )
+
+
+def assert_equal_batches(found: Any, expected: Any) -> None:
+    """Same columns with the same values and dtypes, and the same steps."""
+    assert type(found) is type(expected)
+    if isinstance(expected, MultiAgentBatch):
+        assert found.count == expected.count
+        assert found.policy_batches.keys() == expected.policy_batches.keys()
+        for policy_id, rows in expected.policy_batches.items():
+            assert_equal_batches(found.policy_batches[policy_id], rows)
+        return
+    assert set(found) == set(expected)
+    assert found.env_steps == expected.env_steps
+    for name, column in expected.items():
+        assert found[name].dtype == column.dtype, name
+        np.testing.assert_array_equal(found[name], column, err_msg=name)

@@ -1,0 +1,180 @@
+"""`python -m aiorl.estimate` judges the policy of a checkpoint on stored episodes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from saved_runs import save_run
+
+import aiorl
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.estimate import main
+from aiorl.offline.formats import WriteOptions
+from aiorl.offline.readers import FileReader, HoldOut, ReaderOptions
+from aiorl.offline.registry import format_named
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of CartPole-v1; for looking at only."""
+    directory = tmp_path_factory.mktemp("saved")
+    save_run(directory, env="CartPole-v1", gamma=0.9)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def episodes(run: Path) -> list[SampleBatch]:
+    """Episodes of the same policy."""
+    policy = aiorl.load_policy(run, seed=3)
+    return [_played(policy, number) for number in range(12)]
+
+
+def _played(policy: aiorl.LoadedPolicy, number: int) -> SampleBatch:
+    env = gymnasium.make("CartPole-v1", max_episode_steps=30)
+    obs, _ = env.reset(seed=number)
+    rows: dict[str, list] = {name: [] for name in ("obs", "new_obs", "actions", "rewards", "action_logp", "dones")}
+    over = False
+    while not over:
+        action, _, beside = policy.compute_single_action(obs, explore=True, full_fetch=True)
+        after, reward, terminated, truncated, _ = env.step(action)
+        over = terminated or truncated
+        for name, value in zip(rows, (obs, after, action, reward, beside["action_logp"], over), strict=True):
+            rows[name].append(value)
+        obs = after
+    env.close()
+    batch = SampleBatch({name: np.array(column) for name, column in rows.items()})
+    batch["rewards"], batch["t"] = batch["rewards"].astype(np.float32), np.arange(batch.count)
+    batch["truncateds"] = batch["dones"] & truncated
+    batch["terminateds"] = batch["dones"] & (not truncated)
+    batch["eps_id"] = np.full(batch.count, number)
+    return batch
+
+
+def write(path: Path, batches: list[SampleBatch]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with format_named("json").create(str(path), WriteOptions()) as file:
+        for batch in batches:
+            file.write(batch)
+    return path
+
+
+def test_the_command_prints_a_table_and_writes_what_it_found(
+    run: Path, episodes: list[SampleBatch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = [piece for episode in episodes[:4] for piece in (episode.slice(0, 5), episode.slice(5, episode.count))]
+    write(tmp_path / "data" / "a.json", cut)
+    write(tmp_path / "data" / "b.json", [*episodes[4:], episodes[0].slice(0, 3)])
+    found_file = tmp_path / "found.json"
+    assert main([str(run), str(tmp_path / "data"), "--bootstrap", "50", "--json", str(found_file)]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads(found_file.read_text())
+    returns = [float((0.9 ** np.arange(episode.count)).sum()) for episode in episodes]
+    assert found["V_prev"] == pytest.approx(np.mean(returns))
+    assert (found["gamma"], found["num_episodes"], found["rows_left_out"]) == (0.9, 12, 3), "the run's own discount"
+    assert list(found["estimates"]) == ["is", "wis", "pdis", "dm", "dr"]
+    for name in ("is", "wis", "pdis"):
+        estimate = found["estimates"][name]
+        assert estimate["episodes"] == pytest.approx(returns, rel=1e-4), "the policy is the same"
+        assert estimate["V_gain_est"] == pytest.approx(1.0, rel=1e-4)
+        assert estimate["interval"][0] < estimate["V_est"] < estimate["interval"][1]
+    assert found["effective_sample_size"] == pytest.approx(12, rel=1e-3)
+    table = [line.split() for line in shown.splitlines()]
+    assert table[0][:2] == ["estimator", "estimate"]
+    assert [line[0] for line in table[1:6]] == list(found["estimates"])
+    assert f"{found['estimates']['wis']['V_est']:,.4g}" in table[2]
+    assert "12 episodes" in shown
+    assert "3 steps of episodes without beginning or end" in shown
+
+
+def test_it_judges_on_the_episodes_that_training_did_not_see(
+    run: Path, episodes: list[SampleBatch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, found_file = write(tmp_path / "a.json", episodes), tmp_path / "found.json"
+    options = ["--methods", "is", "--bootstrap", "0", "--json", str(found_file)]
+    assert main([str(run), str(data), *options, "--hold-out", "0.4"]) == 0
+    judged = json.loads(found_file.read_text())["num_episodes"]
+    trained = {int(number) for batch in FileReader(str(data), ReaderOptions(epochs=1, hold_out=HoldOut(0.4)))
+               for number in batch["eps_id"]}  # fmt: skip
+    assert 0 < judged == len(episodes) - len(trained)
+    capsys.readouterr()
+    assert main([str(run), str(data), *options, "--hold-out", "1"]) == 2
+    assert "leaves one part empty" in capsys.readouterr().err
+
+
+def test_more_unreadable_places_than_allowed_end_it(
+    run: Path, episodes: list[SampleBatch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "a.json", episodes)
+    with data.open("a") as file:
+        file.write("{torn\n" * 2)
+    options = ["--methods", "is", "--bootstrap", "0", "--max-corrupt"]
+    assert main([str(run), str(data), *options, "2"]) == 0
+    assert "2 places that can't be read" in capsys.readouterr().out
+    assert main([str(run), str(data), *options, "1"]) == 1
+    assert "more than the 1 that are allowed" in capsys.readouterr().err
+
+
+def test_methods_discount_bound_and_seed_are_obeyed(
+    run: Path, episodes: list[SampleBatch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(write(tmp_path / "a.jsonl", episodes))
+    told = [
+        str(run),
+        data,
+        "--methods",
+        "pdis,dr",
+        "--gamma",
+        "0.5",
+        "--clip",
+        "0.5",
+        "--seed",
+        "4",
+        "--bootstrap",
+        "20",
+    ]
+    files = [tmp_path / f"{number}.json" for number in range(2)]
+    for file in files:
+        assert main([*told, "--json", str(file), "--cut-is-end", "--raw-observations"]) == 0
+    one, other = (json.loads(file.read_text()) for file in files)
+    assert one == other
+    assert set(one["estimates"]) == {"pdis", "dr"}
+    assert (one["gamma"], one["clip"], one["seed"], one["clipped_episodes"]) == (0.5, 0.5, 4, 12)
+    assert one["estimates"]["pdis"]["V_gain_est"] == pytest.approx(0.5, rel=1e-4), "each ratio is the bound"
+    assert "ratios were clipped, in 12 episodes" in capsys.readouterr().out
+
+
+def test_what_cannot_be_done_is_said_in_one_sentence(
+    run: Path, episodes: list[SampleBatch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = episodes[3].copy()
+    bad["action_logp"][2] = 0.7
+    data = str(write(tmp_path / "bad.json", [episodes[0], bad]))
+    for words, status, said in (
+        ([data], 1, f"aiorl: {data}: column 'action_logp': expected finite logarithms"),
+        ([data], 1, "row 2: 0.7 of episode 3"),
+        ([str(tmp_path / "none*.json")], 2, "No file of experience matches"),
+        ([data, "--json", str(tmp_path / "gone" / "x.json")], 2, "whose directory isn't there"),
+        ([data, "--policy", "other", "--methods", "dm"], 2, "other"),
+    ):
+        assert main([str(run), *words]) == status
+        assert said in capsys.readouterr().err
+    for words, said in (
+        (["--methods", "is,magic"], "--methods must be of is,wis,pdis,dm,dr, not 'magic'"),
+        (["--gamma", "1.5"], "--gamma must be a number above 0 and at most 1, not '1.5'"),
+        (["--clip", "0"], "--clip must be a number above 0, not '0'"),
+        (["--bootstrap", "x"], "--bootstrap must be a whole number of at least 0"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([str(run), data, *words])
+        assert said in capsys.readouterr().err
+
+
+def test_judging_loads_no_tensorflow() -> None:
+    code = "import sys, aiorl.estimate; assert not {'tensorflow', 'keras', 'onnx'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

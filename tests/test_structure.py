@@ -1,0 +1,185 @@
+"""The structure is what the documentation says: no circles of imports, and how many files a new part touches."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiorl import errors, log_once
+from aiorl.algorithms.batch_buffers import BatchBuffers, ColumnSpec
+from aiorl.callbacks import DefaultCallbacks, callbacks_class, named_callbacks, overridden_hooks
+from aiorl.errors import AiorlError, ConfigError
+from aiorl.policy.policy import Policy
+from aiorl.rollout.rollout_worker import RolloutWorker
+from aiorl.testing.envs import CountingEnv
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "aiorl").rglob("*.py"))
+HOOKS = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
+
+
+def knowing(name: str) -> set[str]:
+    """The files of the package in which a name stands."""
+    pattern = re.compile(rf"\b{name}\b")
+    return {
+        path.relative_to(ROOT / "aiorl").as_posix()
+        for path in FILES
+        if pattern.search(path.read_text(encoding="utf-8"))
+    }
+
+
+def imports_when_loaded(statements: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports that are run with their module: none within functions, none for type checkers alone."""
+    for statement in statements:
+        match statement:
+            case ast.Import() | ast.ImportFrom():
+                yield statement
+            case ast.If(test=ast.Name("TYPE_CHECKING")):
+                yield from imports_when_loaded(statement.orelse)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                pass
+            case _:
+                for block in ("body", "orelse", "finalbody"):
+                    yield from imports_when_loaded(getattr(statement, block, []))
+                for handler in getattr(statement, "handlers", []):
+                    yield from imports_when_loaded(handler.body)
+
+
+def imported_modules(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Module -> those of the same sources that it imports."""
+    found: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        names: set[str] = set()
+        for statement in imports_when_loaded(ast.parse(source).body):
+            if isinstance(statement, ast.Import):
+                names |= {alias.name for alias in statement.names}
+            else:
+                names |= {str(statement.module), *(f"{statement.module}.{alias.name}" for alias in statement.names)}
+        found[module] = names & sources.keys() - {module}
+    return found
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """The modules of one circle; none where there is no circle."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_two_files_import_each_other() -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text("utf-8")
+        for path in FILES
+    }
+    imports = imported_modules(modules)
+    assert sum(map(len, imports.values())) > 500
+    assert circle(imports) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    assert circle(imported_modules({"a": "import b", "b": "from c import d", "c": "try:\n import a\nfinally: pass"}))
+    later = {"a": "import b", "b": "if TYPE_CHECKING:\n import a\ndef use():\n import a"}
+    assert not circle(imported_modules(later))
+
+
+def test_the_architecture_page_has_the_layers_that_are_checked() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    assert "".join(f"    {layer.replace(' | ', ', ')}\n" for layer in layers) in page
+
+
+LOCKSTEP = {"sampler/assemble.py", "sampler/block.py", "sampler/lockstep.py"}
+"""Files of sampling in lockstep, which know columns by name since they fill in whole blocks of them."""
+
+
+@pytest.mark.parametrize(
+    ("column", "algorithms"), [("ADVANTAGES", ("a2c", "pg", "ppo")), ("VALUE_TARGETS", ("a2c", "marwil", "ppo"))]
+)
+def test_a_column_is_known_where_it_is_named_made_and_wanted(column: str, algorithms: tuple[str, ...]) -> None:
+    wanted_by = {f"algorithms/{algo}/{name}.py" for algo in algorithms for name in ("algorithm", "update")}
+    assert knowing(column) - LOCKSTEP == {"data/columns.py", "policy/postprocess.py"} | wanted_by
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert "`aiorl/data/columns.py`" in page
+    assert "`aiorl/policy/postprocess.py`" in page
+
+
+class Novel(Policy):
+    """Returns a column that nothing in the package knows."""
+
+    def compute_actions(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
+        return np.zeros(len(obs), np.int64), [], {"novelty": obs[:, 1] / 2}
+
+
+def test_a_column_more_is_in_rows_and_train_batches_without_a_line_elsewhere() -> None:
+    worker = RolloutWorker(lambda context: CountingEnv(length=3), Novel, rollout_fragment_length=6)
+    rows = worker.sample()
+    worker.stop()
+    assert rows["novelty"].tolist() == [0.0, 0.5, 1.0] * 2
+    buffers = BatchBuffers([ColumnSpec("novelty")])
+    batch = buffers.rows([{"novelty": rows["novelty"].astype(np.float32)[:, None]}], 6)
+    assert buffers.column(batch, "novelty").tolist() == [0.0, 0.5, 1.0] * 2
+
+
+def test_each_error_is_raised_or_the_kind_of_others_that_are() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AiorlError)]
+    leaves = [kind.__name__ for kind in kinds if not any(kind in other.__bases__ for other in kinds)]
+    assert len(leaves) > 15
+    assert [name for name in leaves if knowing(name) == {"errors.py"}] == []
+
+
+def test_what_goes_through_each_stage_of_the_data_flow_is_told_by_one_text() -> None:
+    """R31."""
+    for text in log_once._STAGES.values():
+        found = [path.name for path in FILES if f'"{text.partition("%")[0]}%' in path.read_text("utf-8")]
+        assert found == ["log_once.py"], text
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_is_known_where_it_is_declared_and_where_it_is_called(hook: str) -> None:
+    """Exploration is told of episodes by methods of the same names; an evaluation that is filmed has hooks itself."""
+    files = knowing(hook) - {"policy/exploration.py", "evaluation.py"}
+    assert len(files) == 2
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert all(f"`aiorl/{name}`" in page for name in files), files
+
+
+class OnNovelty(DefaultCallbacks):
+    """Overrides a hook that the package does not have."""
+
+    def on_novelty(self, *, how_much: float, **kwargs: Any) -> None:
+        raise RuntimeError(f"so novel: {how_much}")
+
+
+class OnNoveltyWrongly(DefaultCallbacks):
+    """Overrides it with other arguments."""
+
+    def on_novelty(self, amount: float) -> None:
+        """Never called."""
+
+
+def test_a_hook_more_is_checked_and_named_without_a_line_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_novelty(self: Any, *, how_much: float, **kwargs: Any) -> None:
+        """Something new was seen."""
+
+    monkeypatch.setattr(DefaultCallbacks, "on_novelty", on_novelty, raising=False)
+    monkeypatch.setitem(sys.modules, "users_callbacks", sys.modules[__name__])
+    assert overridden_hooks(DefaultCallbacks()) == frozenset()
+    assert overridden_hooks(OnNovelty()) == {"on_novelty"}
+    with pytest.raises(ConfigError, match="OnNoveltyWrongly': on_novelty can't be called as it is here"):
+        callbacks_class("users_callbacks:OnNoveltyWrongly")
+    kind = named_callbacks("users_callbacks:OnNovelty")
+    assert kind is not None
+    with pytest.raises(ConfigError, match="OnNovelty': on_novelty failed: RuntimeError"):
+        kind().on_novelty(how_much=2.0)  # type: ignore[attr-defined]

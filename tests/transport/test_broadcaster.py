@@ -1,0 +1,80 @@
+"""What the broadcast port makes of those who say more than a subscription."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import zmq
+from zmtp import RawPeer, frame
+
+from aiorl.transport.broadcaster import MAX_SUBSCRIBER_BYTES, Broadcaster
+from aiorl.transport.connections import ConnectionTable
+from aiorl.transport.endpoint import EndpointStats, Event, EventKind
+from aiorl.transport.listening_port import ListeningPort
+from aiorl.transport.zmq_sockets import bind_pair
+
+_FLOOD = frame(b"\x01") * (MAX_SUBSCRIBER_BYTES // 2)
+
+
+@contextmanager
+def _listening(told: list[Event]) -> Iterator[tuple[ListeningPort, int]]:
+    """A broadcast port whose peers are served by ZeroMQ's own thread while the loop stands still."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket, other = context.socket(zmq.XPUB), context.socket(zmq.XPUB)
+    socket.setsockopt(zmq.XPUB_VERBOSER, 1)
+    port = ListeningPort(socket, ConnectionTable(), None, EndpointStats(), told.append, lambda *gone: None, 100)
+    number = bind_pair(socket, other, "127.0.0.1", 0)
+    broadcaster = Broadcaster(socket, port, lambda *checked: None, lambda: None)
+    try:
+        yield port, number
+    finally:
+        broadcaster.pump.close()
+        port.monitor.close()
+        context.destroy(linger=0)
+
+
+def _descriptors() -> set[str]:
+    found = os.listdir("/proc/self/fd")
+    return {fd for fd in found if os.path.lexists(f"/proc/self/fd/{fd}")}  # but for that of the look itself
+
+
+async def _until_dropped(told: list[Event]) -> Event:
+    async with asyncio.timeout(5):
+        while not (dropped := [event for event in told if event.kind is EventKind.DROPPED]):
+            await asyncio.sleep(0)
+    return dropped[0]
+
+
+@pytest.mark.parametrize("flood", [_FLOOD, frame(b"\x01" + bytes(200)) * 1000], ids=["one topic", "long topics"])
+def test_who_takes_the_descriptor_of_one_that_has_ended_is_cut_off_by_what_the_kernel_says_of_it(flood: bytes) -> None:
+    """Its messages may be the other's until all that waits is read, which a flood puts off for ever."""
+
+    async def main() -> None:
+        told: list[Event] = []
+        with _listening(told) as (port, number):
+            before = _descriptors()
+            first = RawPeer(number, "SUB")
+            (ours,) = _descriptors() - before - {str(first.socket.fileno())}
+            first.reset()
+            while ours in _descriptors():
+                pass  # until ZeroMQ's thread has seen it
+            with RawPeer(number, "SUB") as flooder:
+                flooder.socket.sendall(flood)
+                assert "more than a subscription" in (await _until_dropped(told)).reason
+                assert [str(connection.fd) for connection in port.table] in ([ours], [])
+
+    asyncio.run(main())
+
+
+def test_a_message_in_parts_is_no_subscription_though_it_ends_with_one() -> None:
+    async def main() -> None:
+        told: list[Event] = []
+        with _listening(told) as (_, number), RawPeer(number, "SUB") as flooder:
+            flooder.socket.sendall(frame(b"x", more=True) * 3 + frame(b"\x01"))
+            assert "more than a subscription" in (await _until_dropped(told)).reason
+
+    asyncio.run(main())
