@@ -99,12 +99,14 @@ def begin_loading() -> None:
     if spec is None or spec.origin is None or not sys.platform.startswith("linux"):
         return
     libraries = [Path(spec.origin).parent / f"libtensorflow_{name}.so.2" for name in ("framework", "cc")]
-    load = ctypes.CDLL(None).dlopen
+    program = ctypes.CDLL(None)
+    load = program.dlopen
     load.argtypes, load.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
 
     def load_all() -> None:
-        for library in libraries:
-            load(os.fsencode(library), os.RTLD_NOW)  # what fails here fails in the import, which says why
+        with _without_greetings(program):
+            for library in libraries:
+                load(os.fsencode(library), os.RTLD_NOW)  # what fails here fails in the import, which says why
 
     threading.Thread(target=load_all, name="tensorflow", daemon=True).start()
 
@@ -222,6 +224,21 @@ def _no_collection() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def _without_greetings(program: ctypes.CDLL) -> Iterator[None]:
+    """Drop what C and C++ say on standard error; Python's own still comes through, in every thread."""
+    program.fopen.restype = ctypes.c_void_p
+    nowhere = program.fopen(b"/dev/null", b"w")
+    stream = ctypes.c_void_p.in_dll(program, "stderr")
+    saved = stream.value
+    if nowhere:
+        stream.value = nowhere
+    try:
+        yield
+    finally:
+        stream.value = saved  # the other stays open: somebody may be writing to it just now
 
 
 @contextlib.contextmanager

@@ -62,12 +62,14 @@ loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 def break_off():
     raise KeyboardInterrupt
-on_stop_signals_for_loop_of_another_thread(loop, lambda name: print(name, flush=True), break_off)
+def say(text):  # the end of the line with it: another thread may say something at the same time
+    print(text + "\\n", end="", flush=True)
+on_stop_signals_for_loop_of_another_thread(loop, say, break_off)
 try:
     print("ready", flush=True)
     time.sleep(30)
 except KeyboardInterrupt:
-    print("broken off", flush=True)
+    say("broken off")
 while True:
     try:
         time.sleep(30)
