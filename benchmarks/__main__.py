@@ -29,6 +29,7 @@ MODULES = (
     "attacks",
     "offline",
     "replay",
+    "off_policy",
 )
 
 
