@@ -30,6 +30,7 @@ MODULES = (
     "offline",
     "replay",
     "off_policy",
+    "stable_baselines",
 )
 
 
