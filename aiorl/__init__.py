@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiorl.algorithms.a2c.config import A2CConfig as A2CConfig
+    from aiorl.algorithms.appo.config import APPOConfig as APPOConfig
     from aiorl.algorithms.bc.config import BCConfig as BCConfig
     from aiorl.algorithms.dqn.config import DQNConfig as DQNConfig
     from aiorl.algorithms.impala.config import IMPALAConfig as IMPALAConfig
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from aiorl.sampler.sync_sampler import SyncSampler as SyncSampler
     from aiorl.trainer import A2CTrainer as A2CTrainer
     from aiorl.trainer import AlgorithmTrainer as AlgorithmTrainer
+    from aiorl.trainer import APPOTrainer as APPOTrainer
     from aiorl.trainer import BCTrainer as BCTrainer
     from aiorl.trainer import DQNTrainer as DQNTrainer
     from aiorl.trainer import IMPALATrainer as IMPALATrainer
@@ -76,6 +78,8 @@ __version__ = "0.1.0"
 _HOME = {
     "A2CConfig": "aiorl.algorithms.a2c.config",
     "A2CTrainer": "aiorl.trainer",
+    "APPOConfig": "aiorl.algorithms.appo.config",
+    "APPOTrainer": "aiorl.trainer",
     "ASYNC_RESET_RETURN": "aiorl.env.base_env",
     "AlgorithmTrainer": "aiorl.trainer",
     "AsyncSampler": "aiorl.sampler.async_sampler",

@@ -148,6 +148,7 @@ _BLIND = "aiorl.testing.envs:CartPoleWithoutVelocities"
 TASKS = (
     Task("ppo-cartpole", "ppo-cartpole", "CartPole-v1", 100_000, 490, f"500 at 100 k ({_ZOO})"),
     Task("impala-cartpole", "impala-cartpole", "CartPole-v1", 1_000_000, 475, "450 at 2 M is RLlib's criterion"),
+    Task("appo-cartpole", "appo-cartpole", "CartPole-v1", 1_000_000, 475, ""),
     Task("ppo-pendulum", "ppo-pendulum", "Pendulum-v1", 400_000, -200, f"-172 at 100 k, with gSDE ({_ZOO})"),
     Task("ppo-acrobot", "ppo-acrobot", "Acrobot-v1", 1_000_000, -85, f"-73.5 at 1 M ({_ZOO})"),
     Task("ppo-mountaincar", "ppo-mountaincar", "MountainCar-v0", 1_000_000, -112, f"-110 at 1 M ({_ZOO})"),

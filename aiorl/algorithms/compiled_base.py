@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow as tf
 from aiorl.algorithms.algorithm import Algorithm, AlgorithmState, Array
 from aiorl.algorithms.compiled_update import CompiledUpdate
 from aiorl.algorithms.optimizers import make_optimizer
+from aiorl.algorithms.target_network import TargetNetwork
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, InternalError, TrainingDiverged
 
@@ -36,9 +38,11 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
     Attributes:
         model: the network.
         compiled: the update.
+        targets: name below which its weights are saved -> target network; there before the update is.
     """
 
     compiled: CompiledUpdate
+    targets: Mapping[str, TargetNetwork] = MappingProxyType({})
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Take the model; nothing is compiled yet."""
@@ -154,9 +158,19 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError("values", f"a counter or random state is missing or wrong: {error!r}") from error
 
+    def weights_replaced(self) -> None:
+        """The model's target is the same then; those of other networks learn of it as they go on."""
+        for target in self.targets.values():
+            if target.network is self.model:
+                target.take_over()
+
     def _other_variables(self) -> dict[str, Any]:
-        """What is saved beside the weights: variables of the optimisers, by names that don't change from run to run."""
-        return {f"optimizer/{index:03d}": variable for index, variable in enumerate(self.compiled.optimizer_variables)}
+        """What is saved beside the weights, by names that don't change from run to run: optimisers, target networks."""
+        optimizers = self.compiled.optimizer_variables
+        found = {f"optimizer/{index:03d}": variable for index, variable in enumerate(optimizers)}
+        for prefix, target in self.targets.items():
+            found |= {f"{prefix}/{name}": variable for name, variable in target.variables.items()}
+        return found
 
 
 def _kind(array: Array) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -48,12 +49,20 @@ def rows_forward(model: ActorCritic, minibatch: Tensors, buffers: BatchBuffers) 
     )
 
 
-def sequence_forward(model: ActorCritic, columns: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Distribution inputs [T, M, P] and values [T, M] of time-major columns."""
+def sequence_forward(
+    model: ActorCritic, columns: dict[str, tf.Tensor], weights: Mapping[str, Any] | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Distribution inputs [T, M, P] and values [T, M] of time-major columns.
+
+    Args:
+        model: the network.
+        columns: by name.
+        weights: tensors by name to be used in place of its own.
+    """
     resets = state_resets(columns[c.TERMINATEDS], columns[c.TRUNCATEDS], columns[c.VALID])
     states = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]
     previous = (columns[c.PREV_ACTIONS], columns[c.PREV_REWARDS]) if model.looks_back else ()
-    dist_inputs, values = model.forward_sequence(columns[c.OBS], states, resets, *previous)
+    dist_inputs, values = model.forward_sequence(columns[c.OBS], states, resets, *previous, weights=weights)
     return dist_inputs, values
 
 
@@ -63,12 +72,17 @@ def flattened(x: tf.Tensor) -> tf.Tensor:
 
 
 def sequence_forward_with_last(
-    model: ActorCritic, columns: dict[str, tf.Tensor]
+    model: ActorCritic, columns: dict[str, tf.Tensor], weights: Mapping[str, Any] | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Distribution inputs [T, M, P], values [T, M], and values [M] of the observations behind the last step.
 
     One pass over T + 1 rows; models without state see them all as rows of one batch. The row behind a transition is
     that of the observation that followed it, also where it is no transition itself.
+
+    Args:
+        model: the network.
+        columns: time-major, by name.
+        weights: tensors by name to be used in place of its own.
     """
     obs = tf.concat([columns[c.OBS], columns[c.LAST_OBS][None]], axis=0)
     if model.is_recurrent:
@@ -76,9 +90,9 @@ def sequence_forward_with_last(
         if model.looks_back:
             for name, source in ((c.PREV_ACTIONS, c.ACTIONS), (c.PREV_REWARDS, c.REWARDS)):
                 longer[name] = _with_those_before(columns[name], columns[source], longer[c.VALID])
-        dist_inputs, values = sequence_forward(model, {**columns, **longer, c.OBS: obs})
+        dist_inputs, values = sequence_forward(model, {**columns, **longer, c.OBS: obs}, weights)
     else:
-        flat_inputs, flat_values = model.forward(flattened(obs))
+        flat_inputs, flat_values = model.forward(flattened(obs), weights=weights)
         values = tf.reshape(flat_values, obs.shape[:2])
         dist_inputs = tf.reshape(flat_inputs, [*obs.shape[:2], flat_inputs.shape[-1]])
     return dist_inputs[:-1], values[:-1], values[-1]

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiorl.algorithms.a2c.config import A2CConfig
 from aiorl.algorithms.algorithm import Algorithm
+from aiorl.algorithms.appo.config import APPOConfig
 from aiorl.algorithms.bc.config import BCConfig
 from aiorl.algorithms.dqn.config import DQNConfig
 from aiorl.algorithms.impala.config import IMPALAConfig
@@ -27,6 +28,7 @@ __all__ = ["ALGORITHMS", "algorithm_class", "config_class"]
 
 ALGORITHMS: dict[str, tuple[type[CommonConfig], str]] = {
     "a2c": (A2CConfig, "aiorl.algorithms.a2c.algorithm:A2C"),
+    "appo": (APPOConfig, "aiorl.algorithms.appo.algorithm:APPO"),
     "bc": (BCConfig, "aiorl.algorithms.bc.algorithm:BC"),
     "dqn": (DQNConfig, "aiorl.algorithms.dqn.algorithm:DQN"),
     "impala": (IMPALAConfig, "aiorl.algorithms.impala.algorithm:IMPALA"),

@@ -15,7 +15,6 @@ from aiorl.algorithms.compiled_algorithm import model_columns
 from aiorl.algorithms.compiled_base import CompiledBase
 from aiorl.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, UpdateSpec
 from aiorl.algorithms.replay_config import ReplayConfig
-from aiorl.algorithms.target_network import TargetNetwork
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.column_spec import Piece
@@ -50,10 +49,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     Attributes:
         replay: what is stored.
         steps_per_call: K, minibatches of one compiled call.
-        targets: name below which its weights are saved -> target network; there before this class's constructor.
     """
-
-    targets: dict[str, TargetNetwork]
 
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
@@ -229,18 +225,6 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
                 self._padded[name] = np.zeros((self.steps_per_call, *array.shape[1:]), array.dtype)
             self._padded[name][:num] = array
         return self._padded
-
-    def weights_replaced(self) -> None:
-        """The model's target is the same then; those of other networks learn of it as they go on."""
-        for target in self.targets.values():
-            if target.network is self.model:
-                target.take_over()
-
-    def _other_variables(self) -> dict[str, Any]:
-        found = super()._other_variables()
-        for prefix, target in self.targets.items():
-            found |= {f"{prefix}/{name}": variable for name, variable in target.variables.items()}
-        return found
 
     def extra_state(self) -> dict[str, Any]:
         """Minibatches made, what is due of the next, and rows that they are due by."""

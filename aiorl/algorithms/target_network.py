@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from aiorl.algorithms.compiled_update import STEPS_BEFORE, Tensors
-from aiorl.algorithms.replay_config import ReplayConfig
 from aiorl.models.networks import Network
 
 __all__ = ["TargetNetwork", "following"]
@@ -39,25 +38,26 @@ class TargetNetwork:
             variable.assign(online if share == 1 else variable + share * (online - variable))
 
 
-def following(config: ReplayConfig, *targets: TargetNetwork) -> dict[str, Any]:
-    """Return what an `UpdateSpec` has to be told so that target networks follow.
+def following(*targets: TargetNetwork, tau: float, every: int) -> dict[str, Any]:
+    """Return what an `UpdateSpec` has to be told so that target networks follow within an update.
 
     Args:
-        config: says how far, and after how many minibatches, counted on from the coefficient STEPS_BEFORE.
         targets: all of the update.
+        tau: how far, see `TargetNetwork.take_over`.
+        every: after how many minibatches, counted on from the coefficient STEPS_BEFORE.
     """
 
     def move() -> tf.Tensor:
         for target in targets:
-            target.take_over(config.tau)
+            target.take_over(tau)
         return tf.constant(0)
 
     def follow(step: tf.Tensor, coefficients: Tensors) -> None:
-        if config.target_update_freq == 1:
+        if every == 1:
             move()
             return
         made = tf.cast(coefficients[STEPS_BEFORE], tf.int32) + step + 1
-        tf.cond(tf.equal(made % config.target_update_freq, 0), move, lambda: tf.constant(0))
+        tf.cond(tf.equal(made % every, 0), move, lambda: tf.constant(0))
 
     variables = tuple(variable for target in targets for variable in target.variables.values())
     return {"followers": variables, "follow": follow}

@@ -115,17 +115,18 @@ class ActorCritic(Network):
         """State of B rows at the start of their episodes: zeros [B, ...] for each component."""
         return [np.zeros((num_rows, *shape), np.float32) for shape in self.state_shapes]
 
-    def forward(self, obs: Any) -> tuple[Any, Any]:
+    def forward(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         """Outputs for B observations, for networks without recurrence.
 
         Args:
             obs: [B, *obs_shape].
+            weights: tensors by name to be used in place of all variables.
         Returns: inputs of the action distribution [B, P] and values [B], float32.
         Raises: PolicyError if the network is recurrent.
         """
         if self.is_recurrent:
             raise PolicyError("a recurrent network needs its state: use forward_step or forward_sequence")
-        dist_inputs, values, _ = self.forward_step(obs, [])
+        dist_inputs, values, _ = self.forward_step(obs, [], weights=weights)
         return dist_inputs, values
 
     def forward_step(
@@ -177,6 +178,8 @@ class ActorCritic(Network):
         resets: Any,
         prev_actions: Any = None,
         prev_rewards: Any = None,
+        *,
+        weights: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Any]:
         """Outputs for sequences of T steps; without recurrence every step stands for itself.
 
@@ -186,6 +189,7 @@ class ActorCritic(Network):
             resets: [T, B] bool; where True the state is zeroed before that step.
             prev_actions: [T, B, *action_shape] in column form, if the network looks back; zeros at episodes' starts.
             prev_rewards: [T, B], likewise.
+            weights: tensors by name to be used in place of all variables.
         Returns: inputs of the action distribution [T, B, P] and values [T, B], float32.
         """
         obs = tf.convert_to_tensor(obs)
@@ -194,14 +198,15 @@ class ActorCritic(Network):
         if self.is_recurrent:
             previous = self._previous(prev_actions, prev_rewards)
             own_obs, mask = self._without_mask(flat_obs)
-            features = [
-                branch.sequence(own_obs, previous, [tf.convert_to_tensor(item) for item in part], resets, steps)
-                for branch, part in self._split(state)
-            ]
-            dist_inputs, values = self._heads(features)
+            with self._using(weights):
+                features = [
+                    branch.sequence(own_obs, previous, [tf.convert_to_tensor(item) for item in part], resets, steps)
+                    for branch, part in self._split(state)
+                ]
+                dist_inputs, values = self._heads(features)
             dist_inputs = self._masked(dist_inputs, mask)
         else:
-            dist_inputs, values, _ = self.forward_step(flat_obs, state, prev_actions, prev_rewards)
+            dist_inputs, values, _ = self.forward_step(flat_obs, state, prev_actions, prev_rewards, weights=weights)
         return (
             tf.reshape(dist_inputs, [steps, -1, self.distribution.num_inputs]),
             tf.reshape(values, [steps, -1]),

@@ -7,6 +7,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.trainer.algorithm_trainer import (
     A2CTrainer,
     AlgorithmTrainer,
+    APPOTrainer,
     BCTrainer,
     DQNTrainer,
     IMPALATrainer,
@@ -21,6 +22,7 @@ from aiorl.trainer.worker_set import RemoteWorker, WorkerSet
 
 __all__ = [
     "A2CTrainer",
+    "APPOTrainer",
     "AlgorithmTrainer",
     "BCTrainer",
     "DQNTrainer",

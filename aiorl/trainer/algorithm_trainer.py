@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from aiorl.algorithms.a2c.config import A2CConfig
 from aiorl.algorithms.algorithm import AlgorithmState
+from aiorl.algorithms.appo.config import APPOConfig
 from aiorl.algorithms.bc.config import BCConfig
 from aiorl.algorithms.dqn.config import DQNConfig
 from aiorl.algorithms.impala.config import IMPALAConfig
@@ -54,6 +55,7 @@ from aiorl.worker.sampler_unit import SamplerUnit, UnitPlace
 
 __all__ = [
     "A2CTrainer",
+    "APPOTrainer",
     "AlgorithmTrainer",
     "BCTrainer",
     "DQNTrainer",
@@ -480,6 +482,12 @@ class IMPALATrainer(AlgorithmTrainer):
     """Trains with IMPALA, see `aiorl.algorithms.impala`."""
 
     _default_config = IMPALAConfig
+
+
+class APPOTrainer(AlgorithmTrainer):
+    """Trains with APPO, see `aiorl.algorithms.appo`."""
+
+    _default_config = APPOConfig
 
 
 class A2CTrainer(AlgorithmTrainer):

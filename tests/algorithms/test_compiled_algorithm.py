@@ -25,7 +25,7 @@ SHAPE = {
 }  # fmt: skip
 ONE_STEP = {"eager": True, "num_sgd_iter": 1, "sgd_minibatch_size": 48}
 """For what one step shows, which tracing takes ten times as long as."""
-ALL = pytest.mark.parametrize("name", ["ppo", "impala"])
+ALL = pytest.mark.parametrize("name", ["ppo", "impala", "appo"])
 
 
 class Setup:
@@ -277,6 +277,9 @@ def test_learns_from_images_with_a_plain_graph(
         ("ppo", "use_gru", True, "off"),
         ("impala", "use_lstm", False, "off"),
         ("impala", "use_gru", True, "off"),
+        ("appo", "use_lstm", False, "off"),
+        ("appo", "use_gru", True, "off"),
+        pytest.param("appo", "use_lstm", True, "on", marks=pytest.mark.slow),
         pytest.param("impala", "use_lstm", True, "on", marks=pytest.mark.slow),
         pytest.param("impala", "use_gru", False, "off", marks=pytest.mark.slow),
     ],
@@ -296,7 +299,13 @@ def test_learns_with_recurrent_models(
 
 @pytest.mark.parametrize(
     ("name", "recurrent"),
-    [("ppo", False), ("ppo", True), ("impala", False), pytest.param("impala", True, marks=pytest.mark.slow)],
+    [
+        ("ppo", False),
+        ("ppo", True),
+        ("impala", False),
+        pytest.param("impala", True, marks=pytest.mark.slow),
+        ("appo", False),
+    ],
 )
 def test_fragments_of_whole_episodes_are_padded_to_few_shapes(
     setup: Callable[..., Setup], name: str, recurrent: bool
@@ -391,6 +400,7 @@ def test_smaller_batches_need_no_other_compilation(setup: Callable[..., Setup], 
         ("ppo", {}, (0, 2)),
         ("impala", {}, (7, 2)),
         ("impala", {}, (5, 2)),
+        ("appo", {}, (5, 2)),
         ("ppo", {"model": {"use_lstm": True}}, (5, 2)),
     ],
 )
@@ -409,7 +419,7 @@ def test_padding_changes_nothing_that_is_learned(setup: Callable[..., Setup], na
     shape = (48, 1) if name == "ppo" else (6, 8)
     whole = it.make_fragment(it.plan, it.model, *shape, 1)
     half = {key: value[: 24 if name == "ppo" else None, : None if name == "ppo" else 4] for key, value in whole.items()}
-    if name == "impala":
+    if name != "ppo":
         half |= {key: whole[key][:4] for key in (c.LAST_OBS,)}
         blank = {key: np.zeros_like(value) for key, value in half.items()}
         blank[c.VALID] = np.zeros((6, 4), bool)

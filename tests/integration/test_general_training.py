@@ -22,7 +22,9 @@ TWO = (
     "--env=general_runs:Poles", "--multiagent.policies={left: null, right: null}",
     "--multiagent.policy-mapping-fn=general_runs:side",
 )  # fmt: skip
-BOTH = pytest.mark.parametrize("algo", ["ppo", pytest.param("impala", marks=pytest.mark.slow)])
+ALL = pytest.mark.parametrize(
+    "algo", ["ppo", pytest.param("impala", marks=pytest.mark.slow), pytest.param("appo", marks=pytest.mark.slow)]
+)
 
 Run = Callable[..., StartedLearner]
 
@@ -58,7 +60,7 @@ def moved(before: dict[str, Any], after: dict[str, Any], policy_id: str) -> bool
 
 
 @pytest.mark.slow
-@BOTH
+@ALL
 def test_two_policies_learn_side_by_side_and_a_resumed_run_goes_on_with_both(
     run: Run, ledger_balances: Any, algo: str
 ) -> None:
@@ -87,7 +89,7 @@ def test_two_policies_learn_side_by_side_and_a_resumed_run_goes_on_with_both(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "least"), [("ppo", 100.0), ("impala", 100.0)])
+@pytest.mark.parametrize(("algo", "least"), [("ppo", 100.0), ("impala", 100.0), ("appo", 100.0)])
 def test_agents_of_both_policies_learn_to_balance(run: Run, algo: str, least: float) -> None:
     """Untrained ones balance for about 20 steps."""
     options = ("--seed=1", "--xla=auto", *TWO, "--stop-timesteps=100000", "--env-config={agents: 4}")
@@ -122,7 +124,7 @@ def test_one_policy_learns_beside_one_of_the_users_own_and_one_that_stays_as_it_
     assert not any(name.startswith("algorithm/other/optimizer") for name in saved)
 
 
-@BOTH
+@ALL
 def test_dict_observations_and_tuple_actions_are_learned_from(run: Run, algo: str) -> None:
     learner = run(f"--algo={algo}", *SMALL, "--env=general_runs:Nested", "--lr=0.003", "--stop-timesteps=4000")
     result = finished(learner)
@@ -146,7 +148,7 @@ def test_callbacks_measure_on_workers_and_change_the_result_on_the_learner(run: 
 
 
 @pytest.mark.slow
-@BOTH
+@ALL
 def test_memory_that_sees_previous_actions_and_rewards_is_trained(run: Run, algo: str) -> None:
     learner = run(
         f"--algo={algo}", *SMALL, "--env=general_runs:LastMove", "--model.use-lstm=true",

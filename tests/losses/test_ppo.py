@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from aiorl.losses.ppo import approximate_kl, clipped_surrogate, clipped_value_loss
+from aiorl.losses.ppo import approximate_kl, clipped_surrogate, clipped_value_loss, ppo_loss
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,22 @@ def test_approximate_kl_averages_to_the_true_divergence() -> None:
     estimates = approximate_kl(tf.constant(np.log(new / old), tf.float32)).numpy()
     assert (estimates >= 0).all()
     assert (old * estimates).sum() == pytest.approx((old * np.log(old / new)).sum(), abs=1e-6)
+
+
+@pytest.mark.parametrize("kl_coeff", [None, 2.0])
+def test_loss_of_two_rows_and_one_that_is_no_transition_by_hand(kl_coeff: float | None) -> None:
+    rows = {
+        "log_ratio": [math.log(1.5), math.log(0.9), 0.0], "advantages": [2.0, -1.0, 7.0], "kls": [0.1, 0.3, 9.0],
+        "values": [1.0, 4.0, 9.0], "targets": [3.0, 3.0, 0.0], "entropies": [0.5, 0.7, 5.0], "valid": [1.0, 1.0, 0.0],
+    }  # fmt: skip
+    total, parts = ppo_loss(
+        **{name: tf.constant(row) for name, row in rows.items()},
+        clip_param=0.2, vf_loss_coeff=0.5, entropy_coeff=0.1, kl_coeff=kl_coeff,
+    )  # fmt: skip
+    # surrogate: 1.2 * 2 and 0.9 * -1, mean 0.75; values: 4 and 1, mean 2.5; entropy 0.6; divergence 0.2
+    assert float(parts["policy_loss"]) == pytest.approx(-0.75)
+    assert float(parts["vf_loss"]) == pytest.approx(2.5)
+    assert float(parts["kl"]) == pytest.approx(0.2)
+    assert float(parts["clip_fraction"]) == pytest.approx(0.5)
+    penalty = 0.0 if kl_coeff is None else 0.4
+    assert float(total) == pytest.approx(-0.75 + 0.5 * 2.5 - 0.1 * 0.6 + penalty, rel=1e-5)

@@ -12,10 +12,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from aiorl.algorithms.batch_buffers import PACKED
-from aiorl.algorithms.impala.algorithm import IMPALA
-from aiorl.algorithms.impala.config import IMPALAConfig
-from aiorl.algorithms.ppo.algorithm import PPO
-from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.algorithms.registry import algorithm_class
 from aiorl.data import columns as c
 from aiorl.data.action_mask import MaskLayout
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout
@@ -184,17 +181,19 @@ SHAPE = {
     [
         ("ppo", {"use_lstm": True}),
         ("impala", {}),
+        ("appo", {}),
         pytest.param("ppo", {}, marks=pytest.mark.slow),
         pytest.param("impala", {"use_lstm": True}, marks=pytest.mark.slow),
+        pytest.param("appo", {"use_lstm": True}, marks=pytest.mark.slow),
     ],
 )
 def test_an_update_leaves_alone_what_was_never_legal(algo, settings):
     """Also with entropy and a divergence in the loss: the head's weights for such an action stay as they are."""
     never = 3
     model = masked_model("discrete", **settings)
-    own = {"sgd_minibatch_size": 64, "num_sgd_iter": 1, "kl_coeff": 0.3} if algo == "ppo" else {}
-    kind, config_kind = (PPO, PPOConfig) if algo == "ppo" else (IMPALA, IMPALAConfig)
-    config = config_kind.from_mapping({**SHAPE, **own, "entropy_coeff": 0.1, "lr": 1e-2, "model": settings})
+    own = {} if algo == "impala" else {"sgd_minibatch_size": 64, "num_sgd_iter": 1, "kl_coeff": 0.3}
+    kind = algorithm_class(algo)
+    config = kind.config_class.from_mapping({**SHAPE, **own, "entropy_coeff": 0.1, "lr": 1e-2, "model": settings})
     algorithm, plan = kind(config, model), kind.sample_plan(config)
     fragments = [legal_fragment(model, plan, seed, never) for seed in range(2)]
     before = model.get_weights()

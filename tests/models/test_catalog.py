@@ -192,6 +192,18 @@ def test_given_weights_stand_in_for_all_variables():
     assert not np.allclose(mine, model.forward_step(obs, state)[0])
 
 
+@pytest.mark.parametrize("config", [{}, *RECURRENT], ids=str)
+def test_given_weights_stand_in_for_all_variables_over_sequences_too(config):
+    one, other = (build_model((4,), "float32", DISCRETE, SMALL | config, seed=seed) for seed in (0, 1))
+    obs, state = obs_of(one, 5, 2), [item + np.float32(0.5) for item in one.initial_state(2)]
+    resets = np.zeros((5, 2), np.bool_)
+    run = tf.function(lambda weights: one.forward_sequence(obs, state, resets, weights=weights), jit_compile=True)
+    wanted = other.forward_sequence(obs, state, resets)
+    for mine, others, own in zip(run(other.get_weights()), wanted, run(one.get_weights()), strict=True):
+        np.testing.assert_allclose(mine, others, rtol=1e-4, atol=1e-6)
+        assert not np.allclose(mine, own)
+
+
 def test_weights_round_trip_as_copies():
     model, other = (build_model((4,), "float32", DISCRETE, SMALL, seed=seed) for seed in (0, 1))
     weights = model.get_weights()

@@ -212,6 +212,17 @@ def test_parts_of_an_observation_without_any_are_the_observation():
     assert custom("ByName").keras_model.wanted == {"obs": (4,)}
 
 
+@pytest.mark.parametrize("name", ["policy_only", "Subclassed"])
+def test_given_weights_stand_in_for_those_of_the_users_model(name):
+    one, other = (custom(name, seed=seed) for seed in (0, 1))
+    obs = np.random.default_rng(0).standard_normal((3, *one.obs_shape)).astype(np.float32)
+    for mine, others, own in zip(
+        one.forward(obs, weights=other.get_weights()), other.forward(obs), one.forward(obs), strict=True
+    ):
+        np.testing.assert_allclose(mine, others, rtol=1e-5, atol=1e-6)
+        assert not np.allclose(mine, own)
+
+
 def test_names_and_weights_follow_the_seed_alone():
     before = random.getstate()
     first, second, other = (custom("policy_only", seed=seed) for seed in (1, 1, 2))

@@ -20,6 +20,7 @@ from small_runs import SMALL
 import aiorl
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import EnvError
+from aiorl.trainer import trainer_class
 
 SCHEDULES = {
     "lr_schedule": [[0, 0.01], [600, 0.001]], "entropy_coeff_schedule": [[0, 0.1], [600, 0.0]],
@@ -33,6 +34,10 @@ PPO = {
 LSTM = {"model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}}
 LOOKS_BACK = {"model": {**LSTM["model"], "lstm_use_prev_action_reward": True}}
 WHOLE = {"batch_mode": "complete_episodes"}
+APPO = {
+    **TRACED, **SCHEDULES, "algo": "appo", "num_sgd_iter": 2, "sgd_minibatch_size": 32, "kl_coeff": 0.2,
+    "target_update_freq": 2, "observation_filter": "MeanStdFilter",
+}  # fmt: skip
 IMPALA = {**TRACED, **SCHEDULES, "algo": "impala", "observation_filter": "MeanStdFilter"}
 
 
@@ -75,8 +80,7 @@ class Recording:
 
 def train_save_and_go_on(folder: Path, settings: dict[str, Any]) -> Any:
     """What a child process does before it is killed; the trainer is not stopped."""
-    kind = aiorl.PPOTrainer if settings["algo"] == "ppo" else aiorl.IMPALATrainer
-    trainer: Any = kind({**settings, "run_dir": str(folder / "run")}, env="CartPole-v1")
+    trainer: Any = trainer_class(settings["algo"])({**settings, "run_dir": str(folder / "run")}, env="CartPole-v1")
     for _ in range(3):
         trainer.train()
     (folder / "saved.txt").write_text(trainer.save())
@@ -93,6 +97,9 @@ SLOW = {
     "ppo, whole episodes": {**PPO, **WHOLE},
     "ppo that looks back, polled, whole episodes": {**PPO, **WHOLE, **LOOKS_BACK},
     "impala, whole episodes": {**IMPALA, **WHOLE},
+    "appo with a memory, whole episodes": {**APPO, **WHOLE, **LSTM},
+    "appo, whole episodes": {**APPO, **WHOLE},
+    "appo": APPO,
     "ppo": PPO,
     "impala": IMPALA,
 }

@@ -34,7 +34,7 @@ def dqn_spec(config: DQNConfig, model: QNetwork, target: TargetNetwork) -> Updat
         _COEFFICIENTS,
         is_stacked=True,
         gives_rows=True,
-        **following(config, target),
+        **following(target, tau=config.tau, every=config.target_update_freq),
     )
 
 

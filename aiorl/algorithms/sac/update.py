@@ -64,7 +64,7 @@ def sac_spec(
         (*COEFFICIENTS, ALPHA_LR),
         is_stacked=True,
         gives_rows=True,
-        **following(config, target),
+        **following(target, tau=config.tau, every=config.target_update_freq),
         phases=(
             Phase("actor", actor_loss, ("entropy",), actor.trainable_variables, actor_optimizer, ACTOR_LR),
             Phase("alpha", alpha_loss, ("alpha",), [log_alpha], alpha_optimizer, ALPHA_LR),

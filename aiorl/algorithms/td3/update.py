@@ -59,7 +59,7 @@ def td3_spec(
         COEFFICIENTS,
         is_stacked=True,
         gives_rows=True,
-        **following(config, target_critics, target_actor),
+        **following(target_critics, target_actor, tau=config.tau, every=config.target_update_freq),
         phases=(
             Phase(
                 "actor", actor_loss, (), actor.trainable_variables, actor_optimizer, ACTOR_LR, every=config.policy_delay
