@@ -19,8 +19,10 @@ from safetensors.numpy import save_file
 from aiorl.algorithms.a2c.config import A2CConfig
 from aiorl.algorithms.algorithm import AlgorithmState
 from aiorl.algorithms.bc.config import BCConfig
+from aiorl.algorithms.cql.config import CQLConfig
 from aiorl.algorithms.dqn.config import DQNConfig
 from aiorl.algorithms.impala.config import IMPALAConfig
+from aiorl.algorithms.iql.config import IQLConfig
 from aiorl.algorithms.marwil.config import MARWILConfig
 from aiorl.algorithms.pg.config import PGConfig
 from aiorl.algorithms.ppo.config import PPOConfig
@@ -56,8 +58,10 @@ __all__ = [
     "A2CTrainer",
     "AlgorithmTrainer",
     "BCTrainer",
+    "CQLTrainer",
     "DQNTrainer",
     "IMPALATrainer",
+    "IQLTrainer",
     "MARWILTrainer",
     "PGTrainer",
     "PPOTrainer",
@@ -498,3 +502,15 @@ class MARWILTrainer(AlgorithmTrainer):
     """Trains with MARWIL, see `aiorl.algorithms.marwil`."""
 
     _default_config = MARWILConfig
+
+
+class CQLTrainer(AlgorithmTrainer):
+    """Trains with CQL, see `aiorl.algorithms.cql`."""
+
+    _default_config = CQLConfig
+
+
+class IQLTrainer(AlgorithmTrainer):
+    """Trains with IQL, see `aiorl.algorithms.iql`."""
+
+    _default_config = IQLConfig
