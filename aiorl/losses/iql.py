@@ -22,4 +22,5 @@ def expectile_losses(errors: tf.Tensor, expectile: float) -> tf.Tensor:
         expectile: tau, between 0 and 1.
     Source: Kostrikov et al. 2021, eq. 3.
     """
-    return tf.where(errors < 0, 1.0 - expectile, expectile) * tf.square(errors)
+    counts = tf.where(errors < 0, tf.constant(1.0 - expectile, errors.dtype), tf.constant(expectile, errors.dtype))
+    return counts * tf.square(errors)

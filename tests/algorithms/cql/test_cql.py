@@ -27,7 +27,7 @@ CHOICES = spaces.Discrete(NUM_ACTIONS, start=START)
 def make_config(**settings: Any) -> CQLConfig:
     small = {
         "env": "E", "input": "data", "seed": 7, "model": {"fcnet_hiddens": [8]}, "rollout_fragment_length": 8,
-        "train_batch_size": 4, "training_intensity": 2, "replay_capacity": 64, "lr": 0.01, "cql_actions": 3,
+        "train_batch_size": 4, "training_intensity": 0.5, "replay_capacity": 64, "lr": 0.01, "cql_actions": 3,
         "initial_alpha": 0.5, "cql_weight": 2.0, "eager": True,
     }  # fmt: skip
     return CQLConfig(**{**small, **settings})
@@ -148,16 +148,15 @@ def test_the_loss_over_choices_equals_the_formula_in_numpy(num_mask: int) -> Non
     assert float(given["cql_gap"]) == pytest.approx(gaps.mean(), rel=1e-4)
 
 
-@pytest.mark.parametrize(("target_gap", "rises"), [(-100.0, True), (100.0, False)])
-def test_with_a_target_the_weight_is_learned_in_the_same_compiled_call(target_gap: float, rises: bool) -> None:
-    """Nothing is traced anew, whatever came."""
-    algorithm = make(make_config(target_gap=target_gap, eager=False, xla="off"), BOX)
+def test_with_a_target_the_weight_is_learned_in_the_same_compiled_call() -> None:
+    """Nothing is traced anew, whatever came; gaps are above their target, so it rises."""
+    algorithm = make(make_config(target_gap=-100.0, training_intensity=2, eager=False, xla="off"), BOX)
     algorithm.warm_up()
     results = feed(algorithm, [1, 2, 3, 1, 2, 3])
     assert [result.metrics["num_sgd_steps"] for result in results] == [0, 0, 0, 4, 4, 4]
     assert algorithm.compiled.traces == 1
-    assert (results[-1].metrics["cql_weight"] > 2.0) == rises
-    assert algorithm.get_state().tensors["log_cql_weight"] != pytest.approx(np.log(2.0))
+    assert results[-1].metrics["cql_weight"] > 2.0
+    assert algorithm.get_state().tensors["log_cql_weight"] > np.log(2.05)
 
 
 def test_each_piece_is_stored_once_and_training_begins_when_one_is_read_again() -> None:
@@ -165,8 +164,8 @@ def test_each_piece_is_stored_once_and_training_begins_when_one_is_read_again() 
     algorithm = make(make_config(), BOX)
     results = feed(algorithm, [1, 2, 3, 2, 1, 3, 3])
     assert [result.metrics["replay_rows"] for result in results] == [8, 16, 24, 24, 24, 24, 24]
-    assert [result.metrics["num_sgd_steps"] for result in results] == [0, 0, 0, 4, 4, 4, 4]
-    assert results[-1].metrics["training_intensity"] == pytest.approx(2.0)
+    assert [result.metrics["num_sgd_steps"] for result in results] == [0, 0, 0, 1, 1, 1, 1]
+    assert results[-1].metrics["training_intensity"] == pytest.approx(0.5)
     assert results[-1].metrics["rows_evicted"] == 0
 
 
@@ -174,7 +173,7 @@ def test_what_does_not_fit_into_the_replay_is_stored_again_and_again() -> None:
     """Training begins when the replay is full."""
     algorithm = make(make_config(replay_capacity=16), BOX)
     results = feed(algorithm, [1, 2, 3, 1, 2, 3])
-    assert [result.metrics["num_sgd_steps"] for result in results] == [0, 4, 4, 4, 4, 4]
+    assert [result.metrics["num_sgd_steps"] for result in results] == [0, 1, 1, 1, 1, 1]
     assert [result.metrics["rows_stored"] for result in results] == [8, 16, 24, 32, 40, 48]
 
 
@@ -183,12 +182,12 @@ def test_rows_of_no_piece_are_always_stored_and_enough_at_learning_starts() -> N
     algorithm = make(make_config(learning_starts=16), BOX)
     results = feed(algorithm, [0, 0, 0])
     assert [result.metrics["rows_stored"] for result in results] == [8, 16, 24]
-    assert [result.metrics["num_sgd_steps"] for result in results] == [0, 4, 4]
+    assert [result.metrics["num_sgd_steps"] for result in results] == [0, 1, 1]
 
 
 def test_the_next_update_after_a_restore_is_equal_to_the_bit() -> None:
     """G5, with the weight, and what was read: it is not stored anew."""
-    first, second = (make(make_config(target_gap=1.0, training_intensity=1, seed=seed), BOX) for seed in (7, 8))
+    first, second = (make(make_config(target_gap=1.0, seed=seed), BOX) for seed in (7, 8))
     feed(first, [1, 2, 1])
     assert_goes_on_to_the_bit(first, second, lambda algorithm: feed(algorithm, [2, 1, 4]))
     assert len(second.replay) == 24
@@ -199,7 +198,7 @@ def test_a_checkpoint_without_the_replay_has_all_of_it_read_again() -> None:
     feed(first, [1, 2, 1])
     second.set_state(first.get_state())
     results = feed(second, [1, 2, 1])
-    assert [result.metrics["num_sgd_steps"] for result in results] == [0, 0, 4]
+    assert [result.metrics["num_sgd_steps"] for result in results] == [0, 0, 1]
     assert len(second.replay) == 16
 
 
