@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from aiorl.algorithms.a2c.config import A2CConfig as A2CConfig
     from aiorl.algorithms.appo.config import APPOConfig as APPOConfig
     from aiorl.algorithms.bc.config import BCConfig as BCConfig
+    from aiorl.algorithms.cql.config import CQLConfig as CQLConfig
     from aiorl.algorithms.dqn.config import DQNConfig as DQNConfig
     from aiorl.algorithms.impala.config import IMPALAConfig as IMPALAConfig
+    from aiorl.algorithms.iql.config import IQLConfig as IQLConfig
     from aiorl.algorithms.marwil.config import MARWILConfig as MARWILConfig
     from aiorl.algorithms.pg.config import PGConfig as PGConfig
     from aiorl.algorithms.ppo.config import PPOConfig as PPOConfig
@@ -63,8 +65,10 @@ if TYPE_CHECKING:
     from aiorl.trainer import AlgorithmTrainer as AlgorithmTrainer
     from aiorl.trainer import APPOTrainer as APPOTrainer
     from aiorl.trainer import BCTrainer as BCTrainer
+    from aiorl.trainer import CQLTrainer as CQLTrainer
     from aiorl.trainer import DQNTrainer as DQNTrainer
     from aiorl.trainer import IMPALATrainer as IMPALATrainer
+    from aiorl.trainer import IQLTrainer as IQLTrainer
     from aiorl.trainer import MARWILTrainer as MARWILTrainer
     from aiorl.trainer import PGTrainer as PGTrainer
     from aiorl.trainer import PPOTrainer as PPOTrainer
@@ -85,6 +89,10 @@ _HOME = {
     "AsyncSampler": "aiorl.sampler.async_sampler",
     "BCConfig": "aiorl.algorithms.bc.config",
     "BCTrainer": "aiorl.trainer",
+    "CQLConfig": "aiorl.algorithms.cql.config",
+    "CQLTrainer": "aiorl.trainer",
+    "IQLConfig": "aiorl.algorithms.iql.config",
+    "IQLTrainer": "aiorl.trainer",
     "MARWILConfig": "aiorl.algorithms.marwil.config",
     "MARWILTrainer": "aiorl.trainer",
     "BaseEnv": "aiorl.env.base_env",

@@ -1,7 +1,8 @@
-"""Stored experience for learning results: policies of known quality, played with fixed seeds.
+"""Stored experience for learning results: policies of known quality, played with fixed seeds, or all that one sampled.
 
 Each recording is a directory of Parquet files in a cache, made once, and one row of ``docs/results/data/NAME.csv``.
-Observations are stored as the environment gives them, and actions are drawn from the policy's distribution.
+Observations are stored as the environment gives them, and actions are drawn from the policy's distribution. What a
+policy sampled while it was trained is in the ``output`` of its run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import numpy as np
 import aiorl
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.offline.episodes import EpisodeAssembler
 from aiorl.offline.formats import WriteOptions
+from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.registry import format_named
 from aiorl.report.replaced_file import replaced, replaced_directory
 from benchmarks.measure import run_command
@@ -62,12 +65,14 @@ class Recording:
         env: environment.
         player: the policy; None draws actions at random.
         rows: least env steps; the last episode is whole.
+        of_training: what the policy sampled while it was trained, and not what it plays then.
     """
 
     name: str
     env: str
     player: Player | None
     rows: int = 100_000
+    of_training: bool = False
 
 
 _CARTPOLE, _CHEETAH = "CartPole-v1", "HalfCheetah-v5"
@@ -77,7 +82,9 @@ RECORDINGS = {
         Recording("cartpole-random", _CARTPOLE, None),
         Recording("cartpole-expert", _CARTPOLE, Player("ppo-cartpole", 100_000)),
         Recording("cartpole-medium", _CARTPOLE, Player("ppo-cartpole", 100_000, third_of="cartpole-expert")),
+        Recording("pendulum-replay", "Pendulum-v1", Player("sac-pendulum", 10_000), rows=10_000, of_training=True),
         Recording("halfcheetah-expert", _CHEETAH, Player("ppo-halfcheetah", 1_000_000)),
+        Recording("halfcheetah-medium", _CHEETAH, Player("ppo-halfcheetah", 1_000_000, third_of="halfcheetah-expert")),
     )
 }
 
@@ -126,7 +133,7 @@ def recorded(recording: Recording, cache: Path, folder: Path) -> list[str]:
     Raises:
         RuntimeError: training failed.
     """
-    directory = cache / recording.name
+    directory = _run_dir(recording, cache) / "output" if recording.of_training else cache / recording.name
     if not directory.is_dir() or read_data_row(recording.name, folder) is None:
         policy, env_steps, earns = None, 0, None
         if recording.player is not None:
@@ -134,8 +141,11 @@ def recorded(recording: Recording, cache: Path, folder: Path) -> list[str]:
             policy = aiorl.load_policy(run_dir, seed=_PLAY_SEED)
             found = aiorl.evaluate(run_dir, episodes=_EPISODES, seed=_PLAY_SEED)
             env_steps, earns = policy.env_steps, found.mean
-        with replaced_directory(directory) as temporary:
-            returns, rows = _play(recording, policy, temporary)
+        if recording.of_training:
+            returns, rows = _look(directory)
+        else:
+            with replaced_directory(directory) as temporary:
+                returns, rows = _play(recording, policy, temporary)
         mean = float(np.mean(returns))
         found_row = DataRow(
             policy_env_steps=env_steps,
@@ -177,13 +187,26 @@ def _row_path(name: str, folder: Path) -> Path:
     return folder / "data" / f"{name}.csv"
 
 
+def _run_dir(recording: Recording, cache: Path) -> Path:
+    return cache / f"{recording.name}-policy"
+
+
+def _look(directory: Path) -> tuple[list[float], int]:
+    """Returns of the whole episodes in a directory, and the rows of all."""
+    reader, episodes = FileReader(str(directory), ReaderOptions(epochs=1, shuffle_files=False)), EpisodeAssembler()
+    returns = [float(found[c.REWARDS].sum(dtype=np.float64)) for batch in reader for found in episodes.add(batch)]
+    return returns, reader.counts.rows
+
+
 def _trained(recording: Recording, player: Player, cache: Path, folder: Path) -> Path:
     """The run directory of a policy, trained if it is not there."""
-    run_dir = cache / f"{recording.name}-policy"
+    run_dir = _run_dir(recording, cache)
     if not run_dir.is_dir():
         options: dict[str, object] = {
             "preset": player.preset, "env": recording.env, "seed": _SEED, "stop-timesteps": player.env_steps,
         }  # fmt: skip
+        if recording.of_training:  # in one process, so that the same is sampled each time
+            options |= {"output": "logdir", "num-workers": 0}
         if player.third_of:
             recorded(RECORDINGS[player.third_of], cache, folder)
             best = read_data_row(player.third_of, folder)

@@ -66,7 +66,7 @@ Nobody plays: all that is learned from is what other policies played before. Wha
 the bar is for their mean alone. "Drawn": the evaluation draws actions as those who played did, else it takes the most
 likely ones. The files are made again by `make results` where they are missing.
 
-| Task | Data | Rows trained on | Seeds | Mean | Deviation | Interquartile mean | Worst | Bar | Holds | Wall time |
+| Task | Data | Rows read | Seeds | Mean | Deviation | Interquartile mean | Worst | Bar | Holds | Wall time |
 |---|---|---|---|---|---|---|---|---|---|---|"""
 _DATA_HEAD = """
 What it is made of (`docs/results/data/`): seeds are fixed, actions drawn. "Policy" is the mean return of the same
@@ -144,6 +144,7 @@ class OfflineTask(Task):
 _ZOO = "rl-baselines3-zoo"
 _NO_BAR = -np.inf
 _MIXED = ("cartpole-expert", "cartpole-random")
+_MEDIUM_CHEETAH = ("halfcheetah-medium",)
 _BLIND = "aiorl.testing.envs:CartPoleWithoutVelocities"
 TASKS = (
     Task("ppo-cartpole", "ppo-cartpole", "CartPole-v1", 100_000, 490, f"500 at 100 k ({_ZOO})"),
@@ -188,9 +189,22 @@ TASKS = (
         "marwil-cartpole-mixed", "marwil-cartpole", "CartPole-v1", 1_000_000, 300, "", data=_MIXED,
         above=("bc-cartpole-mixed", 50.0),
     ),
+    OfflineTask("cql-cartpole-mixed", "cql-cartpole", "CartPole-v1", 300_000, 450, "", data=_MIXED),
+    OfflineTask("cql-pendulum-replay", "cql-pendulum", "Pendulum-v1", 110_000, -250, "", data=("pendulum-replay",)),
     OfflineTask(
         "bc-halfcheetah-expert", "bc-halfcheetah", "HalfCheetah-v5", 3_000_000, _NO_BAR, "",
         data=("halfcheetah-expert",), of_data=(0.9, np.inf),
+    ),
+    OfflineTask(
+        "bc-halfcheetah-medium", "bc-halfcheetah", "HalfCheetah-v5", 3_000_000, _NO_BAR, "", data=_MEDIUM_CHEETAH
+    ),
+    OfflineTask(
+        "iql-halfcheetah-medium", "iql-halfcheetah", "HalfCheetah-v5", 300_000, _NO_BAR, "", data=_MEDIUM_CHEETAH,
+        of_data=(1.0, np.inf), above=("bc-halfcheetah-medium", 0.0),
+    ),
+    OfflineTask(
+        "cql-halfcheetah-medium", "cql-halfcheetah", "HalfCheetah-v5", 300_000, _NO_BAR, "", data=_MEDIUM_CHEETAH,
+        of_data=(1.0, np.inf), above=("bc-halfcheetah-medium", 0.0), seeds=(0,),
     ),
 )  # fmt: skip
 """In the order in which they are run: the quick ones first."""

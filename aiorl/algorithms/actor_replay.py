@@ -28,8 +28,10 @@ __all__ = [
     "ACTOR_LR",
     "COEFFICIENTS",
     "CRITIC_METRICS",
+    "OF_STORED",
     "SEEDS",
     "ActorReplayAlgorithm",
+    "CriticReplayAlgorithm",
     "critic_loss_of",
 ]
 
@@ -42,19 +44,57 @@ COEFFICIENTS = ("lr", ACTOR_LR, STEPS_BEFORE)
 """Names of the coefficients that all of them have."""
 CRITIC_METRICS = ("mean_q", "mean_td_error")
 """Names of what `critic_loss_of` reports."""
+OF_STORED = "q_of_stored"
+"""Name of what it gives beside: the Q values [C, B] of the stored actions, for phases behind it."""
 
 _CRITICS_KEY = 0x63726974  # keeps the critics' first weights apart from other random numbers of the same seed
 
 
-class ActorReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
-    """The actor is the model that workers get; the critics and all targets stay here.
+class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
+    """The model is what workers get; the critics and all targets stay here.
 
-    The critics are trained by the loss itself, the actor by a phase behind it with an optimiser of its own: so it
+    The critics are trained by the loss itself, the model by phases behind it with optimisers of their own: so it
     learns by critics that have just learnt, has its own learning rate, and its moments rest while it isn't due.
 
     Attributes:
-        actor: the model.
         critics: networks of Q values.
+    """
+
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Make room for the replay, critics and targets; nothing is compiled yet."""
+        own = self._own(config)
+        self.critics = Critics(
+            model.layout,
+            model.obs_dtype,
+            model.distribution,
+            own.model,
+            np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_CRITICS_KEY,))),
+            num_critics=2 if own.twin_q else 1,
+        )
+        self.targets = {"target/critics": TargetNetwork(self.critics), **self._more_targets(model)}
+        super().__init__(config, model)
+
+    def _more_targets(self, model: ActorCritic) -> dict[str, TargetNetwork]:
+        """Target networks beside that of the critics."""
+        return {}
+
+    def _trained_variables(self) -> list[Any]:
+        return self.critics.trainable_variables
+
+    def coefficients(self, env_steps_total: int) -> dict[str, float]:
+        """See the base class."""
+        given = super().coefficients(env_steps_total)
+        return {**given, ACTOR_LR: given["lr"] if self._config.actor_lr is None else self._config.actor_lr}
+
+    def _other_variables(self) -> dict[str, Any]:
+        return super()._other_variables() | {f"critics/{name}": item for name, item in self.critics.variables.items()}
+
+
+class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
+    """The model is an actor alone.
+
+    Attributes:
+        actor: the model.
         is_deterministic: the actor is without chance, and has a target network, too.
     """
 
@@ -82,34 +122,14 @@ class ActorReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
         """Make room for the replay, critics and targets; nothing is compiled yet."""
         if not isinstance(model, Actor):
             raise InternalError(f"{type(self).__name__} was given a {type(model).__name__}")
-        own = self._own(config)
         self.actor = model
-        self.critics = Critics(
-            model.layout,
-            model.obs_dtype,
-            model.distribution,
-            own.model,
-            np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_CRITICS_KEY,))),
-            num_critics=2 if own.twin_q else 1,
-        )
-        self.targets = {"target/critics": TargetNetwork(self.critics)}
-        if self.is_deterministic:
-            self.targets["target/actor"] = TargetNetwork(model)
         super().__init__(config, model)
 
-    def _trained_variables(self) -> list[Any]:
-        return self.critics.trainable_variables
+    def _more_targets(self, model: ActorCritic) -> dict[str, TargetNetwork]:
+        return {"target/actor": TargetNetwork(model)} if self.is_deterministic else {}
 
     def _drawn(self, num: int) -> dict[str, Array]:
         return {SEEDS: self._rng.integers(np.iinfo(np.int32).max, size=(num, 2, 2), dtype=np.int32)}
-
-    def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """See the base class."""
-        given = super().coefficients(env_steps_total)
-        return {**given, ACTOR_LR: given["lr"] if self._config.actor_lr is None else self._config.actor_lr}
-
-    def _other_variables(self) -> dict[str, Any]:
-        return super()._other_variables() | {f"critics/{name}": item for name, item in self.critics.variables.items()}
 
 
 def critic_loss_of(minibatch: Tensors, q: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, Tensors]:
@@ -122,4 +142,5 @@ def critic_loss_of(minibatch: Tensors, q: tf.Tensor, targets: tf.Tensor) -> tupl
         "mean_q": tf.reduce_mean(q),
         "mean_td_error": tf.reduce_mean(errors),
         ROWS: errors,
+        OF_STORED: q,
     }

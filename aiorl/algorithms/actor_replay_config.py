@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import ClassVar
 
 from aiorl.algorithms.replay_config import ReplayConfig
 from aiorl.config.key import changed, key
@@ -14,7 +15,13 @@ _learning = partial(key, group="Learning")
 
 
 class ActorReplayConfig(ReplayConfig):
-    """The settings of such algorithms, and their defaults of the common ones."""
+    """The settings of such algorithms, and their defaults of the common ones.
+
+    Attributes:
+        other_model_keys: settings of networks that are not those of its own.
+    """
+
+    other_model_keys: ClassVar[tuple[str, ...]] = ("free_log_std", "vf_share_layers")
 
     lr: float = changed(ReplayConfig, "lr", 3e-4)
     num_envs_per_worker: int = changed(ReplayConfig, "num_envs_per_worker", 1)
@@ -42,7 +49,7 @@ class ActorReplayConfig(ReplayConfig):
         Raises: ConfigError naming the key that should change.
         """
         super().check()
-        for name in ("free_log_std", "vf_share_layers"):
+        for name in self.other_model_keys:
             if getattr(self.model, name):
                 raise ConfigError(
                     f"{self.algo} has a network that acts, and critics apart from it: model.{name} is not for it.",

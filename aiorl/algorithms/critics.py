@@ -12,7 +12,7 @@ from aiorl.config.parts import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.models.branch import choose_layers
 from aiorl.models.networks import Network, dense, layer_variables, make_stack
-from aiorl.policy.distributions import ActionDistribution, SquashedGaussian
+from aiorl.policy.distributions import ActionDistribution, DiagGaussian, SquashedGaussian
 
 __all__ = ["Critics"]
 
@@ -41,13 +41,14 @@ class Critics(Network):
         Args:
             layout: how an observation lies in its array.
             obs_dtype: "float32" or "uint8".
-            distribution: of the actions: a squashed Gaussian, or one over A choices.
+            distribution: of the actions: a Gaussian over a Box with bounds, squashed or not, or one over A choices.
             config: settings of the hidden layers.
             rng: of the initial weights.
             num_critics: C.
+        Raises: UnsupportedSpaceError for a Box without bounds.
         """
         self.layout = layout
-        self._box = distribution if isinstance(distribution, SquashedGaussian) else None
+        self._box = SquashedGaussian(distribution.action_space) if isinstance(distribution, DiagGaussian) else None
         num_actions, num_outputs = (0, distribution.num_inputs) if self._box is None else (self._box.low.size, 1)
         filters, hiddens, activation = choose_layers(layout.shape, config)
         scale = 1.0 / 255.0 if obs_dtype == "uint8" else 1.0
@@ -63,10 +64,19 @@ class Critics(Network):
         self._take_variables(named)
 
     def unit(self, actions: Any) -> Any:
-        """Actions [B, *action_shape] of a Box as numbers [B, D] from -1 at its lower to 1 at its upper bounds."""
+        """Actions [B, *action_shape] of a Box as numbers [B, D] from -1 at its lower to 1 at its upper bounds.
+
+        Those beyond count as on them, which is where an environment gets them.
+        """
         assert self._box is not None, "choices have no bounds"
         flat = tf.cast(tf.reshape(actions, [-1, self._box.low.size]), tf.float32)
-        return (flat - self._box.low) * (2.0 / self._box.span) - 1.0
+        return tf.clip_by_value((flat - self._box.low) * (2.0 / self._box.span) - 1.0, -1.0, 1.0)
+
+    @property
+    def log_unit(self) -> float:
+        """What the logarithm of a density over a Box is more as one over the numbers of `unit`."""
+        assert self._box is not None, "choices have no density"
+        return float(np.log(0.5 * self._box.span).sum())
 
     def q(self, obs: Any, unit_actions: Any = None, *, weights: Mapping[str, Any] | None = None) -> Any:
         """Values of observations [B, *obs_shape] by each critic: [C, B] of actions given, else [C, B, A] of all.

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm
 from aiorl.algorithms.imitation_config import ImitationConfig
+from aiorl.algorithms.stored_experience import want_stored_experience
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import ConfigError
 
 __all__ = ["Imitation"]
 
@@ -25,11 +25,7 @@ class Imitation(CompiledAlgorithm[ImitationT]):
         Raises: ConfigError if there is no stored experience.
         """
         own = cls._own(config)
-        if own.input == "sampler":
-            raise ConfigError(
-                f"{cls.__name__} imitates stored experience, and none is named.", key="input", value=own.input,
-                hint='Give files, such as --input "data/*.json"; --output DIR of another run writes some.',
-            )  # fmt: skip
+        want_stored_experience(own)
         return LeasePlan("streaming", own.fragments_per_batch(), own.outstanding_fragments_per_worker)
 
     def _optimizer(self) -> Any:  # Any: a Keras optimiser

@@ -12,8 +12,10 @@ from aiorl.algorithms.a2c.config import A2CConfig
 from aiorl.algorithms.algorithm import Algorithm
 from aiorl.algorithms.appo.config import APPOConfig
 from aiorl.algorithms.bc.config import BCConfig
+from aiorl.algorithms.cql.config import CQLConfig
 from aiorl.algorithms.dqn.config import DQNConfig
 from aiorl.algorithms.impala.config import IMPALAConfig
+from aiorl.algorithms.iql.config import IQLConfig
 from aiorl.algorithms.marwil.config import MARWILConfig
 from aiorl.algorithms.pg.config import PGConfig
 from aiorl.algorithms.ppo.config import PPOConfig
@@ -30,8 +32,10 @@ ALGORITHMS: dict[str, tuple[type[CommonConfig], str]] = {
     "a2c": (A2CConfig, "aiorl.algorithms.a2c.algorithm:A2C"),
     "appo": (APPOConfig, "aiorl.algorithms.appo.algorithm:APPO"),
     "bc": (BCConfig, "aiorl.algorithms.bc.algorithm:BC"),
+    "cql": (CQLConfig, "aiorl.algorithms.cql.algorithm:CQL"),
     "dqn": (DQNConfig, "aiorl.algorithms.dqn.algorithm:DQN"),
     "impala": (IMPALAConfig, "aiorl.algorithms.impala.algorithm:IMPALA"),
+    "iql": (IQLConfig, "aiorl.algorithms.iql.algorithm:IQL"),
     "marwil": (MARWILConfig, "aiorl.algorithms.marwil.algorithm:MARWIL"),
     "pg": (PGConfig, "aiorl.algorithms.pg.algorithm:PG"),
     "ppo": (PPOConfig, "aiorl.algorithms.ppo.algorithm:PPO"),

@@ -15,13 +15,14 @@ from aiorl.algorithms.compiled_algorithm import model_columns
 from aiorl.algorithms.compiled_base import CompiledBase
 from aiorl.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, UpdateSpec
 from aiorl.algorithms.replay_config import ReplayConfig
+from aiorl.algorithms.stored_experience import want_stored_experience
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.column_spec import Piece
 from aiorl.data.finite import first_not_finite
 from aiorl.errors import BatchError, CheckpointError
 from aiorl.policy.schedules import Schedule
-from aiorl.replay import Prioritised, Replay, ReplaySpec, Sample, check_fits
+from aiorl.replay import Pieces, Prioritised, Replay, ReplaySpec, Sample, check_fits
 
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
@@ -35,7 +36,7 @@ ReplayT = TypeVar("ReplayT", bound=ReplayConfig)
 WEIGHTS = "weights"
 """Column of a minibatch: how much each row counts."""
 
-_STORED = "stored"
+_CAME = "came"
 _MAX_SAMPLE_BYTES = 64 << 20
 """Of the minibatches of one compiled call."""
 
@@ -45,6 +46,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     Columns of the replay are `obs`, `actions`, `n_step_returns`, `discounts` and `new_obs`, which is the observation
     behind the steps whose rewards are summed. Subclasses give the update of one minibatch, and its target networks.
+    Minibatches are due by rows that come, whether they are stored or, of stored experience, are there already.
 
     Attributes:
         replay: what is stored.
@@ -53,8 +55,13 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Leases that are kept topped up, up to a bound; no experience is too old."""
+        """Leases that are kept topped up, up to a bound; no experience is too old.
+
+        Raises: ConfigError if there is no stored experience, and the algorithm learns from nothing else.
+        """
         own = cls._own(config)
+        if own.is_offline:
+            want_stored_experience(own)
         return LeasePlan(
             "streaming",
             own.fragments_per_update,
@@ -69,7 +76,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         """Rows with the discounted sum of up to n rewards, and what followed each."""
         own = cls._own(config)
         steps = (c.N_STEPS,) if own.n_step > 1 else ()
-        columns = (c.OBS, c.ACTIONS, c.NEW_OBS, c.N_STEP_RETURNS, c.DISCOUNTS, *steps)
+        piece = (c.PIECE,) if own.is_offline else ()
+        columns = (c.OBS, c.ACTIONS, c.NEW_OBS, c.N_STEP_RETURNS, c.DISCOUNTS, *steps, *piece)
         return SamplePlan("n_step", {"gamma": own.gamma, "n": own.n_step}, columns)
 
     @classmethod
@@ -100,6 +108,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         own = self._config
         spec = replay_spec(own, model)
         self.replay = Replay(spec, seed=int(self._rng.integers(1 << 62)))
+        self._pieces = Pieces()
         self._lr = Schedule.of(own.lr, own.lr_schedule, key="lr_schedule")
         self._beta = Schedule(
             [
@@ -143,20 +152,28 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Raises: BatchError naming the column at fault.
         """
         self.replay.check_fragment(fragment)
+        Pieces.check(fragment)
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """Store the fragments."""
-        return {_STORED: np.array([sum(self.replay.insert_fragment(fragment) for fragment in fragments)])}
+        """Store the fragments, of stored experience that the replay has room for each row once."""
+        rows = 0
+        for fragment in fragments:
+            if not self.replay.stored:  # a checkpoint may know pieces, and have left the replay out
+                self._pieces = Pieces()
+            new = self._pieces.new_rows(fragment, is_whole=not self.replay.evicted)
+            stored = 0 if new is None else self.replay.insert_fragment(new)
+            rows += stored if new is fragment else _num_rows(fragment)
+        return {_CAME: np.array([rows])}
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
-        """Make the minibatches that are due; none until `learning_starts` rows are stored.
+        """Make the minibatches that are due; none until `learning_starts` rows are stored, or all there are.
 
         Raises: TrainingDiverged after too many skipped calls in a row.
         """
         own = self._config
-        if self.replay.stored >= own.learning_starts:
-            self._counted += int(batch[_STORED][0])
-            self._due += int(batch[_STORED][0]) * own.training_intensity / own.train_batch_size
+        if self.replay.stored >= own.first_rows or self._pieces.has_come_round:
+            self._counted += int(batch[_CAME][0])
+            self._due += int(batch[_CAME][0]) * own.training_intensity / own.train_batch_size
         left = steps = int(self._due)
         self._due -= steps
         beta = self._beta.value(env_steps_total)
@@ -194,7 +211,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return UpdateResult({**self._metrics, **figures}, bad_column is not None, bad_column or "")
 
     def _counts(self) -> dict[str, float]:
-        """What is stored, trained on and gone, in rows; and rows trained on per row stored since training began."""
+        """What is stored, trained on and gone, in rows; and rows trained on per row that came since training began."""
         trained = self._steps * self._config.train_batch_size
         return {
             "replay_rows": float(len(self.replay)),
@@ -227,13 +244,18 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return self._padded
 
     def extra_state(self) -> dict[str, Any]:
-        """Minibatches made, what is due of the next, and rows that they are due by."""
-        return {"steps": self._steps, "due": self._due, "counted": self._counted}
+        """Minibatches made, what is due of the next, rows that they are due by, and stored experience that is known."""
+        values: dict[str, Any] = {"steps": self._steps, "due": self._due, "counted": self._counted}
+        if self._config.is_offline:
+            values |= {"pieces": self._pieces.numbers, "has_come_round": self._pieces.has_come_round}
+        return values
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
         """Take these up again."""
         self._steps, self._due = int(values["steps"]), float(values["due"])
         self._counted = int(values["counted"])
+        if self._config.is_offline:
+            self._pieces.take([int(n) for n in values["pieces"]], has_come_round=bool(values["has_come_round"]))
 
     @property
     def stores_experience(self) -> bool:
@@ -252,6 +274,11 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
             self.replay.restore(values, pieces)
         except BatchError as error:
             raise CheckpointError("experience", f"it does not fit: {error}") from error
+
+
+def _num_rows(fragment: Mapping[str, Array]) -> int:
+    valid = fragment.get(c.VALID)
+    return int(math.prod(fragment[c.ACTIONS].shape[:2]) if valid is None else np.count_nonzero(valid))
 
 
 def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:

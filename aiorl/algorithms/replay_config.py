@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import ClassVar
 
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
@@ -17,7 +18,13 @@ _replay = partial(key, group="Replay")
 
 
 class ReplayConfig(CommonConfig):
-    """The settings of such algorithms, and their defaults of the common ones."""
+    """The settings of such algorithms, and their defaults of the common ones.
+
+    Attributes:
+        is_offline: what it trains on was stored by others.
+    """
+
+    is_offline: ClassVar[bool] = False
 
     lr: float = changed(CommonConfig, "lr", 5e-4)
     num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 8)
@@ -63,7 +70,10 @@ class ReplayConfig(CommonConfig):
     replay_spill_dir: str | None = _replay(
         None, "Directory of memory-mapped files that hold the rows; null holds them in memory."
     )
-    learning_starts: int = _replay(1000, "Rows that are stored before training begins.", unit="rows", ge=1)
+    learning_starts: int | None = _replay(
+        1000, "Rows that are stored before training begins; null: as many as the replay has room for. Stored "
+        "experience that is read to its end is enough in any case.", unit="rows", ge=1,
+    )  # fmt: skip
     prioritized_replay: bool = _replay(False, "Draw rows in proportion to their TD errors.")
     prioritized_replay_alpha: float = _replay(
         0.6, "How much priorities count: 0 draws all rows alike, 1 in proportion to their errors.", ge=0, le=1
@@ -77,6 +87,11 @@ class ReplayConfig(CommonConfig):
     )
     prioritized_replay_eps: float = _replay(1e-6, "Added to each error, so that each row is drawn at times.", gt=0)
     checkpoint_replay: bool = _replay(True, "Checkpoints hold what is stored; else a resumed run stores anew.")
+
+    @property
+    def first_rows(self) -> int:
+        """Rows that are stored before training begins, if stored experience has no fewer."""
+        return self.replay_capacity if self.learning_starts is None else self.learning_starts
 
     @property
     def fragment_steps(self) -> int:
@@ -103,7 +118,7 @@ class ReplayConfig(CommonConfig):
         """
         super().check()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
-        if self.learning_starts > self.replay_capacity:
+        if self.first_rows > self.replay_capacity:
             raise ConfigError(
                 f"learning_starts is {self.learning_starts}, and the replay holds {self.replay_capacity} rows.",
                 key="learning_starts", value=self.learning_starts, hint="Set a larger replay_capacity.",
@@ -133,8 +148,8 @@ class ReplayConfig(CommonConfig):
                 f"{self.algo} trains on single rows with networks of its own: model.{name} is not for it.",
                 key=f"model.{name}", value=getattr(self.model, name), hint="ppo, a2c and impala take such models.",
             )  # fmt: skip
-        if self.input != "sampler":
+        if self.input != "sampler" and not self.is_offline:
             raise ConfigError(
                 f"{self.algo} trains on what it samples, not on stored experience.", key="input", value=self.input,
-                hint="bc and marwil learn from stored experience.",
+                hint="bc, marwil, cql and iql learn from stored experience.",
             )  # fmt: skip

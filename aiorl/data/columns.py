@@ -25,6 +25,7 @@ __all__ = [
     "N_STEPS",
     "N_STEP_RETURNS",
     "OBS",
+    "PIECE",
     "PREV_ACTIONS",
     "PREV_REWARDS",
     "REWARDS",
@@ -86,6 +87,9 @@ BOOTSTRAP_VALUES = "bootstrap_values"
 """float32: behaviour policy's value of the true final observation at truncated rows, else 0."""
 VALID = "valid"
 """bool: False where a row is no transition (the call that reset a NEXT_STEP environment). Absent = all True."""
+PIECE = "piece"
+"""int64: number of the piece of stored experience that the row was read in, the same whoever reads it and whenever; 0
+for rows of none."""
 
 LAST_OBS = "last_obs"
 """``[N, ...]``: observation after a fragment's last step."""

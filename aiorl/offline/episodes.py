@@ -12,7 +12,7 @@ from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError
 
-__all__ = ["EpisodeAssembler"]
+__all__ = ["EpisodeAssembler", "trajectories"]
 
 
 class EpisodeAssembler:
@@ -38,7 +38,7 @@ class EpisodeAssembler:
         """
         if not isinstance(batch, SampleBatch):
             raise BatchError("policy_batches", "a single-agent batch", "a MultiAgentBatch")
-        for part in _parts(batch) if batch.count else ():
+        for part in trajectories(batch) if batch.count else ():
             yield from self._add_part(part)
 
     def finish(self) -> None:
@@ -64,8 +64,8 @@ class EpisodeAssembler:
         self.num_left_out += sum(part.count for part in self._open.pop(key, []))
 
 
-def _parts(batch: SampleBatch) -> Iterator[SampleBatch]:
-    """Pieces of one episode each; none goes on behind an end."""
+def trajectories(batch: SampleBatch) -> Iterator[SampleBatch]:
+    """Runs of rows that follow each other in one episode, as views; none goes on behind an end, or a gap in ``t``."""
     for part in batch.split_by_episode() if c.EPS_ID in batch else [batch]:
         ends = np.zeros(part.count, bool)
         for name in (c.DONES, c.TERMINATEDS, c.TRUNCATEDS):

@@ -8,6 +8,7 @@ made by episode and by the file's name, so it is the same in every worker, pass 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 import zlib
@@ -23,6 +24,7 @@ from aiorl.data.concat import Batch
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import AiorlError, ConfigError, DataError, EndOfData
+from aiorl.offline.episodes import trajectories
 from aiorl.offline.files import file_name, find_files
 from aiorl.offline.formats import WHOLE, Share, Stored
 from aiorl.offline.io import InputReader
@@ -48,6 +50,7 @@ MAX_CORRUPT = 100
 """Places of the input that may be unreadable, unless said otherwise."""
 _MAX_LOGGED = 20
 _SUM_TOLERANCE = 1e-6
+_MAX_EMPTY = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,7 @@ class FileReader(InputReader):
     Attributes:
         files: the files that it reads, all or its share of them.
         counts: what it has read so far.
+        piece: number of what `next` gave last, see `aiorl.data.columns.PIECE`; 0 before.
     """
 
     def __init__(self, sources: str | Sequence[str], options: ReaderOptions | None = None) -> None:
@@ -209,6 +213,7 @@ class FileReader(InputReader):
             files, self._share = files[share.index :: share.of], WHOLE
         self.files = files
         self.counts = ReadCounts()
+        self.piece = 0
         self._rng = np.random.default_rng(None if options.seed is None else [options.seed, share.index])
         self._corrupt: set[tuple[str, str]] = set()
         self._lost: set[str] = set()
@@ -298,10 +303,12 @@ class FileReader(InputReader):
         if batch is None:
             return
         if rows is None or not isinstance(batch, SampleBatch) or batch.count <= rows:
+            self.piece = _piece_number(path, stored.place, 0)
             yield batch
             return
         start = 0
         for end in _cuts(batch, rows, whole_episodes=self._options.whole_episodes):
+            self.piece = _piece_number(path, stored.place, start)
             yield batch.slice(start, end)
             start = end
 
@@ -341,6 +348,12 @@ def _cuts(batch: SampleBatch, rows: int, *, whole_episodes: bool) -> Iterator[in
             end = start + rows
         yield end
         start = end
+
+
+def _piece_number(path: str, place: str, start: int) -> int:
+    """A number above 0 that int64 holds; two pieces have the same one by chance in 2^63 only."""
+    digest = hashlib.blake2b(f"{path}\0{place}\0{start}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 1) or 1
 
 
 class ShuffledReader(InputReader):
@@ -422,21 +435,33 @@ class MixedReader(InputReader):
 
 @dataclass(frozen=True, slots=True)
 class _AsStored:
-    """A batch that has not been postprocessed yet, on its way through a shuffle buffer or a mixture."""
+    """A batch that has not been postprocessed yet, on its way through a shuffle buffer or a mixture.
+
+    Attributes:
+        batch: as it was stored.
+        piece: its number; None = it is not to be told.
+    """
 
     batch: Batch
+    piece: int | None
 
 
 class AsStoredReader(InputReader):
     """Mark what a reader gives as not postprocessed, for a `PostprocessedReader` behind it."""
 
-    def __init__(self, reader: InputReader) -> None:
-        """Read from another reader."""
-        self._reader = reader
+    def __init__(self, reader: InputReader, *, is_numbered: bool = False) -> None:
+        """Read from another reader.
+
+        Args:
+            reader: the other one.
+            is_numbered: rows tell the piece that they were read in; the reader is a `FileReader`.
+        """
+        self._reader, self._is_numbered = reader, is_numbered
 
     def next(self) -> Any:
         """See InputReader; the batch is wrapped."""
-        return _AsStored(self._reader.next())
+        batch = self._reader.next()
+        return _AsStored(batch, self._reader.piece if self._is_numbered else None)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """See InputReader."""
@@ -446,7 +471,8 @@ class AsStoredReader(InputReader):
 class PostprocessedReader(InputReader):
     """Stored batches postprocessed episode by episode when they are read, so by the policy as it is then.
 
-    Those that come from a sampler are left as they are.
+    Where they have no ``new_obs``, it is what the next row of the episode observed. The last row of an episode that did
+    not terminate has none then, and is left out. Batches that come from a sampler are left as they are.
     """
 
     def __init__(self, reader: InputReader, postprocess: Callable[[SampleBatch], SampleBatch]) -> None:
@@ -463,15 +489,37 @@ class PostprocessedReader(InputReader):
 
         Raises:
             NotImplementedError: a batch of several policies.
+            DataError: nothing is left of many batches, one after the other.
         """
-        found: Any = self._reader.next()
-        if not isinstance(found, _AsStored):
-            batch: Batch = found
-            return batch
-        if not isinstance(found.batch, SampleBatch):
-            raise NotImplementedError("postprocess_inputs works on batches of one policy only; leave it False")
-        return SampleBatch.concat([self._postprocess(part) for part in found.batch.split_by_episode()])
+        for _ in range(_MAX_EMPTY):
+            found: Any = self._reader.next()
+            if not isinstance(found, _AsStored):
+                batch: Batch = found
+                return batch
+            if not isinstance(found.batch, SampleBatch):
+                raise NotImplementedError("postprocess_inputs works on batches of one policy only; leave it False")
+            parts = [_with_new_obs(part) for part in trajectories(found.batch)]
+            if any(part.count for part in parts):
+                made = SampleBatch.concat([self._postprocess(part) for part in parts if part.count])
+                if found.piece is not None:
+                    made[c.PIECE] = np.full(made.count, found.piece, np.int64)
+                return made
+        raise DataError(
+            f"{_MAX_EMPTY} stored batches, one after the other, have no {c.NEW_OBS!r} and no second row to take it from"
+        )
 
     def close(self) -> None:
         """See InputReader."""
         self._reader.close()
+
+
+def _with_new_obs(part: SampleBatch) -> SampleBatch:
+    """Rows of one episode, all with what was observed behind them."""
+    if c.NEW_OBS in part or c.OBS not in part or c.TERMINATEDS not in part:
+        return part
+    obs, terminated = part[c.OBS], part[c.TERMINATEDS].astype(bool)
+    whole = part if terminated[-1] else part.slice(0, part.count - 1)
+    if whole.count:
+        following = np.concatenate([obs[1:], obs[-1:]])[: whole.count]  # nothing follows a terminal state: any will do
+        whole[c.NEW_OBS] = following
+    return whole

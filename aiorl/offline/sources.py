@@ -138,7 +138,15 @@ class _Creator:
         if self._files is None and name == SAMPLER:
             return context.default_sampler_input()
         reader = FileReader(self._files if self._files is not None else name, options)
-        return AsStoredReader(reader) if self._settings.postprocess_inputs else reader
+        if not self._settings.postprocess_inputs:
+            return reader
+        # of a mixture rows come as often as it says, known or not
+        return AsStoredReader(reader, is_numbered=len(self._weights) == 1)
+
+
+def _postprocessed(creator: InputCreator) -> InputCreator:
+    """What makes the reader of a user's own with its batches postprocessed."""
+    return lambda context: PostprocessedReader(AsStoredReader(creator(context)), _postprocessing(context))
 
 
 def _reader_options(context: IOContext, settings: InputSettings) -> ReaderOptions:
@@ -245,7 +253,7 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
     source = settings.input
     if isinstance(source, str) and is_import_path(source):
         found: InputCreator = import_object(source, key="input")
-        return found
+        return _postprocessed(found) if settings.postprocess_inputs else found
     options = InputSettings(
         shuffle_buffer_size=settings.shuffle_buffer_size,
         postprocess_inputs=settings.postprocess_inputs,

@@ -20,8 +20,10 @@ from aiorl.algorithms.a2c.config import A2CConfig
 from aiorl.algorithms.algorithm import AlgorithmState
 from aiorl.algorithms.appo.config import APPOConfig
 from aiorl.algorithms.bc.config import BCConfig
+from aiorl.algorithms.cql.config import CQLConfig
 from aiorl.algorithms.dqn.config import DQNConfig
 from aiorl.algorithms.impala.config import IMPALAConfig
+from aiorl.algorithms.iql.config import IQLConfig
 from aiorl.algorithms.marwil.config import MARWILConfig
 from aiorl.algorithms.pg.config import PGConfig
 from aiorl.algorithms.ppo.config import PPOConfig
@@ -58,8 +60,10 @@ __all__ = [
     "APPOTrainer",
     "AlgorithmTrainer",
     "BCTrainer",
+    "CQLTrainer",
     "DQNTrainer",
     "IMPALATrainer",
+    "IQLTrainer",
     "MARWILTrainer",
     "PGTrainer",
     "PPOTrainer",
@@ -506,3 +510,15 @@ class MARWILTrainer(AlgorithmTrainer):
     """Trains with MARWIL, see `aiorl.algorithms.marwil`."""
 
     _default_config = MARWILConfig
+
+
+class CQLTrainer(AlgorithmTrainer):
+    """Trains with CQL, see `aiorl.algorithms.cql`."""
+
+    _default_config = CQLConfig
+
+
+class IQLTrainer(AlgorithmTrainer):
+    """Trains with IQL, see `aiorl.algorithms.iql`."""
+
+    _default_config = IQLConfig

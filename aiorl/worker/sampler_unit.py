@@ -385,6 +385,8 @@ def _laid_out(rows: SampleBatch, policy: PolicyPart) -> dict[str, Any]:
     plan = policy.sample_plan
     if plan.return_discount is not None and c.REWARDS in plan.columns:
         plan = dataclasses.replace(plan, columns=(*plan.columns, c.SCALED_REWARDS))
+    if c.PIECE in plan.columns and c.PIECE not in rows:
+        rows[c.PIECE] = np.zeros(rows.count, np.int64)
     if policy.layout == "rows":
         return _as_sent(to_rows(rows, plan))
     return _as_sent(to_sequences(rows, plan, policy.sequence_length))

@@ -12,12 +12,16 @@ from recorded import record
 
 import aiorl
 from aiorl.algorithms.bc.config import BCConfig
+from aiorl.algorithms.cql.config import CQLConfig
+from aiorl.algorithms.iql.config import IQLConfig
 from aiorl.algorithms.marwil.config import MARWILConfig
 from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, EndOfData
 from aiorl.offline.io import IOContext
 from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.sources import input_creator
+from aiorl.offline.writers import FileWriter
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1", "num_workers": 0, "seed": 3, "rollout_fragment_length": 64, "num_envs_per_worker": 1,
@@ -164,4 +168,115 @@ def test_training_ends_with_the_last_pass_over_stored_experience(tmp_path: Path,
 def test_the_library_has_the_trainers_by_name() -> None:
     assert aiorl.BCTrainer._name == "bc"
     assert aiorl.MARWILTrainer._name == "marwil"
+    assert aiorl.CQLTrainer._name == "cql"
+    assert aiorl.IQLTrainer._name == "iql"
     assert aiorl.BCConfig is BCConfig
+
+
+REPLAY: dict[str, Any] = {
+    "env": "CartPole-v1", "num_workers": 0, "seed": 3, "rollout_fragment_length": 64, "train_batch_size": 32,
+    "training_intensity": 2, "model": {"fcnet_hiddens": [8]}, "min_iter_time_s": 0, "timesteps_per_iteration": 256,
+    "xla": "off", "checkpoint_interval_s": 0, "log_sys_usage": False, "replay_capacity": 20_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [CQLConfig, IQLConfig])
+def test_with_a_replay_each_row_is_stored_once_and_reading_on_says_what_is_due(kind: Any, tmp_path: Path) -> None:
+    """G5 too: a trainer that is restored goes on with what it has, and stores nothing of it again."""
+    rows = record(tmp_path / "data", 40, expert=False)
+    config = kind(**REPLAY, run_dir=str(tmp_path / "run"), input=str(tmp_path / "data"))
+    with config.build() as first:
+        found = [result for result, _ in zip(first.iterate(), range(2 * rows // 256), strict=False)]
+        begun = [result["timesteps_total"] for result in found if result["learner"]["num_sgd_steps"]]
+        assert rows <= begun[0] < rows + 512
+        last = found[-1]
+        assert last["learner"]["replay_rows"] == last["learner"]["rows_stored"] == rows
+        assert last["learner"]["training_intensity"] == pytest.approx(2.0, abs=0.2)
+        ledger = last["ledger"]
+        assert ledger["sampled"] == ledger["trained"] + ledger["queued"] >= 1.5 * rows
+        with aiorl.Trainer.restore(first.save(tmp_path / "saved"), run_dir=str(tmp_path / "other")) as second:
+            for _ in range(rows // 256 + 1):
+                result = second.train()
+                assert result["learner"]["num_sgd_steps"] > 0
+            assert result["learner"]["rows_stored"] == rows
+
+
+def test_with_a_replay_training_ends_with_the_last_pass(tmp_path: Path) -> None:
+    rows = record(tmp_path / "data", 20, expert=False)
+    config = IQLConfig(**REPLAY, run_dir=str(tmp_path / "run"), input=str(tmp_path / "data"), input_epochs=3)
+    with config.build() as trainer:
+        *_, last = trainer.iterate()
+        assert last["timesteps_total"] == 3 * rows
+        assert last["learner"]["rows_trained"] == pytest.approx(2 * 2 * rows, abs=64)
+
+
+def test_with_a_replay_a_mixture_is_stored_as_it_comes(tmp_path: Path) -> None:
+    record(tmp_path / "one", 10, expert=False)
+    record(tmp_path / "two", 2)
+    sources = {str(tmp_path / "one"): 0.5, str(tmp_path / "two"): 0.25, "sampler": 0.25}
+    config = IQLConfig(**REPLAY, run_dir=str(tmp_path / "run"), input=sources, learning_starts=100)
+    with config.build() as trainer:
+        for _ in range(4):
+            result = trainer.train()
+        assert result["learner"]["rows_stored"] == result["timesteps_total"] >= 1024
+        assert result["learner"]["num_sgd_steps"] > 0
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_what_followed_is_right_at_each_end_of_an_episode_also_without_new_obs(n_step: int, tmp_path: Path) -> None:
+    """Three episodes: one terminates, one is truncated, one is cut; observations count on, rewards are 1."""
+    lengths, stored = (4, 3, 5), {}
+    for has_new_obs in (True, False):
+        columns: dict[str, list[Any]] = {name: [] for name in ("obs", "new_obs", "eps_id", "terminateds", "truncateds")}
+        for number, length in enumerate(lengths):
+            steps = np.arange(length)
+            columns["obs"].append(100 * number + steps)
+            columns["new_obs"].append(100 * number + steps + 1)
+            columns["eps_id"].append(np.full(length, number))
+            columns["terminateds"].append((steps == length - 1) & (number == 0))
+            columns["truncateds"].append((steps == length - 1) & (number == 1))
+        arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+        for name in ("obs", "new_obs"):
+            arrays[name] = np.repeat(arrays[name].astype(np.float32)[:, None], 4, axis=1)
+        if not has_new_obs:
+            del arrays["new_obs"]
+        arrays |= {"actions": np.zeros(12, np.int64), "rewards": np.ones(12, np.float32)}
+        directory = tmp_path / f"data-{has_new_obs}"
+        writer = FileWriter(str(directory))
+        writer.write(SampleBatch(arrays))
+        writer.close()
+        settings = {**REPLAY, "run_dir": str(tmp_path / f"run-{has_new_obs}"), "n_step": n_step, "gamma": 0.5}
+        with IQLConfig(**settings, input=str(directory), input_epochs=1).build() as trainer:
+            trainer.train()
+            (algorithm,) = trainer._training.learning.group.algorithms.values()
+            sample = algorithm.replay.sample(2000).columns
+        stored[has_new_obs] = {
+            int(obs): (int(new_obs), float(returned), float(discount))
+            for obs, new_obs, returned, discount in zip(
+                sample["obs"][:, 0], sample["new_obs"][:, 0], sample["n_step_returns"], sample["discounts"], strict=True
+            )
+        }
+
+    expected = {}
+    for has_new_obs in (True, False):
+        expected[has_new_obs] = {}
+        for number, length in enumerate(lengths):
+            known = length if has_new_obs or number == 0 else length - 1
+            for at in range(known):
+                steps = min(n_step, known - at)
+                ends = number == 0 and at + steps == length
+                expected[has_new_obs][100 * number + at] = (
+                    100 * number + at + steps, sum(0.5**i for i in range(steps)), 0.0 if ends else 0.5**steps,
+                )  # fmt: skip
+    for has_new_obs, rows in stored.items():
+        assert rows.keys() == expected[has_new_obs].keys()
+        for obs, (new_obs, returned, discount) in rows.items():
+            assert (returned, discount) == expected[has_new_obs][obs][1:]
+            assert discount == 0.0 or new_obs == expected[has_new_obs][obs][0]
+
+
+@pytest.mark.parametrize("kind", [CQLConfig, IQLConfig])
+def test_with_a_replay_no_experience_is_told_too(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="stored experience") as caught:
+        kind(**REPLAY, run_dir=str(tmp_path / "run")).build()
+    assert "--input" in str(caught.value.hint)

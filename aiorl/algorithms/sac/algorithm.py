@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SAC"]
 
+SACConfigT = TypeVar("SACConfigT", bound=SACConfig)
 
-class SAC(ActorReplayAlgorithm[SACConfig]):
+
+class SAC(ActorReplayAlgorithm[SACConfigT]):
     """Soft actor-critic (Haarnoja et al. 2018) over bounded Boxes and over choices."""
 
     config_class = SACConfig

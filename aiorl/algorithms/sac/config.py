@@ -24,6 +24,7 @@ class SACConfig(ActorReplayConfig):
     alpha_lr: float | None = _sac(
         None, "Learning rate of the logarithm of the temperature; null: lr; 0: it stays as at first.", ge=0
     )
+    entropy_backup: bool = _sac(True, "Targets of the critics count the entropy of what follows, too.")
     target_entropy: float | Literal["auto"] = _sac(
         "auto", "Entropy that the temperature aims at; auto: minus the number of numbers in an action, or "
         "target_entropy_scale of the largest there can be.", unit="nats",

@@ -27,9 +27,11 @@ from aiorl.losses.sac import (
 from aiorl.models.distributions import to_tf_distribution
 from aiorl.policy.distributions import Categorical
 
-__all__ = ["ALPHA_LR", "sac_spec"]
+__all__ = ["ALPHA_LR", "OF_CHOICES", "sac_spec"]
 
 ALPHA_LR = "alpha_lr"
+OF_CHOICES = "q_of_choices"
+"""Over choices, name of what the critics' loss gives beside: the Q values [C, B, A] of all."""
 
 _LOGP = "logp"
 _LOGITS = "logits"
@@ -87,7 +89,7 @@ def _continuous(
     def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
         next_actions, next_logp = drawn(minibatch[c.NEW_OBS], minibatch[SEEDS][0])
         next_q = critics.q(minibatch[c.NEW_OBS], next_actions, weights=target.tensors())
-        next_values = soft_values(next_q, next_logp, tf.exp(log_alpha))
+        next_values = soft_values(next_q, next_logp, tf.exp(log_alpha) if config.entropy_backup else 0.0)
         q = critics.q(minibatch[c.OBS], critics.unit(minibatch[c.ACTIONS]))
         targets = soft_targets(minibatch[c.N_STEP_RETURNS], minibatch[c.DISCOUNTS], next_values)
         return critic_loss_of(minibatch, q, targets)
@@ -114,12 +116,14 @@ def _discrete(
     def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
         next_logits, mask = actor.outputs(minibatch[c.NEW_OBS])
         next_q = critics.q(minibatch[c.NEW_OBS], weights=target.tensors())
-        next_values = discrete_soft_values(next_q, next_logits, tf.exp(log_alpha), mask)
+        alpha = tf.exp(log_alpha) if config.entropy_backup else 0.0
+        next_values = discrete_soft_values(next_q, next_logits, alpha, mask)
         actions = minibatch[c.ACTIONS] - start
         values = critics.q(minibatch[c.OBS])
         q = tf.stack([chosen(own, actions) for own in tf.unstack(values)])
         targets = soft_targets(minibatch[c.N_STEP_RETURNS], minibatch[c.DISCOUNTS], next_values)
-        return critic_loss_of(minibatch, q, targets)
+        loss, given = critic_loss_of(minibatch, q, targets)
+        return loss, {**given, OF_CHOICES: values}
 
     def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
         logits, mask = actor.outputs(minibatch[c.OBS])

@@ -1,0 +1,73 @@
+"""Pieces: which pieces of stored experience a replay holds, so that what is read again is not stored again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.errors import BatchError
+
+__all__ = ["Pieces"]
+
+Array = NDArray[Any]
+
+
+class Pieces:
+    """Stored experience is read over and over, by workers that come and go: its numbers tell what is there already.
+
+    Attributes:
+        has_come_round: something was read again, so that whoever read it has read all of its share.
+        numbers: of the pieces that are there, in the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is there yet."""
+        self.has_come_round = False
+        self.numbers: tuple[int, ...] = ()
+        self._known: set[int] = set()
+
+    def take(self, numbers: Sequence[int], *, has_come_round: bool) -> None:
+        """Go on where another one was."""
+        self.numbers, self._known, self.has_come_round = tuple(numbers), set(numbers), has_come_round
+
+    @staticmethod
+    def check(arrays: Mapping[str, Array]) -> None:
+        """Refuse a fragment whose numbers are of another shape or dtype; there may be none.
+
+        Raises:
+            BatchError: they are.
+        """
+        found, shape = arrays.get(c.PIECE), arrays[c.ACTIONS].shape[:2]
+        if found is not None and (found.shape != shape or found.dtype != np.int64):
+            raise BatchError(c.PIECE, f"int64 {shape}", f"{found.dtype} {found.shape}")
+
+    def new_rows(self, arrays: Mapping[str, Array], *, is_whole: bool) -> Mapping[str, Array] | None:
+        """A fragment without the rows of pieces that are known; from now on its pieces are.
+
+        Args:
+            arrays: of the fragment by name.
+            is_whole: the replay has all that it was ever given; where old rows had to go, everything is new.
+        Returns: the fragment, of which rows that are known are not `aiorl.data.columns.VALID`; None if all are.
+        """
+        if c.PIECE not in arrays:
+            return arrays
+        if not is_whole:
+            self.take((), has_come_round=True)
+            return arrays
+        column = arrays[c.PIECE]
+        found = [int(number) for number in np.unique(column) if number]
+        again = [number for number in found if number in self._known]
+        new = [number for number in found if number not in self._known]
+        self.numbers += tuple(new)
+        self._known.update(new)
+        if not again:
+            return arrays
+        self.has_come_round = True
+        valid = ~np.isin(column, again)
+        if c.VALID in arrays:
+            valid &= arrays[c.VALID]
+        return {**arrays, c.VALID: valid} if valid.any() else None
