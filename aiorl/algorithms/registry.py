@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 from aiorl.algorithms.a2c.config import A2CConfig
+from aiorl.algorithms.a3c.config import A3CConfig
 from aiorl.algorithms.algorithm import Algorithm
 from aiorl.algorithms.bc.config import BCConfig
 from aiorl.algorithms.dqn.config import DQNConfig
@@ -27,6 +28,7 @@ __all__ = ["ALGORITHMS", "algorithm_class", "config_class"]
 
 ALGORITHMS: dict[str, tuple[type[CommonConfig], str]] = {
     "a2c": (A2CConfig, "aiorl.algorithms.a2c.algorithm:A2C"),
+    "a3c": (A3CConfig, "aiorl.algorithms.a3c.algorithm:A3C"),
     "bc": (BCConfig, "aiorl.algorithms.bc.algorithm:BC"),
     "dqn": (DQNConfig, "aiorl.algorithms.dqn.algorithm:DQN"),
     "impala": (IMPALAConfig, "aiorl.algorithms.impala.algorithm:IMPALA"),

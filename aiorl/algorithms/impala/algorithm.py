@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from aiorl.algorithms.algorithm import LeasePlan, SamplePlan
-from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm, previous_columns, state_columns
+from aiorl.algorithms.algorithm import SamplePlan
+from aiorl.algorithms.compiled_algorithm import previous_columns, state_columns
 from aiorl.algorithms.compiled_update import UpdateSpec
 from aiorl.algorithms.impala.config import IMPALAConfig
 from aiorl.algorithms.impala.update import impala_spec
-from aiorl.algorithms.optimizers import make_optimizer
+from aiorl.algorithms.streaming import Streaming
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 
 __all__ = ["IMPALA"]
 
 
-class IMPALA(CompiledAlgorithm[IMPALAConfig]):
+class IMPALA(Streaming[IMPALAConfig]):
     """Importance-weighted actor-learner architecture (Espeholt et al. 2018)."""
 
     config_class = IMPALAConfig
-
-    @classmethod
-    def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Leases that are kept topped up."""
-        own = cls._own(config)
-        return LeasePlan(
-            "streaming", own.fragments_per_batch(), own.outstanding_fragments_per_worker, own.max_policy_lag
-        )
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
@@ -41,13 +31,6 @@ class IMPALA(CompiledAlgorithm[IMPALAConfig]):
 
     def _update_spec(self) -> UpdateSpec:
         return impala_spec(self._config, self.model, self.buffers)
-
-    def _optimizer(self) -> Any:  # Any: a Keras optimiser
-        own = self._config
-        if own.opt_type == "adam":
-            return self._adam(own.epsilon)
-        options = {"learning_rate": own.lr, "epsilon": own.epsilon, "rho": own.decay, "momentum": own.momentum}
-        return make_optimizer("RMSprop", own.optimizer, **options)
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """Return the coefficients of the update after so many env steps."""

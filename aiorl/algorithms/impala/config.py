@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from aiorl.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.algorithms.streaming_config import StreamingConfig
 from aiorl.config.key import changed, key
 from aiorl.errors import ConfigError
 
@@ -13,12 +11,12 @@ __all__ = ["IMPALAConfig"]
 _GROUP = "IMPALA"
 
 
-class IMPALAConfig(ActorCriticConfig):
+class IMPALAConfig(StreamingConfig):
     """IMPALA's own settings, and its defaults of the common ones."""
 
-    algo: str = changed(ActorCriticConfig, "algo", "impala")
-    entropy_coeff: float = changed(ActorCriticConfig, "entropy_coeff", 0.01)
-    grad_clip: float | None = changed(ActorCriticConfig, "grad_clip", 1.0)
+    algo: str = changed(StreamingConfig, "algo", "impala")
+    entropy_coeff: float = changed(StreamingConfig, "entropy_coeff", 0.01)
+    grad_clip: float | None = changed(StreamingConfig, "grad_clip", 1.0)
 
     vtrace: bool = key(
         True, "Correct for old policies by V-trace; false takes all importance ratios as 1.", group=_GROUP
@@ -32,18 +30,6 @@ class IMPALAConfig(ActorCriticConfig):
     lambda_: float = key(
         1.0, "Decay of the trace; 1 is V-trace as published, less trusts the values more.", group=_GROUP, ge=0, le=1
     )
-    opt_type: Literal["adam", "rmsprop"] = key("adam", "Optimizer.", group=_GROUP)
-    epsilon: float = key(1e-5, "The optimizer's epsilon; with rmsprop the paper takes 0.1.", group=_GROUP, gt=0)
-    decay: float = key(0.99, "rmsprop: decay of the mean square.", group=_GROUP, ge=0, lt=1)
-    momentum: float = key(0.0, "rmsprop: momentum.", group=_GROUP, ge=0, lt=1)
-    max_policy_lag: int | None = key(
-        10, "A fragment sampled more policy versions ago than this is discarded; null: never.", group=_GROUP,
-        unit="versions", ge=0,
-    )  # fmt: skip
-    outstanding_fragments_per_worker: int = key(
-        3, "Fragments that a worker may owe or have under way at a time, within the budget of the whole run.",
-        group=_GROUP, unit="fragments", ge=1,
-    )  # fmt: skip
 
     def check(self) -> None:
         """Refuses values that don't go together.

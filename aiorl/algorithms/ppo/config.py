@@ -15,6 +15,8 @@ _GROUP = "PPO"
 class PPOConfig(OnPolicyConfig):
     """PPO's own settings, and its defaults of the common ones."""
 
+    why_on_learner = "it takes several steps on each batch, and a single one would be A2C's"
+
     algo: str = changed(OnPolicyConfig, "algo", "ppo")
     num_sgd_iter: int = changed(OnPolicyConfig, "num_sgd_iter", 10)
     normalize_advantages: bool = changed(OnPolicyConfig, "normalize_advantages", True)
