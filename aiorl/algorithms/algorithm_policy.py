@@ -16,8 +16,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.algorithms.algorithm import Algorithm, Observations
-from aiorl.algorithms.policy_learning import PolicyLearning, check_has_gradients
+from aiorl.algorithms.algorithm import Observations
+from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm
+from aiorl.algorithms.policy_learning import PolicyLearning
 from aiorl.algorithms.registry import algorithm_class
 from aiorl.config.schema import CommonConfig
 from aiorl.data.obs_layout import layout_of
@@ -39,8 +40,7 @@ def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
 
     Raises: NotImplementedError if there are no gradients of batches in its update, as in those that replay.
     """
-    kind = algorithm_class(config.algo)
-    check_has_gradients(kind)
+    kind = _kind_of(config)
     plan = dataclasses.replace(kind.sample_plan(config), return_discount=kind.return_discount(config))
     told = kind.acting_settings(config) | plan.policy_settings()
 
@@ -66,7 +66,7 @@ class _AlgorithmPolicy(TFPolicy):
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
     ) -> None:
         super().__init__(observation_space, action_space, config)
-        self._algorithm: Any = self._kind()(self.algorithm_config, self.model)
+        self._algorithm = _kind_of(self.algorithm_config)(self.algorithm_config, self.model)
         self.learning = PolicyLearning(self._algorithm, self.algorithm_config, self.model, self)
         self._optimizer = self._algorithm.compiled.optimizer
 
@@ -78,10 +78,9 @@ class _AlgorithmPolicy(TFPolicy):
             "uint8" if observation_space.dtype == np.uint8 else "float32",
             layout_of(observation_space),
         )
-        return self._kind().build_model(self.algorithm_config, observations, action_space, config.get("seed"))
-
-    def _kind(self) -> type[Algorithm]:
-        return algorithm_class(self.algorithm_config.algo)
+        return _kind_of(self.algorithm_config).build_model(
+            self.algorithm_config, observations, action_space, config.get("seed")
+        )
 
     def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         return self.learning.compute_gradients(batch)
@@ -92,3 +91,10 @@ class _AlgorithmPolicy(TFPolicy):
     def _adam(self) -> Any:
         self._optimizer = self._algorithm.compiled.optimizer
         return self._optimizer
+
+
+def _kind_of(config: CommonConfig) -> type[CompiledAlgorithm[Any]]:
+    kind = algorithm_class(config.algo)
+    if not issubclass(kind, CompiledAlgorithm):
+        raise NotImplementedError(f"an update of {kind.__name__} is no step by one gradient of a batch")
+    return kind

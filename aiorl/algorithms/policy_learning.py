@@ -24,7 +24,7 @@ from aiorl.sampler.layout import laid_out
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
 
-__all__ = ["PolicyLearning", "check_has_gradients"]
+__all__ = ["PolicyLearning"]
 
 Array = NDArray[Any]
 
@@ -56,8 +56,8 @@ class PolicyLearning:
             NotImplementedError: there are no gradients of batches in its update.
         """
         kind = algorithm_class(said["algo"])
+        _check_has_gradients(kind)
         config = _config_for_fragments(kind.config_class, {**policy.config, **said})
-        check_has_gradients(kind)
         spec = policy.spec
         observations = Observations(spec.obs_shape, spec.obs_dtype, layout_of(policy.observation_space))
         model = kind.build_model(config, observations, policy.action_space, seed=None)
@@ -123,7 +123,6 @@ def _config_for_fragments(kind: type[CommonConfig], settings: Mapping[str, Any])
     return kind.from_mapping(known | {name: value for name, value in own.items() if name in kind.model_fields})
 
 
-def check_has_gradients(kind: type[Algorithm]) -> None:
-    """Raise NotImplementedError if there are no gradients of batches in an algorithm's update."""
+def _check_has_gradients(kind: type[Algorithm]) -> None:
     if kind.compute_gradients is Algorithm.compute_gradients:
         raise NotImplementedError(f"an update of {kind.__name__} is no step by one gradient of a batch")

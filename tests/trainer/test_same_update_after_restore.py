@@ -75,8 +75,8 @@ class Recording:
 
 def train_save_and_go_on(folder: Path, settings: dict[str, Any]) -> Any:
     """What a child process does before it is killed; the trainer is not stopped."""
-    kind = aiorl.PPOTrainer if settings["algo"] == "ppo" else aiorl.IMPALATrainer
-    trainer: Any = kind({**settings, "run_dir": str(folder / "run")}, env="CartPole-v1")
+    kinds = {"ppo": aiorl.PPOTrainer, "impala": aiorl.IMPALATrainer, "a3c": aiorl.A3CTrainer}
+    trainer: Any = kinds[settings["algo"]]({**settings, "run_dir": str(folder / "run")}, env="CartPole-v1")
     for _ in range(3):
         trainer.train()
     (folder / "saved.txt").write_text(trainer.save())
@@ -95,6 +95,8 @@ SLOW = {
     "impala, whole episodes": {**IMPALA, **WHOLE},
     "ppo": PPO,
     "impala": IMPALA,
+    "a3c, whole episodes": {**IMPALA, **WHOLE, "algo": "a3c"},
+    "a3c": {**IMPALA, "algo": "a3c"},
 }
 
 
