@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiorl.algorithms.a2c.config import A2CConfig as A2CConfig
+    from aiorl.algorithms.a3c.config import A3CConfig as A3CConfig
     from aiorl.algorithms.appo.config import APPOConfig as APPOConfig
     from aiorl.algorithms.bc.config import BCConfig as BCConfig
     from aiorl.algorithms.cql.config import CQLConfig as CQLConfig
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from aiorl.sampler.episode import MultiAgentEpisode as MultiAgentEpisode
     from aiorl.sampler.sync_sampler import SyncSampler as SyncSampler
     from aiorl.trainer import A2CTrainer as A2CTrainer
+    from aiorl.trainer import A3CTrainer as A3CTrainer
     from aiorl.trainer import AlgorithmTrainer as AlgorithmTrainer
     from aiorl.trainer import APPOTrainer as APPOTrainer
     from aiorl.trainer import BCTrainer as BCTrainer
@@ -82,6 +84,8 @@ __version__ = "0.1.0"
 _HOME = {
     "A2CConfig": "aiorl.algorithms.a2c.config",
     "A2CTrainer": "aiorl.trainer",
+    "A3CConfig": "aiorl.algorithms.a3c.config",
+    "A3CTrainer": "aiorl.trainer",
     "APPOConfig": "aiorl.algorithms.appo.config",
     "APPOTrainer": "aiorl.trainer",
     "ASYNC_RESET_RETURN": "aiorl.env.base_env",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
@@ -20,6 +20,8 @@ class ActorCriticConfig(CommonConfig):
 
     is_one_minibatch: ClassVar[bool] = False
     """A train batch is one minibatch, unless the size of these is set."""
+    why_on_learner: ClassVar[str] = ""
+    """Why workers can't compute the gradients, as the rest of "ALGO needs them on the learner: ..."; "" if they can."""
 
     lr: float = changed(CommonConfig, "lr", 5e-4)
     train_batch_size: int = changed(CommonConfig, "train_batch_size", 4096)
@@ -38,6 +40,11 @@ class ActorCriticConfig(CommonConfig):
         "the returns of episodes that are reported stay as they are.",
     )  # fmt: skip
     grad_clip: float | None = _learning(0.5, "Largest global norm of a gradient; null: not clipped.", gt=0)
+    gradients: Literal["learner", "workers"] = _learning(
+        "learner", "Who computes gradients: the learner, of train batches; or the workers, each of its own fragments, "
+        "which they don't send then. The learner takes one step with the mean of a train batch's gradients. Such "
+        "workers need TensorFlow.",
+    )  # fmt: skip
     num_sgd_iter: int = _learning(1, "Passes over each train batch.", unit="epochs", ge=1)
     sgd_minibatch_size: int | None = _learning(
         None, "Env steps in one minibatch, in whole sequences where these are trained on; null takes a sixteenth of "
@@ -63,6 +70,7 @@ class ActorCriticConfig(CommonConfig):
         """
         super().check()
         self._check_batch_size()
+        self._check_gradients()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
         Schedule.of(self.entropy_coeff, self.entropy_coeff_schedule, key="entropy_coeff_schedule")
         if self.minibatch_steps() > self.train_batch_size:
@@ -70,6 +78,27 @@ class ActorCriticConfig(CommonConfig):
                 f"sgd_minibatch_size {self.minibatch_steps()} is more than train_batch_size {self.train_batch_size}.",
                 key="sgd_minibatch_size", value=self.minibatch_steps(),
                 hint=f"Set it to {self.train_batch_size} or less.",
+            )  # fmt: skip
+
+    def _check_gradients(self) -> None:
+        """Refuse gradients of workers where the update is more than one step by the gradient of a train batch.
+
+        Raises: ConfigError with what would do.
+        """
+        if self.gradients == "learner":
+            return
+        why, hint = "", "Set gradients: learner."
+        if self.why_on_learner:
+            why = f"{self.algo} needs them on the learner: {self.why_on_learner}"
+        elif self.num_sgd_iter != 1 or self.minibatch_steps() != self.train_batch_size:
+            why = (
+                f"with them there is one step for each train batch, and here it is passed over {self.num_sgd_iter} "
+                f"times in minibatches of {self.minibatch_steps()} of its {self.train_batch_size} env steps"
+            )
+            hint = f"Set num_sgd_iter: 1 and sgd_minibatch_size: {self.train_batch_size}, or gradients: learner."
+        if why:
+            raise ConfigError(
+                f"gradients can't be workers: {why}.", key="gradients", value=self.gradients, hint=hint
             )  # fmt: skip
 
     def _check_batch_size(self) -> None:

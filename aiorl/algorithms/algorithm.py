@@ -159,6 +159,11 @@ class Algorithm(ABC):
         return None
 
     @classmethod
+    def gradients_from_workers(cls, config: CommonConfig) -> bool:
+        """Whether workers send, in place of a fragment's rows, what `compute_gradients` makes of them."""
+        return False
+
+    @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
         """Settings of the policy that acts, beside those of the config, such as "exploration" (see `GraphPolicy`)."""
         return {}
@@ -237,6 +242,42 @@ class Algorithm(ABC):
     @abstractmethod
     def warm_up(self) -> None:
         """Compile the update, so that the first batch needn't wait; changes neither weights nor random states."""
+
+    def warm_up_gradients(self) -> None:
+        """Compile `compute_gradients` for fragments of the usual size; changes nothing."""
+        raise self._without_gradients()
+
+    def compute_gradients(self, fragment: Mapping[str, Array], env_steps_total: int) -> dict[str, Array]:
+        """The gradient of the loss over a fragment, at the weights as they are; changes nothing.
+
+        Args:
+            fragment: the columns of the sample plan.
+            env_steps_total: env steps that schedules go by.
+        Returns: columns of `aiorl.data.gradient_columns`, as they are sent; none if no row is a transition.
+        Raises: BatchError if a column is missing or of a wrong shape or dtype; NotImplementedError if the algorithm's
+            update is no step by one gradient.
+        """
+        raise self._without_gradients()
+
+    @property
+    def gradient_metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that come with a gradient, in their order."""
+        raise self._without_gradients()
+
+    def apply_gradients(self, gradients: Mapping[str, Array], env_steps_total: int) -> dict[str, float]:
+        """Take one step of the optimiser.
+
+        Args:
+            gradients: weight name -> gradient, float32, of all weights that are trained.
+            env_steps_total: env steps that schedules go by.
+        Returns: metrics.
+        Raises: PolicyError if they are not those of the weights, or not finite; nothing is changed then.
+            NotImplementedError as `compute_gradients`.
+        """
+        raise self._without_gradients()
+
+    def _without_gradients(self) -> NotImplementedError:
+        return NotImplementedError(f"an update of {type(self).__name__} is no step by one gradient of a batch")
 
     @abstractmethod
     def get_weights(self) -> dict[str, Array]:

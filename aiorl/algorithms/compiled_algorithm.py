@@ -13,9 +13,13 @@ from aiorl.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.algorithms.algorithm import Array, Batch, UpdateResult
 from aiorl.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec, rounded_up
 from aiorl.algorithms.compiled_base import MAX_SKIPS_IN_A_ROW, CompiledBase
+from aiorl.algorithms.compiled_gradient import CompiledGradient
 from aiorl.algorithms.compiled_update import CompiledUpdate, UpdateSpec
+from aiorl.algorithms.gradient_buffers import GradientBuffers
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
+from aiorl.data.gradient_columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS
+from aiorl.errors import BatchError, PolicyError
 from aiorl.policy.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -45,8 +49,10 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
     Batches hold the columns of the sample plan, row by row, or as sequences where it names something of these.
     Subclasses give the update, and say which coefficients hold.
 
+    Where workers compute the gradients, a train batch is made of these: there is one step with their mean.
+
     Attributes:
-        buffers: layout of the train batch.
+        buffers: layout of the train batch, or of the rows that gradients are computed of.
     """
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
@@ -63,16 +69,25 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             self._usual_size = config.fragments_per_batch() * in_fragment
         self._fragment_length = config.sequence_length() if self._has_sequences and config.is_truncating else None
         self._capacities: set[int] = set()
+        self._spec = spec = self._update_spec()
+        self._gradient = CompiledGradient(spec, model.trainable, config.update_mode)
+        self._received = self._gradient_buffers(config.fragments_per_batch()) if config.gradients == "workers" else None
         self.compiled = CompiledUpdate(
-            self._update_spec(), model.trainable_variables, self._optimizer(), grad_clip=config.grad_clip,
-            xla=config.update_mode,
+            spec, model.trainable_variables, self._optimizer(), grad_clip=config.grad_clip, xla=config.update_mode,
+            gradients=None if self._received is None else self._received.mean,
         )  # fmt: skip
+        self._applied: tuple[GradientBuffers, CompiledUpdate] | None = None
 
     @classmethod
     def return_discount(cls, config: CommonConfig) -> float | None:
         """See `Algorithm.return_discount`."""
         own = cls._own(config)
         return own.gamma if own.normalize_rewards else None
+
+    @classmethod
+    def gradients_from_workers(cls, config: CommonConfig) -> bool:
+        """See `Algorithm.gradients_from_workers`."""
+        return cls._own(config).gradients == "workers"
 
     @abstractmethod
     def _update_spec(self) -> UpdateSpec:
@@ -112,10 +127,14 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
         """Rows of all fragments one after the other, or their sequences, one environment's after the other's.
 
-        Fragments of whole episodes differ in length; such batches are padded to one of few sizes.
+        Fragments of whole episodes differ in length; such batches are padded to one of few sizes. Gradients of workers
+        come one after the other.
 
         Raises: BatchError if a column is missing or does not fit.
         """
+        return self._rows_of(fragments) if self._received is None else self._received.batch(fragments)
+
+    def _rows_of(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
         shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
         if not self._has_sequences:
             return self.buffers.rows(fragments, self.fitted(sum(steps * num_envs for steps, num_envs in shapes)))
@@ -124,7 +143,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         return self.buffers.sequences(fragments, num_sequences, length)
 
     def nominal_batch(self) -> Batch:
-        """A batch of zeros of the usual shape."""
+        """A batch of zeros of the usual shape, of rows or sequences."""
         length = [self._config.sequence_length()] if self._has_sequences else []
         return self.buffers.zeros(self.fitted(self._usual_size), *length)
 
@@ -133,14 +152,70 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
         Raises: BatchError naming the column at fault.
         """
-        self.buffers.check(fragment, self._fragment_length)
+        if self._received is None:
+            self.buffers.check(fragment, self._fragment_length)
+        else:
+            self._received.check(fragment)
 
     def warm_up(self) -> None:
         """Compile the update for batches of the usual shape; changes neither weights nor random states."""
-        batch = self.nominal_batch()
-        size = len(batch[PACKED])
-        self.compiled.warm_up(batch, np.zeros(self._order_shape(size), np.int32))
+        if self._received is None:
+            batch = self.nominal_batch()
+            order = np.zeros(self._order_shape(len(batch[PACKED])), np.int32)
+        else:
+            batch = self._received.zeros()
+            order = _all_at_once(batch)
+        self.compiled.warm_up(batch, order)
         self.hold_state()
+
+    def warm_up_gradients(self) -> None:
+        """See `Algorithm.warm_up_gradients`."""
+        self._gradient.warm_up(self.nominal_batch())
+
+    def compute_gradients(self, fragment: Mapping[str, Array], env_steps_total: int) -> dict[str, Array]:
+        """The gradient of the loss over the rows of a fragment, at the weights as they are.
+
+        See `Algorithm.compute_gradients`.
+        """
+        batch = self._rows_of([fragment])
+        if not self.buffers.num_filled(batch):
+            return {}
+        gradients, metrics = self._gradient(batch, self.coefficients(env_steps_total))
+        rows = np.array([np.count_nonzero(self.buffers.column(batch, c.VALID))], np.int32)
+        if not (np.isfinite(metrics).all() and all(np.isfinite(found).all() for found in gradients.values())):
+            column = self.buffers.first_not_finite(batch)
+            names = self.sample_plan(self._config).columns
+            culprit = names.index(column) + 1 if column in names else 0
+            return {NUM_ROWS: rows, CULPRIT: np.array([culprit], np.int32)}
+        return {NUM_ROWS: rows, METRICS: metrics, **{GRADIENT_OF + name: found for name, found in gradients.items()}}
+
+    def apply_gradients(self, gradients: Mapping[str, Array], env_steps_total: int) -> dict[str, float]:
+        """See `Algorithm.apply_gradients`."""
+        if self._applied is None:
+            buffers = self._gradient_buffers(1)
+            update = CompiledUpdate(
+                self._spec, self.model.trainable_variables, self.compiled.optimizer, grad_clip=self._config.grad_clip,
+                xla=self._config.update_mode, gradients=buffers.mean,
+            )  # fmt: skip
+            self._applied = buffers, update
+        buffers, update = self._applied
+        columns = {GRADIENT_OF + name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()}
+        columns |= {NUM_ROWS: np.ones(1, np.int32), METRICS: np.zeros(len(self._spec.metric_names) + 1, np.float32)}
+        try:
+            buffers.check(columns)
+        except BatchError as error:
+            raise PolicyError(f"no step was taken: {error}") from error
+        batch, coefficients = buffers.batch([columns]), self.coefficients(env_steps_total)
+        metrics, held = update(batch, _all_at_once(batch), coefficients)
+        if not held:
+            raise PolicyError("no step was taken: the norm of the gradients is not finite")
+        self._note_held()
+        return {"grad_gnorm": metrics["grad_gnorm"], "cur_lr": coefficients["lr"]}
+
+    @property
+    def gradient_metrics(self) -> tuple[str, ...]:
+        """See `Algorithm.gradient_metrics`."""
+        return (*self._spec.metric_names, "loss")
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
         """Learn from one train batch; skip it if a loss or gradient is not finite.
@@ -148,7 +223,10 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         Raises: TrainingDiverged after `MAX_SKIPS_IN_A_ROW` skipped updates in a row.
         """
         coefficients = self.coefficients(env_steps_total)
-        order, num_minibatches = self._order(len(batch[PACKED]), self.buffers.num_filled(batch))
+        if self._received is None:
+            order, num_minibatches = self._order(len(batch[PACKED]), self.buffers.num_filled(batch))
+        else:
+            order, num_minibatches = _all_at_once(batch), min(1, self._received.num_filled(batch))
         metrics, held = self.compiled(batch, order, coefficients, max_steps=num_minibatches)
         reported = {
             "cur_lr": coefficients["lr"],
@@ -161,7 +239,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             if num_minibatches:
                 self.after_update(metrics)
             return UpdateResult({**metrics, **reported, "updates_skipped": float(self._skipped)})
-        column = self.buffers.first_not_finite(batch)
+        column = (self._received or self.buffers).first_not_finite(batch)
         self._note_skipped(column)
         return UpdateResult({**reported, "updates_skipped": float(self._skipped)}, skipped=True, bad_column=column)
 
@@ -179,6 +257,11 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         capacity = min(known, default=wanted)
         self._capacities.add(capacity)
         return size * capacity
+
+    def _gradient_buffers(self, num_fragments: int) -> GradientBuffers:
+        shapes = {name: tuple(variable.shape) for name, variable in self.model.trainable.items()}
+        columns = self.sample_plan(self._config).columns
+        return GradientBuffers(shapes, self._spec.metric_names, columns, num_fragments)
 
     def _order_shape(self, size: int) -> tuple[int, int]:
         steps, rest = divmod(size, self.minibatch_size)
@@ -200,6 +283,11 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         minibatches = rows.reshape(-1, self.minibatch_size)
         order[: len(minibatches)] = minibatches
         return order, len(minibatches)
+
+
+def _all_at_once(batch: Batch) -> NDArray[np.int32]:
+    """The order of a batch of gradients: one minibatch of all of them."""
+    return np.arange(len(batch[NUM_ROWS]), dtype=np.int32)[None]
 
 
 def model_columns(model: ActorCritic, names: Iterable[str]) -> list[ColumnSpec]:

@@ -7,32 +7,38 @@ weights and optimiser back as they were before it returns.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.python.framework import ops
 
 from aiorl.algorithms.batch_buffers import PACKED, BatchBuffers
-from aiorl.errors import ConfigError
+from aiorl.algorithms.compiled_function import CompiledFunction, Mode
 
-__all__ = ["ROWS", "STEPS_BEFORE", "CompiledUpdate", "LossFunction", "Phase", "UpdateSpec", "unpacked"]
-
-_log = logging.getLogger(__name__)
-
-_ROUND = 100_000  # more than is made before; takes some milliseconds to reach
+__all__ = [
+    "ROWS",
+    "STEPS_BEFORE",
+    "CompiledUpdate",
+    "Gradients",
+    "LossFunction",
+    "Phase",
+    "UpdateSpec",
+    "gradients_of",
+    "unpacked",
+]
 
 Tensors = dict[str, tf.Tensor]
 LossFunction = Callable[[Tensors, Tensors], tuple[tf.Tensor, Tensors]]
 """(minibatch, coefficients) -> (loss, metrics), all scalars; the metrics by the names the spec lists.
 
 Where the spec says ``gives_rows``, there is one result more, ROWS, which has one number for each row."""
+
+Gradients = Callable[[Tensors, Tensors], tuple[list[tf.Tensor], tf.Tensor, Tensors]]
+"""(minibatch, coefficients) -> (gradients in the order of the variables, loss, metrics)."""
 
 ROWS = "rows"
 STEPS_BEFORE = "steps_before"
@@ -99,7 +105,6 @@ class CompiledUpdate:
     """The compiled function and what it changes: variables and optimiser.
 
     Attributes:
-        mode: "xla", "graph" or "eager", as chosen; final after `warm_up`.
         optimizer: the Keras optimiser; phases have their own.
         rows: what the loss of the newest update gave for each row, [K, M]; of minibatches that were not run, 0.
     """
@@ -113,7 +118,8 @@ class CompiledUpdate:
         optimizer: Any,  # a Keras optimiser; Keras ships no types
         *,
         grad_clip: float | None,
-        xla: Literal["auto", "on", "off", "eager"] = "auto",
+        xla: Mode = "auto",
+        gradients: Gradients | None = None,
     ) -> None:
         """Prepare the update; it is compiled at its first call.
 
@@ -122,31 +128,28 @@ class CompiledUpdate:
             variables: to train.
             optimizer: built for them here.
             grad_clip: largest global norm of a gradient; None = not clipped.
-            xla: auto takes XLA unless there are convolutions, which are faster without on a CPU; eager compiles
-                nothing, so that a debugger may step through.
+            xla: see `CompiledFunction`.
+            gradients: of a minibatch; None = those of the spec's loss.
         """
         self._spec = spec
         self._variables = variables
         self.optimizer = optimizer
         self._grad_clip = grad_clip
-        self._xla = xla
+        self._gradients = gradients
         optimizer.build(variables)
         for phase in spec.phases:
             phase.optimizer.build(phase.variables)
         self._trained = [*variables, *(variable for phase in spec.phases for variable in phase.variables)]
-        convolutions = any(len(variable.shape) >= 4 for variable in self._trained)  # kernels [H, W, in, out]
-        self.mode: Literal["xla", "graph", "eager"] = "xla"
-        if xla == "eager":
-            self.mode = "eager"
-        elif xla == "off" or (xla == "auto" and convolutions):
-            self.mode = "graph"
-        self._reason = "as set" if xla != "auto" else "convolutions" if convolutions else "dense layers"
         self._metric_names = (*spec.metric_names, "loss", "grad_gnorm")
         self._phase_names = [
             (*phase.metric_names, f"{phase.name}_loss", f"{phase.name}_grad_gnorm") for phase in spec.phases
         ]
-        self._function = self._compiled()
-        self._sizes: set[int] = set()
+        self._function = CompiledFunction(self._run, self._trained, xla, "update")
+
+    @property
+    def mode(self) -> str:
+        """How it is compiled: "xla", "graph" or "eager"; final after `warm_up`."""
+        return self._function.mode
 
     @property
     def optimizer_variables(self) -> list[Any]:
@@ -157,7 +160,7 @@ class CompiledUpdate:
     @property
     def traces(self) -> int:
         """Number of batch shapes compiled so far."""
-        return 0 if self.mode == "eager" else int(self._function.experimental_get_tracing_count())
+        return self._function.traces
 
     def warm_up(self, batch: Mapping[str, NDArray[Any]], order: NDArray[np.int32] | None) -> float:
         """Compile for batches of this shape; changes nothing.
@@ -165,14 +168,10 @@ class CompiledUpdate:
         Returns: seconds it took.
         Raises: ConfigError if XLA was asked for and can't compile it.
         """
-        started = time.perf_counter()
         coefficients = dict.fromkeys(self._spec.coefficient_names, 0.0)
         coefficients["lr"] = float(self.optimizer.learning_rate.numpy())
         coefficients |= {phase.lr: float(phase.optimizer.learning_rate.numpy()) for phase in self._spec.phases}
-        self(batch, order, coefficients, max_steps=0)
-        took_s = time.perf_counter() - started
-        _log.info("update compiled as %s (%s) in %.1f s", self.mode, self._reason, took_s)
-        return took_s
+        return self._function.warm_up(partial(self, batch, order, coefficients, max_steps=0))
 
     def __call__(
         self,
@@ -182,10 +181,7 @@ class CompiledUpdate:
         *,
         max_steps: int | None = None,
     ) -> tuple[dict[str, float], bool]:
-        """Run one update.
-
-        Falls back to a plain graph, with a warning, where XLA was picked by `auto` and can't compile the network, or
-        what it compiled can't be kept or taken from where it is kept.
+        """Run one update; see `CompiledFunction` for what becomes of networks that XLA can't compile.
 
         Args:
             batch: arrays with the same first dimension.
@@ -197,31 +193,17 @@ class CompiledUpdate:
         Raises: ConfigError if XLA was asked for and can't compile it.
         """
         size = len(next(iter(batch.values())))
-        is_new = size not in self._sizes
-        if is_new and self._sizes:
-            _log.info("compiling the update for batches of %d", size)
-        self._sizes.add(size)
-        if is_new and self.mode == "xla":
-            _begin_round_number()
         values = np.array([coefficients[name] for name in self._spec.coefficient_names], np.float32)
         num_minibatches = size if order is None else len(order)
         limit = np.int32(num_minibatches if max_steps is None else max_steps)
-        arguments = (
+        results, self.rows = self._function(
+            size,
             {name: tf.convert_to_tensor(array) for name, array in batch.items()},
             None if order is None else tf.convert_to_tensor(order),
             tf.convert_to_tensor(values),
             tf.convert_to_tensor(limit),
         )
-        try:
-            results, rows = self._function(*arguments)
-            results = results.numpy()
-        except tf.errors.OpError as error:
-            if self.mode != "xla" or not is_new:
-                raise
-            self._do_without_xla(error)
-            results, rows = self._function(*arguments)
-            results = results.numpy()
-        self.rows = None if rows is None else rows.numpy()
+        assert results is not None
         ok, steps, *sums = results.tolist()
         own = len(self._metric_names)
         metrics = {name: total / max(steps, 1.0) for name, total in zip(self._metric_names, sums[:own], strict=True)}
@@ -231,21 +213,6 @@ class CompiledUpdate:
                 metrics |= {name: total / times for name, total in zip(names, given, strict=True)}
         metrics["num_sgd_steps"] = steps
         return metrics, bool(ok)
-
-    def _do_without_xla(self, error: tf.errors.OpError) -> None:
-        sentence = str(error).splitlines()[0]
-        if self._xla == "on":
-            raise ConfigError(
-                f"XLA can't compile this network: {sentence}", key="xla", value="on", hint="Set xla: auto or off."
-            ) from error
-        _log.warning("XLA can't compile this network (%s); its update runs as a plain graph, slower", sentence)
-        self.mode, self._reason = "graph", "XLA can't compile it"
-        self._function = self._compiled()
-
-    def _compiled(self) -> Any:  # Any: a tf.function
-        if self.mode == "eager":
-            return self._run
-        return tf.function(self._run, autograph=False, jit_compile=True if self.mode == "xla" else None)
 
     def _run(
         self, batch: Tensors, order: tf.Tensor | None, values: tf.Tensor, limit: tf.Tensor
@@ -288,8 +255,9 @@ class CompiledUpdate:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """One step with its phases: whether all was finite, whether to stop here, the metrics, and what rows have."""
         spec = self._spec
+        gradients = self._gradients or gradients_of(spec.loss, self._variables)
         found, ordered = self._descend(
-            spec.loss, spec.metric_names, self._variables, self.optimizer, minibatch, coefficients
+            gradients, spec.metric_names, self._variables, self.optimizer, minibatch, coefficients
         )
         enough = tf.constant(False)
         if spec.stop_when is not None:
@@ -297,8 +265,9 @@ class CompiledUpdate:
             enough = found[metric] > coefficients[coefficient]
         given, figures = minibatch | found, [ordered]
         for phase, names in zip(spec.phases, self._phase_names, strict=True):
+            gradients = gradients_of(phase.loss, phase.variables)
             run = partial(
-                self._descend, phase.loss, phase.metric_names, phase.variables, phase.optimizer, given, coefficients
+                self._descend, gradients, phase.metric_names, phase.variables, phase.optimizer, given, coefficients
             )
             if phase.every == 1:
                 more, ordered = run()
@@ -313,7 +282,7 @@ class CompiledUpdate:
 
     def _descend(
         self,
-        loss_function: LossFunction,
+        gradients_of_minibatch: Gradients,
         metric_names: tuple[str, ...],
         variables: Sequence[Any],
         optimizer: Any,
@@ -321,9 +290,7 @@ class CompiledUpdate:
         coefficients: Tensors,
     ) -> tuple[Tensors, tf.Tensor]:
         """One optimiser step: all that the loss gave, and the metrics in order with loss and norm of the gradient."""
-        with tf.GradientTape() as tape:
-            loss, found = loss_function(minibatch, coefficients)
-        gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients, loss, found = gradients_of_minibatch(minibatch, coefficients)
         norm = tf.linalg.global_norm(gradients)
         if self._grad_clip is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, self._grad_clip, use_norm=norm)
@@ -331,15 +298,15 @@ class CompiledUpdate:
         return found, tf.stack([*(found[name] for name in metric_names), loss, norm])
 
 
-def _begin_round_number() -> None:
-    """Let what is traced next have the same names in each run.
+def gradients_of(loss_function: LossFunction, variables: Sequence[Any]) -> Gradients:
+    """The gradients of a loss, 0 for variables that it doesn't depend on."""
 
-    TensorFlow numbers all that it makes in a process, and finds compiled code again by names with such numbers in them
-    (`aiorl.learner.compilation_cache`); a resumed run makes more before it compiles than a new one.
-    """
-    count = getattr(ops, "uid", None)  # no public name: without it, a resumed run may compile once more
-    while count is not None and count() % _ROUND:
-        pass
+    def gradients(minibatch: Tensors, coefficients: Tensors) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
+        with tf.GradientTape() as tape:
+            loss, found = loss_function(minibatch, coefficients)
+        return tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO), loss, found
+
+    return gradients
 
 
 def unpacked(minibatch: Tensors, buffers: BatchBuffers, *, time_major: bool = False) -> Tensors:

@@ -10,7 +10,7 @@ from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm, sequence_colu
 from aiorl.algorithms.on_policy_config import OnPolicyConfig
 from aiorl.config.schema import CommonConfig
 
-__all__ = ["OnPolicy"]
+__all__ = ["OnPolicy", "advantage_plan"]
 
 OnPolicyT = TypeVar("OnPolicyT", bound=OnPolicyConfig)
 
@@ -27,7 +27,7 @@ class OnPolicy(CompiledAlgorithm[OnPolicyT]):
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
         """Rows with advantages; flags and states only for recurrent models."""
         own = cls._own(config)
-        return SamplePlan("gae", {"gamma": own.gamma, "lam": own.lambda_}, (*cls._columns(own), *sequence_columns(own)))
+        return advantage_plan(own, own.lambda_, cls._columns(own))
 
     @classmethod
     @abstractmethod
@@ -36,3 +36,8 @@ class OnPolicy(CompiledAlgorithm[OnPolicyT]):
 
     def _optimizer(self) -> Any:  # Any: a Keras optimiser
         return self._adam(self._config.adam_epsilon)
+
+
+def advantage_plan(config: CommonConfig, lambda_: float, columns: tuple[str, ...]) -> SamplePlan:
+    """Rows of such columns, with advantages by GAE; flags and states only for recurrent models."""
+    return SamplePlan("gae", {"gamma": config.gamma, "lam": lambda_}, (*columns, *sequence_columns(config)))

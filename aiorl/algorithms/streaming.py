@@ -1,15 +1,14 @@
-"""Base class of algorithms whose workers never wait: V-trace corrects for how old the policy is that sampled."""
+"""Base class of algorithms whose workers sample without waiting for the learner."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from aiorl.algorithms.algorithm import LeasePlan, SamplePlan
-from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm, previous_columns, state_columns
+from aiorl.algorithms.algorithm import LeasePlan
+from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm
 from aiorl.algorithms.optimizers import make_optimizer
 from aiorl.algorithms.streaming_config import StreamingConfig
 from aiorl.config.schema import CommonConfig
-from aiorl.data import columns as c
 
 __all__ = ["Streaming"]
 
@@ -17,7 +16,7 @@ StreamingT = TypeVar("StreamingT", bound=StreamingConfig)
 
 
 class Streaming(CompiledAlgorithm[StreamingT]):
-    """Trains on fragments as they come, each of a policy that is at most so many versions old."""
+    """Trains on fragments as they come, of policies that are a little old."""
 
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
@@ -27,28 +26,9 @@ class Streaming(CompiledAlgorithm[StreamingT]):
             "streaming", own.fragments_per_batch(), own.outstanding_fragments_per_worker, own.max_policy_lag
         )
 
-    @classmethod
-    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Raw transitions; values only where an episode was cut from outside."""
-        own = cls._own(config)
-        columns = (
-            c.OBS, c.ACTIONS, c.ACTION_LOGP, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES,
-            *previous_columns(own), c.LAST_OBS, *state_columns(own),
-        )  # fmt: skip
-        return SamplePlan("none", {}, columns)
-
     def _optimizer(self) -> Any:  # Any: a Keras optimiser
         own = self._config
         if own.opt_type == "adam":
             return self._adam(own.epsilon)
         options = {"learning_rate": own.lr, "epsilon": own.epsilon, "rho": own.decay, "momentum": own.momentum}
         return make_optimizer("RMSprop", own.optimizer, **options)
-
-    def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """Return the coefficients of the update after so many env steps."""
-        own = self._config
-        return super().coefficients(env_steps_total) | {
-            "gamma": own.gamma,
-            "rho_bar": own.vtrace_clip_rho_threshold,
-            "rho_bar_pg": own.vtrace_clip_pg_rho_threshold,
-        }

@@ -17,6 +17,8 @@ _ppo = partial(key, group="PPO")
 class SurrogateConfig(ActorCriticConfig):
     """The settings of such algorithms."""
 
+    why_on_learner = "it takes several steps on each batch, and a single one would be A2C's"
+
     clip_param: float = _ppo(0.2, "The ratio of new to old action probability counts up to 1 +- this.", gt=0)
     clip_param_schedule: list[tuple[float, float]] | None = _ppo(
         None, "clip_param over env steps, as [[env step, value], ...]."

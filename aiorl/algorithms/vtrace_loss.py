@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from aiorl.algorithms.compiled_update import Tensors
 from aiorl.algorithms.recurrent import flattened, sequence_forward_with_last
-from aiorl.algorithms.streaming_config import StreamingConfig
+from aiorl.algorithms.vtrace_config import VTraceConfig
 from aiorl.data import columns as c
 from aiorl.losses.masked import masked_mean, masked_normalise
 from aiorl.losses.vtrace import VTraceReturns, vtrace
@@ -55,7 +55,7 @@ def judge(model: ActorCritic, columns: Tensors, weights: Mapping[str, Any] | Non
 
 
 def vtrace_returns(
-    config: StreamingConfig, columns: Tensors, judged: Judgement, coefficients: Tensors
+    config: VTraceConfig, columns: Tensors, judged: Judgement, coefficients: Tensors
 ) -> tuple[VTraceReturns, Tensors]:
     """Value targets and advantages [T, M] without a gradient, and VTRACE_METRICS.
 

@@ -195,6 +195,7 @@ class PolicyPart(BaseModel):
         layout: of its rows where environments are not in lockstep: one by one, [B, 1, ...], or as sequences
             [L, S, ...].
         sequence_length: L.
+        sends: what its rows are sent as: themselves, or the gradient of the run's algorithm over them.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -207,6 +208,7 @@ class PolicyPart(BaseModel):
     is_trained: bool = True
     layout: Literal["rows", "sequences"] = "rows"
     sequence_length: int = Field(default=1, ge=1)
+    sends: Literal["rows", "gradients"] = "rows"
 
 
 class WorkerPart(WorkerConfig):

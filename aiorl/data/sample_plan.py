@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from aiorl.data.columns import is_of_sequences
+from aiorl.data.columns import BOOTSTRAP_VALUES, is_of_sequences
 
 __all__ = ["SamplePlan"]
 
@@ -38,3 +39,12 @@ class SamplePlan:
     def of_sequences(self) -> tuple[str, ...]:
         """Those with an entry for each environment or sequence."""
         return tuple(filter(is_of_sequences, self.columns))
+
+    def policy_settings(self) -> dict[str, Any]:
+        """What the policy that acts is told of it, see `GraphPolicy`."""
+        return {
+            "postprocess": self.postprocess,
+            "postprocess_params": dict(self.postprocess_params),
+            "bootstrap_values": BOOTSTRAP_VALUES in self.columns,
+            "return_discount": self.return_discount,
+        }

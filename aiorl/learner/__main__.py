@@ -25,10 +25,10 @@ from aiorl.config.parser import usage_error
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError, InternalError, UnsupportedEnvError
 from aiorl.extras import install_command, missing
-from aiorl.learner.tf_runtime import prepare_import
 from aiorl.process import event_loop
 from aiorl.process.debugger import is_looked_into, on_debugger
 from aiorl.process.standard_output import keep_output_from_failing
+from aiorl.process.tensorflow_import import prepare_import
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -251,4 +251,5 @@ def _policy_part(policy: PlannedPolicy, kind: type[Algorithm]) -> PolicyPart:
         is_trained=policy.is_trained,
         layout="sequences" if sequences else "rows",
         sequence_length=policy.config.sequence_length() if sequences else 1,
+        sends="gradients" if policy.is_trained and kind.gradients_from_workers(policy.config) else "rows",
     )

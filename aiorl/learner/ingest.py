@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.data.columns import OBS, VALID
+from aiorl.data.gradient_columns import is_gradient, num_rows
 from aiorl.data.metrics import MAX_NAME, MAX_NAMES, EpisodeColumns
 from aiorl.errors import BatchError, InternalError
 from aiorl.wire.messages import Samples
@@ -42,7 +43,7 @@ def check_samples(samples: Samples) -> EpisodeColumns:
     Returns: the finished episodes.
     Raises: BatchError naming what is wrong.
     """
-    rows = sum(_num_rows(columns) for columns in samples.batches.values())
+    rows = sum(_rows_of(columns) for columns in samples.batches.values())
     if max(samples.env_steps, samples.agent_steps) > _MAX_STEPS:
         raise BatchError("env_steps, agent_steps", f"at most {_MAX_STEPS}", (samples.env_steps, samples.agent_steps))
     if samples.agent_steps < rows:
@@ -53,7 +54,9 @@ def check_samples(samples: Samples) -> EpisodeColumns:
     return _checked_episodes(samples.episodes)
 
 
-def _num_rows(columns: Mapping[str, NDArray[Any]]) -> int:
+def _rows_of(columns: Mapping[str, NDArray[Any]]) -> int:
+    if is_gradient(columns):
+        return num_rows(columns)
     obs, valid = columns.get(OBS), columns.get(VALID)
     if obs is None or obs.ndim < 2:
         raise BatchError("batches", "columns [T, N, ...]", "none")

@@ -35,7 +35,7 @@ _RUN_GROUPS = frozenset(["Run", "Sampling", "Workers and hosts", "Resources", "R
 _RUN_KEYS = frozenset([
     "train_batch_size", "min_iter_time_s", "timesteps_per_iteration", "max_policy_lag",
     "outstanding_fragments_per_worker", "fragments_per_update", "max_env_steps_ahead", "broadcast_updates",
-    "broadcast_interval_ms",
+    "broadcast_interval_ms", "gradients",
 ])  # fmt: skip
 _ACTING_KEYS = frozenset(["exploration"])
 

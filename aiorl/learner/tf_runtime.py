@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib.util
 import logging
 import math
@@ -24,6 +23,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learner.compilation_cache import CompilationCache
 from aiorl.process.cores import usable_cores
+from aiorl.process.tensorflow_import import load_tensorflow, prepare_import
 
 __all__ = [
     "begin_loading",
@@ -31,19 +31,12 @@ __all__ = [
     "configure_tensorflow",
     "num_threads",
     "prepare_environment",
-    "prepare_import",
 ]
 
 logger = logging.getLogger(__name__)
 
 _CACHE_FLAG = "--tf_xla_persistent_cache_directory"
 _cache: CompilationCache | None = None  # of this process: TensorFlow reads its variables once
-
-
-def prepare_import() -> None:
-    """Set those variables that TensorFlow and Keras read at import whatever the config says."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ["KERAS_BACKEND"] = "tensorflow"
 
 
 def prepare_environment(config: CommonConfig) -> None:
@@ -119,8 +112,8 @@ def import_tensorflow(config: CommonConfig, log: Path | None = None) -> None:
         log: file for what TensorFlow's libraries print while they are loaded; None leaves it on stderr.
     """
     prepare_environment(config)
-    with _stderr_to(log), _hidden("matplotlib", "cv2"), _no_collection():
-        importlib.import_module("tensorflow")
+    with _stderr_to(log):
+        load_tensorflow()
 
 
 def configure_tensorflow(config: CommonConfig, log: Path | None = None) -> None:
@@ -199,31 +192,6 @@ def _gpu_memory_mib() -> float:
             key="num_gpus",
             hint="Set a whole number.",
         ) from error
-
-
-@contextlib.contextmanager
-def _hidden(*packages: str) -> Iterator[None]:
-    """Let imports of optional packages fail: Keras would load pyplot for helpers of its own, half a second."""
-    hidden = [package for package in packages if package not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # how the import system is told so
-    try:
-        yield
-    finally:
-        for package in hidden:
-            del sys.modules[package]
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Look for no garbage, and never again in what was made meanwhile: an import makes much and drops little."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager

@@ -82,9 +82,9 @@ class CustomActorCritic(ActorCritic):
         self._take_variables(named)
 
     @property
-    def trainable_variables(self) -> list[tf.Variable]:
+    def trainable(self) -> dict[str, tf.Variable]:
         """See ActorCritic."""
-        return [self.variables[name] for name in self._trainable]
+        return {name: self.variables[name] for name in self._trainable}
 
     def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> tuple[Any, Any, list[Any]]:
         outputs = self.call_model(obs)

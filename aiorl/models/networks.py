@@ -96,9 +96,14 @@ class Network:
     variables: dict[str, tf.Variable]
 
     @property
+    def trainable(self) -> dict[str, tf.Variable]:
+        """The variables that are trained, by name."""
+        return self.variables
+
+    @property
     def trainable_variables(self) -> list[tf.Variable]:
-        """The variables in order, for optimisers and gradients."""
-        return list(self.variables.values())
+        """The same in order, for optimisers and gradients."""
+        return list(self.trainable.values())
 
     def _take_variables(self, named: Mapping[str, Any]) -> None:
         """Take Keras variables by name as the network's."""

@@ -116,6 +116,21 @@ class TFPolicy(GraphPolicy):
 
         Raises: ConfigError or UnsupportedSpaceError if no network can be built.
         """
+        self.model = self._make_model(observation_space, action_space, config)
+        super().__init__(
+            TFNetwork(self.model),
+            make_acting_spec(self.model),
+            observation_space=observation_space,
+            config=config,
+            seed=config.get("seed"),
+        )
+        self.tf_distribution = to_tf_distribution(self.distribution)
+        self._optimizer: Any = None
+
+    def _make_model(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+    ) -> ActorCritic:
+        """Build the network; arguments and errors are those of the constructor."""
         if not isinstance(observation_space, spaces.Box):
             raise UnsupportedSpaceError(
                 "a network over the observation space",
@@ -123,24 +138,14 @@ class TFPolicy(GraphPolicy):
                 ["Box"],
                 "Leave the preprocessor on, which makes a Box of it.",
             )
-        seed = config.get("seed")
-        self.model = build_model(
+        return build_model(
             observation_space.shape,
             "uint8" if observation_space.dtype == np.uint8 else "float32",
             make_distribution(action_space, squash=bool(config.get("squash_actions", False))),
             config.get("model"),
-            seed=seed,
+            seed=config.get("seed"),
             layout=layout_of(observation_space),
         )
-        super().__init__(
-            TFNetwork(self.model),
-            make_acting_spec(self.model),
-            observation_space=observation_space,
-            config=config,
-            seed=seed,
-        )
-        self.tf_distribution = to_tf_distribution(self.distribution)
-        self._optimizer: Any = None
 
     def loss(self, batch: Mapping[str, Any]) -> Any:
         """The scalar to be minimised, for a batch of tensors by column; defined by subclasses that learn."""
@@ -153,7 +158,7 @@ class TFPolicy(GraphPolicy):
             batch: a SampleBatch, or any mapping of columns.
         """
         tensors = {name: tf.convert_to_tensor(batch[name]) for name in batch if batch[name].dtype != object}
-        variables = self._trainable()
+        variables = self.model.trainable
         with tf.GradientTape() as tape:
             loss = self.loss(tensors)
         gradients = tape.gradient(loss, list(variables.values()), unconnected_gradients="zero")
@@ -165,7 +170,7 @@ class TFPolicy(GraphPolicy):
 
         Raises: PolicyError if they are not those of the weights, or not finite; nothing is changed then.
         """
-        variables = self._trainable()
+        variables = self.model.trainable
         if gradients.keys() != variables.keys():
             raise PolicyError(f"gradients for {sorted(gradients)[:10]}; the weights are {sorted(variables)[:10]}")
         squares = (np.square(gradient, dtype=np.float64).sum() for gradient in gradients.values())
@@ -228,14 +233,10 @@ class TFPolicy(GraphPolicy):
             raise CheckpointError(import_file, f"cannot be read as weights of this policy: {error}") from error
         self.set_weights(weights)
 
-    def _trainable(self) -> dict[str, tf.Variable]:
-        trainable = {id(variable) for variable in self.model.trainable_variables}
-        return {name: variable for name, variable in self.model.variables.items() if id(variable) in trainable}
-
     def _adam(self) -> Any:
         if self._optimizer is None:
             self._optimizer = keras.optimizers.Adam(float(self.config.get("lr", _DEFAULT_LR)))
-            self._optimizer.build(list(self._trainable().values()))
+            self._optimizer.build(list(self.model.trainable.values()))
         return self._optimizer
 
 

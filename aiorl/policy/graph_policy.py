@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -14,13 +16,17 @@ from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import BatchError, PolicyError
+from aiorl.extras import needed_by
 from aiorl.policy.acting_graph import ActingSpec, Previous
 from aiorl.policy.distributions import make_named_distribution
 from aiorl.policy.exploration import make_exploration
 from aiorl.policy.policy import Policy
 from aiorl.policy.postprocess import ScalesRewards, needs_values, postprocessed
+from aiorl.process.tensorflow_import import load_tensorflow
 
-__all__ = ["ActResult", "ActRows", "ActingNetwork", "GraphPolicy"]
+__all__ = ["ActResult", "ActRows", "ActingNetwork", "GraphPolicy", "Learning"]
+
+_LEARNING = "aiorl.algorithms.policy_learning"
 
 F32 = NDArray[np.float32]
 
@@ -74,6 +80,22 @@ class ActingNetwork(Protocol):
         """The weights in force, by name."""
 
 
+class Learning(Protocol):
+    """Interface of an algorithm at work for one policy, `aiorl.algorithms.policy_learning`."""
+
+    def warm_up(self) -> None:
+        """Compile what gradients of a fragment need; changes nothing."""
+
+    def gradient_columns(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Columns of the gradient (`aiorl.data.gradient_columns`) over those of a fragment; none if it has no row."""
+
+    def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """See `Policy.compute_gradients`."""
+
+    def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """See `Policy.apply_gradients`."""
+
+
 class GraphPolicy(Policy):
     """Acts with a network and samples on NumPy.
 
@@ -110,7 +132,7 @@ class GraphPolicy(Policy):
                 spec's shape and dtype.
             config: the policy's own settings. Read here: "exploration" (see `make_exploration`, with
                 "worker_index" and "num_workers"), "explore" (False: `act` takes the distribution's mode where it
-                is not told), "postprocess" (a name in POSTPROCESSORS),
+                is not told), "learning" (see `learning`), "postprocess" (a name in POSTPROCESSORS),
                 "postprocess_params" (its keyword arguments), "bootstrap_values" (True: trajectories get
                 that column) and "return_discount" (see the class).
             seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
@@ -263,6 +285,50 @@ class GraphPolicy(Policy):
         )
         actions = self.layout.to_components(result.actions) if self.layout.is_nested else result.actions
         return actions, result.state_out, result.columns
+
+    @functools.cached_property
+    def learning(self) -> Learning:
+        """The run's algorithm at work for this policy; made, with TensorFlow, when it is first asked for.
+
+        Which it is, and how fragments are cut, is in the setting "learning": see `PolicyLearning.of`.
+
+        Raises:
+            NotImplementedError: the policy doesn't know of any, or there are no gradients of batches in its update.
+            ConfigError: TensorFlow is not installed, or the settings make no such algorithm here.
+            PolicyError: the algorithm's network is not the one that acts.
+        """
+        said = self.config.get("learning")
+        if said is None:
+            raise NotImplementedError(f"{type(self).__name__} does not learn")
+        threads = int(said.get("num_cpus_per_worker", 1))
+        with needed_by("computing gradients on a worker", "TensorFlow", "learner", key="gradients", value="workers"):
+            load_tensorflow(threads=threads)
+            # a worker loads no TensorFlow unless it must, so this name is not in its import graph
+            module = importlib.import_module(_LEARNING)
+        found: Learning = module.PolicyLearning.of(self, said)
+        return found
+
+    def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+        """See `Policy`; by weight name, at the weights in force.
+
+        Raises: as `learning`; BatchError if a column is missing; PolicyError if a number is not finite.
+        """
+        return self.learning.compute_gradients(batch)
+
+    def apply_gradients(self, gradients: Any) -> dict[str, Any]:
+        """See `Policy`.
+
+        Raises: as `learning`; PolicyError if they are not those of the weights, or not finite.
+        """
+        return self.learning.apply_gradients(gradients)
+
+    def learn_on_batch(self, batch: Any) -> dict[str, Any]:
+        """See `Policy`.
+
+        Raises: as the two others.
+        """
+        gradients, figures = self.compute_gradients(batch)
+        return figures | self.apply_gradients(gradients)
 
     def postprocess_trajectory(
         self, batch: Any, other_agent_batches: Mapping[Any, Any] | None = None, episode: Any = None

@@ -8,7 +8,6 @@ from typing import Any
 from aiorl.config.import_path import import_object
 from aiorl.config.user_function import named_failures
 from aiorl.config.worker import WorkerPart
-from aiorl.data import columns as c
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.policy.loading import learned_policy_class
@@ -17,6 +16,8 @@ from aiorl.rollout.policy_specs import ENV_SPACE
 from aiorl.wire.messages import PolicyGraph
 
 __all__ = ["learned_policies", "named_function"]
+
+_FOR_LEARNING = {"algo", "rollout_fragment_length", "num_envs_per_worker", "batch_mode", "num_cpus_per_worker"}
 
 
 def learned_policies(
@@ -43,13 +44,7 @@ def learned_policies(
         else:
             graph = graphs[policy_id]
             kind = learned_policy_class(graph["graph"], graph["spec"], threads=part.num_cpus_per_worker)
-            config = {
-                **config,
-                "postprocess": plan.postprocess,
-                "postprocess_params": dict(plan.postprocess_params),
-                "bootstrap_values": c.BOOTSTRAP_VALUES in plan.columns,
-                "return_discount": plan.return_discount,
-            }
+            config = {**config, **plan.policy_settings(), "learning": part.model_dump(include=_FOR_LEARNING)}
         entries[policy_id] = (kind, _space(policy.observation_space), _space(policy.action_space), config)
     return entries
 

@@ -13,6 +13,7 @@ zeros; a trajectory that was cut is the last of its sequence.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -23,11 +24,31 @@ from aiorl.data import columns as c
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.errors import BatchError
 
-__all__ = ["to_rows", "to_sequences"]
+__all__ = ["laid_out", "to_rows", "to_sequences", "with_scaled_rewards"]
 
 Array = NDArray[Any]
 
 _STATE = "state_in_"
+
+
+def laid_out(rows: Mapping[str, Array], plan: SamplePlan, sequence_length: int | None) -> dict[str, Array]:
+    """What is learned from: the rows one by one, or as sequences of a length, with rewards as the plan scales them.
+
+    Raises:
+        BatchError: see `to_rows` and `to_sequences`.
+    """
+    if plan.return_discount is not None and c.REWARDS in plan.columns:
+        plan = dataclasses.replace(plan, columns=(*plan.columns, c.SCALED_REWARDS))
+    if sequence_length is None:
+        return with_scaled_rewards(to_rows(rows, plan))
+    return with_scaled_rewards(to_sequences(rows, plan, sequence_length))
+
+
+def with_scaled_rewards(columns: dict[str, Array]) -> dict[str, Array]:
+    """The columns with rewards as they are learned from."""
+    if c.SCALED_REWARDS in columns:
+        columns[c.REWARDS] = columns.pop(c.SCALED_REWARDS)
+    return columns
 
 
 def to_rows(batch: Mapping[str, Array], plan: SamplePlan) -> dict[str, Array]:

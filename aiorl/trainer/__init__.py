@@ -6,6 +6,7 @@ from aiorl.algorithms.registry import algorithm_class, config_class
 from aiorl.config.schema import CommonConfig
 from aiorl.trainer.algorithm_trainer import (
     A2CTrainer,
+    A3CTrainer,
     AlgorithmTrainer,
     APPOTrainer,
     BCTrainer,
@@ -24,6 +25,7 @@ from aiorl.trainer.worker_set import RemoteWorker, WorkerSet
 
 __all__ = [
     "A2CTrainer",
+    "A3CTrainer",
     "APPOTrainer",
     "AlgorithmTrainer",
     "BCTrainer",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from aiorl.algorithms.a2c.config import A2CConfig
+from aiorl.algorithms.a3c.config import A3CConfig
 from aiorl.algorithms.algorithm import AlgorithmState
 from aiorl.algorithms.appo.config import APPOConfig
 from aiorl.algorithms.bc.config import BCConfig
@@ -57,6 +58,7 @@ from aiorl.worker.sampler_unit import SamplerUnit, UnitPlace
 
 __all__ = [
     "A2CTrainer",
+    "A3CTrainer",
     "APPOTrainer",
     "AlgorithmTrainer",
     "BCTrainer",
@@ -498,6 +500,12 @@ class A2CTrainer(AlgorithmTrainer):
     """Trains with A2C, see `aiorl.algorithms.a2c`."""
 
     _default_config = A2CConfig
+
+
+class A3CTrainer(AlgorithmTrainer):
+    """Trains with A3C, see `aiorl.algorithms.a3c`."""
+
+    _default_config = A3CConfig
 
 
 class BCTrainer(AlgorithmTrainer):

@@ -4,12 +4,12 @@ Environment code may block, so it never runs on the event loop. Of a unit, only 
 may be used from any thread; all else belongs to the unit's thread, or to the event loop while the unit is idle.
 
 Where the environments step in lockstep, what it produces are their columns as they are, else rows of trajectories, laid
-out for the learner by ``sampler.layout``. Rows of policies that are not trained stay here.
+out for the learner by ``sampler.layout``. Rows of policies that are not trained stay here, and so do those that
+gradients are sent of.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 import traceback
@@ -28,12 +28,13 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import EnvError, SamplerDied
 from aiorl.observation.filters import ObservationFilter
 from aiorl.offline.estimators import OffPolicyEstimate
+from aiorl.policy.graph_policy import GraphPolicy
 from aiorl.policy.policy import Policy
 from aiorl.rollout.arguments import WorkerArguments
 from aiorl.rollout.learned_policies import learned_policies, named_function
 from aiorl.rollout.rollout_worker import RolloutWorker
-from aiorl.sampler.layout import to_rows, to_sequences
-from aiorl.wire.messages import PolicyArrays, PolicyGraph, Samples, Snapshot
+from aiorl.sampler.layout import laid_out, with_scaled_rewards
+from aiorl.wire.messages import Arrays, PolicyArrays, PolicyGraph, Samples, Snapshot
 from aiorl.worker.apply import SnapshotSlot, StopSampling
 
 __all__ = ["Produced", "SamplerUnit", "StepClock", "UnitPlace", "monitor_directory", "unit_seed"]
@@ -133,9 +134,10 @@ class SamplerUnit:
             place: which sampler of the run it is.
 
         Raises:
-            ConfigError: a setting that cannot be honoured here, such as an environment not installed.
+            ConfigError: a setting that cannot be honoured here, such as an environment, or TensorFlow for gradients,
+                not installed.
             EnvError: an environment's constructor failed.
-            PolicyError: a graph that is missing or cannot be used.
+            PolicyError: a graph that is missing or cannot be used, or a network here that is not the learner's.
         """
         self._part = part
         self._clock = StepClock()
@@ -173,6 +175,13 @@ class SamplerUnit:
             ),
             on_turn=self._between_turns,
         )
+        self._learning = {
+            policy_id: policy.learning
+            for policy_id, policy in self.worker.policy_map.items()
+            if part.policies[policy_id].sends == "gradients" and isinstance(policy, GraphPolicy)
+        }
+        for learning in self._learning.values():
+            learning.warm_up()
 
     @property
     def version(self) -> int:
@@ -251,7 +260,9 @@ class SamplerUnit:
         in_lockstep = worker.sample_in_lockstep()
         if in_lockstep is not None:
             fragment, episodes = in_lockstep
-            batches: PolicyArrays = {c.DEFAULT_POLICY_ID: _as_sent({**fragment.columns, **fragment.extras})}
+            batches: dict[str, Arrays] = {
+                c.DEFAULT_POLICY_ID: with_scaled_rewards({**fragment.columns, **fragment.extras})
+            }
             env_steps = agent_steps = fragment.env_steps
             length, num_envs = fragment.length, fragment.num_envs
         else:
@@ -265,6 +276,10 @@ class SamplerUnit:
                 [found for found in metrics if isinstance(found, RolloutMetrics)],
                 [found for found in metrics if isinstance(found, OffPolicyEstimate)],
             )
+        for policy_id, learning in self._learning.items():
+            if policy_id in batches:
+                self._clock.idle()  # no environment is at work
+                batches[policy_id] = learning.gradient_columns(batches[policy_id])
         return Produced(
             {policy_id: columns for policy_id, columns in batches.items() if columns},
             env_steps,
@@ -379,21 +394,9 @@ def monitor_directory(part: WorkerPart, place: UnitPlace) -> str | None:
 
 
 def _laid_out(rows: SampleBatch, policy: PolicyPart) -> dict[str, Any]:
-    """The columns that are sent; none where there is nothing to train on."""
+    """The columns that are learned from; none where there is nothing to train on."""
     if not (policy.is_trained and rows.count):
         return {}
-    plan = policy.sample_plan
-    if plan.return_discount is not None and c.REWARDS in plan.columns:
-        plan = dataclasses.replace(plan, columns=(*plan.columns, c.SCALED_REWARDS))
-    if c.PIECE in plan.columns and c.PIECE not in rows:
+    if c.PIECE in policy.sample_plan.columns and c.PIECE not in rows:
         rows[c.PIECE] = np.zeros(rows.count, np.int64)
-    if policy.layout == "rows":
-        return _as_sent(to_rows(rows, plan))
-    return _as_sent(to_sequences(rows, plan, policy.sequence_length))
-
-
-def _as_sent(columns: dict[str, Any]) -> dict[str, Any]:
-    """The columns with rewards as they are learned from."""
-    if c.SCALED_REWARDS in columns:
-        columns[c.REWARDS] = columns.pop(c.SCALED_REWARDS)
-    return columns
+    return laid_out(rows, policy.sample_plan, policy.sequence_length if policy.layout == "sequences" else None)

@@ -102,6 +102,8 @@ SLOW = {
     "appo": APPO,
     "ppo": PPO,
     "impala": IMPALA,
+    "a3c, whole episodes": {**IMPALA, **WHOLE, "algo": "a3c"},
+    "a3c": {**IMPALA, "algo": "a3c"},
 }
 
 

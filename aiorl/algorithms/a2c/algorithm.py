@@ -8,7 +8,10 @@ from aiorl.algorithms.compiled_update import UpdateSpec
 from aiorl.algorithms.on_policy import OnPolicy
 from aiorl.data import columns as c
 
-__all__ = ["A2C"]
+__all__ = ["A2C", "A2C_COLUMNS"]
+
+A2C_COLUMNS = (c.OBS, c.ACTIONS, c.ADVANTAGES, c.VALUE_TARGETS)
+"""What its loss is made of."""
 
 
 class A2C(OnPolicy[A2CConfig]):
@@ -18,7 +21,7 @@ class A2C(OnPolicy[A2CConfig]):
 
     @classmethod
     def _columns(cls, config: A2CConfig) -> tuple[str, ...]:
-        return c.OBS, c.ACTIONS, c.ADVANTAGES, c.VALUE_TARGETS
+        return A2C_COLUMNS
 
     def _update_spec(self) -> UpdateSpec:
         return a2c_spec(self._config, self.model, self.buffers)

@@ -1,4 +1,4 @@
-"""A2C's loss over one minibatch."""
+"""A2C's loss over one minibatch, which is also A3C's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from aiorl.algorithms.a2c.config import A2CConfig
+from aiorl.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.algorithms.batch_buffers import BatchBuffers
 from aiorl.algorithms.compiled_update import LossFunction, Tensors, UpdateSpec
 from aiorl.algorithms.recurrent import rows_forward
@@ -24,12 +24,12 @@ _METRICS = ("policy_loss", "vf_loss", "entropy", "vf_explained_var")
 _COEFFICIENTS = ("lr", "vf_loss_coeff", "entropy_coeff")
 
 
-def a2c_spec(config: A2CConfig, model: ActorCritic, buffers: BatchBuffers) -> UpdateSpec:
+def a2c_spec(config: ActorCriticConfig, model: ActorCritic, buffers: BatchBuffers) -> UpdateSpec:
     """Return the update that A2C compiles: its loss over rows, or over sequences if the model is recurrent."""
     return UpdateSpec(_loss(config, model, buffers), _METRICS, _COEFFICIENTS)
 
 
-def _loss(config: A2CConfig, model: ActorCritic, buffers: BatchBuffers) -> LossFunction:
+def _loss(config: ActorCriticConfig, model: ActorCritic, buffers: BatchBuffers) -> LossFunction:
     distribution = to_tf_distribution(model.distribution)
 
     def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from aiorl.algorithms.appo.config import APPOConfig
 from aiorl.algorithms.appo.update import appo_spec
 from aiorl.algorithms.compiled_update import UpdateSpec
-from aiorl.algorithms.streaming import Streaming
 from aiorl.algorithms.surrogate import Surrogate
 from aiorl.algorithms.target_network import TargetNetwork
+from aiorl.algorithms.vtrace_streaming import VTraceStreaming
 from aiorl.config.schema import CommonConfig
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["APPO"]
 
 
-class APPO(Surrogate[APPOConfig], Streaming[APPOConfig]):
+class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
     """Asynchronous proximal policy optimisation, with a target network (IMPACT; Luo et al. 2020)."""
 
     config_class = APPOConfig

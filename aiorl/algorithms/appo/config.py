@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from aiorl.algorithms.streaming_config import StreamingConfig
 from aiorl.algorithms.surrogate_config import SurrogateConfig
+from aiorl.algorithms.vtrace_config import VTraceConfig
 from aiorl.config.key import changed, key
 
 __all__ = ["APPOConfig"]
@@ -13,12 +13,12 @@ __all__ = ["APPOConfig"]
 _appo = partial(key, group="APPO")
 
 
-class APPOConfig(SurrogateConfig, StreamingConfig):
+class APPOConfig(SurrogateConfig, VTraceConfig):
     """APPO's own settings, and its defaults of the common ones."""
 
-    algo: str = changed(StreamingConfig, "algo", "appo")
-    num_sgd_iter: int = changed(StreamingConfig, "num_sgd_iter", 4)
-    entropy_coeff: float = changed(StreamingConfig, "entropy_coeff", 0.01)
+    algo: str = changed(VTraceConfig, "algo", "appo")
+    num_sgd_iter: int = changed(VTraceConfig, "num_sgd_iter", 4)
+    entropy_coeff: float = changed(VTraceConfig, "entropy_coeff", 0.01)
 
     target_update_freq: int = _appo(
         1, "The target network becomes the network that learns after so many updates.", unit="updates", ge=1

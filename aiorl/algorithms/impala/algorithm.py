@@ -5,12 +5,12 @@ from __future__ import annotations
 from aiorl.algorithms.compiled_update import UpdateSpec
 from aiorl.algorithms.impala.config import IMPALAConfig
 from aiorl.algorithms.impala.update import impala_spec
-from aiorl.algorithms.streaming import Streaming
+from aiorl.algorithms.vtrace_streaming import VTraceStreaming
 
 __all__ = ["IMPALA"]
 
 
-class IMPALA(Streaming[IMPALAConfig]):
+class IMPALA(VTraceStreaming[IMPALAConfig]):
     """Importance-weighted actor-learner architecture (Espeholt et al. 2018)."""
 
     config_class = IMPALAConfig

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from aiorl.algorithms.streaming_config import StreamingConfig
+from aiorl.algorithms.vtrace_config import VTraceConfig
 from aiorl.config.key import changed
 
 __all__ = ["IMPALAConfig"]
 
 
-class IMPALAConfig(StreamingConfig):
+class IMPALAConfig(VTraceConfig):
     """IMPALA's defaults of the settings that streaming algorithms share."""
 
-    algo: str = changed(StreamingConfig, "algo", "impala")
-    entropy_coeff: float = changed(StreamingConfig, "entropy_coeff", 0.01)
-    grad_clip: float | None = changed(StreamingConfig, "grad_clip", 1.0)
+    algo: str = changed(VTraceConfig, "algo", "impala")
+    entropy_coeff: float = changed(VTraceConfig, "entropy_coeff", 0.01)
+    grad_clip: float | None = changed(VTraceConfig, "grad_clip", 1.0)

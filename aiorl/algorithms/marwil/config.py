@@ -13,6 +13,8 @@ _GROUP = "MARWIL"
 class MARWILConfig(ImitationConfig):
     """MARWIL's own settings, and its defaults of the common ones."""
 
+    why_on_learner = "each update moves the scale of the advantages that the next one's loss is made of"
+
     algo: str = changed(ImitationConfig, "algo", "marwil")
     vf_loss_coeff: float = changed(ImitationConfig, "vf_loss_coeff", 1.0)
     postprocess_inputs: bool = changed(ImitationConfig, "postprocess_inputs", True)
