@@ -37,8 +37,15 @@ def train(run_dir: Path, *options: str) -> dict[str, Any]:
     return json.loads((run_dir / "result.jsonl").read_text().splitlines()[-1])
 
 
+def train_for(run_dir: Path, env_steps: int, *options: str) -> dict[str, Any]:
+    """The last result of a run of so many env steps."""
+    learner = [sys.executable, "-m", "aiorl.learner", f"--run-dir={run_dir}", f"--stop-timesteps={env_steps}"]
+    subprocess.run([*learner, *options], capture_output=True, timeout=280, check=True)
+    return json.loads((run_dir / "result.jsonl").read_text().splitlines()[-1])
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("algo", ["ppo", "impala"])
+@pytest.mark.parametrize("algo", ["ppo", "impala", "appo"])
 def test_cartpole_is_solved_with_the_defaults(tmp_path: Path, algo: str, seed: int) -> None:
     result = train(
         tmp_path / "run", "--env=CartPole-v1", f"--algo={algo}", f"--seed={seed}", "--stop-return=475",
@@ -57,15 +64,21 @@ def test_pg_learns_cartpole_from_returns_alone(tmp_path: Path, seed: int) -> Non
     assert result["episode_reward_mean_last_100"] >= 450
 
 
+@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("algo", ["appo", "impala"])
+def test_cartpole_is_learned_from_a_stream_and_not_unlearned_by_a_million_steps(
+    tmp_path: Path, algo: str, seed: int
+) -> None:
+    run_dir = tmp_path / "run"
+    result = train_for(run_dir, 1_000_000, "--env=CartPole-v1", f"--algo={algo}", "--preset=auto", f"--seed={seed}")
+    assert result["learner"]["updates_skipped"] == 0
+    assert evaluate(run_dir, episodes=20, seed=1).mean >= 475
+
+
 @pytest.mark.parametrize("seed", SEEDS[:2])
 def test_dqn_with_replay_by_priority_and_n_step_returns_solves_cartpole(tmp_path: Path, seed: int) -> None:
     run_dir = tmp_path / "run"
-    learner = [
-        sys.executable, "-m", "aiorl.learner", f"--run-dir={run_dir}", "--env=CartPole-v1", "--algo=dqn",
-        "--preset=auto", f"--seed={seed}", "--stop-timesteps=100000",
-    ]  # fmt: skip
-    subprocess.run(learner, capture_output=True, timeout=280, check=True)
-    result = json.loads((run_dir / "result.jsonl").read_text().splitlines()[-1])
+    result = train_for(run_dir, 100_000, "--env=CartPole-v1", "--algo=dqn", "--preset=auto", f"--seed={seed}")
     assert result["learner"]["training_intensity"] == pytest.approx(32, abs=0.1)
     assert evaluate(run_dir, episodes=20, seed=1).mean >= 475
 
@@ -90,13 +103,6 @@ def test_ppo_with_a_recurrent_cell_recalls_what_no_memoryless_policy_can(tmp_pat
 
 
 def test_ppo_without_memory_stays_at_chance_in_the_recall_environment(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    subprocess.run(
-        [
-            sys.executable, "-m", "aiorl.learner", f"--run-dir={run_dir}", "--env=aiorl.testing.envs:RecallEnv",
-            "--seed=1", "--num-envs-per-worker=16", "--stop-timesteps=80000",
-        ],
-        capture_output=True, timeout=200, check=True,
-    )  # fmt: skip
-    result = json.loads((run_dir / "result.jsonl").read_text().splitlines()[-1])
+    options = ("--env=aiorl.testing.envs:RecallEnv", "--seed=1", "--num-envs-per-worker=16")
+    result = train_for(tmp_path / "run", 80_000, *options)
     assert abs(result["episode_reward_mean"] - 0.5) < 0.15
