@@ -2,7 +2,7 @@
 
 Each recording is a directory of Parquet files in a cache, made once, and one row of ``docs/results/data/NAME.csv``.
 Observations are stored as the environment gives them, and actions are drawn from the policy's distribution. What a
-policy sampled while it was trained is in the ``output`` of its run.
+policy sampled while it was trained is in the directory of its run.
 """
 
 from __future__ import annotations
@@ -133,8 +133,7 @@ def recorded(recording: Recording, cache: Path, folder: Path) -> list[str]:
     Raises:
         RuntimeError: training failed.
     """
-    directory = _run_dir(recording, cache) / "output" if recording.of_training else cache / recording.name
-    if not directory.is_dir() or read_data_row(recording.name, folder) is None:
+    if not _files(recording, cache) or read_data_row(recording.name, folder) is None:
         policy, env_steps, earns = None, 0, None
         if recording.player is not None:
             run_dir = _trained(recording, recording.player, cache, folder)
@@ -142,9 +141,9 @@ def recorded(recording: Recording, cache: Path, folder: Path) -> list[str]:
             found = aiorl.evaluate(run_dir, episodes=_EPISODES, seed=_PLAY_SEED)
             env_steps, earns = policy.env_steps, found.mean
         if recording.of_training:
-            returns, rows = _look(directory)
+            returns, rows = _look(_files(recording, cache))
         else:
-            with replaced_directory(directory) as temporary:
+            with replaced_directory(cache / recording.name) as temporary:
                 returns, rows = _play(recording, policy, temporary)
         mean = float(np.mean(returns))
         found_row = DataRow(
@@ -159,7 +158,7 @@ def recorded(recording: Recording, cache: Path, folder: Path) -> list[str]:
             version=aiorl.__version__,
         )
         write_csv(_row_path(recording.name, folder), [vars(found_row)])
-    return [str(path) for path in sorted(directory.iterdir())]
+    return _files(recording, cache)
 
 
 def read_data_row(name: str, folder: Path) -> DataRow | None:
@@ -191,9 +190,16 @@ def _run_dir(recording: Recording, cache: Path) -> Path:
     return cache / f"{recording.name}-policy"
 
 
-def _look(directory: Path) -> tuple[list[float], int]:
-    """Returns of the whole episodes in a directory, and the rows of all."""
-    reader, episodes = FileReader(str(directory), ReaderOptions(epochs=1, shuffle_files=False)), EpisodeAssembler()
+def _files(recording: Recording, cache: Path) -> list[str]:
+    """What there is of a recording; none if it was never made."""
+    if recording.of_training:
+        return sorted(map(str, _run_dir(recording, cache).glob("output-*")))
+    return sorted(map(str, (cache / recording.name).glob("*")))
+
+
+def _look(files: list[str]) -> tuple[list[float], int]:
+    """Returns of the whole episodes in files, and the rows of all."""
+    reader, episodes = FileReader(files, ReaderOptions(epochs=1, shuffle_files=False)), EpisodeAssembler()
     returns = [float(found[c.REWARDS].sum(dtype=np.float64)) for batch in reader for found in episodes.add(batch)]
     return returns, reader.counts.rows
 

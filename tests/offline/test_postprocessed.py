@@ -1,0 +1,127 @@
+"""Stored rows with what followed them, and with the number of the piece that they were read in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from plain_graph import make_graph
+
+from aiorl.data import columns as c
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import DataError
+from aiorl.offline.io import InputReader
+from aiorl.offline.readers import AsStoredReader, FileReader, PostprocessedReader, ReaderOptions
+from aiorl.offline.writers import FileWriter
+from aiorl.policy.loading import learned_policy_class
+from aiorl.policy.n_step import n_step_new_obs
+
+LENGTHS = (4, 3, 5)
+"""Of three episodes: one terminates, one is truncated, one is cut. Observations count on, rewards are 1."""
+
+
+def stored(*without: str) -> SampleBatch:
+    columns: dict[str, list[Any]] = {}
+    for number, length in enumerate(LENGTHS):
+        steps, obs = np.arange(length), np.repeat(100.0 * number + np.arange(length)[:, None], 2, axis=1)
+        is_last = steps == length - 1
+        made = {
+            c.OBS: obs.astype(np.float32), c.NEW_OBS: obs.astype(np.float32) + 1, c.EPS_ID: np.full(length, number),
+            c.T: steps, c.TERMINATEDS: is_last & (number == 0), c.TRUNCATEDS: is_last & (number == 1),
+            c.ACTIONS: np.zeros(length, np.int64), c.REWARDS: np.ones(length, np.float32),
+        }  # fmt: skip
+        for name, array in made.items():
+            columns.setdefault(name, []).append(array)
+    return SampleBatch({name: np.concatenate(parts) for name, parts in columns.items() if name not in without})
+
+
+class Given(InputReader):
+    """Gives the same batch without end."""
+
+    def __init__(self, batch: SampleBatch) -> None:
+        self._batch = batch
+
+    def next(self) -> SampleBatch:
+        return self._batch.copy()
+
+
+def postprocessing(n: int) -> Callable[[SampleBatch], SampleBatch]:
+    graph, spec, weights = make_graph((2,), spaces.Discrete(3), recurrent=False, looks_back=False)
+    settings = {"postprocess": "n_step", "postprocess_params": {"gamma": 0.5, "n": n}}
+    policy = learned_policy_class(graph, spec.to_dict())(spaces.Box(-999, 999, (2,)), spaces.Discrete(3), settings)
+    policy.set_weights(weights)
+    return policy.postprocess_trajectory
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("without", [(), (c.NEW_OBS,), (c.NEW_OBS, c.EPS_ID), (c.EPS_ID,)])
+def test_what_followed_is_right_at_each_end_of_an_episode(n: int, without: tuple[str, ...]) -> None:
+    """Where it is not stored, the row behind tells; the last row of an episode that goes on is left out."""
+    batch = PostprocessedReader(AsStoredReader(Given(stored(*without))), postprocessing(n)).next()
+    assert isinstance(batch, SampleBatch)
+    following = n_step_new_obs({name: column[:, None] for name, column in batch.items()})[:, 0, 0]
+    found = {
+        int(obs): (float(new_obs), float(returned), float(discount))
+        for obs, new_obs, returned, discount in zip(
+            batch[c.OBS][:, 0], following, batch[c.N_STEP_RETURNS], batch[c.DISCOUNTS], strict=True
+        )
+    }
+    rows = {100 * number + at: (number, at) for number, length in enumerate(LENGTHS) for at in range(length)}
+    if c.NEW_OBS in without:
+        del rows[102], rows[204]
+    assert found.keys() == rows.keys()
+    for obs, (number, at) in rows.items():
+        known = LENGTHS[number] - (c.NEW_OBS in without and number > 0)
+        steps = min(n, known - at)
+        new_obs, returned, discount = found[obs]
+        assert returned == sum(0.5**i for i in range(steps))
+        if number == 0 and at + steps == known:
+            assert discount == 0.0, "nothing follows a terminal state"
+        else:
+            assert (discount, new_obs) == (0.5**steps, obs + steps)
+
+
+def test_rows_behind_a_gap_do_not_follow_those_before() -> None:
+    keep = np.array([0, 1, 3, 4])
+    episode = stored(c.NEW_OBS).slice(7, 12).take(keep)
+    batch = PostprocessedReader(AsStoredReader(Given(episode)), postprocessing(1)).next()
+    assert isinstance(batch, SampleBatch)
+    assert batch[c.OBS][:, 0].tolist() == [200.0, 203.0]
+    assert batch[c.NEW_OBS][:, 0].tolist() == [201.0, 204.0]
+
+
+def test_single_rows_of_which_nothing_is_left_end_the_reading() -> None:
+    reader = PostprocessedReader(AsStoredReader(Given(stored(c.NEW_OBS).slice(4, 5))), postprocessing(1))
+    with pytest.raises(DataError, match="new_obs"):
+        reader.next()
+
+
+def pieces_of(path: Path, **options: Any) -> list[tuple[int, list[float]]]:
+    reader = AsStoredReader(FileReader(str(path), ReaderOptions(batch_rows=3, **options)), is_numbered=True)
+    found = []
+    for _ in range(2 * 9):
+        batch = PostprocessedReader(reader, lambda part: part).next()
+        assert isinstance(batch, SampleBatch)
+        (number,) = set(batch[c.PIECE].tolist())
+        found.append((number, batch[c.OBS][:, 0].tolist()))
+    return found
+
+
+def test_a_piece_has_the_same_number_in_each_pass_whoever_reads_it(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        writer = FileWriter(str(tmp_path / name))
+        writer.write(stored())
+        writer.close()
+    source = [str(path) for path in sorted(tmp_path.iterdir())]
+    first, second = (dict() for _ in range(2))
+    for seed, found in ((1, first), (2, second)):
+        for path in source:
+            for number, rows in pieces_of(Path(path), seed=seed):
+                assert found.setdefault(number, rows) == rows
+    assert first == second
+    assert len(first) == 9, "three episodes of each of three files"
+    assert all(0 < number < 2**63 for number in first)
