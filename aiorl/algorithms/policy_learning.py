@@ -119,7 +119,8 @@ def _config_for_fragments(kind: type[CommonConfig], settings: Mapping[str, Any])
     """
     known = {name: value for name, value in settings.items() if name in kind.model_fields}
     fragment = settings["rollout_fragment_length"] * settings["num_envs_per_worker"]
-    own = {"train_batch_size": fragment, "sgd_minibatch_size": fragment, "gradients": "learner"}
+    own: dict[str, Any] = {"train_batch_size": fragment, "sgd_minibatch_size": fragment, "gradients": "learner"}
+    own["eager"] = bool(settings.get("eager")) and not settings.get("no_eager_on_workers")
     return kind.from_mapping(known | {name: value for name, value in own.items() if name in kind.model_fields})
 
 

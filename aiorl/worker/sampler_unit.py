@@ -277,7 +277,7 @@ class SamplerUnit:
                 [found for found in metrics if isinstance(found, OffPolicyEstimate)],
             )
         for policy_id, learning in self._learning.items():
-            if policy_id in batches:
+            if batches.get(policy_id):
                 self._clock.idle()  # no environment is at work
                 batches[policy_id] = learning.gradient_columns(batches[policy_id])
         return Produced(

@@ -23,7 +23,7 @@ from aiorl.errors import BatchError, PolicyError, TrainingDiverged
 
 LENGTH, NUM_ENVS = 6, 4
 STEPS = LENGTH * NUM_ENVS
-SHAPE = {"env": "x", "num_envs_per_worker": NUM_ENVS, "rollout_fragment_length": LENGTH, "xla": "off", "seed": 1}
+SHAPE = {"env": "x", "num_envs_per_worker": NUM_ENVS, "rollout_fragment_length": LENGTH, "eager": True, "seed": 1}
 HEAD = GRADIENT_OF + "policy/head/kernel"
 
 
@@ -65,8 +65,10 @@ def of_policy(config: Any) -> Any:
     return lambda **settings: config(**{**settings, "batch_mode": "truncate_episodes"})
 
 
-@pytest.mark.parametrize(("kind", "config"), [(A2C, A2CConfig), (PG, of_policy(PGConfig)), (IMPALA, IMPALAConfig)])
-@pytest.mark.parametrize("num_fragments", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "config", "num_fragments"),
+    [(A2C, A2CConfig, 1), (A2C, A2CConfig, 3), (PG, of_policy(PGConfig), 1), (IMPALA, IMPALAConfig, 3)],
+)
 def test_a_step_with_gradients_of_workers_is_the_step_with_their_rows(
     both: Callable[..., Both], kind: Any, config: Any, num_fragments: int
 ) -> None:
@@ -84,12 +86,10 @@ def test_a_step_with_gradients_of_workers_is_the_step_with_their_rows(
         it.worker.model.set_weights(weights)
 
 
-@pytest.mark.parametrize("settings", [{"model": {"use_gru": True}, "net_settings": {"use_gru": True}}])
 def test_recurrent_networks_send_gradients_of_whole_sequences(
-    both: Callable[..., Both], make_model: Callable[..., Any], settings: dict[str, Any]
+    both: Callable[..., Both], make_model: Callable[..., Any]
 ) -> None:
-    net_settings = settings.pop("net_settings")
-    it = both(num_fragments=2, net=lambda: make_model(**net_settings), **settings)
+    it = both(num_fragments=2, net=lambda: make_model(use_gru=True), model={"use_gru": True})
     it.of_rows.update(it.of_rows.make_batch(it.fragments), 0)
     assert not it.step(it.gradients()).skipped
     weights = it.learner.get_weights()
@@ -133,7 +133,7 @@ def test_a_gradient_is_what_the_loss_changes_by(
 
 
 def test_gradients_are_compiled_once_and_change_nothing(both: Callable[..., Both]) -> None:
-    it = both()
+    it = both(eager=False, xla="off")
     before = it.worker.get_state()
     it.worker.warm_up_gradients()
     first = it.gradients()[0]

@@ -19,7 +19,7 @@ from aiorl.data import columns as c
 from aiorl.errors import BatchError, PolicyError
 from aiorl.rollout.rollout_worker import RolloutWorker
 
-SMALL: dict[str, Any] = {"model": {"fcnet_hiddens": [8]}, "xla": "off", "lr": 0.01}
+SMALL: dict[str, Any] = {"model": {"fcnet_hiddens": [8]}, "eager": True, "lr": 0.01}
 
 Make = Callable[..., RolloutWorker]
 
@@ -48,8 +48,13 @@ def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     "config",
     [
-        A2CConfig(**SMALL), PGConfig(**SMALL), PPOConfig(**SMALL), IMPALAConfig(**SMALL, rollout_fragment_length=8),
-        A2CConfig(**{**SMALL, "model": {"fcnet_hiddens": [8], "use_gru": True}}, rollout_fragment_length=8),
+        A2CConfig(**SMALL), IMPALAConfig(**SMALL, rollout_fragment_length=8),
+        pytest.param(PGConfig(**SMALL), marks=pytest.mark.slow),
+        pytest.param(PPOConfig(**SMALL), marks=pytest.mark.slow),
+        pytest.param(
+            A2CConfig(**{**SMALL, "model": {"fcnet_hiddens": [8], "use_gru": True}}, rollout_fragment_length=8),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda config: f"{config.algo}{'-gru' * config.model.use_gru}",
 )  # fmt: skip

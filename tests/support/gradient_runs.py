@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import sys
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 import gymnasium
 
-__all__ = ["without_tensorflow"]
+__all__ = ["NoTensorFlow", "without_tensorflow"]
+
+
+class NoTensorFlow(MetaPathFinder):
+    """Put before others in `sys.meta_path`: TensorFlow is not installed."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        if fullname == "tensorflow":
+            raise ModuleNotFoundError("No module named 'tensorflow'", name=fullname)
 
 
 def without_tensorflow(config: Any) -> gymnasium.Env[Any, Any]:
     """CartPole; a worker process that makes it can't import TensorFlow, as if it were not installed."""
     if config.worker_index:
-        sys.modules["tensorflow"] = None  # type: ignore[assignment]  # how the import system is told so
+        sys.meta_path.insert(0, NoTensorFlow())
     return gymnasium.make("CartPole-v1")

@@ -39,7 +39,7 @@ def test_on_policy_algorithms_take_the_step_that_they_would_with_rows(tmp_path: 
     """Both sample the same, act with the same weights, and so on from update to update."""
     weights = []
     for gradients in ("learner", "workers"):
-        options = {"gradients": gradients, "train_batch_size": 64, "lr": 0.003, "normalize_advantages": False}
+        options = {"gradients": gradients, "train_batch_size": 64, "batch_mode": "truncate_episodes"}
         with small(tmp_path / gradients, kind, **options) as trainer:
             for _ in range(3):
                 trainer.train()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gradient_runs import NoTensorFlow
 
 from aiorl.algorithms.a3c.config import A3CConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -31,7 +32,7 @@ POLES: dict[str, Any] = {
 }
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1", "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 32, "seed": 3,
-    "model": {"fcnet_hiddens": [8]}, "xla": "off", "compilation_cache": "off",
+    "model": {"fcnet_hiddens": [8]}, "eager": True, "compilation_cache": "off",
     "observation_filter": "MeanStdFilter", "entropy_coeff_schedule": [[0, 0.0], [1000, 1.0]],
 }  # fmt: skip
 
@@ -109,10 +110,13 @@ def test_what_is_sent_comes_through_the_wire_and_the_learners_checks(units: Unit
 
 
 def test_without_tensorflow_a_worker_says_what_to_install(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    monkeypatch.setattr(sys, "meta_path", [NoTensorFlow(), *sys.meta_path])
     with pytest.raises(ConfigError) as caught:
         units.unit()
-    assert str(caught.value).startswith("computing gradients on a worker needs TensorFlow: import of tensorflow halted")
+    assert str(caught.value).startswith(
+        "computing gradients on a worker needs TensorFlow: No module named 'tensorflow'."
+    )
     assert "Install it with: pip install" in str(caught.value)
     assert "[learner]" in str(caught.value)
     assert "\n" not in str(caught.value)
