@@ -55,7 +55,7 @@ What presets learn, by `make results`. Each row of a task's file is one seed, tr
 evaluated for 100 episodes with the most likely actions; `results/curves/TASK-SEED.csv` has the mean return of the last
 100 episodes while it trained. Mean, deviation, interquartile mean and worst are over seeds. The bar is for the mean,
 and no seed may be worse by more than 20 % of it. Figures of others have their source, and where it is another, the
-version of the environment.
+version of the environment. Wall times are those of a machine that had other work, too.
 
 | Task | Env steps | Seeds | Mean | Deviation | Interquartile mean | Worst | Bar | Holds | Published | Wall time |
 |---|---|---|---|---|---|---|---|---|---|---|"""
