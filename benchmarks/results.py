@@ -38,6 +38,7 @@ from benchmarks.recordings import (
     recorded,
     write_csv,
 )
+from benchmarks.staleness import read_stale_rows, section_of
 
 __all__ = ["TASKS", "OfflineTask", "Row", "Task", "main", "measure", "page_of", "read_rows"]
 
@@ -324,6 +325,7 @@ def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:
         "",
         "Learning curves: `docs/results/curves/TASK-SEED.csv`, mean return of the last 100 training episodes.",
     ]
+    lines += section_of(read_stale_rows(folder))
     offline = [task for task in tasks if isinstance(task, OfflineTask)]
     if offline:
         names = dict.fromkeys(name for task in offline for name in task.data)
