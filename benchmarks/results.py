@@ -166,7 +166,7 @@ TASKS = (
     Task("ppo-pong", "ppo-atari", "ALE/Pong-v5", 3_000_000, 18, f"20.99 at 10 M ({_ZOO})", seeds=(0,)),
     Task("pg-cartpole", "pg-cartpole", "CartPole-v1", 500_000, 450, "249 at 200 k (XuanCe)"),
     Task("a2c-cartpole", "a2c-cartpole", "CartPole-v1", 500_000, 475, f"500 at 500 k ({_ZOO})"),
-    Task("a3c-cartpole", "a3c-cartpole", "CartPole-v1", 500_000, 475, f"A2C: 500 at 500 k ({_ZOO})"),
+    Task("a3c-cartpole", "a3c-cartpole", "CartPole-v1", 500_000, 475, f"500 at 500 k with A2C ({_ZOO})"),
     Task("a2c-acrobot", "a2c-acrobot", "Acrobot-v1", 500_000, -90, f"-83.3 at 500 k ({_ZOO})"),
     Task("dqn-cartpole", "dqn-cartpole", "CartPole-v1", 100_000, 475, f"500 at 50 k ({_ZOO})"),
     Task("dqn-acrobot", "dqn-acrobot", "Acrobot-v1", 100_000, -85, f"-76.6 at 100 k ({_ZOO})"),

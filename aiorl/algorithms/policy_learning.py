@@ -16,7 +16,7 @@ from aiorl.algorithms.registry import algorithm_class
 from aiorl.config.schema import CommonConfig
 from aiorl.data.gradient_columns import CULPRIT, METRICS, NUM_ROWS, gradients_in
 from aiorl.data.obs_layout import layout_of
-from aiorl.errors import PolicyError
+from aiorl.errors import BatchError, PolicyError
 from aiorl.models.export import make_acting_spec
 from aiorl.policy.graph_policy import GraphPolicy
 from aiorl.sampler.layout import laid_out
@@ -82,10 +82,12 @@ class PolicyLearning:
             batch: a SampleBatch.
 
         Raises:
-            BatchError: a column that the loss is made of is missing.
+            BatchError: a column that the loss is made of is missing, or there are no rows.
             PolicyError: a number is not finite.
         """
         found = self.gradient_columns(laid_out(batch, self._plan, self._sequence_length))
+        if not found:
+            raise BatchError(NUM_ROWS, "at least one transition", 0)
         if CULPRIT in found:
             culprit = int(found[CULPRIT][0])
             named = f"column {self._plan.columns[culprit - 1]!r} of the batch"

@@ -311,7 +311,7 @@ class GraphPolicy(Policy):
     def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
         """See `Policy`; by weight name, at the weights in force.
 
-        Raises: as `learning`; BatchError if a column is missing; PolicyError if a number is not finite.
+        Raises: as `learning`; BatchError if a column or all rows are missing; PolicyError if a number is not finite.
         """
         return self.learning.compute_gradients(batch)
 

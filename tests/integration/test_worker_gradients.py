@@ -13,8 +13,8 @@ A3C = ("--algo=a3c", "--num-sgd-iter=1", "--rollout-fragment-length=16", "--trai
 @pytest.mark.slow
 def test_a3c_learns_through_two_workers_that_compute_gradients(processes, ledger_balances) -> None:
     """The preset's settings; how old the weights of a gradient may be is bounded, and each step is accounted for."""
-    options = ("--preset=a3c-cartpole", "--num-sgd-iter=1", "--rollout-fragment-length=16", "--seed=1",
-               "--num-envs-per-worker=8", "--train-batch-size=128", "--max-policy-lag=6",
+    options = ("--preset=a3c-cartpole", "--num-sgd-iter=1", "--rollout-fragment-length=32", "--seed=1",
+               "--num-envs-per-worker=8", "--train-batch-size=256", "--max-policy-lag=6",
                "--model.fcnet-hiddens=[64,64]", "--stop-return=195", "--stop-time-s=150", "--xla=auto")  # fmt: skip
     learner = processes.learner(*options)
     assert learner.wait(200) == 0, learner.text
