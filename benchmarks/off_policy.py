@@ -61,10 +61,7 @@ def _measured(algo: str) -> list[Figure]:
 
 def main(algo: str) -> None:
     """Measure one in this process; prints value and baseline as JSON."""
-    pin_to_one_core()
-    import tensorflow as tf
-
-    tf.config.threading.set_intra_op_parallelism_threads(1)
+    pin_to_one_core()  # TensorFlow has as many threads as it finds cores
     batch, obs_size = (128, 8) if algo == "dqn" else (256, 17)
     actions: spaces.Space[Any] = spaces.Discrete(4) if algo == "dqn" else spaces.Box(-1.0, 1.0, (6,), np.float32)
     subject = _subject(algo, batch, obs_size, actions)
