@@ -175,7 +175,7 @@ def test_restored_between_two_of_its_moves_it_learns_bit_by_bit_the_same(
     learner: Callable[..., Learner], model: dict[str, Any]
 ) -> None:
     """And not the same where the target network is another one, so that this would be seen."""
-    settings = {"target_update_freq": 3, "kl_coeff": 0.3, "num_sgd_iter": 2, "sgd_minibatch_size": 16, "model": model}
+    settings = {"target_update_freq": 3, "kl_coeff": 0.3, "sgd_minibatch_size": 32, "model": model}
     first = learner(**settings)
     first.train(1)
     first.train(2)
