@@ -170,7 +170,7 @@ def test_an_update_that_is_skipped_moves_the_target_network_neither(learner: Cal
     assert equal(it.weights("target/"), it.weights("weights/"))
 
 
-@pytest.mark.parametrize("model", [{}, {"use_lstm": True}])
+@pytest.mark.parametrize("model", [{}, pytest.param({"use_lstm": True}, marks=pytest.mark.slow)])
 def test_restored_between_two_of_its_moves_it_learns_bit_by_bit_the_same(
     learner: Callable[..., Learner], model: dict[str, Any]
 ) -> None:
