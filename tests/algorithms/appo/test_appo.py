@@ -170,12 +170,12 @@ def test_an_update_that_is_skipped_moves_the_target_network_neither(learner: Cal
     assert equal(it.weights("target/"), it.weights("weights/"))
 
 
-@pytest.mark.parametrize("model", [{}, {"use_lstm": True}])
+@pytest.mark.parametrize("model", [{}, pytest.param({"use_lstm": True}, marks=pytest.mark.slow)])
 def test_restored_between_two_of_its_moves_it_learns_bit_by_bit_the_same(
     learner: Callable[..., Learner], model: dict[str, Any]
 ) -> None:
     """And not the same where the target network is another one, so that this would be seen."""
-    settings = {"target_update_freq": 3, "kl_coeff": 0.3, "num_sgd_iter": 2, "sgd_minibatch_size": 16, "model": model}
+    settings = {"target_update_freq": 3, "kl_coeff": 0.3, "sgd_minibatch_size": 32, "model": model}
     first = learner(**settings)
     first.train(1)
     first.train(2)
