@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
+SUPPORT = Path(__file__).parents[1] / "support"
 A3C = ("--algo=a3c", "--num-sgd-iter=1", "--rollout-fragment-length=16", "--train-batch-size=64", "--num-workers=2",
        "--seed=1")  # fmt: skip
 
@@ -31,7 +34,7 @@ def test_a3c_learns_through_two_workers_that_compute_gradients(processes, ledger
 
 @pytest.mark.slow
 def test_a_run_of_gradients_goes_on_after_a_kill(processes, ledger_balances, until) -> None:
-    learner = processes.learner(*A3C, "--checkpoint-freq=1", "--min-iter-time-s=0.5")
+    learner = processes.learner(*A3C, "--checkpoint-interval-s=0.5")
     until(lambda: len(list((learner.run_dir / "checkpoints").glob("checkpoint-*"))) > 1, 60)
     learner.send(signal.SIGKILL)
     learner.wait()
@@ -45,9 +48,10 @@ def test_a_run_of_gradients_goes_on_after_a_kill(processes, ledger_balances, unt
 
 @pytest.mark.slow
 def test_a_worker_without_tensorflow_ends_the_run_with_a_sentence_that_says_what_to_install(processes) -> None:
-    learner = processes.learner(*A3C, "--env=gradient_runs:without_tensorflow")
+    path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
+    learner = processes.learner(*A3C, "--env=gradient_runs:without_tensorflow", environment={"PYTHONPATH": path})
     assert learner.wait(60) == 1
-    (said,) = {line.strip() for line in learner.text.splitlines() if "needs TensorFlow" in line and "Install" in line}
+    said = next(line for line in learner.text.splitlines() if "needs TensorFlow" in line)
     assert "computing gradients on a worker needs TensorFlow: " in said
     assert "Install it with: pip install" in said
     assert "Traceback" not in learner.text
