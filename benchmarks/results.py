@@ -39,6 +39,7 @@ from benchmarks.recordings import (
     write_csv,
 )
 from benchmarks.staleness import read_stale_rows, section_of
+from benchmarks.worker_counts import read_workers_rows, workers_section
 
 __all__ = ["TASKS", "OfflineTask", "Row", "Task", "main", "measure", "page_of", "read_rows"]
 
@@ -56,7 +57,8 @@ What presets learn, by `make results`. Each row of a task's file is one seed, tr
 evaluated for 100 episodes with the most likely actions; `results/curves/TASK-SEED.csv` has the mean return of the last
 100 episodes while it trained. Mean, deviation, interquartile mean and worst are over seeds. The bar is for the mean,
 and no seed may be worse by more than 20 % of it. Figures of others have their source, and where it is another, the
-version of the environment. Wall times are those of a machine that had other work, too.
+version of the environment. `-cartpoles` are four agents with two policies, and the return is an agent's of the policy
+that has less. Wall times are those of a machine that had other work, too.
 
 | Task | Env steps | Seeds | Mean | Deviation | Interquartile mean | Worst | Bar | Holds | Published | Wall time |
 |---|---|---|---|---|---|---|---|---|---|---|"""
@@ -147,6 +149,11 @@ _NO_BAR = -np.inf
 _MIXED = ("cartpole-expert", "cartpole-random")
 _MEDIUM_CHEETAH = ("halfcheetah-medium",)
 _BLIND = "aiorl.testing.envs:CartPoleWithoutVelocities"
+_SEVERAL = "examples.multi_agent_cartpole:CartPoles"
+_TWO_POLICIES = {
+    "multiagent.policies": "{even: null, odd: null}",
+    "multiagent.policy-mapping-fn": "examples.multi_agent_cartpole:policy_for",
+}
 TASKS = (
     Task("ppo-cartpole", "ppo-cartpole", "CartPole-v1", 100_000, 490, f"500 at 100 k ({_ZOO})"),
     Task("impala-cartpole", "impala-cartpole", "CartPole-v1", 1_000_000, 475, "450 at 2 M is RLlib's criterion"),
@@ -164,11 +171,13 @@ TASKS = (
     Task("ppo-hopper", "ppo-hopper", "Hopper-v5", 1_000_000, 2400, f"v3: 2,410 at 1 M ({_ZOO})"),
     Task("ppo-walker2d", "ppo-walker2d", "Walker2d-v5", 1_000_000, 3500, f"v3: 3,479 at 1 M ({_ZOO})"),
     Task("ppo-pong", "ppo-atari", "ALE/Pong-v5", 3_000_000, 18, f"20.99 at 10 M ({_ZOO})", seeds=(0,)),
+    Task("ppo-cartpoles", "ppo-cartpole", _SEVERAL, 100_000, 400, "", options=_TWO_POLICIES),
     Task("pg-cartpole", "pg-cartpole", "CartPole-v1", 500_000, 450, "249 at 200 k (XuanCe)"),
     Task("a2c-cartpole", "a2c-cartpole", "CartPole-v1", 500_000, 475, f"500 at 500 k ({_ZOO})"),
     Task("a3c-cartpole", "a3c-cartpole", "CartPole-v1", 500_000, 475, f"500 at 500 k with A2C ({_ZOO})"),
     Task("a2c-acrobot", "a2c-acrobot", "Acrobot-v1", 500_000, -90, f"-83.3 at 500 k ({_ZOO})"),
     Task("dqn-cartpole", "dqn-cartpole", "CartPole-v1", 100_000, 475, f"500 at 50 k ({_ZOO})"),
+    Task("dqn-cartpoles", "dqn-cartpole", _SEVERAL, 100_000, 400, "", options=_TWO_POLICIES),
     Task("dqn-acrobot", "dqn-acrobot", "Acrobot-v1", 100_000, -85, f"-76.6 at 100 k ({_ZOO})"),
     Task("dqn-mountaincar", "dqn-mountaincar", "MountainCar-v0", 120_000, -110, f"-100.8 at 120 k ({_ZOO})"),
     Task("dqn-lunarlander", "dqn-lunarlander", "LunarLander-v3", 300_000, 200, f"v2: 154 at 100 k ({_ZOO})"),
@@ -219,7 +228,7 @@ class Row:
     Attributes:
         seed: of the run; the evaluation's is another.
         env_steps: trained on.
-        return_mean: of the evaluation's episodes.
+        return_mean: of the evaluation's episodes; of several policies the least one's, of an agent.
         return_std: their deviation.
         episodes: of the evaluation.
         wall_s: seconds of training, start-up left out.
@@ -261,11 +270,12 @@ def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, c
         results = read_results(run_dir)
         draws = isinstance(task, OfflineTask) and task.explore
         found = aiorl.evaluate(run_dir, episodes=episodes, seed=10_000 + seed, explore=draws)
+    returns = min([found.returns] if not found.policy_returns else found.policy_returns.values(), key=np.mean)
     row = Row(
         seed=seed,
         env_steps=found.env_steps,
-        return_mean=round(found.mean, 3),
-        return_std=round(found.std, 3),
+        return_mean=round(float(np.mean(returns)), 3),
+        return_std=round(float(np.std(returns)), 3),
         episodes=len(found.returns),
         wall_s=round(float(results[-1]["time_total_s"]), 1),
         cores=usable_cores(),
@@ -325,6 +335,7 @@ def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:
         "",
         "Learning curves: `docs/results/curves/TASK-SEED.csv`, mean return of the last 100 training episodes.",
     ]
+    lines += workers_section(read_workers_rows(folder))
     lines += section_of(read_stale_rows(folder))
     offline = [task for task in tasks if isinstance(task, OfflineTask)]
     if offline:

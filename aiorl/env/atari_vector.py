@@ -106,14 +106,15 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
         return obs[0, 0], {}
 
     def send(self, action: int) -> None:
-        """Begin a step; the next ``step`` waits for it and ignores its own action."""
+        """Begin a step, if none is under way; the next ``step`` waits for it and ignores its own action."""
+        if self._is_under_way:
+            return
         self._vector.send(np.array([action], np.int64))
         self._is_under_way = True
 
     def step(self, action: Any) -> AtariStep:
         """Play four frames, or take those that were begun by ``send``."""
-        if not self._is_under_way:
-            self.send(action)
+        self.send(action)
         self._is_under_way = False
         obs, rewards, terminateds, truncateds, info = self._vector.recv()
         self._lives = int(info["lives"][0])
@@ -126,6 +127,8 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
 
 class AtariCopies(Copies):
     """N games, each emulated in a thread of its own; they are looked at in turn."""
+
+    can_begin = True
 
     def __init__(
         self,
@@ -157,9 +160,13 @@ class AtariCopies(Copies):
         games = [wrap_lives(game, framestack) for game in self._games_under_way]
         super().__init__(games, env_id=env_id, seed=seed)
 
+    def begin(self, copies: slice, actions: Iterable[Any]) -> None:
+        """Let some games emulate their next step; see Copies."""
+        for game, action in zip(self._games_under_way[copies], actions, strict=True):
+            game.send(action)
+
     def step_into(self, rows: MutableSequence[Any] | NDArray[Any], actions: Iterable[Any]) -> bool:
         """Step every game at the same time; see Copies."""
         actions = list(actions)
-        for game, action in zip(self._games_under_way, actions, strict=True):
-            game.send(action)
+        self.begin(slice(None), actions)
         return super().step_into(rows, actions)

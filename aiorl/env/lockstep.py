@@ -102,6 +102,7 @@ class LockstepEnv(ABC):
         action_space: space of one copy.
         max_episode_steps: length at which an episode is truncated, None = never as far as is known.
         first_seeds: seeds of a first ``reset`` that is given none; None for none.
+        can_begin: some copies can step while the actions of others are not known yet, see ``begin``.
     """
 
     env_id: str
@@ -110,6 +111,7 @@ class LockstepEnv(ABC):
     action_space: Space[Any]
     max_episode_steps: int | None
     first_seeds: Sequence[int] | None = None
+    can_begin: bool = False
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
@@ -133,6 +135,18 @@ class LockstepEnv(ABC):
             EnvError: the environment raised, or returned what does not fit (BadObservationError,
                 BadRewardError).
         """
+
+    def begin(self, copies: slice, actions: NDArray[Any]) -> None:
+        """Begin the step of some copies; the ``step`` that follows is given all actions and waits for it.
+
+        Args:
+            copies: which ones.
+            actions: [K, ...] one action for each of them.
+
+        Raises:
+            NotImplementedError: there is no ``can_begin``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} steps all copies at once")
 
     def seed(self, seed: int) -> None:
         """Seed the first ``reset`` that is given no seeds with a worker's seed."""

@@ -53,10 +53,13 @@ class Copies(VectorEnv):
         rewards: [N] float64 of the last step.
         terminateds, truncateds: [N] bool of the last step.
         infos: of the last step, empty dicts where there is nothing in them.
+        can_begin: some copies can step while the actions of others are not known yet, see ``begin``.
         check: what an observation must look like where it is a single array; else None.
         step_count: steps taken.
         started_at: [N] what ``step_count`` was when the copy's episode began.
     """
+
+    can_begin: bool = False
 
     def __init__(self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None) -> None:
         """Take over the copies; they are closed with this object.
@@ -122,6 +125,10 @@ class Copies(VectorEnv):
         except Exception as error:
             raise_env_fault(self.env_id, "reset", error, index, 0)
         self.seeds[index] = None
+
+    def begin(self, copies: slice, actions: Iterable[Any]) -> None:
+        """Begin the step of some copies, where ``can_begin``; ``step_into`` is given all actions and waits for it."""
+        raise NotImplementedError(f"{type(self).__name__} steps one copy after the other")
 
     def step_into(self, rows: MutableSequence[Any] | NDArray[Any], actions: Iterable[Any]) -> bool:
         """Step every copy; observations are written to ``rows``, everything else to the attributes.
@@ -251,6 +258,7 @@ class SerialEnv(LockstepEnv):
         self.num_envs = copies.num_envs
         self.observation_space = copies.observation_space
         self.action_space = copies.action_space
+        self.can_begin = copies.can_begin
         self.max_episode_steps = episode_limit(copies.envs[0])
         self.limit_episodes(horizon)
         self._games = game_counters(copies.envs)
@@ -274,6 +282,10 @@ class SerialEnv(LockstepEnv):
             copies.reset_into(self._obs, index)
         self._check.check_values(self._obs, copies.step_of)
         return self._obs
+
+    def begin(self, copies: slice, actions: NDArray[Any]) -> None:
+        """See LockstepEnv."""
+        self._copies.begin(copies, actions)
 
     def step(self, actions: NDArray[Any]) -> VectorStep:
         """Step every copy in turn; see LockstepEnv."""

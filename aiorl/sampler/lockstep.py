@@ -159,6 +159,7 @@ class LockstepSampler:
         layout = ActionLayout(env.action_space)
         self._clip = layout.clip if clip_actions and layout.is_bounded else None
         self._actions_need_copy = not isinstance(env.action_space, spaces.Discrete)
+        self._begins = env.can_begin and env.num_envs > 1 and not self._actions_need_copy
         self._obs_is_plain = self._preprocessor.is_identity and self.filter.is_identity
         self._state: list[F32] = policy.initial_state(env.num_envs)
         self._block: StepBlock | None = None
@@ -220,7 +221,8 @@ class LockstepSampler:
     def _run_steps(self, block: StepBlock) -> None:
         """Fill the rest of the block. After an exception from ``on_step`` it can be called again."""
         clock = time.perf_counter
-        act_into, env_step, on_step = self.policy.act_into, self.env.step, self.on_step
+        act_into = self._act_by_halves if self._begins else self.policy.act_into
+        env_step, on_step = self.env.step, self.on_step
         obs, rewards = block.obs, block.rewards
         terminateds, truncateds = block.terminateds, block.truncateds
         clip, copy, plain = self._clip, self._actions_need_copy, self._obs_is_plain
@@ -277,6 +279,16 @@ class LockstepSampler:
             self.perf.inference_time += inference_s
             self.perf.env_wait_time += env_s
             self.perf.processing_time += processing_s
+
+    def _act_by_halves(self, obs: NDArray[Any], state: Sequence[F32], noise: F32, rows: ActRows) -> list[F32]:
+        """As ``act_into`` of the policy; half of the environments step while the others are still acted for."""
+        half = self.env.num_envs // 2
+        after: list[list[F32]] = []
+        for part in (slice(half), slice(half, None)):
+            of_part = ActRows(*(column if column is None else column[part] for column in rows))
+            after.append(self.policy.act_into(obs[part], [each[part] for each in state], noise[part], of_part))
+            self.env.begin(part, of_part.actions)
+        return [np.concatenate(parts) for parts in zip(*after, strict=True)]
 
     def _take_finals(self, block: StepBlock, t: int, step: VectorStep, state: list[F32]) -> None:
         """Record what to act on next and the true final observations; each enters the filter once.

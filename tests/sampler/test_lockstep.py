@@ -407,6 +407,43 @@ def test_recall_env_runs_through_the_sampler(recurrent):
     assert set(episodes.rewards.tolist()) <= {0.0, 1.0}
 
 
+class Beginning(SerialEnv):
+    """Steps as ever, but says that some copies could begin before the others, and keeps what it was told."""
+
+    def __init__(self, envs) -> None:
+        super().__init__(envs, env_id="counting")
+        self.can_begin = True
+        self.tape: list[tuple[str, list[int]]] = []
+        self.begun: list[int] = []
+
+    def begin(self, copies, actions):
+        self.tape.append(("begin", list(range(self.num_envs))[copies]))
+        self.begun += actions.tolist()
+
+    def step(self, actions):
+        self.tape.append(("step", actions.tolist()))
+        assert self.begun == actions.tolist()
+        self.begun = []
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_where_copies_can_begin_half_of_them_step_while_the_others_are_acted_for(recurrent):
+    copies = [CountingEnv(2 + index, index=index) for index in range(5)]
+    env = Beginning(copies)
+    sampler = make_sampler(env, recurrent=recurrent)
+    plain = make_sampler(
+        SerialEnv([CountingEnv(2 + index, index=index) for index in range(5)]), recurrent=recurrent
+    )
+    for _ in range(3):
+        mine, other = sampler.sample().to_sample_batch(), plain.sample().to_sample_batch()
+        assert set(mine) == set(other)
+        for name in mine:
+            np.testing.assert_array_equal(mine[name], other[name], err_msg=name)
+    assert [what for what, _ in env.tape[:6]] == ["begin", "begin", "step"] * 2
+    assert [copies for _, copies in env.tape[:2]] == [[0, 1], [2, 3, 4]]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),

@@ -1,0 +1,195 @@
+"""`python -m benchmarks.worker_counts`: whether one worker and four learn the same of the same number of environments.
+
+Each algorithm is trained by the command line with its preset, but with all environments in one worker, or a quarter of
+them in each of four. The seeds are the same; who samples what differs, so single runs do too, and what may not differ
+is how runs are distributed. Each row of ``docs/results/workers.csv`` is one algorithm, number of workers and seed;
+those that are there are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aiorl.report.loggers import read_results
+from benchmarks.measure import run_command
+from benchmarks.recordings import write_csv
+
+__all__ = ["CASES", "COUNTS", "Case", "WorkersRow", "chance_of", "measured", "read_workers_rows", "workers_section"]
+
+COUNTS = (1, 4)
+SEEDS = (0, 1, 2, 3, 4)
+_GRID = 100
+_FILE = "workers.csv"
+_TIMEOUT_S = 3600.0
+_HEAD = f"""
+## One worker or four
+
+The same environments in one worker or spread over four, with the preset and the same {len(SEEDS)} seeds (`python -m
+benchmarks.worker_counts`, [all runs](results/workers.csv)). "Over all" is the mean of the learning curve, the mean
+return of the last 100 episodes at each env step; the deviation of the seeds is in brackets. "By chance" is the share of
+all ways to part the ten runs in two that part their means at least as far: small where the number of workers matters.
+
+| Algorithm | Environments | Env steps | 1 worker, last | 4 workers, last | 1 worker, over all | 4 workers, over all | By chance |
+|---|---|---|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained.
+
+    Attributes:
+        algo: name of the algorithm.
+        preset: name of the preset.
+        env: environment.
+        num_envs: of all workers together.
+        env_steps: that are trained on.
+        options: of the command line, beside.
+    """
+
+    algo: str
+    preset: str
+    env: str
+    num_envs: int
+    env_steps: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+CASES = (
+    Case("ppo", "ppo-cartpole", "CartPole-v1", 8, 100_000),
+    Case("pg", "pg-cartpole", "CartPole-v1", 16, 300_000),
+    Case("a2c", "a2c-cartpole", "CartPole-v1", 16, 300_000),
+    Case("a3c", "a3c-cartpole", "CartPole-v1", 16, 300_000),
+    Case("impala", "impala-cartpole", "CartPole-v1", 64, 500_000),
+    Case("appo", "appo-cartpole", "CartPole-v1", 64, 500_000),
+    Case("dqn", "dqn-cartpole", "CartPole-v1", 8, 50_000),
+    Case("sac", "sac-pendulum", "Pendulum-v1", 4, 10_000),
+    Case("td3", "td3-pendulum", "Pendulum-v1", 4, 10_000),
+)
+
+
+@dataclass(frozen=True)
+class WorkersRow:
+    """What one run gave.
+
+    Attributes:
+        algo: name of the algorithm.
+        workers: how many.
+        seed: the run's.
+        env_steps: trained on.
+        return_last: mean return of the last 100 episodes.
+        return_over_all: mean of the learning curve.
+    """
+
+    algo: str
+    workers: int
+    seed: int
+    env_steps: int
+    return_last: float
+    return_over_all: float
+
+
+def measured(case: Case, workers: int, seed: int) -> WorkersRow:
+    """Train one run.
+
+    Raises:
+        RuntimeError: the run failed.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        run_dir = Path(scratch) / "run"
+        own = {
+            "preset": case.preset, "env": case.env, "seed": seed, "stop-timesteps": case.env_steps,
+            "num-workers": workers, "num-envs-per-worker": case.num_envs // workers, "run-dir": run_dir,
+        }  # fmt: skip
+        words = [f"--{name}={value}" for name, value in {**own, **case.options}.items()]
+        run_command([sys.executable, "-m", "aiorl.learner", *words], timeout_s=_TIMEOUT_S)
+        results = read_results(run_dir)
+    known = [row for row in results if np.isfinite(row["episode_reward_mean_last_100"] or np.nan)]
+    steps = np.array([row["env_steps_trained_total"] for row in known])
+    returns = np.array([row["episode_reward_mean_last_100"] for row in known])
+    over_all = np.interp(np.linspace(0, case.env_steps, _GRID), steps, returns).mean()
+    last, trained = float(returns[-1]), int(results[-1]["env_steps_trained_total"])
+    return WorkersRow(case.algo, workers, seed, trained, round(last, 2), round(float(over_all), 2))
+
+
+def chance_of(first: Sequence[float], second: Sequence[float]) -> float:
+    """Share of all ways to part the values in two that part their means at least as far (exact permutation test)."""
+    values = np.array([*first, *second], float)
+    parted = np.array(
+        [
+            values[list(chosen)].mean() - np.delete(values, chosen).mean()
+            for chosen in itertools.combinations(range(len(values)), len(first))
+        ]
+    )
+    found = np.mean(first) - np.mean(second)
+    return float(np.mean(np.abs(parted) >= abs(found) * (1 - 1e-12)))
+
+
+def read_workers_rows(folder: Path) -> list[WorkersRow]:
+    """The rows there are."""
+    path = folder / _FILE
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            WorkersRow(
+                row["algo"], int(row["workers"]), int(row["seed"]), int(row["env_steps"]),
+                float(row["return_last"]), float(row["return_over_all"]),
+            )
+            for row in csv.DictReader(file)
+        ]  # fmt: skip
+
+
+def workers_section(rows: Iterable[WorkersRow]) -> list[str]:
+    """Lines of the results page; none without rows."""
+    rows = list(rows)
+    lines = []
+    for case in CASES:
+        own = [[row for row in rows if (row.algo, row.workers) == (case.algo, count)] for count in COUNTS]
+        if not all(own):
+            continue
+        last, over_all = ([[getattr(row, name) for row in group] for group in own] for name in _FIGURES)
+        cells = [
+            case.algo, str(case.num_envs), f"{case.env_steps:,}",
+            *(f"{np.mean(values):.1f} ({np.std(values):.1f})" for values in (*last, *over_all)),
+            f"{chance_of(*over_all):.2f}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return [_HEAD, *lines] if lines else []
+
+
+_FIGURES = ("return_last", "return_over_all")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what has no row yet; `python -m benchmarks.results --page` then writes the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.worker_counts", description=__doc__)
+    known = [case.algo for case in CASES]
+    parser.add_argument("algos", nargs="*", metavar="ALGO", help=f"default: all; known: {', '.join(known)}")
+    args = parser.parse_args(argv)
+    if unknown := sorted(set(args.algos) - set(known)):
+        parser.error(f"there is no case {unknown[0]!r}; known: {', '.join(known)}")
+    folder = Path(__file__).parents[1] / "docs" / "results"
+    chosen = [case for case in CASES if not args.algos or case.algo in args.algos]
+    for case, seed, workers in itertools.product(chosen, SEEDS, COUNTS):
+        rows = read_workers_rows(folder)
+        if any((row.algo, row.workers, row.seed) == (case.algo, workers, seed) for row in rows):
+            continue
+        row = measured(case, workers, seed)
+        print(f"{case.algo}, {workers} workers, seed {seed}: {row.return_over_all:.1f} over all", flush=True)
+        ordered = sorted([*rows, row], key=lambda each: (each.algo, each.workers, each.seed))
+        write_csv(folder / _FILE, [vars(each) for each in ordered])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

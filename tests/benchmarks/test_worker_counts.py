@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.recordings import write_csv
+from benchmarks.worker_counts import Case, WorkersRow, chance_of, measured, read_workers_rows, workers_section
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_has_its_environments_in_so_many_workers(workers: int) -> None:
+    case = Case("ppo", "ppo-cartpole", "CartPole-v1", 8, 3000, {"xla": "off"})
+    row = measured(case, workers, 0)
+    assert (row.algo, row.workers, row.seed) == ("ppo", workers, 0)
+    assert row.env_steps >= 3000
+    assert 9 <= row.return_over_all <= row.return_last * 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1, 2], [3, 4], 2 / 6),  # means differ by 2 in two ways of six, by 1 in two, by 0 in two
+        ([1, 3], [2, 4], 4 / 6),
+        ([1, 4], [2, 3], 1.0),
+        ([5, 5], [5, 5], 1.0),
+        ([0, 0, 0], [9, 9, 9], 2 / 20),
+    ],
+)
+def test_chance_is_the_share_of_all_ways_to_part_the_runs_that_part_their_means_as_far(
+    first: list[float], second: list[float], expected: float
+) -> None:
+    assert chance_of(first, second) == pytest.approx(expected)
+
+
+def test_the_page_has_a_line_for_each_algorithm_that_ran_with_both_numbers(tmp_path: Path) -> None:
+    rows = [WorkersRow("ppo", workers, seed, 100_000, 490.0 + seed, 300.0) for workers in (1, 4) for seed in (0, 1)]
+    rows.append(WorkersRow("dqn", 1, 0, 50_000, 400.0, 200.0))
+    rows.sort(key=lambda row: (row.algo, row.workers, row.seed))
+    write_csv(tmp_path / "workers.csv", [vars(row) for row in rows])
+    assert read_workers_rows(tmp_path) == rows
+    lines = workers_section(rows)
+    assert lines[1:] == [
+        "| ppo | 8 | 100,000 | 490.5 (0.5) | 490.5 (0.5) | 300.0 (0.0) | 300.0 (0.0) | 1.00 |",
+    ]
+    assert workers_section([]) == []
