@@ -24,6 +24,7 @@ MODULES = (
     "wire",
     "update",
     "train",
+    "train_presets",
     "leases",
     "startup",
     "attacks",
