@@ -18,7 +18,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from benchmarks.measure import alternate, learner_rate, run_command
 from benchmarks.result import Figure
 
-__all__ = ["train_ppo_halfcheetah", "train_ppo_pong"]
+__all__ = ["train_presets_halfcheetah", "train_presets_pong"]
 
 ROUNDS = 3
 SECONDS = 15.0
@@ -28,7 +28,7 @@ WARM_UPDATES = 3
 _CHEETAH = "ppo-halfcheetah", "HalfCheetah-v5"
 
 
-def train_ppo_halfcheetah() -> list[Figure]:
+def train_presets_halfcheetah() -> list[Figure]:
     """PPO on HalfCheetah-v5 with its preset: MuJoCo, two workers."""
     preset, env = _CHEETAH
     value, baseline = alternate(
@@ -39,7 +39,7 @@ def train_ppo_halfcheetah() -> list[Figure]:
     return [Figure("train/ppo HalfCheetah-v5", value, "env steps/s", baseline, target_ratio=TARGET_RATIO)]
 
 
-def train_ppo_pong() -> list[Figure]:
+def train_presets_pong() -> list[Figure]:
     """PPO on Pong with its preset: two workers with four games each."""
     rates = sorted(learner_rate({"preset": "ppo-atari", "env": "ALE/Pong-v5"}, SECONDS) for _ in range(ROUNDS))
     return [Figure("train/ppo Pong", rates[ROUNDS // 2], "agent steps/s", target=TARGET_PONG)]
