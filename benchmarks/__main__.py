@@ -24,6 +24,7 @@ MODULES = (
     "wire",
     "update",
     "train",
+    "apex",
     "leases",
     "startup",
     "attacks",
