@@ -64,8 +64,10 @@ def test_a_rows_priority_is_its_error_by_the_network_that_acted_and_the_replay_d
         return found.reshape(*obs.shape[:2], -1)
 
     discounts, following = fragment[c.DISCOUNTS], values(n_step_new_obs(fragment)).max(axis=2)
-    taken = np.take_along_axis(values(fragment[c.OBS]), fragment[c.ACTIONS].astype(int)[..., None], axis=2)[..., 0]
-    expected = np.abs(fragment[c.N_STEP_RETURNS] + np.where(discounts > 0, discounts * following, 0.0) - taken)
+    actions = fragment[c.ACTIONS].astype(int) - algorithm.model.distribution.start
+    taken = np.take_along_axis(values(fragment[c.OBS]), actions[..., None], axis=2)[..., 0]
+    behind = np.multiply(discounts, following, out=np.zeros_like(following), where=discounts > 0)
+    expected = np.abs(fragment[c.N_STEP_RETURNS] + behind - taken)
     valid = fragment.get(c.VALID, np.ones(expected.shape, bool))
     found = fragment[c.PRIORITIES]
     np.testing.assert_allclose(found[valid], expected[valid], rtol=1e-4, atol=1e-5)
