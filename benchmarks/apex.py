@@ -115,7 +115,7 @@ def _sample(port: int, epsilon: float) -> None:
         wanted = returns + discounts * values[behind].max(axis=2)
         errors = np.abs(wanted - np.take_along_axis(values[:-1], actions[..., None], axis=2)[..., 0])
         columns = (obs[:-1], actions, returns, discounts, obs[behind], errors)
-        push.send_multipart([np.array(column) for column in columns], copy=False)
+        push.send_multipart([np.array(column).data for column in columns], copy=False)
         while sub.poll(0):
             frames = sub.recv_multipart(copy=False)
 
