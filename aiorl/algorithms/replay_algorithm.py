@@ -22,7 +22,7 @@ from aiorl.data.column_spec import Piece
 from aiorl.data.finite import first_not_finite
 from aiorl.errors import BatchError, CheckpointError
 from aiorl.policy.schedules import Schedule
-from aiorl.replay import Pieces, Prioritised, Replay, ReplaySpec, Sample, check_fits
+from aiorl.replay import Pieces, Prioritised, Replay, ReplaySpec, Sample, check_fits, check_priorities
 
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
@@ -45,7 +45,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     """Stores fragments, then makes the minibatches that are due by them, several in one compiled call.
 
     Columns of the replay are `obs`, `actions`, `n_step_returns`, `discounts` and `new_obs`, which is the observation
-    behind the steps whose rewards are summed. Subclasses give the update of one minibatch, and its target networks.
+    behind the steps whose rewards are summed. Where the sample plan names `priorities`, rows are drawn by these at
+    first. Subclasses give the update of one minibatch, and its target networks.
     Minibatches are due by rows that come, whether they are stored or, of stored experience, are there already.
 
     Attributes:
@@ -108,6 +109,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         own = self._config
         spec = replay_spec(own, model)
         self.replay = Replay(spec, seed=int(self._rng.integers(1 << 62)))
+        self._has_priorities = c.PRIORITIES in self.sample_plan(config).columns
         self._pieces = Pieces()
         self._lr = Schedule.of(own.lr, own.lr_schedule, key="lr_schedule")
         self._beta = Schedule(
@@ -152,6 +154,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Raises: BatchError naming the column at fault.
         """
         self.replay.check_fragment(fragment)
+        if self._has_priorities:
+            check_priorities(fragment, fragment[c.ACTIONS].shape[:2])
         Pieces.check(fragment)
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
@@ -161,9 +165,13 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
             if not self.replay.stored:  # a checkpoint may know pieces, and have left the replay out
                 self._pieces = Pieces()
             new = self._pieces.new_rows(fragment, is_whole=not self.replay.evicted)
-            stored = 0 if new is None else self.replay.insert_fragment(new)
+            stored = 0 if new is None else self._store(new)
             rows += stored if new is fragment else _num_rows(fragment)
         return {_CAME: np.array([rows])}
+
+    def _store(self, fragment: Mapping[str, Array]) -> int:
+        priorities = fragment[c.PRIORITIES] if self._has_priorities else None
+        return self.replay.insert_fragment(fragment, priorities=priorities)
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
         """Make the minibatches that are due; none until `learning_starts` rows are stored, or all there are.

@@ -8,10 +8,11 @@
 - `snapshot`: the whole of it for a checkpoint, beside training.
 """
 
+from aiorl.replay.fragments import check_priorities
 from aiorl.replay.memory import check_fits
 from aiorl.replay.pieces import Pieces
 from aiorl.replay.replay import Replay, Sample
 from aiorl.replay.snapshot import Snapshot
 from aiorl.replay.spec import Prioritised, ReplaySpec
 
-__all__ = ["Pieces", "Prioritised", "Replay", "ReplaySpec", "Sample", "Snapshot", "check_fits"]
+__all__ = ["Pieces", "Prioritised", "Replay", "ReplaySpec", "Sample", "Snapshot", "check_fits", "check_priorities"]

@@ -50,6 +50,9 @@ class ActionKind(Protocol):
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """Log-probabilities [R] of actions [R, ...] for inputs [R, P]."""
 
+    def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """Values [T, N] of actions [T, N, ...] for inputs [T, N, P]; asked for only where rows get priorities."""
+
 
 class ActingPolicy(Protocol):
     """What the sampler asks of a policy; ``OnnxPolicy`` is one."""
@@ -152,7 +155,7 @@ class LockstepSampler:
             action_shape=tuple(policy.distribution.action_shape),
             action_dtype=policy.distribution.action_dtype,
             num_dist_inputs=int(policy.distribution.num_inputs),
-            keep_dist_inputs=c.ACTION_DIST_INPUTS in columns or policy.logp_is_apart,
+            keep_dist_inputs=self._assembler.needs_dist_inputs or policy.logp_is_apart,
             keep_values=self._assembler.needs_values,
             sent=frozenset() if complete_episodes else frozenset(columns),
         )

@@ -83,6 +83,13 @@ def test_dqn_with_replay_by_priority_and_n_step_returns_solves_cartpole(tmp_path
     assert evaluate(run_dir, episodes=20, seed=1).mean >= 475
 
 
+def test_apex_solves_cartpole_through_two_workers_that_send_first_priorities(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    result = train_for(run_dir, 250_000, "--env=CartPole-v1", "--algo=apex", "--preset=auto", "--seed=1")
+    assert result["learner"]["updates_skipped"] == 0
+    assert evaluate(run_dir, episodes=20, seed=1).mean >= 475
+
+
 @pytest.mark.parametrize("seed", SEEDS[:3])
 def test_ppo_solves_pendulum_with_continuous_actions_and_a_filter(tmp_path: Path, seed: int) -> None:
     result = train(

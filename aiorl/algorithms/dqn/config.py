@@ -37,6 +37,10 @@ class DQNConfig(ReplayConfig):
     per_worker_epsilon: bool = _dqn(
         False, "Each worker has a share of random actions of its own, 0.4 down to 0.4^8, and epsilon_schedule none."
     )
+    worker_priorities: bool = _dqn(
+        False, "Workers send the size of each row's TD error by their own values, of returns also with num_atoms; the "
+        "replay draws it by that until it is trained on. Else it is first drawn by the largest error so far.",
+    )  # fmt: skip
 
     def check(self) -> None:
         """Refuse values that don't go together.
@@ -53,7 +57,13 @@ class DQNConfig(ReplayConfig):
             raise ConfigError(
                 "per_worker_epsilon is for workers: who samples in the learner's process never acts at random by it.",
                 key="per_worker_epsilon", value=True,
-                hint="Set num_workers, or bind for workers from elsewhere; or leave it out for epsilon_schedule.",
+                hint="Set num_workers, or bind for workers from elsewhere; or turn it off for epsilon_schedule.",
+            )  # fmt: skip
+        if self.worker_priorities and not self.prioritized_replay:
+            raise ConfigError(
+                "worker_priorities has workers find by what rows are drawn, and without prioritized_replay all are "
+                "drawn alike.",
+                key="worker_priorities", value=True, hint="Set prioritized_replay, or leave worker_priorities out.",
             )  # fmt: skip
         if self.num_atoms > 1 and self.v_min >= self.v_max:
             raise ConfigError(
