@@ -111,8 +111,8 @@ class StateDependentNoise(Exploration):
     features' shares in the deviations, which the network gives. The noise of any one state is standard normal, so
     log-probabilities are those of the distribution.
 
-    Rows that stay the same have their matrices drawn ahead, as noise of several steps. A row with a key draws one at its
-    first step, so a row keyed by its episode has a new one in each.
+    Rows that stay the same have their matrices drawn ahead, as noise of several steps. A row with a key draws one at
+    its first step, so a row keyed by its episode has a new one in each.
 
     Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, section 3.
     """

@@ -14,7 +14,7 @@ __all__ = ["SACConfig"]
 _sac = partial(key, group="SAC")
 
 
-class SACConfig(SDEConfig, ActorReplayConfig):
+class SACConfig(ActorReplayConfig, SDEConfig):
     """SAC's own settings, and its defaults of the common ones."""
 
     action_spaces: ClassVar[tuple[str, ...] | None] = ("Box", "Discrete")
