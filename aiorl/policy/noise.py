@@ -127,12 +127,17 @@ class StateDependentNoise(Exploration):
 
         Args:
             distribution: a Gaussian with features.
-            sample_freq: steps of a row after which its matrix is drawn anew.
+            sample_freq: steps of a row after which its matrix is drawn anew, 1 or more.
             random_timesteps: timesteps during which actions are uniform.
 
         Raises:
-            ConfigError: the policy has no such distribution.
+            ConfigError: the policy has no such distribution, or a matrix would last no step.
         """
+        if sample_freq < 1:
+            raise ConfigError(
+                f"exploration.sample_freq is {sample_freq}, expected 1 or more steps.", key="exploration.sample_freq",
+                value=sample_freq,
+            )  # fmt: skip
         if not isinstance(distribution, DiagGaussian) or not distribution.num_features:
             raise ConfigError(
                 "exploration StateDependentNoise needs deviations that the policy's features make up, which this one "

@@ -99,13 +99,9 @@ def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope
 
 
 def test_rows_that_stay_the_same_have_matrices_for_so_many_steps_whatever_is_drawn_at_a_time() -> None:
-    at_once, by_parts = make(4), make(4)
-    rng = np.random.default_rng(5)
-    whole = at_once.draw_noise(np.random.default_rng(5), 12, 3)
-    parts = [by_parts.draw_noise(rng, steps, 3) for steps in (3, 6, 3)]
-    own = slice(0, FEATURES * ACTIONS)
-    np.testing.assert_array_equal(np.concatenate(parts)[..., own], whole[..., own])
-    held = whole[:, :, own].reshape(3, 4, 3, -1)
+    exploration, rng = make(4), np.random.default_rng(5)
+    parts = [exploration.draw_noise(rng, steps, 3) for steps in (3, 6, 3)]
+    held = np.concatenate(parts)[..., : FEATURES * ACTIONS].reshape(3, 4, 3, -1)
     np.testing.assert_array_equal(held, np.broadcast_to(held[:, :1], held.shape))
     matrices = held[:, 0].reshape(9, -1)
     assert len(np.unique(matrices, axis=0)) == 9, "each row and each time another"
@@ -161,6 +157,11 @@ def test_a_policy_without_features_has_no_such_noise() -> None:
     for distribution in (make_distribution(BOX), make_distribution(spaces.Discrete(2))):
         with pytest.raises(ConfigError, match="use_sde: true"):
             make_exploration(settings, distribution)
+
+
+def test_a_matrix_lasts_a_step_at_least() -> None:
+    with pytest.raises(ConfigError, match="sample_freq is 0"):
+        make(0)
 
 
 def test_it_is_made_by_name_and_needs_no_environments_polled_in_turn() -> None:

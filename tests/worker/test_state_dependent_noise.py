@@ -118,15 +118,18 @@ def test_in_lockstep_a_matrix_lasts_so_many_steps_of_its_environment_beyond_frag
     check(tracks, range(0, 3 * LENGTH, HELD))
 
 
-@pytest.mark.parametrize("settings", [{"callbacks": "general_parts:Watching"}, {"env": f"{__name__}:WanderingPair"}])
+@pytest.mark.parametrize(
+    ("settings", "agents"), [({"callbacks": "general_parts:Watching"}, 2), ({"env": f"{__name__}:WanderingPair"}, 4)]
+)
 def test_polled_turn_by_turn_an_agent_has_a_matrix_of_its_own_for_so_many_steps_of_its_episode(
-    settings: dict[str, Any],
+    settings: dict[str, Any], agents: int
 ) -> None:
+    """An episode is as long as a fragment, whose rows are those of one agent after the other's."""
     unit = make(**settings)
-    tracks = tracks_of(unit, 1)
+    ((shares, noise),) = tracks_of(unit, 1)
     assert unit.worker.sample_in_lockstep() is None
     unit.close()
-    print([t[1].shape for t in tracks])
+    check(list(zip(np.split(shares, agents), np.split(noise, agents), strict=True)), range(0, LENGTH, HELD))
 
 
 def test_equal_seeds_give_equal_rows() -> None:
