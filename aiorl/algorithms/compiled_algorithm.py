@@ -85,6 +85,12 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         return own.gamma if own.normalize_rewards else None
 
     @classmethod
+    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+        """Actions drawn from the distribution; where they are by noise of the state, an exploration says so."""
+        own = cls._own(config)
+        return {"exploration": own.sampling()} if own.use_sde else {}
+
+    @classmethod
     def gradients_from_workers(cls, config: CommonConfig) -> bool:
         """See `Algorithm.gradients_from_workers`."""
         return cls._own(config).gradients == "workers"

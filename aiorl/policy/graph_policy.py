@@ -144,7 +144,7 @@ class GraphPolicy(Policy):
         action_space = space_from_dict(spec.action_space)
         space = spec.observation_space if observation_space is None else observation_space
         super().__init__(space, action_space, config or {})
-        self.distribution = make_named_distribution(spec.distribution, action_space)
+        self.distribution = make_named_distribution(spec.distribution, action_space, spec.num_dist_inputs)
         if self.distribution.num_inputs != spec.num_dist_inputs:
             raise PolicyError(
                 f"the acting graph has {spec.num_dist_inputs} outputs for a {spec.distribution} distribution over "
@@ -205,7 +205,8 @@ class GraphPolicy(Policy):
             prev: actions in column form and rewards of the step before, for a network that looks back.
             explore: False takes the distribution's mode; None does as the policy's settings say.
             timestep: for the exploration's schedules; None = the global timestep.
-            keys: what identifies rows from call to call, for exploration with memory; None = their position.
+            keys: what identifies rows from call to call, for exploration with memory; None = their position, for
+                which noise that is given may have been drawn ahead.
         Raises: PolicyError if the arrays don't fit or there are no weights yet.
         """
         dist_inputs, values, state_out = self.graph.run(obs, state, prev)
@@ -215,6 +216,7 @@ class GraphPolicy(Policy):
         else:
             if noise is None:
                 noise = self.draw_noise(self._rng, len(obs))
+                keys = range(len(obs)) if keys is None else keys  # nothing was drawn ahead
             if self.exploration is None:
                 actions, logp = self.distribution.sample_with_logp(dist_inputs, noise)
             else:
