@@ -288,7 +288,8 @@ class LockstepSampler:
         half = self.env.num_envs // 2
         after: list[list[F32]] = []
         for part in (slice(half), slice(half, None)):
-            of_part = ActRows(*(column if column is None else column[part] for column in rows))
+            actions, dist_inputs, values, logp = rows
+            of_part = ActRows(actions[part], dist_inputs[part], values[part], None if logp is None else logp[part])
             after.append(self.policy.act_into(obs[part], [each[part] for each in state], noise[part], of_part))
             self.env.begin(part, of_part.actions)
         return [np.concatenate(parts) for parts in zip(*after, strict=True)]

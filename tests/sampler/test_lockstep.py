@@ -432,9 +432,7 @@ def test_where_copies_can_begin_half_of_them_step_while_the_others_are_acted_for
     copies = [CountingEnv(2 + index, index=index) for index in range(5)]
     env = Beginning(copies)
     sampler = make_sampler(env, recurrent=recurrent)
-    plain = make_sampler(
-        SerialEnv([CountingEnv(2 + index, index=index) for index in range(5)]), recurrent=recurrent
-    )
+    plain = make_sampler(SerialEnv([CountingEnv(2 + index, index=index) for index in range(5)]), recurrent=recurrent)
     for _ in range(3):
         mine, other = sampler.sample().to_sample_batch(), plain.sample().to_sample_batch()
         assert set(mine) == set(other)
