@@ -170,7 +170,7 @@ TASKS = (
     Task("ppo-halfcheetah", "ppo-halfcheetah", "HalfCheetah-v5", 1_000_000, 5000, f"v3: 5,819 at 1 M ({_ZOO})"),
     Task("ppo-hopper", "ppo-hopper", "Hopper-v5", 1_000_000, 2400, f"v3: 2,410 at 1 M ({_ZOO})"),
     Task("ppo-walker2d", "ppo-walker2d", "Walker2d-v5", 1_000_000, 3500, f"v3: 3,479 at 1 M ({_ZOO})"),
-    Task("ppo-pong", "ppo-atari", "ALE/Pong-v5", 3_000_000, 18, f"20.99 at 10 M ({_ZOO})", seeds=(0,)),
+    Task("ppo-pong", "ppo-pong", "ALE/Pong-v5", 3_000_000, 18, f"20.99 at 10 M ({_ZOO})", seeds=(0,)),
     Task("ppo-cartpoles", "ppo-cartpole", _SEVERAL, 100_000, 400, "", options=_TWO_POLICIES),
     Task("pg-cartpole", "pg-cartpole", "CartPole-v1", 500_000, 450, "249 at 200 k (XuanCe)"),
     Task("a2c-cartpole", "a2c-cartpole", "CartPole-v1", 500_000, 475, f"500 at 500 k ({_ZOO})"),

@@ -41,7 +41,7 @@ def train_presets_halfcheetah() -> list[Figure]:
 
 def train_presets_pong() -> list[Figure]:
     """PPO on Pong with its preset: two workers with four games each."""
-    rates = sorted(learner_rate({"preset": "ppo-atari", "env": "ALE/Pong-v5"}, SECONDS) for _ in range(ROUNDS))
+    rates = sorted(learner_rate({"preset": "ppo-pong", "env": "ALE/Pong-v5"}, SECONDS) for _ in range(ROUNDS))
     return [Figure("train/ppo Pong", rates[ROUNDS // 2], "agent steps/s", target=TARGET_PONG)]
 
 
