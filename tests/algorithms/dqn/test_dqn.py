@@ -101,7 +101,6 @@ def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
     [
         ({"learning_starts": 65}, "learning_starts"),
         ({"replay_capacity": 7, "learning_starts": 1}, "replay_capacity"),
-        ({"model": {"use_lstm": True}}, "model.use_lstm"),
         ({"model": {"custom_model": "a:b"}}, "model.custom_model"),
         ({"input": "files/*.json"}, "input"),
         ({"epsilon_schedule": [[0, 2.0]]}, "epsilon_schedule"),
