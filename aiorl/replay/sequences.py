@@ -110,6 +110,9 @@ class Sequences:
             BatchError: naming the column at fault.
         """
         steps, num_envs = check_fragment(self.fragment_columns, arrays)
+        for name in (c.TERMINATEDS, c.TRUNCATEDS):
+            if arrays[name].dtype != np.bool_:
+                raise BatchError(name, "dtype bool", arrays[name].dtype)
         num_states = -(-steps // self.shape.stride)
         for column in self.states:
             if column.name not in arrays:

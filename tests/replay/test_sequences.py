@@ -190,6 +190,7 @@ def damaged(name: str, array: Any) -> dict[str, Any]:
         (damaged(STATE, np.full((2, 2, 1), np.nan, np.float32)), "finite"),
         (damaged(c.REWARDS, np.full((4, 2), np.inf, np.float32)), "rewards"),
         (damaged(c.NEW_OBS, None), "new_obs"),
+        (damaged(c.TRUNCATEDS, np.zeros((4, 2), np.float32)), "truncateds"),
     ],
 )
 def test_a_fragment_that_can_not_be_cut_is_refused_with_the_column(fragment: dict[str, Any], told: str) -> None:
