@@ -39,7 +39,8 @@ APPO = {
     "target_update_freq": 2, "observation_filter": "MeanStdFilter",
 }  # fmt: skip
 DQN = {
-    **{key: value for key, value in TRACED.items() if key not in ("sgd_minibatch_size", "num_sgd_iter")}, **LSTM, "algo": "dqn", "replay_sequence_length": 4, "burn_in": 1, "prioritized_replay": True,
+    **{key: value for key, value in TRACED.items() if key not in ("sgd_minibatch_size", "num_sgd_iter")},
+    **LSTM, "algo": "dqn", "replay_sequence_length": 4, "burn_in": 1, "prioritized_replay": True,
     "learning_starts": 32, "replay_capacity": 200, "timesteps_per_iteration": 1, "min_iter_time_s": 0,
     "lr_schedule": SCHEDULES["lr_schedule"],
 }  # fmt: skip
