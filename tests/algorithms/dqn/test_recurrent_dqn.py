@@ -211,8 +211,8 @@ def test_a_worker_acts_by_the_values_of_the_network_and_hands_on_its_state(setti
     start = state = [rng.normal(size=(ROWS, 5)).astype(np.float32) for _ in model.state_shapes]
     found = []
     for t in range(LENGTH):
-        inputs, values, state = acting.run(obs[t], state)
-        found.append(inputs)
+        inputs, values, state = acting.run(obs[t], [component.copy() for component in state])
+        found.append(inputs.copy())
         np.testing.assert_allclose(values, inputs.max(axis=1), rtol=1e-6)
     given, _ = model.q_sequence(tf.constant(obs), [tf.constant(component) for component in start])
     if model.atoms is not None:
