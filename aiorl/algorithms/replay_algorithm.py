@@ -78,9 +78,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         """Rows with the discounted sum of up to n rewards, and what followed each."""
         own = cls._own(config)
         if own.sequence_shape is not None:
-            columns = (c.OBS, c.ACTIONS, c.NEW_OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS)
-            columns = (*columns, *previous_columns(own), *state_columns(own, cells=1))
-            return SamplePlan("none", {}, columns, state_every=own.sequence_shape.stride)
+            of_rows = (c.OBS, c.ACTIONS, c.NEW_OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(own))
+            of_sequences = state_columns(own, cells=1)
+            return SamplePlan("none", {}, (*of_rows, *of_sequences), state_every=own.sequence_shape.stride)
         steps = (c.N_STEPS,) if own.n_step > 1 else ()
         piece = (c.PIECE,) if own.is_offline else ()
         columns = (c.OBS, c.ACTIONS, c.NEW_OBS, c.N_STEP_RETURNS, c.DISCOUNTS, *steps, *piece)

@@ -36,8 +36,8 @@ class BlockSpec:
         num_dist_inputs: P.
         keep_dist_inputs: False records only the latest row of them.
         keep_values: False records only the latest row of values.
-        state_every: recurrent states are recorded at every so many steps; 0 = at the first alone.
         sent: names of the columns that leave with the fragment. Those of them made here lie together in memory.
+        state_every: recurrent states are recorded at every so many steps; 0 = at the first alone.
     """
 
     steps: int
@@ -49,8 +49,8 @@ class BlockSpec:
     num_dist_inputs: int
     keep_dist_inputs: bool
     keep_values: bool
-    state_every: int = 0
     sent: frozenset[str] = frozenset()
+    state_every: int = 0
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and dtype of each array of a block by column name, in the order in which they lie in memory.

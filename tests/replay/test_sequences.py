@@ -139,7 +139,7 @@ def test_a_hand_worked_fragment_is_cut_at_its_episodes_end_and_where_it_has_stat
     obs = np.array([[0, 4], [0, 5], [0, 6], *([1, t] for t in range(7))], np.float32)[:, None]
     ended = np.arange(10)[:, None] == 2
     fragment = {
-        c.OBS: obs, c.NEW_OBS: obs + np.float32([0, 1]), c.ACTIONS: np.arange(10)[:, None],
+        c.OBS: obs, c.NEW_OBS: obs + np.array([0, 1], np.float32), c.ACTIONS: np.arange(10)[:, None],
         c.REWARDS: np.arange(10, dtype=np.float32)[:, None], c.TERMINATEDS: ended, c.TRUNCATEDS: np.zeros_like(ended),
         STATE: np.array([[[4.0], [6.0], [1.0], [3.0], [5.0]]], np.float32),
     }  # fmt: skip

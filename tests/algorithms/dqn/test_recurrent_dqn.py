@@ -249,7 +249,7 @@ def test_workers_send_rewards_and_states_where_sequences_begin() -> None:
     assert plan.of_sequences == (c.state_in(0), c.state_in(1))
     assert {c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.PREV_ACTIONS, c.PREV_REWARDS} <= set(plan.of_rows)
     assert DQN.trains_on_sequences(make_config())
-    whole = make_config(replay_sequence_length=None, burn_in=0, model=GRU)
+    whole = make_config(replay_sequence_length=None, burn_in=0, model=GRU, train_batch_size=16)
     assert DQN.sample_plan(whole).state_every == 10
     assert DQN.sample_plan(whole).of_sequences == (c.state_in(0),)
 
