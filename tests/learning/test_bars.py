@@ -84,11 +84,10 @@ def test_dqn_with_replay_by_priority_and_n_step_returns_solves_cartpole(tmp_path
 
 
 def test_a_recurrent_dqn_balances_a_pole_whose_velocity_it_does_not_see(tmp_path: Path) -> None:
-    """What was seen last alone keeps the pole up for some 50 steps."""
     run_dir = tmp_path / "run"
     env = "--env=aiorl.testing.envs:CartPoleWithoutVelocities"
     train_for(run_dir, 100_000, env, "--algo=dqn", "--preset=auto", "--seed=1")
-    assert evaluate(run_dir, episodes=20, seed=1).mean >= 300
+    assert evaluate(run_dir, episodes=20, seed=1).mean >= 200
 
 
 @pytest.mark.parametrize("seed", SEEDS[:3])
