@@ -182,6 +182,7 @@ TASKS = (
     Task("dqn-mountaincar", "dqn-mountaincar", "MountainCar-v0", 120_000, -110, f"-100.8 at 120 k ({_ZOO})"),
     Task("dqn-lunarlander", "dqn-lunarlander", "LunarLander-v3", 300_000, 200, f"v2: 154 at 100 k ({_ZOO})"),
     Task("apex-cartpole", "apex-cartpole", "CartPole-v1", 250_000, 475, f"500 at 50 k with DQN ({_ZOO})"),
+    Task("dqn-lstm-cartpole", "dqn-lstm-cartpole", _BLIND, 200_000, 400, ""),
     Task("sac-pendulum", "sac-pendulum", "Pendulum-v1", 20_000, -160, f"-157 at 20 k ({_ZOO})"),
     Task("td3-pendulum", "td3-pendulum", "Pendulum-v1", 20_000, -160, f"-151.9 at 20 k ({_ZOO})"),
     Task("sac-cartpole", "sac-cartpole", "CartPole-v1", 200_000, 475, "262 at 200 k (XuanCe)"),

@@ -105,8 +105,7 @@ class Assembler:
             index, finals = block.followers()
             extras[c.FINAL_INDEX] = index.astype(np.int32)
             extras[c.FINAL_OBS] = finals
-        for number, component in enumerate(block.state_in):
-            extras[c.state_in(number)] = component
+        extras |= block.state_columns()
         return Fragment(self._selected(columns, block.spec.arrays()), extras)
 
     def record(self, block: StepBlock, tracker: EpisodeTracker, state: Sequence[F32]) -> Recorded:

@@ -108,6 +108,7 @@ class LockstepSampler:
         reward_limit: float = 0.0,
         reward_scaler: ScalesRewards | None = None,
         clip_actions: bool = True,
+        state_every: int = 0,
         seed: int | None = 0,
         on_step: Callable[[], None] | None = None,
     ) -> None:
@@ -131,6 +132,7 @@ class LockstepSampler:
                 sent as SCALED_REWARDS where REWARDS are; None does not.
             clip_actions: clip what the environment gets to the bounds of its action space; the column keeps
                 the action as chosen.
+            state_every: see `SamplePlan`.
             seed: seeds the environments (``lockstep.env_seeds``) and the choice of actions; None seeds neither.
             on_step: see the class.
         """
@@ -157,6 +159,7 @@ class LockstepSampler:
             num_dist_inputs=int(policy.distribution.num_inputs),
             keep_dist_inputs=self._assembler.needs_dist_inputs or policy.logp_is_apart,
             keep_values=self._assembler.needs_values,
+            state_every=state_every,
             sent=frozenset() if complete_episodes else frozenset(columns),
         )
         layout = ActionLayout(env.action_space)
@@ -230,6 +233,7 @@ class LockstepSampler:
         terminateds, truncateds = block.terminateds, block.truncateds
         clip, copy, plain = self._clip, self._actions_need_copy, self._obs_is_plain
         state = self._state
+        notes_states = bool(state and self._spec.state_every)
         inference_s = env_s = processing_s = 0.0
         reports = True
         first = t = block.filled
@@ -243,6 +247,8 @@ class LockstepSampler:
                 if on_step is not None:
                     block.filled, self._state = t, state
                     on_step()
+                if notes_states:
+                    block.note_state(t, state)
                 began = clock()
                 state = act_into(seen, state, noise, rows)
                 acted = clock()

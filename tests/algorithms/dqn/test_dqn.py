@@ -101,7 +101,6 @@ def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
     [
         ({"learning_starts": 65}, "learning_starts"),
         ({"replay_capacity": 7, "learning_starts": 1}, "replay_capacity"),
-        ({"model": {"use_lstm": True}}, "model.use_lstm"),
         ({"model": {"custom_model": "a:b"}}, "model.custom_model"),
         ({"input": "files/*.json"}, "input"),
         ({"epsilon_schedule": [[0, 2.0]]}, "epsilon_schedule"),
@@ -109,6 +108,11 @@ def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
         ({"per_worker_epsilon": True, "num_workers": 0}, "per_worker_epsilon"),
         ({"n_step": 5}, "n_step"),
         ({"worker_priorities": True}, "worker_priorities"),
+        ({"worker_priorities": True, "prioritized_replay": True, "value_rescaling": True}, "worker_priorities"),
+        (
+            {"worker_priorities": True, "prioritized_replay": True, "model": {"use_lstm": True}},
+            "worker_priorities",
+        ),
         ({"observation_filter": "MeanStdFilter"}, "observation_filter"),
     ],
 )
