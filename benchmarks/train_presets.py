@@ -1,7 +1,8 @@
 """Whole runs with presets of environments that cost more than the network: MuJoCo and Atari.
 
 The baseline of PPO on HalfCheetah-v5 is one process with nothing between its parts: MuJoCo through Gymnasium, the
-acting graph in ONNX Runtime, advantages by NumPy, and the same compiled update.
+acting graph in ONNX Runtime, advantages by NumPy, and the same compiled update. It scales neither observations nor
+rewards, as the preset does.
 """
 
 from __future__ import annotations

@@ -192,7 +192,6 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         if self._sequences is None:
             priorities = fragment[c.PRIORITIES] if self._has_priorities else None
             return self.replay.insert_fragment(fragment, priorities=priorities)
-        self._sequences.check(fragment)
         cut = self._sequences.cut(fragment)
         return self.replay.insert_fragment(cut) if len(cut[c.OBS]) else 0
 
@@ -334,6 +333,7 @@ def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
         priorities,
         stack=_stack(model) if sequences is None else 0,
         spill_dir=config.replay_spill_dir,
+        unit="rows" if sequences is None else f"sequences, with {config.entry_steps} steps trained on,",
     )
 
 

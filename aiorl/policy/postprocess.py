@@ -196,6 +196,7 @@ def n_step_priorities(
     following[following <= MASKED_LOGIT] = 0.0  # behind a truncation there may be no legal action
     behind = np.take_along_axis(following, last_rows(made[c.N_STEPS]), axis=0)
     priorities = np.abs(made[c.N_STEP_RETURNS] + made[c.DISCOUNTS] * behind - action_values)
+    priorities[action_values <= MASKED_LOGIT] = 0.0  # actions of somebody else's may be illegal
     if valid is not None:
         priorities[~valid] = 0.0
     return {**made, c.PRIORITIES: priorities.astype(np.float32)}

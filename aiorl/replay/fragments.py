@@ -15,7 +15,7 @@ from aiorl.data.fragment import check_new_obs
 from aiorl.errors import BatchError
 from aiorl.policy.n_step import check_n_steps
 
-__all__ = ["check_fragment", "check_priorities", "checked_errors", "newest_steps"]
+__all__ = ["check_fragment", "check_numbers", "check_priorities", "checked_errors", "newest_steps"]
 
 Array = NDArray[Any]
 
@@ -45,7 +45,7 @@ def check_fragment(columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array])
             raise BatchError(column.name, "in every fragment", f"only {sorted(arrays)!r:.500}")
         else:
             column.check(array, shape)
-            _check_numbers(column, array)
+            check_numbers(column, array)
     valid = arrays.get(c.VALID)
     if valid is not None and (valid.shape != shape or valid.dtype != np.bool_):
         raise BatchError(c.VALID, f"bool {shape}", f"{valid.dtype} {valid.shape}")
@@ -68,7 +68,7 @@ def check_priorities(arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Non
     if array is None:
         raise BatchError(c.PRIORITIES, "in every fragment", f"only {sorted(arrays)!r:.500}")
     column.check(array, shape)
-    _check_numbers(column, array)
+    check_numbers(column, array)
     if array.size and array.min() < 0:
         raise BatchError(c.PRIORITIES, "sizes of errors, at least 0", f"{array.min()}")
 
@@ -110,10 +110,15 @@ def _check_following(obs: ColumnSpec, shape: tuple[int, ...], arrays: Mapping[st
     obs.check(arrays[c.OBS], shape)
     for name in (c.LAST_OBS, c.FINAL_OBS):
         if name in arrays:
-            _check_numbers(ColumnSpec(name, obs.shape, obs.dtype), arrays[name])
+            check_numbers(ColumnSpec(name, obs.shape, obs.dtype), arrays[name])
 
 
-def _check_numbers(column: ColumnSpec, array: Array) -> None:
+def check_numbers(column: ColumnSpec, array: Array) -> None:
+    """Refuse numbers that are not finite, or too large for a column.
+
+    Raises:
+        BatchError: there are such.
+    """
     if array.dtype.kind == "f":
         if not all_finite(array):
             raise BatchError(column.name, "finite numbers", "a NaN or an infinity")

@@ -22,7 +22,7 @@ from aiorl.data.column_spec import ColumnSpec
 from aiorl.data.fragment import new_obs
 from aiorl.errors import BatchError
 from aiorl.policy.n_step import n_step
-from aiorl.replay.fragments import check_fragment
+from aiorl.replay.fragments import check_fragment, check_numbers
 
 __all__ = ["FOLLOWING", "TRAINED", "SequenceShape", "Sequences"]
 
@@ -118,8 +118,10 @@ class Sequences:
             if column.name not in arrays:
                 raise BatchError(column.name, "in every fragment", f"only {sorted(arrays)!r:.500}")
             column.check(arrays[column.name], (num_envs, num_states))
-            if not np.isfinite(arrays[column.name]).all():
-                raise BatchError(column.name, "finite numbers", "a NaN or an infinity")
+            check_numbers(column, arrays[column.name])
+        largest = float(np.abs(arrays[c.REWARDS]).max())
+        if largest * self.n > float(np.finfo(np.float32).max):
+            raise BatchError(c.REWARDS, f"numbers of which {self.n} together are float32", f"{largest:g}")
 
     def cut(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The sequences of a fragment, [S, 1, ...] by name, as S steps of one environment; S may be 0.

@@ -58,6 +58,7 @@ class ReplaySpec:
             ``[..., K]``, a stack of K frames along the last axis, oldest first, and each frame is kept once. 1 = an
             observation is one frame, kept once for the row that it follows and the row that follows it.
         spill_dir: directory of memory-mapped files that hold the rows; None = memory does.
+        unit: what a row is to people.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -65,6 +66,7 @@ class ReplaySpec:
     priorities: Prioritised | None = None
     stack: int = 0
     spill_dir: str | None = None
+    unit: str = "rows"
 
     def __post_init__(self) -> None:
         """Refuse what no replay can hold.
@@ -156,4 +158,4 @@ class ReplaySpec:
     def __str__(self) -> str:
         """Rows and what they take, for people."""
         per_row = math.ceil(self.bytes_of_rows / self.capacity)
-        return f"{self.capacity:,} rows of {per_row:,} bytes"
+        return f"{self.capacity:,} {self.unit} of {per_row:,} bytes"

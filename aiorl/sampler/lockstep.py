@@ -293,11 +293,15 @@ class LockstepSampler:
         """As ``act_into`` of the policy; half of the environments step while the others are still acted for."""
         half = self.env.num_envs // 2
         after: list[list[F32]] = []
-        for part in (slice(half), slice(half, None)):
-            actions, dist_inputs, values, logp = rows
-            of_part = ActRows(actions[part], dist_inputs[part], values[part], None if logp is None else logp[part])
-            after.append(self.policy.act_into(obs[part], [each[part] for each in state], noise[part], of_part))
-            self.env.begin(part, of_part.actions)
+        actions, dist_inputs, values, logp = rows
+        try:
+            for part in (slice(half), slice(half, None)):
+                of_part = ActRows(actions[part], dist_inputs[part], values[part], None if logp is None else logp[part])
+                after.append(self.policy.act_into(obs[part], [each[part] for each in state], noise[part], of_part))
+                self.env.begin(part, of_part.actions)
+        except BaseException:
+            self._is_stopped = True  # some step, by actions that nobody would know of the next time
+            raise
         return [np.concatenate(parts) for parts in zip(*after, strict=True)]
 
     def _take_finals(self, block: StepBlock, t: int, step: VectorStep, state: list[F32]) -> None:

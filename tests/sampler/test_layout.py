@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorl.data import columns as c
@@ -83,6 +83,7 @@ def test_sequences_hold_each_row_once_and_training_meets_every_row_in_the_state_
     assert Fragment({name: arrays[name] for name in (*PLAN.of_rows, c.VALID)}).env_steps == batch.count
 
 
+@settings(deadline=None)
 @given(batches(has_state=False), st.integers(1, 12))
 def test_without_a_state_any_trajectory_may_follow_one_that_ended(batch: SampleBatch, length: int) -> None:
     arrays = to_sequences(batch, SamplePlan(columns=(*PLAN.of_rows, c.LAST_OBS)), length)

@@ -14,6 +14,8 @@ from aiorl.replay.sequences import SequenceShape
 __all__ = ["DQNConfig"]
 
 _dqn = partial(key, group="DQN")
+_LEAST_SEQUENCE = 8
+_DEFAULT_ETA = 0.9
 
 
 class DQNConfig(ReplayConfig):
@@ -55,8 +57,9 @@ class DQNConfig(ReplayConfig):
         None, "Steps that a sequence has in common with the one before; null takes burn_in.", unit="steps", ge=0
     )
     sequence_priority_eta: float = _dqn(
-        0.9, "Share of the largest TD error of a sequence in its priority; the rest is that of their mean.", ge=0, le=1
-    )
+        _DEFAULT_ETA, "Share of the largest TD error of a sequence in its priority; the rest is that of their mean.",
+        ge=0, le=1,
+    )  # fmt: skip
     value_rescaling: bool = _dqn(
         False, "Learn returns in a scale that shrinks large ones, in place of clipping rewards, and undo it in targets."
     )
@@ -120,13 +123,25 @@ class DQNConfig(ReplayConfig):
         """
         shape = self.sequence_shape
         if shape is None:
-            for name in ("replay_sequence_length", "burn_in", "sequence_overlap"):
-                if getattr(self, name):
+            for name in ("replay_sequence_length", "burn_in", "sequence_overlap", "sequence_priority_eta"):
+                if getattr(self, name) != type(self).model_fields[name].default:
                     raise ConfigError(
                         f"{name} is for recurrent networks, which are trained on sequences.", key=name,
                         value=getattr(self, name), hint="Set model.use_lstm or model.use_gru, or leave it out.",
                     )  # fmt: skip
             return
+        if self.replay_sequence_length is None and shape.length < _LEAST_SEQUENCE:
+            raise ConfigError(
+                f"a recurrent network learns next to nothing from sequences of {shape.length} steps, a whole fragment.",
+                key="rollout_fragment_length", value=self.rollout_fragment_length,
+                hint="Set rollout_fragment_length: 40, replay_sequence_length: 24, burn_in: 8 and train_batch_size: "
+                "256, say, or replay_sequence_length if you mean it.",
+            )  # fmt: skip
+        if not self.prioritized_replay and self.sequence_priority_eta != _DEFAULT_ETA:
+            raise ConfigError(
+                "sequence_priority_eta is for prioritized_replay.", key="sequence_priority_eta",
+                value=self.sequence_priority_eta, hint="Set prioritized_replay, or leave it out.",
+            )  # fmt: skip
         if not self.is_truncating:
             raise ConfigError(
                 "a recurrent dqn needs batch_mode truncate_episodes: of whole episodes there are no recurrent states "

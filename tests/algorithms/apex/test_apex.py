@@ -39,7 +39,7 @@ def test_what_it_combines_is_switched_on_and_each_part_can_be_switched_off() -> 
     [
         ({"prioritized_replay": False}, "worker_priorities"),
         ({"num_workers": 0}, "per_worker_epsilon"),
-        ({"model": {"use_gru": True}}, "model.use_gru"),
+        ({"model": {"use_gru": True}}, "worker_priorities"),
         ({"n_step": 51}, "n_step"),
     ],
 )

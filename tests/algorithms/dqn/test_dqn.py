@@ -110,10 +110,18 @@ def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
         ({"worker_priorities": True}, "worker_priorities"),
         ({"worker_priorities": True, "prioritized_replay": True, "value_rescaling": True}, "worker_priorities"),
         (
-            {"worker_priorities": True, "prioritized_replay": True, "model": {"use_lstm": True}},
+            {
+                "worker_priorities": True,
+                "prioritized_replay": True,
+                "model": {"use_lstm": True},
+                "replay_sequence_length": 4,
+            },
             "worker_priorities",
         ),
         ({"observation_filter": "MeanStdFilter"}, "observation_filter"),
+        ({"model": {"use_lstm": True}}, "rollout_fragment_length"),
+        ({"sequence_overlap": 0}, "sequence_overlap"),
+        ({"sequence_priority_eta": 0.5}, "sequence_priority_eta"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], key: str) -> None:

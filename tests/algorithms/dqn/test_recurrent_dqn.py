@@ -119,7 +119,7 @@ def tensors(arrays: dict[str, Any]) -> dict[str, tf.Tensor]:
     "settings",
     [
         {"double_q": True, "dueling": True},
-        {"double_q": False, "dueling": False, "model": GRU, "sequence_priority_eta": 0.5},
+        {"double_q": False, "dueling": False, "model": GRU, "prioritized_replay": True, "sequence_priority_eta": 0.5},
         {"double_q": True, "value_rescaling": True, "model": LOOKS_BACK},
     ],
 )
