@@ -26,7 +26,8 @@ def leases(algo: str, other: str, train: list[str] | None = None, **settings: An
 
 
 @pytest.mark.parametrize(
-    ("algo", "other"), [("ppo", "a2c"), ("a2c", "pg"), ("impala", "appo"), ("dqn", "sac"), ("sac", "apex")]
+    ("algo", "other"),
+    [("ppo", "a2c"), ("a2c", "pg"), ("impala", "appo"), ("impala", "a3c"), ("dqn", "sac"), ("sac", "apex")],
 )
 def test_algorithms_of_one_kind_learn_side_by_side_on_the_leases_of_the_runs(algo: str, other: str) -> None:
     together = leases(algo, other)
@@ -38,7 +39,8 @@ def test_algorithms_of_one_kind_learn_side_by_side_on_the_leases_of_the_runs(alg
     [
         ("ppo", "impala", "ppo wants exactly one train batch of each policy version, impala fragments as they come",
          "Beside ppo may learn: a2c, pg. "),
-        ("dqn", "impala", "fragments under way at most: 128 for dqn, no limit for impala", "apex, sac. "),
+        ("dqn", "impala", "fragments under way at most: 128 for dqn, no limit for impala",
+         "Beside dqn may learn: apex, sac. "),
     ],
 )  # fmt: skip
 def test_others_are_refused_with_the_difference_and_with_those_that_may(

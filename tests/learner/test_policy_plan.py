@@ -12,8 +12,10 @@ from gymnasium import spaces
 from plain_policies import PlainPolicy
 
 from aiorl.algorithms.a2c.config import A2CConfig
+from aiorl.algorithms.algorithm import Algorithm
 from aiorl.algorithms.dqn.config import DQNConfig
 from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.config.key import changed
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.errors import ConfigError
@@ -28,6 +30,17 @@ CATS_AND_DOGS = {"cat1": BOX, "cat2": BOX, "dog": DICT}
 DIFFERENT = EnvFacts(KIND["a MultiAgentEnv"], None, TWO, CATS_AND_DOGS, dict.fromkeys(CATS_AND_DOGS, TWO))
 AB = {"policies": {"a": "a2c", "b": None}, "policy_mapping_fn": "users_own:all_b"}
 UNKNOWN = EnvFacts(KIND["a BaseEnv"], None, TWO)
+
+
+class MineConfig(PPOConfig):
+    algo: str = changed(PPOConfig, "algo", "users_own:Mine")
+    lr: float = changed(PPOConfig, "lr", 0.25)
+
+
+class Mine(Algorithm):
+    """Only its config is asked for."""
+
+    config_class = MineConfig
 
 
 @pytest.fixture(autouse=True)
@@ -112,9 +125,15 @@ def test_a_policy_of_another_algorithm_has_the_runs_sampling_what_the_user_set_a
 def test_a_preset_of_the_runs_algorithm_is_for_no_other() -> None:
     config = PPOConfig(env="CartPole-v1", preset="auto", multiagent=AB)
     policies = plan_policies(config, MANY)
-    assert policies["b"].config.lr != PPOConfig().lr
-    assert policies["a"].config.lr == A2CConfig().lr
+    assert (policies["b"].config.gamma, policies["a"].config.gamma) == (0.98, 0.99)
     assert policies["a"].config.train_batch_size == config.train_batch_size != A2CConfig().train_batch_size
+
+
+def test_an_algorithm_of_the_users_own_goes_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["users_own"], "Mine", Mine, raising=False)
+    policy = plan(policies={"a": "users_own:Mine", "b": None}, gamma=0.5)["a"]
+    assert type(policy.config) is MineConfig
+    assert (policy.config.lr, policy.config.gamma, policy.policy_class) == (0.25, 0.5, None)
 
 
 def test_minibatches_that_are_drawn_from_a_replay_have_each_policys_own_size() -> None:

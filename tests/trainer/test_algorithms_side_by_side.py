@@ -14,6 +14,7 @@ from aiorl.config.load import load_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError
 from aiorl.learner.build import plan_learning
+from aiorl.rollout.learned_policies import learned_policies
 from aiorl.saved_run import SavedRun
 
 SMALL: dict[str, Any] = {
@@ -50,6 +51,8 @@ def check_saved(trainer: Any, path: str, other: str) -> None:
     restored.stop()
     acting = SavedRun.open(path).acting
     assert [acting.part.policies[name].algo for name in ("left", "right")] == [None, other]
+    told = learned_policies(acting.part, acting.graphs)
+    assert told["right"][3]["learning"]["algo"] == other, "by which a worker would make gradients"
     observation = np.zeros(4, np.float32)
     assert load_policy(path, policy_id="right").compute_single_action(observation) in (0, 1)
     trainer.stop()
