@@ -27,7 +27,7 @@ from aiorl.learner.checkpoint import Checkpoint, find_checkpoint
 from aiorl.learner.look_at_env import look_at_env
 from aiorl.learner.policy_group import PolicyGroup
 from aiorl.learner.policy_plan import PlannedPolicy, plan_policies, with_settings_said
-from aiorl.learner.tf_runtime import configure_tensorflow
+from aiorl.learner.tf_runtime import configure_tensorflow, import_tensorflow
 from aiorl.observation.filters import ObservationFilter, make_filter
 from aiorl.observation.returns import ReturnFilter, returns_of
 from aiorl.policy.policy_map import policy_seed
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LearningPlan:
-    """What `plan_learning` gives: all that can be known and checked without TensorFlow.
+    """What `plan_learning` gives: all that can be known and checked before models are built.
 
     Attributes:
         config: the configuration, completed by what the environment asks for.
@@ -61,6 +61,8 @@ class LearningPlan:
 def plan_learning(config: CommonConfig) -> LearningPlan:
     """Look at the environment and plan a run; nothing is written and no process started.
 
+    TensorFlow is loaded only where policies are of different algorithms.
+
     Raises:
         ConfigError: a setting that cannot be honoured.
         UnsupportedSpaceError: observations without preprocessor.
@@ -72,6 +74,11 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     facts = look_at_env(config)
     config = _for_env(config, facts)
     policies = plan_policies(config, facts)
+    if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
+        import_tensorflow(config)
+        from aiorl.learner.policy_leases import check_leases
+
+        check_leases(config, policies)
     return LearningPlan(
         config=with_settings_said(config, policies),
         policies=policies,
@@ -158,10 +165,8 @@ def build_learning(
     has_env = clock()
     configure_tensorflow(config, log)
     from aiorl.algorithms.registry import algorithm_class
-    from aiorl.learner.policy_leases import agreed_leases
 
     has_tensorflow = clock()
-    leases = agreed_leases(config, planned)
     kinds = {policy_id: algorithm_class(policy.config.algo) for policy_id, policy in planned.items()}
     learners: dict[str, tuple[CommonConfig, Any]] = {}
     fixed: dict[str, Mapping[str, Any]] = {}
@@ -190,7 +195,7 @@ def build_learning(
             filters[returns_of(policy_id)] = ReturnFilter()
     return Learning(
         group=PolicyGroup(algorithms, fixed),
-        lease_plan=leases,
+        lease_plan=algorithm_class(config.algo).lease_plan(config),
         worker_part=WorkerPart.of(config, policies=parts, log_dir=None if run_dir is None else str(run_dir.resolve())),
         graphs=graphs,
         filters=filters,

@@ -1,4 +1,4 @@
-"""The leases that all policies of a run that learn agree on; loads TensorFlow."""
+"""Whether the policies of a run that learn agree on the leases that they want; loads TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiorl.errors import ConfigError
 from aiorl.learner.policy_config import POLICIES, config_of
 from aiorl.learner.policy_plan import PlannedPolicy
 
-__all__ = ["agreed_leases"]
+__all__ = ["check_leases"]
 
 _MODES = {
     "on_policy": "exactly one train batch of each policy version",
@@ -28,13 +28,12 @@ _MEANINGS = {
 }
 
 
-def agreed_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> LeasePlan:
-    """The leases that the run's algorithm wants, and so do those of all policies that learn.
-
-    A worker samples for all its policies at once, so they can't be sampled for differently.
+def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> None:
+    """Refuse policies that would be sampled for in different ways: a worker samples for all its policies at once.
 
     Raises:
-        ConfigError: a policy's algorithm wants others; the message says in what they differ.
+        ConfigError: the algorithm of a policy that learns wants other leases than the run's; the message says in what
+            they differ.
     """
     leases = algorithm_class(config.algo).lease_plan(config)
     for policy in planned.values():
@@ -43,7 +42,6 @@ def agreed_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) ->
         wanted = algorithm_class(policy.config.algo).lease_plan(policy.config)
         if wanted != leases:
             raise _disagreement(config, policy, leases, wanted)
-    return leases
 
 
 def _disagreement(config: CommonConfig, policy: PlannedPolicy, leases: LeasePlan, wanted: LeasePlan) -> ConfigError:

@@ -126,7 +126,7 @@ def test_a_preset_of_the_runs_algorithm_is_for_no_other() -> None:
     config = PPOConfig(env="CartPole-v1", preset="auto", multiagent=AB)
     policies = plan_policies(config, MANY)
     assert (policies["b"].config.gamma, policies["a"].config.gamma) == (0.98, 0.99)
-    assert policies["a"].config.train_batch_size == config.train_batch_size != A2CConfig().train_batch_size
+    assert policies["a"].config.num_envs_per_worker == config.num_envs_per_worker == 4, "A2C's: 8"
 
 
 def test_an_algorithm_of_the_users_own_goes_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
