@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -75,7 +76,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     config = _for_env(config, facts)
     policies = plan_policies(config, facts)
     if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
-        import_tensorflow(config)
+        import_tensorflow(config, Path(os.devnull))  # there is no log yet for what it tells of itself
         from aiorl.learner.policy_leases import check_leases
 
         check_leases(config, policies)
