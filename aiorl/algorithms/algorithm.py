@@ -200,7 +200,7 @@ class Algorithm(ABC):
         """Refuse what this machine has no room for, before any of it is taken; what will be is logged.
 
         Args:
-            policies: config and model of each that learns in the run.
+            policies: config and model of each that learns in the run, by whichever algorithm.
         Raises: ConfigError if there is no room for all of them together.
         """
         return

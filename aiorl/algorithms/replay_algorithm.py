@@ -101,10 +101,11 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
         Raises: ConfigError if there is no room.
         """
-        configs = [cls._own(config) for config, _ in policies]
-        specs = [replay_spec(own, model) for own, (_, model) in zip(configs, policies, strict=True)]
-        check_fits(specs)
-        for own, spec in zip(configs, specs, strict=True):
+        stored = [
+            (config, replay_spec(config, model)) for config, model in policies if isinstance(config, ReplayConfig)
+        ]
+        check_fits([spec for _, spec in stored])
+        for own, spec in stored:
             saved, most = spec.saved_bytes / 1e6, own.checkpoint_keep + 1
             told = "checkpoints leave it out (checkpoint_replay: false)"
             if own.checkpoint_replay:

@@ -28,6 +28,7 @@ class ReplayConfig(CommonConfig):
 
     is_offline: ClassVar[bool] = False
     trains_recurrent_models: ClassVar[bool] = False
+    trains_on_what_comes: ClassVar[bool] = False
 
     lr: float = changed(CommonConfig, "lr", 5e-4)
     num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 8)

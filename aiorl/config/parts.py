@@ -152,9 +152,11 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
 
     policies: dict[str, Any] = _agents(
         {}, "Policy id -> null, or a mapping of class, observation_space, action_space and config, all of which may "
-        "be left out, or a list of the four; empty means a single policy. Without a class, or with the algorithm's "
-        "name for one, it is a network that the learner trains; an import path names a Policy class of your own, "
-        "which only acts. Spaces are the environment's unless given, and config holds learning keys that differ.",
+        "be left out, or a list of the four; empty means a single policy. Without a class it is a network that the "
+        "learner trains by the run's algorithm. class: the name or import path of another algorithm that wants the "
+        "same leases, which has the run's sampling, what is set of the keys that both have, and else defaults of its "
+        "own; or the import path of a Policy class of your own, which only acts. Spaces are the environment's unless "
+        "given, and config holds learning keys that differ.",
     )  # fmt: skip
     policies_to_train: list[str] | None = _agents(None, "Policies that learn; null or empty means all of them.")
 

@@ -200,6 +200,9 @@ class CommonConfig(WorkerConfig):
     action_spaces: ClassVar[tuple[str, ...] | None] = None
     """Kinds of Gymnasium spaces that the algorithm chooses actions of; None = all that a network can."""
 
+    trains_on_what_comes: ClassVar[bool] = True
+    """What is sampled makes up the train batches, whose size so is all policies' of a run; else they are drawn."""
+
     _origins: Origins = PrivateAttr(default_factory=Origins)
 
     def __init__(self, **settings: Any) -> None:
@@ -268,8 +271,7 @@ class CommonConfig(WorkerConfig):
         """
         own = self._origins.as_layer(self.to_dict())
         if "preset" in changes or self.preset == AUTO:
-            values = self._origins.users_values(self.to_dict(), type(self)().to_dict())
-            own = replace(own, values=values, is_record=False)
+            own = replace(own, values=self.users_values(), is_record=False)
         return type(self).from_layers([own, Layer(changes)])
 
     def _put_together(
@@ -298,6 +300,10 @@ class CommonConfig(WorkerConfig):
         except ConfigError as error:
             error.message = located(error.message, error.key, layers)
             raise
+
+    def users_values(self) -> dict[str, Any]:
+        """What a user set, nested as the config is: neither defaults nor what a preset says."""
+        return self._origins.users_values(self.to_dict(), type(self)().to_dict())
 
     def origin_of(self, key: str) -> str:
         """Where a value comes from: a default, a preset, a line of a file, an argument.

@@ -187,6 +187,7 @@ class PolicyPart(BaseModel):
 
     Attributes:
         policy_class: import path of a user's own Policy; None = the graph that the learner sends under the id.
+        algo: the algorithm that the graph's network is of; None = the run's.
         observation_space: of what environments show its agents, as `space_to_dict` gives it; None = the environment's.
         action_space: of its agents' actions, likewise.
         config: its own settings, whatever the policy reads.
@@ -195,12 +196,13 @@ class PolicyPart(BaseModel):
         layout: of its rows where environments are not in lockstep: one by one, [B, 1, ...], or as sequences
             [L, S, ...].
         sequence_length: L.
-        sends: what its rows are sent as: themselves, or the gradient of the run's algorithm over them.
+        sends: what its rows are sent as: themselves, or the gradient of its algorithm over them.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     policy_class: str | None = None
+    algo: str | None = None
     observation_space: dict[str, Any] | None = None
     action_space: dict[str, Any] | None = None
     config: dict[str, Any] = Field(default_factory=dict)

@@ -48,7 +48,7 @@ def describe(form: PolicyForm, format_name: str, file_name: str, compared: Compa
         "format": format_name,
         "file": file_name,
         "policy_id": parts.policy_id,
-        "algo": part.algo,
+        "algo": part.policies[parts.policy_id].algo or part.algo,
         "env": part.env,
         "env_steps": run.env_steps,
         "checkpoint": run.checkpoint.path.name,

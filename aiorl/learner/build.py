@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -26,8 +27,8 @@ from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learner.checkpoint import Checkpoint, find_checkpoint
 from aiorl.learner.look_at_env import look_at_env
 from aiorl.learner.policy_group import PolicyGroup
-from aiorl.learner.policy_plan import PlannedPolicy, check_plain_policies, plan_policies
-from aiorl.learner.tf_runtime import configure_tensorflow
+from aiorl.learner.policy_plan import PlannedPolicy, plan_policies, with_settings_said
+from aiorl.learner.tf_runtime import configure_tensorflow, import_tensorflow
 from aiorl.observation.filters import ObservationFilter, make_filter
 from aiorl.observation.returns import ReturnFilter, returns_of
 from aiorl.policy.policy_map import policy_seed
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LearningPlan:
-    """What `plan_learning` gives: all that can be known and checked without TensorFlow.
+    """What `plan_learning` gives: all that can be known and checked before models are built.
 
     Attributes:
         config: the configuration, completed by what the environment asks for.
@@ -61,6 +62,8 @@ class LearningPlan:
 def plan_learning(config: CommonConfig) -> LearningPlan:
     """Look at the environment and plan a run; nothing is written and no process started.
 
+    TensorFlow is loaded only where policies are of different algorithms.
+
     Raises:
         ConfigError: a setting that cannot be honoured.
         UnsupportedSpaceError: observations without preprocessor.
@@ -71,9 +74,15 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     check_loggers(config.loggers)
     facts = look_at_env(config)
     config = _for_env(config, facts)
+    policies = plan_policies(config, facts)
+    if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
+        import_tensorflow(config, Path(os.devnull))  # there is no log yet for what it tells of itself
+        from aiorl.learner.policy_leases import check_leases
+
+        check_leases(config, policies)
     return LearningPlan(
-        config=config,
-        policies=plan_policies(config, facts),
+        config=with_settings_said(config, policies),
+        policies=policies,
         callbacks=callbacks_class(config.callbacks),
         begins_with=begins_with,
         seconds=time.monotonic() - began,
@@ -111,7 +120,7 @@ class Learning:
 
     Attributes:
         group: the policies with their algorithms and models.
-        lease_plan: the leases that the run's algorithm wants.
+        lease_plan: the leases that the algorithms want.
         worker_part: what workers get of the configuration.
         graphs: policy id -> acting graph, for workers.
         filters: policy id -> the merged filter of its observations, empty; where rewards are scaled also the merged
@@ -159,8 +168,7 @@ def build_learning(
     from aiorl.algorithms.registry import algorithm_class
 
     has_tensorflow = clock()
-    check_plain_policies(planned)
-    kind = algorithm_class(config.algo)
+    kinds = {policy_id: algorithm_class(policy.config.algo) for policy_id, policy in planned.items()}
     learners: dict[str, tuple[CommonConfig, Any]] = {}
     fixed: dict[str, Mapping[str, Any]] = {}
     graphs: dict[str, PolicyGraph] = {}
@@ -170,24 +178,25 @@ def build_learning(
         )
         for policy_id, policy in planned.items()
     }
-    parts = {policy_id: _policy_part(policy, kind) for policy_id, policy in planned.items()}
+    parts = {policy_id: _policy_part(config, policy, kinds[policy_id]) for policy_id, policy in planned.items()}
     for position, (policy_id, policy) in enumerate(planned.items()):
         if policy.policy_class is not None:
             continue
         seed = None if config.seed is None else policy_seed(config.seed, position)
-        model, graphs[policy_id] = _build_network(kind, policy, filters[policy_id], seed)
+        model, graphs[policy_id] = _build_network(kinds[policy_id], policy, filters[policy_id], seed)
         if policy.is_trained:
             learners[policy_id] = policy.config, model
         else:
             fixed[policy_id] = model.get_weights()
-    kind.check_room([*learners.values()])
-    algorithms = {policy_id: kind(*learner) for policy_id, learner in learners.items()}
+    for check_room in {getattr_static(kind, "check_room"): kind.check_room for kind in kinds.values()}.values():
+        check_room([*learners.values()])
+    algorithms = {policy_id: kinds[policy_id](*learner) for policy_id, learner in learners.items()}
     for policy_id, part in parts.items():
         if part.sample_plan.return_discount is not None:
             filters[returns_of(policy_id)] = ReturnFilter()
     return Learning(
         group=PolicyGroup(algorithms, fixed),
-        lease_plan=kind.lease_plan(config),
+        lease_plan=algorithm_class(config.algo).lease_plan(config),
         worker_part=WorkerPart.of(config, policies=parts, log_dir=None if run_dir is None else str(run_dir.resolve())),
         graphs=graphs,
         filters=filters,
@@ -234,7 +243,7 @@ def _build_network(
     return model, {"graph": graph, "spec": description}
 
 
-def _policy_part(policy: PlannedPolicy, kind: type[Algorithm]) -> PolicyPart:
+def _policy_part(config: CommonConfig, policy: PlannedPolicy, kind: type[Algorithm]) -> PolicyPart:
     """What workers are told of a policy."""
     own = policy.has_own_spaces
     is_network = policy.policy_class is None
@@ -244,6 +253,7 @@ def _policy_part(policy: PlannedPolicy, kind: type[Algorithm]) -> PolicyPart:
         plan = dataclasses.replace(kind.sample_plan(policy.config), return_discount=kind.return_discount(policy.config))
     return PolicyPart(
         policy_class=policy.policy_class,
+        algo=policy.config.algo if policy.is_of_other_algorithm(config) else None,
         observation_space=space_to_dict(policy.observation_space) if own else None,
         action_space=space_to_dict(policy.action_space) if own else None,
         config={**(kind.acting_settings(policy.config) if is_network else {}), **policy.settings},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,6 @@ from gymnasium import spaces
 
 from aiorl.algorithms.registry import ALGORITHMS
 from aiorl.config.import_path import import_object
-from aiorl.config.key import group_of
-from aiorl.config.legacy import rename_legacy
 from aiorl.config.merge import deep_update
 from aiorl.config.schema import CommonConfig
 from aiorl.config.user_function import check_takes
@@ -20,24 +17,14 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.env.kinds import EnvFacts
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
+from aiorl.learner.policy_config import ACTING_KEYS, POLICIES, config_class_of, config_of, learning_settings
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
 from aiorl.policy.distributions import make_distribution
-from aiorl.policy.policy import Policy
 
-__all__ = ["PlannedPolicy", "check_plain_policies", "plan_policies"]
+__all__ = ["PlannedPolicy", "plan_policies", "with_settings_said"]
 
-_KEY = "multiagent.policies"
 _FIELDS = ("class", "observation_space", "action_space", "config")
 _MAX_ID = 100
-
-# A policy's own settings are those of its learning; everything else is the run's
-_RUN_GROUPS = frozenset(["Run", "Sampling", "Workers and hosts", "Resources", "Reports", "Offline data"])
-_RUN_KEYS = frozenset([
-    "train_batch_size", "min_iter_time_s", "timesteps_per_iteration", "max_policy_lag",
-    "outstanding_fragments_per_worker", "fragments_per_update", "max_env_steps_ahead", "broadcast_updates",
-    "broadcast_interval_ms", "gradients",
-])  # fmt: skip
-_ACTING_KEYS = frozenset(["exploration"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +37,7 @@ class PlannedPolicy:
         observation_space: of what environments show its agents.
         action_space: of its agents' actions.
         preprocessor: from observations to what it takes.
-        config: the run's config with the policy's own settings, by which it learns.
+        config: of its algorithm, with the run's settings and its own, by which it learns.
         settings: what the policy is told of them when it is made.
         is_trained: it learns.
         has_own_spaces: its spaces are not the ones that all agents of the environment have.
@@ -66,6 +53,10 @@ class PlannedPolicy:
     is_trained: bool = True
     has_own_spaces: bool = False
 
+    def is_of_other_algorithm(self, config: CommonConfig) -> bool:
+        """Whether its network is not of the run's algorithm."""
+        return self.policy_class is None and self.config.algo != config.algo
+
     def described_spaces(self) -> dict[str, Any]:
         """Both spaces as plain data."""
         return {"observation": _described(self.observation_space), "action": _described(self.action_space)}
@@ -80,35 +71,37 @@ def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPol
     """
     entries = config.multiagent.policies or {DEFAULT_POLICY_ID: None}
     given = {policy_id: _entry(policy_id, entry) for policy_id, entry in entries.items()}
-    facts.check_policies(given, _KEY)
+    facts.check_policies(given, POLICIES)
     if config.multiagent.observation_fn is not None:
         names = ("agent_obs", "worker", "base_env", "policies", "episode")
         _function(config.multiagent.observation_fn, "multiagent.observation_fn", **dict.fromkeys(names))
     agents = _agents_by_policy(config, given, facts)
-    trained = _trained(config, given)
+    kinds = {policy_id: config_class_of(config, policy_id, own["class"]) for policy_id, own in given.items()}
+    trained = _trained(config, given, kinds)
     return {
-        policy_id: _planned(config, policy_id, given[policy_id], facts, agents[policy_id], policy_id in trained)
+        policy_id: _planned(
+            config, kinds[policy_id], policy_id, given[policy_id], facts, agents[policy_id], policy_id in trained
+        )
         for policy_id in sorted(given)
     }
 
 
-def check_plain_policies(planned: Mapping[str, PlannedPolicy]) -> None:
-    """Raise if a class of the users' own cannot be imported or is no policy.
+def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> CommonConfig:
+    """The run's config in which policies of other algorithms have all their settings.
 
-    Raises:
-        ConfigError: one cannot, or is none.
+    So whoever goes on with the run by its config, in which nothing is left to defaults, has the same.
     """
-    for policy_id, policy in planned.items():
-        if policy.policy_class is None:
-            continue
-        key = f"{_KEY}.{policy_id}.class"
-        found = import_object(policy.policy_class, key=key)
-        if not (inspect.isclass(found) and issubclass(found, Policy)):
-            raise ConfigError(
-                f"{key} is {policy.policy_class!r}, which is no subclass of aiorl.Policy.",
-                key=key,
-                value=policy.policy_class,
-            )
+    said = {
+        policy_id: {"class": policy.config.algo, "config": dict(policy.settings)}
+        for policy_id, policy in planned.items()
+        if policy.is_of_other_algorithm(config)
+    }
+    if not said:
+        return config
+    entries = {
+        policy_id: _entry(policy_id, config.multiagent.policies[policy_id]) | own for policy_id, own in said.items()
+    }
+    return config.updated({"multiagent": {"policies": entries}})
 
 
 def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts: EnvFacts) -> dict[str, list[Any]]:
@@ -161,12 +154,12 @@ def _function(path: str, key: str, *args: Any, **kwargs: Any) -> Callable[..., A
 
 def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
     """What was given for a policy, by the names of the fields; those left out are None."""
-    key = f"{_KEY}.{policy_id}"
+    key = f"{POLICIES}.{policy_id}"
     # ids are parts of names in results, checkpoints and on the wire
     if not policy_id or "/" in policy_id or not policy_id.isprintable() or len(policy_id) > _MAX_ID:
         raise ConfigError(
             f"{policy_id!r:.120} is no policy id: it must have 1 to {_MAX_ID} printable characters and no slash.",
-            key=_KEY,
+            key=POLICIES,
             value=policy_id,
         )
     if isinstance(entry, str):
@@ -199,7 +192,9 @@ def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
     return given
 
 
-def _trained(config: CommonConfig, given: Mapping[str, Mapping[str, Any]]) -> set[str]:
+def _trained(
+    config: CommonConfig, given: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, type[CommonConfig] | None]
+) -> set[str]:
     key = "multiagent.policies_to_train"
     named = config.multiagent.policies_to_train
     for policy_id in named or []:
@@ -212,12 +207,12 @@ def _trained(config: CommonConfig, given: Mapping[str, Mapping[str, Any]]) -> se
             )
     trained = set(named or given)
     for policy_id in sorted(trained):
-        path = _own_class(config, policy_id, given[policy_id])
-        if path is not None:
+        if kinds[policy_id] is None:
+            path = given[policy_id]["class"]
             said = "" if named else " (all do where it is left out)"
             raise ConfigError(
-                f"policy {policy_id!r} is to be trained{said}, but it is of your own class {path!r}, which only acts: "
-                "in a run the learner trains networks of its own.",
+                f"policy {policy_id!r} is to be trained{said}, but it is of your own class {path!r}, which only "
+                "acts: in a run the learner trains networks of its own.",
                 key=key,
                 value=policy_id,
                 hint=f"Name the policies that learn in {key}, without this one.",
@@ -225,45 +220,31 @@ def _trained(config: CommonConfig, given: Mapping[str, Mapping[str, Any]]) -> se
     return trained
 
 
-def _own_class(config: CommonConfig, policy_id: str, given: Mapping[str, Any]) -> str | None:
-    """Import path of the user's own class; None for the learner's network."""
-    name: str | None = given["class"]
-    if name is None or name.lower() == config.algo.lower():
-        return None
-    if ":" not in name:
-        raise ConfigError(
-            f"{_KEY}.{policy_id}.class is {name!r}, expected {config.algo!r}, which is the run's algorithm, null for "
-            "the same, or 'package.module:Name' for a Policy class of your own.",
-            key=f"{_KEY}.{policy_id}.class",
-            value=name,
-        )
-    return name
-
-
 def _planned(
     config: CommonConfig,
+    kind: type[CommonConfig] | None,
     policy_id: str,
     given: Mapping[str, Any],
     facts: EnvFacts,
     agents: Sequence[Any],
     is_trained: bool,
 ) -> PlannedPolicy:
-    own_class = _own_class(config, policy_id, given)
+    """A policy of the run; `kind` is the class of its algorithm's config, None for a Policy class of the user's own."""
     overrides = dict(given["config"] or {})
-    own_config = config if own_class is not None else _own_config(config, policy_id, overrides)
+    own_config = config if kind is None else config_of(config, kind, policy_id, overrides)
     observation_space = _space(policy_id, "observation_space", given, facts, agents)
     action_space = _space(policy_id, "action_space", given, facts, agents)
-    settings = _learning_settings(own_config)
+    settings = learning_settings(own_config)
     custom = own_config.model.custom_preprocessor
-    if own_class is not None:
+    if kind is None:
         settings = deep_update(settings, overrides)
         custom = (settings.get("model") or {}).get("custom_preprocessor")
-    settings |= {name: value for name, value in overrides.items() if name in _ACTING_KEYS}
-    if own_class is None:
+    settings |= {name: value for name, value in overrides.items() if name in ACTING_KEYS}
+    if kind is not None:
         _check_can_act(own_config, action_space)
     return PlannedPolicy(
         policy_id,
-        own_class,
+        given["class"] if kind is None else None,
         observation_space,
         action_space,
         make_preprocessor(observation_space, action_space=action_space, custom_preprocessor=custom),
@@ -292,36 +273,10 @@ def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> Non
         raise
 
 
-def _own_config(config: CommonConfig, policy_id: str, overrides: Mapping[str, Any]) -> CommonConfig:
-    """The run's config with the settings of one of its networks."""
-    learning = rename_legacy({name: value for name, value in overrides.items() if name not in _ACTING_KEYS})
-    if not learning:
-        return config
-    key = f"{_KEY}.{policy_id}.config"
-    for name in learning:
-        field = type(config).model_fields.get(name)
-        if field is not None and (name in _RUN_KEYS or group_of(field) in _RUN_GROUPS):
-            raise ConfigError(f"{key}.{name} can't differ from the run's {name}.", key=f"{key}.{name}")
-    try:
-        return config.updated(learning)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error.message}", key=f"{key}.{error.key}", hint=error.hint) from error
-
-
-def _learning_settings(config: CommonConfig) -> dict[str, Any]:
-    """The settings that concern learning, as policies are told them."""
-    fields = type(config).model_fields
-    return {
-        name: value
-        for name, value in config.to_dict().items()
-        if name not in _RUN_KEYS and group_of(fields[name]) not in _RUN_GROUPS
-    }
-
-
 def _space(
     policy_id: str, name: str, given: Mapping[str, Any], facts: EnvFacts, agents: Sequence[Any]
 ) -> spaces.Space[Any]:
-    key = f"{_KEY}.{policy_id}.{name}"
+    key = f"{POLICIES}.{policy_id}.{name}"
     if given[name] is not None:
         try:
             return space_from_dict(given[name])

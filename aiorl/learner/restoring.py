@@ -127,7 +127,8 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
 
 def identity_of(config: CommonConfig, learning: Learning) -> dict[str, Any]:
     """What a checkpoint has to have in common with the run that resumes from it."""
-    return {"env": config.env, "algo": config.algo, "spaces": learning.spaces}
+    others = {policy_id: part.algo for policy_id, part in learning.worker_part.policies.items() if part.algo}
+    return {"env": config.env, "algo": config.algo, "other_algos": others or None, "spaces": learning.spaces}
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ def learned_policies(
         else:
             graph = graphs[policy_id]
             kind = learned_policy_class(graph["graph"], graph["spec"], threads=part.num_cpus_per_worker)
-            config = {**config, **plan.policy_settings(), "learning": part.model_dump(include=_FOR_LEARNING)}
+            learning = {**part.model_dump(include=_FOR_LEARNING), "algo": policy.algo or part.algo}
+            config = {**config, **plan.policy_settings(), "learning": learning}
         entries[policy_id] = (kind, _space(policy.observation_space), _space(policy.action_space), config)
     return entries
 

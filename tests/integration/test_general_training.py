@@ -201,6 +201,7 @@ def test_images_of_bytes_are_learned_from_through_a_filter(run: Run, polled: tup
         ("vectorize is 'native', but environment 'general_runs:", (*TWO, "--vectorize=native")),
         ("the policies are left, right, but the environment, a gymnasium.Env, has one", (*TWO, "--env=CartPole-v1")),
         ("policies.left.config: lr must be a number", (*TWO, "--multiagent.policies={left: {config: {lr: x}}}")),
+        ("which can't learn beside 'ppo'", (*TWO, "--multiagent.policies={left: null, right: dqn}")),
         ("callbacks is 'general_runs:side', expected a subclass", ("--callbacks=general_runs:side",)),
         ("on_train_result failed: RuntimeError('the hook fails on purpose')", ("--callbacks=general_runs:Failing",)),
         (

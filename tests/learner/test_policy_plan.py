@@ -11,11 +11,15 @@ import pytest
 from gymnasium import spaces
 from plain_policies import PlainPolicy
 
+from aiorl.algorithms.a2c.config import A2CConfig
+from aiorl.algorithms.algorithm import Algorithm
+from aiorl.algorithms.dqn.config import DQNConfig
 from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.config.key import changed
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.errors import ConfigError
-from aiorl.learner.policy_plan import PlannedPolicy, check_plain_policies, plan_policies
+from aiorl.learner.policy_plan import PlannedPolicy, plan_policies, with_settings_said
 
 KIND = {kind.name: kind for kind in KINDS}
 BOX, DICT = spaces.Box(-1.0, 1.0, (3,)), spaces.Dict({"a": spaces.Discrete(4), "b": spaces.Box(0.0, 1.0, (2,))})
@@ -24,7 +28,19 @@ SINGLE = EnvFacts(KIND["a gymnasium.Env"], BOX, TWO)
 MANY = EnvFacts(KIND["a MultiAgentEnv"], BOX, TWO)
 CATS_AND_DOGS = {"cat1": BOX, "cat2": BOX, "dog": DICT}
 DIFFERENT = EnvFacts(KIND["a MultiAgentEnv"], None, TWO, CATS_AND_DOGS, dict.fromkeys(CATS_AND_DOGS, TWO))
+AB = {"policies": {"a": "a2c", "b": None}, "policy_mapping_fn": "users_own:all_b"}
 UNKNOWN = EnvFacts(KIND["a BaseEnv"], None, TWO)
+
+
+class MineConfig(PPOConfig):
+    algo: str = changed(PPOConfig, "algo", "users_own:Mine")
+    lr: float = changed(PPOConfig, "lr", 0.25)
+
+
+class Mine(Algorithm):
+    """Only its config is asked for."""
+
+    config_class = MineConfig
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +49,7 @@ def users_module(monkeypatch: pytest.MonkeyPatch) -> None:
         Plain=PlainPolicy,
         NoPolicy=dict,
         kind=lambda agent_id: agent_id[:3],
+        all_a=lambda agent_id: "a",
         all_b=lambda agent_id: "b",
         fail=lambda agent_id: {}[agent_id],
         number=3,
@@ -87,6 +104,60 @@ def test_a_policys_own_settings_go_over_the_runs() -> None:
     assert "seed" not in policies["b"].settings  # each worker has another one
 
 
+def test_a_policy_of_another_algorithm_has_the_runs_sampling_what_the_user_set_and_else_its_own_defaults() -> None:
+    own = {"entropy_coeff": 0.125, "exploration": {"type": "Random"}}
+    policies = plan(
+        policies={"a": {"class": "A2C", "config": own}, "b": None},
+        gamma=0.75, model={"fcnet_hiddens": [8]}, clip_param=0.1,
+    )  # fmt: skip
+    learned = policies["a"].config
+    assert type(learned) is A2CConfig
+    assert (learned.gamma, learned.model.fcnet_hiddens) == (0.75, (8,)), "as set for the run"
+    assert (learned.lr, learned.lambda_) == (7e-4, 1.0), "A2C's defaults; PPO's are 5e-4 and 0.95"
+    assert learned.entropy_coeff == 0.125
+    assert (learned.train_batch_size, learned.num_envs_per_worker) == (4096, 32), "the run's, of PPO; A2C's: 256, 8"
+    assert policies["a"].settings["exploration"] == {"type": "Random"}
+    assert policies["a"].policy_class is None
+    assert policies["b"].config.lr == 5e-4
+    assert plan(policies={"a": "a2c"}, fn="users_own:all_a", lr=5e-4)["a"].config.lr == 5e-4, "set, if to the default"
+
+
+def test_a_preset_of_the_runs_algorithm_is_for_no_other() -> None:
+    config = PPOConfig(env="CartPole-v1", preset="auto", multiagent=AB)
+    policies = plan_policies(config, MANY)
+    assert (policies["b"].config.gamma, policies["a"].config.gamma) == (0.98, 0.99)
+    assert policies["a"].config.num_envs_per_worker == config.num_envs_per_worker == 4, "A2C's: 8"
+
+
+def test_an_algorithm_of_the_users_own_goes_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["users_own"], "Mine", Mine, raising=False)
+    policy = plan(policies={"a": "users_own:Mine", "b": None}, gamma=0.5)["a"]
+    assert type(policy.config) is MineConfig
+    assert (policy.config.lr, policy.config.gamma, policy.policy_class) == (0.25, 0.5, None)
+
+
+def test_minibatches_that_are_drawn_from_a_replay_have_each_policys_own_size() -> None:
+    multiagent = {**AB, "policies": {"a": "sac", "b": {"config": {"train_batch_size": 64}}}}
+    policies = plan_policies(DQNConfig(env="E", multiagent=multiagent), MANY)
+    assert [policy.config.train_batch_size for policy in policies.values()] == [256, 64]  # type: ignore[attr-defined]
+    assert policies["a"].config.broadcast_updates == 10  # type: ignore[attr-defined]  # the run's; SAC's is 1
+
+
+def test_the_config_of_a_run_says_all_settings_of_other_algorithms_and_leads_to_the_same() -> None:
+    policies = {"a": {"class": "a2c", "config": {"grad_clip": 2.0}}, "b": None}
+    config = PPOConfig(env="E", gamma=0.9, multiagent={**AB, "policies": policies})
+    first = plan_policies(config, MANY)
+    said = with_settings_said(config, first)
+    assert said.multiagent.policies["a"]["config"]["lr"] == 7e-4
+    again = PPOConfig.from_mapping(said.to_dict())  # all that is in it counts as set
+    second = plan_policies(again, MANY)
+    assert second["a"].config.to_dict() | {"multiagent": None} == first["a"].config.to_dict() | {"multiagent": None}
+    assert second["a"].settings == first["a"].settings
+    assert with_settings_said(again, second).to_dict() == again.to_dict()
+    alike = PPOConfig(env="E", multiagent={**AB, "policies": {"a": None, "b": None}})
+    assert with_settings_said(alike, plan_policies(alike, MANY)) is alike
+
+
 def test_spaces_are_taken_from_the_entry_or_those_agents_that_act_with_it() -> None:
     policies = plan(DIFFERENT, "users_own:kind", policies={"cat": None, "dog": None})
     assert policies["cat"].observation_space == BOX
@@ -107,7 +178,6 @@ def test_a_policy_of_the_users_own_only_acts_and_gets_all_its_settings() -> None
     assert not policies["a"].is_trained
     assert policies["a"].settings["speed"] == 3
     assert policies["a"].settings["gamma"] == 0.5
-    check_plain_policies(policies)
 
 
 def test_a_network_need_not_learn() -> None:
@@ -135,7 +205,13 @@ def test_a_network_need_not_learn() -> None:
         ("no key multiagent.policies.b.clas", {"policies": {"b": {"clas": 3}}}),
         ("b.config is 3", {"policies": {"b": {"config": 3}}}),
         ("b.action_space: the description", {"policies": {"b": {"action_space": {"kind": "Ball"}}}}),
-        ("b.class is 'impala'", {"policies": {"b": "impala"}}),
+        ("b.class is 'impalla', expected null for 'ppo', which", {"policies": {"b": "impalla"}}),
+        ("b.class is 'dqn', which can't learn in this run: dqn trains on what was observed", {
+            "policies": {"b": "dqn"}, "observation_filter": "MeanStdFilter"}),
+        ("b.class is 'users_own:NoPolicy', which is no subclass of aiorl.Policy, and no algorithm", {
+            "policies": {"b": "users_own:NoPolicy"}}),
+        ("b.config.train_batch_size can't differ", {
+            "policies": {"b": {"class": "a2c", "config": {"train_batch_size": 3}}}}),
         ("config.seed can't differ", {"policies": {"b": {"config": {"seed": 3}}}}),
         ("config.train_batch_size can't differ", {"policies": {"b": {"config": {"train_batch_size": 3}}}}),
         ("b.config: There is no key learning", {"policies": {"b": {"config": {"learning": 3}}}}),
@@ -155,7 +231,7 @@ def test_what_cannot_be_is_said_in_one_sentence(said: str, settings: dict[str, A
 @pytest.mark.parametrize("path", ["users_own:NoPolicy", "users_own:Gone", "no_such_module:Name"])
 def test_a_class_that_is_no_policy_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match=r"multiagent\.policies\.a\.class"):
-        check_plain_policies(plan(policies={"a": path, "b": None}, train=["b"]))
+        plan(policies={"a": path, "b": None}, train=["b"])
 
 
 def test_spaces_of_a_kind_that_only_a_users_preprocessor_knows_are_described_all_the_same() -> None:
