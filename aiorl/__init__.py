@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aiorl.algorithms.a2c.config import A2CConfig as A2CConfig
     from aiorl.algorithms.a3c.config import A3CConfig as A3CConfig
+    from aiorl.algorithms.apex.config import ApexConfig as ApexConfig
     from aiorl.algorithms.appo.config import APPOConfig as APPOConfig
     from aiorl.algorithms.bc.config import BCConfig as BCConfig
     from aiorl.algorithms.cql.config import CQLConfig as CQLConfig
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from aiorl.trainer import A2CTrainer as A2CTrainer
     from aiorl.trainer import A3CTrainer as A3CTrainer
     from aiorl.trainer import AlgorithmTrainer as AlgorithmTrainer
+    from aiorl.trainer import ApexTrainer as ApexTrainer
     from aiorl.trainer import APPOTrainer as APPOTrainer
     from aiorl.trainer import BCTrainer as BCTrainer
     from aiorl.trainer import CQLTrainer as CQLTrainer
@@ -88,6 +90,8 @@ _HOME = {
     "A3CTrainer": "aiorl.trainer",
     "APPOConfig": "aiorl.algorithms.appo.config",
     "APPOTrainer": "aiorl.trainer",
+    "ApexConfig": "aiorl.algorithms.apex.config",
+    "ApexTrainer": "aiorl.trainer",
     "ASYNC_RESET_RETURN": "aiorl.env.base_env",
     "AlgorithmTrainer": "aiorl.trainer",
     "AsyncSampler": "aiorl.sampler.async_sampler",

@@ -25,6 +25,7 @@ MODULES = (
     "update",
     "train",
     "train_presets",
+    "apex",
     "leases",
     "startup",
     "attacks",

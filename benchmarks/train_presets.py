@@ -41,7 +41,7 @@ def train_presets_halfcheetah() -> list[Figure]:
 
 def train_presets_pong() -> list[Figure]:
     """PPO on Pong with its preset: two workers with four games each."""
-    rates = sorted(learner_rate({"preset": "ppo-atari", "env": "ALE/Pong-v5"}, SECONDS) for _ in range(ROUNDS))
+    rates = sorted(learner_rate({"preset": "ppo-pong", "env": "ALE/Pong-v5"}, SECONDS) for _ in range(ROUNDS))
     return [Figure("train/ppo Pong", rates[ROUNDS // 2], "agent steps/s", target=TARGET_PONG)]
 
 
@@ -61,7 +61,8 @@ def _bare_rate() -> float:
     algorithm = learning.group.algorithms[DEFAULT_POLICY_ID]
     algorithm.warm_up()
     made = learning.graphs[DEFAULT_POLICY_ID]
-    policy: Any = OnnxPolicy(made["graph"], ActingSpec.from_dict(made["spec"]))
+    policy = OnnxPolicy(made["graph"], ActingSpec.from_dict(made["spec"]))
+    graph: Any = policy.graph
     num_envs, length = config.num_workers * config.num_envs_per_worker, config.rollout_fragment_length
     envs = [gymnasium.make(env_id) for _ in range(num_envs)]
     current = np.stack([env.reset(seed=index)[0] for index, env in enumerate(envs)]).astype(np.float32)
@@ -70,14 +71,14 @@ def _bare_rate() -> float:
 
     def sampled() -> dict[str, Any]:
         nonlocal current
-        session = policy.graph._session
+        session = graph._session
         run, given = session._session.run, session._given
         shape = (length, num_envs)
         obs = np.empty((length + 1, *current.shape), np.float32)
         actions, inputs = np.empty((*shape, size), np.float32), np.empty((*shape, 2 * size), np.float32)
         logp, values = np.empty(shape, np.float32), np.empty((length + 1, num_envs), np.float32)
         rewards, dones = np.empty(shape, np.float32), np.zeros(shape, np.bool_)
-        noise = rng.standard_normal(actions.shape, np.float32)
+        noise: Any = rng.standard_normal(actions.shape, np.float32)
         obs[0] = current
         for t in range(length):
             inputs[t], values[t] = run(["dist_inputs", "vf"], {**given, "obs": obs[t]}, None)
@@ -85,7 +86,8 @@ def _bare_rate() -> float:
             actions[t] = mean + np.exp(log_std) * noise[t]
             logp[t] = (-0.5 * noise[t] ** 2 - log_std - 0.5 * np.log(2 * np.pi)).sum(axis=1)
             for n, env in enumerate(envs):
-                obs[t + 1, n], rewards[t, n], terminated, truncated, _ = env.step(actions[t, n])
+                seen, reward, terminated, truncated, _ = env.step(actions[t, n])
+                obs[t + 1, n], rewards[t, n] = seen, float(reward)
                 if terminated or truncated:
                     dones[t, n] = True
                     obs[t + 1, n] = env.reset()[0]

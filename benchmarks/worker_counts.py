@@ -36,10 +36,10 @@ _HEAD = f"""
 
 The same environments in one worker or spread over four, with the preset and the same {len(SEEDS)} seeds (`python -m
 benchmarks.worker_counts`, [all runs](results/workers.csv)). "Over all" is the mean of the learning curve, the mean
-return of the last 100 episodes at each env step; the deviation of the seeds is in brackets. "By chance" is the share of
+return of the last 100 episodes at each env step; the deviation of the seeds is in brackets. "Chance" is the share of
 all ways to part the ten runs in two that part their means at least as far: small where the number of workers matters.
 
-| Algorithm | Environments | Env steps | 1 worker, last | 4 workers, last | 1 worker, over all | 4 workers, over all | By chance |
+| Algorithm | Envs | Env steps | 1 worker, last | 4 workers, last | 1 worker, over all | 4 workers, over all | Chance |
 |---|---|---|---|---|---|---|---|"""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar, Literal
 
+from aiorl.algorithms.sde_config import SDEConfig
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
@@ -15,7 +16,7 @@ __all__ = ["ActorCriticConfig"]
 _learning = partial(key, group="Learning")
 
 
-class ActorCriticConfig(CommonConfig):
+class ActorCriticConfig(SDEConfig):
     """The settings of such algorithms, and their defaults of the common ones."""
 
     is_one_minibatch: ClassVar[bool] = False

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from aiorl.config.parts import ModelConfig
+from aiorl.config.parts import ModelConfig, StateDependentNoise
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.models.actor_critic import ActorCritic, Parts
 from aiorl.models.branch import make_branch
@@ -36,6 +36,7 @@ class Actor(ActorCritic):
         rng: np.random.Generator,
         *,
         is_deterministic: bool = False,
+        noise: StateDependentNoise | None = None,
     ) -> None:
         """Build it.
 
@@ -46,14 +47,18 @@ class Actor(ActorCritic):
             config: settings of the hidden layers.
             rng: of the initial weights.
             is_deterministic: the network gives means only.
+            noise: how it makes noise of the state; None = it doesn't.
         """
-        self._describe(layout, obs_dtype, distribution, config)
         self._is_deterministic = is_deterministic
         branch = make_branch("policy", layout.shape, obs_dtype, config, rng)
         self._branches = [branch]
         num_outputs = distribution.num_inputs // 2 if is_deterministic else distribution.num_inputs
+        if noise is not None:
+            num_outputs, distribution = self._add_deviations(distribution, branch.num_outputs, noise)
+        self._describe(layout, obs_dtype, distribution, config)
         self._policy_head = dense(rng, branch.num_outputs, num_outputs, gain=_GAIN)
-        self._take_variables(branch.named_variables() | layer_variables("policy/head", self._policy_head))
+        own = {} if self._log_std is None else {"policy/log_std": self._log_std}
+        self._take_variables(branch.named_variables() | layer_variables("policy/head", self._policy_head) | own)
 
     def outputs(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         """What the network itself gives for observations [B, *obs_shape], [B, P]; and the mask [B, M] or None.
@@ -70,7 +75,7 @@ class Actor(ActorCritic):
 
     def _outputs(self, obs: Any, mask: Any) -> Any:
         features, _ = self._branches[0].step(obs, None, [])
-        return self._masked(self._policy_head(features), mask)
+        return self._masked(self._dist_inputs(features), mask)
 
     def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> tuple[Any, Any, list[Any]]:
         inputs = self._outputs(obs, mask)

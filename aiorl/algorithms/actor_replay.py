@@ -106,7 +106,7 @@ class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
     ) -> ActorCritic:
         """Build the actor.
 
-        Raises: UnsupportedSpaceError for a Box without bounds.
+        Raises: UnsupportedSpaceError for a Box without bounds; ConfigError for noise of the state over choices.
         """
         distribution = make_distribution(action_space, squash=True)
         return Actor(
@@ -116,6 +116,7 @@ class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
             cls._own(config).model,
             np.random.default_rng(seed),
             is_deterministic=cls.is_deterministic,
+            noise=config.state_dependent_noise,
         )
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:

@@ -186,7 +186,9 @@ class Algorithm(ABC):
         distribution = make_distribution(action_space)
         settings = config.model.model_dump()
         shape, dtype, layout = observations.shape, observations.dtype, observations.layout
-        return build_model(shape, dtype, distribution, settings, seed=seed, layout=layout)
+        return build_model(
+            shape, dtype, distribution, settings, seed=seed, layout=layout, noise=config.state_dependent_noise
+        )
 
     @classmethod
     def trains_on_sequences(cls, config: CommonConfig) -> bool:

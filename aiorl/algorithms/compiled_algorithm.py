@@ -85,6 +85,12 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         return own.gamma if own.normalize_rewards else None
 
     @classmethod
+    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+        """Actions drawn from the distribution; where they are by noise of the state, an exploration says so."""
+        own = cls._own(config)
+        return {"exploration": own.sampling()} if own.use_sde else {}
+
+    @classmethod
     def gradients_from_workers(cls, config: CommonConfig) -> bool:
         """See `Algorithm.gradients_from_workers`."""
         return cls._own(config).gradients == "workers"
@@ -317,8 +323,14 @@ def previous_columns(config: CommonConfig) -> tuple[str, ...]:
     return (c.PREV_ACTIONS, c.PREV_REWARDS) if config.model.lstm_use_prev_action_reward else ()
 
 
-def state_columns(config: CommonConfig) -> tuple[str, ...]:
-    """Names of the recurrent states that a fragment must bring along; known without the model."""
-    cells = 1 if config.model.vf_share_layers else 2  # policy and value have a cell each
+def state_columns(config: CommonConfig, *, cells: int | None = None) -> tuple[str, ...]:
+    """Names of the recurrent states that a fragment must bring along; known without the model.
+
+    Args:
+        config: with the kind of cell.
+        cells: that the network has; None = policy and value have a cell each, or share one.
+    """
+    if cells is None:
+        cells = 1 if config.model.vf_share_layers else 2
     components = 2 * config.model.use_lstm + config.model.use_gru
     return tuple(c.state_in(index) for index in range(cells * components))

@@ -27,6 +27,7 @@ __all__ = [
     "LossFunction",
     "Phase",
     "UpdateSpec",
+    "by_time",
     "gradients_of",
     "unpacked",
 ]
@@ -317,12 +318,12 @@ def unpacked(minibatch: Tensors, buffers: BatchBuffers, *, time_major: bool = Fa
         buffers: where it came from.
         time_major: sequences [M, T, ...] are turned into [T, M, ...]; those of sequences stay [M, ...].
     """
-    packed = _time_major(minibatch[PACKED]) if time_major else minibatch[PACKED]
+    packed = by_time(minibatch[PACKED]) if time_major else minibatch[PACKED]
     columns: Tensors = {spec.name: minibatch[spec.name] for spec in buffers.of_sequences}
     for spec in buffers.columns:
         if not spec.is_packed:
             own = minibatch[spec.name]
-            columns[spec.name] = _time_major(own) if time_major else own
+            columns[spec.name] = by_time(own) if time_major else own
             continue
         place = buffers.slices[spec.name]
         column = packed[..., place] if spec.shape else packed[..., place.start]
@@ -330,5 +331,6 @@ def unpacked(minibatch: Tensors, buffers: BatchBuffers, *, time_major: bool = Fa
     return columns
 
 
-def _time_major(x: tf.Tensor) -> tf.Tensor:
+def by_time(x: tf.Tensor) -> tf.Tensor:
+    """Sequences [M, T, ...] as [T, M, ...]."""
     return tf.transpose(x, [1, 0, *range(2, len(x.shape))])

@@ -17,6 +17,8 @@ _learning = partial(key, group="Learning")
 class ImitationConfig(ActorCriticConfig):
     """The settings of such algorithms, and their defaults of the common ones."""
 
+    why_no_exploration = "it learns from stored experience"
+
     lr: float = changed(ActorCriticConfig, "lr", 1e-3)
     num_envs_per_worker: int = changed(ActorCriticConfig, "num_envs_per_worker", 1)
     rollout_fragment_length: int = changed(ActorCriticConfig, "rollout_fragment_length", 256)

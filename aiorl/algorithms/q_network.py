@@ -14,6 +14,7 @@ from aiorl.losses.categorical_q import expected_q, support
 from aiorl.losses.q_learning import dueling
 from aiorl.models.actor_critic import ActorCritic, Parts
 from aiorl.models.branch import make_branch
+from aiorl.models.distributions import Categorical
 from aiorl.models.networks import dense, layer_variables, make_stack
 from aiorl.policy.distributions import Greedy
 
@@ -57,7 +58,10 @@ class QNetwork(ActorCritic):
         self._is_dueling = is_dueling
         self._num_atoms = 1 if atoms is None else atoms[2]
         self.atoms = None if atoms is None else support(*atoms).numpy()
-        branch = make_branch("q", layout.shape, obs_dtype, config, rng)
+        if config.lstm_use_prev_action_reward:
+            self._looks_at = Categorical(distribution)
+        num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
+        branch = make_branch("q", layout.shape, obs_dtype, config, rng, num_previous)
         self._branches = [branch]
         outputs = {"advantage": distribution.num_inputs, "value": 1} if is_dueling else {"q": distribution.num_inputs}
         named = branch.named_variables()
@@ -75,26 +79,54 @@ class QNetwork(ActorCritic):
         """Values [B, A] of observations [B, *obs_shape], or with atoms logits [B, A, Z]; and the mask [B, A] or None.
 
         Args:
-            obs: the observations; their mask forbids nothing in what comes out.
+            obs: the observations; their mask forbids nothing in what comes out. The network has no recurrence.
             weights: tensors by name to be used in place of all variables.
         """
         obs, mask = self._without_mask(obs)
         with self._using(weights):
-            return self._q(obs, mask), mask
+            features, _ = self._branches[0].step(obs, None, [])
+            return self._q(features, mask), mask
 
-    def _q(self, obs: Any, mask: Any) -> Any:
-        features, _ = self._branches[0].step(obs, None, [])
+    def q_sequence(
+        self,
+        obs: Any,
+        state: Sequence[Any],
+        previous: Sequence[Any] = (),
+        *,
+        burn_in: int = 0,
+        weights: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """Those of the steps of sequences, by a network with recurrence: [T * B, A], or with atoms [T * B, A, Z].
+
+        Args:
+            obs: [T, B, *obs_shape]; no episode ends within a sequence.
+            state: recurrent state before the first step, [B, H] for each component.
+            previous: actions [T, B] and rewards [T, B] of the steps before, if the network looks back.
+            burn_in: steps behind which no gradient flows back through the state.
+            weights: tensors by name to be used in place of all variables.
+        """
+        steps, rows = obs.shape[:2]
+        own_obs, mask = self._without_mask(tf.reshape(obs, [-1, *self.obs_shape]))
+        resets = tf.zeros([steps, rows], tf.bool)
+        looked_at = self._previous(*(previous or (None, None)))
+        with self._using(weights):
+            features = self._branches[0].sequence(own_obs, looked_at, state, resets, steps, burn_in=burn_in)
+            return self._q(features, mask), mask
+
+    def _q(self, features: Any, mask: Any) -> Any:
         given = {name: self._shaped(head(stack(features))) for name, (stack, head) in self._streams.items()}
         if not self._is_dueling:
             return given["q"]
         return dueling(given["value"], given["advantage"], mask, axis=-1 if self.atoms is None else -2)
 
     def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> tuple[Any, Any, list[Any]]:
-        values = self._q(obs, mask)
+        ((branch, state),) = parts
+        features, state_out = branch.step(obs, previous, state)
+        values = self._q(features, mask)
         if self.atoms is not None:
             values = expected_q(values, self.atoms)
         values = self._masked(values, mask)
-        return values, tf.reduce_max(values, axis=-1), []
+        return values, tf.reduce_max(values, axis=-1), state_out
 
     def _shaped(self, outputs: Any) -> Any:
         return (

@@ -11,6 +11,7 @@ from typing import Any
 from aiorl.algorithms.a2c.config import A2CConfig
 from aiorl.algorithms.a3c.config import A3CConfig
 from aiorl.algorithms.algorithm import Algorithm
+from aiorl.algorithms.apex.config import ApexConfig
 from aiorl.algorithms.appo.config import APPOConfig
 from aiorl.algorithms.bc.config import BCConfig
 from aiorl.algorithms.cql.config import CQLConfig
@@ -32,6 +33,7 @@ __all__ = ["ALGORITHMS", "algorithm_class", "config_class"]
 ALGORITHMS: dict[str, tuple[type[CommonConfig], str]] = {
     "a2c": (A2CConfig, "aiorl.algorithms.a2c.algorithm:A2C"),
     "a3c": (A3CConfig, "aiorl.algorithms.a3c.algorithm:A3C"),
+    "apex": (ApexConfig, "aiorl.algorithms.apex.algorithm:Apex"),
     "appo": (APPOConfig, "aiorl.algorithms.appo.algorithm:APPO"),
     "bc": (BCConfig, "aiorl.algorithms.bc.algorithm:BC"),
     "cql": (CQLConfig, "aiorl.algorithms.cql.algorithm:CQL"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from aiorl.algorithms.algorithm import Array, Batch, HeldExperience, LeasePlan, SamplePlan, UpdateResult
-from aiorl.algorithms.compiled_algorithm import model_columns
+from aiorl.algorithms.compiled_algorithm import model_columns, previous_columns, state_columns
 from aiorl.algorithms.compiled_base import CompiledBase
 from aiorl.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, UpdateSpec
 from aiorl.algorithms.replay_config import ReplayConfig
@@ -22,12 +22,21 @@ from aiorl.data.column_spec import Piece
 from aiorl.data.finite import first_not_finite
 from aiorl.errors import BatchError, CheckpointError
 from aiorl.policy.schedules import Schedule
-from aiorl.replay import Pieces, Prioritised, Replay, ReplaySpec, Sample, check_fits
+from aiorl.replay import (
+    Pieces,
+    Prioritised,
+    Replay,
+    ReplaySpec,
+    Sample,
+    Sequences,
+    check_fits,
+    check_priorities,
+)
 
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
 
-__all__ = ["WEIGHTS", "ReplayAlgorithm", "replay_spec"]
+__all__ = ["WEIGHTS", "ReplayAlgorithm", "replay_spec", "sequences_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +54,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     """Stores fragments, then makes the minibatches that are due by them, several in one compiled call.
 
     Columns of the replay are `obs`, `actions`, `n_step_returns`, `discounts` and `new_obs`, which is the observation
-    behind the steps whose rewards are summed. Subclasses give the update of one minibatch, and its target networks.
+    behind the steps whose rewards are summed. For a recurrent network each of its rows is a whole sequence with the
+    state that it begins in, see `aiorl.replay.sequences`. Where the sample plan names `priorities`, rows are drawn by
+    these at first. Subclasses give the update of one minibatch, and its target networks.
     Minibatches are due by rows that come, whether they are stored or, of stored experience, are there already.
 
     Attributes:
@@ -75,6 +86,10 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
         """Rows with the discounted sum of up to n rewards, and what followed each."""
         own = cls._own(config)
+        if own.sequence_shape is not None:
+            of_rows = (c.OBS, c.ACTIONS, c.NEW_OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(own))
+            of_sequences = state_columns(own, cells=1)
+            return SamplePlan("none", {}, (*of_rows, *of_sequences), state_every=own.sequence_shape.stride)
         steps = (c.N_STEPS,) if own.n_step > 1 else ()
         piece = (c.PIECE,) if own.is_offline else ()
         columns = (c.OBS, c.ACTIONS, c.NEW_OBS, c.N_STEP_RETURNS, c.DISCOUNTS, *steps, *piece)
@@ -108,6 +123,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         own = self._config
         spec = replay_spec(own, model)
         self.replay = Replay(spec, seed=int(self._rng.integers(1 << 62)))
+        self._has_priorities = c.PRIORITIES in self.sample_plan(config).columns
+        self._sequences = sequences_of(own, model)
         self._pieces = Pieces()
         self._lr = Schedule.of(own.lr, own.lr_schedule, key="lr_schedule")
         self._beta = Schedule(
@@ -118,7 +135,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
             key="prioritized_replay_beta",
         )
         row_bytes = sum(np.dtype(column.dtype).itemsize * math.prod(column.shape) for column in spec.columns)
-        most = max(1, _MAX_SAMPLE_BYTES // (row_bytes * own.train_batch_size))
+        most = max(1, _MAX_SAMPLE_BYTES // (row_bytes * own.minibatch_entries))
         self.steps_per_call = min(own.usual_minibatches(), most)
         self._due = 0.0
         self._counted = 0
@@ -151,7 +168,12 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
         Raises: BatchError naming the column at fault.
         """
-        self.replay.check_fragment(fragment)
+        if self._sequences is not None:
+            self._sequences.check(fragment)
+        else:
+            self.replay.check_fragment(fragment)
+        if self._has_priorities:
+            check_priorities(fragment, fragment[c.ACTIONS].shape[:2])
         Pieces.check(fragment)
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
@@ -161,9 +183,18 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
             if not self.replay.stored:  # a checkpoint may know pieces, and have left the replay out
                 self._pieces = Pieces()
             new = self._pieces.new_rows(fragment, is_whole=not self.replay.evicted)
-            stored = 0 if new is None else self.replay.insert_fragment(new)
-            rows += stored if new is fragment else _num_rows(fragment)
+            stored = 0 if new is None else self._store(new)
+            rows += stored if new is fragment and self._sequences is None else _num_rows(fragment)
         return {_CAME: np.array([rows])}
+
+    def _store(self, fragment: Mapping[str, Array]) -> int:
+        """Store a fragment, and say how many rows of the replay it makes."""
+        if self._sequences is None:
+            priorities = fragment[c.PRIORITIES] if self._has_priorities else None
+            return self.replay.insert_fragment(fragment, priorities=priorities)
+        self._sequences.check(fragment)
+        cut = self._sequences.cut(fragment)
+        return self.replay.insert_fragment(cut) if len(cut[c.OBS]) else 0
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
         """Make the minibatches that are due; none until `learning_starts` rows are stored, or all there are.
@@ -171,9 +202,10 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Raises: TrainingDiverged after too many skipped calls in a row.
         """
         own = self._config
-        if self.replay.stored >= own.first_rows or self._pieces.has_come_round:
+        trained_steps = own.minibatch_entries * own.entry_steps
+        if self.replay.stored * own.entry_steps >= own.first_rows or self._pieces.has_come_round:
             self._counted += int(batch[_CAME][0])
-            self._due += int(batch[_CAME][0]) * own.training_intensity / own.train_batch_size
+            self._due += int(batch[_CAME][0]) * own.training_intensity / trained_steps
         left = steps = int(self._due)
         self._due -= steps
         beta = self._beta.value(env_steps_total)
@@ -184,7 +216,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         while left:
             num = min(left, self.steps_per_call)
             left -= num
-            found = self.replay.sample(own.train_batch_size, num_batches=num, beta=beta)
+            found = self.replay.sample(own.minibatch_entries, num_batches=num, beta=beta)
             coefficients = self.coefficients(env_steps_total)
             metrics, held = self.compiled(self._stacked(found), None, coefficients, max_steps=num)
             if not held:
@@ -211,19 +243,23 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return UpdateResult({**self._metrics, **figures}, bad_column is not None, bad_column or "")
 
     def _counts(self) -> dict[str, float]:
-        """What is stored, trained on and gone, in rows; and rows trained on per row that came since training began."""
-        trained = self._steps * self._config.train_batch_size
+        """What is stored, trained on and gone, in rows; and rows trained on per row that came since training began.
+
+        Sequences count as full.
+        """
+        own = self._config
+        trained = self._steps * own.minibatch_entries * own.entry_steps
         return {
-            "replay_rows": float(len(self.replay)),
-            "rows_stored": float(self.replay.stored),
-            "rows_evicted": float(self.replay.evicted),
+            "replay_rows": float(len(self.replay) * own.entry_steps),
+            "rows_stored": float(self.replay.stored * own.entry_steps),
+            "rows_evicted": float(self.replay.evicted * own.entry_steps),
             "rows_trained": float(trained),
             "training_intensity": trained / max(1, self._counted),
         }
 
     def warm_up(self) -> None:
         """Compile the one call there is; changes neither weights nor random states."""
-        leading = (self.steps_per_call, self._config.train_batch_size)
+        leading = (self.steps_per_call, self._config.minibatch_entries)
         batch = {column.name: np.zeros((*leading, *column.shape), column.dtype) for column in self.replay.spec.columns}
         rng = self._rng.bit_generator.state
         batch |= self._drawn(self.steps_per_call)
@@ -282,18 +318,33 @@ def _num_rows(fragment: Mapping[str, Array]) -> int:
 
 
 def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
-    """Return what the replay of a policy holds; whole images are kept once for the row before and the row after."""
+    """Return what the replay of a policy holds; whole images are kept once for the row before and the row after.
+
+    Sequences are kept as they are, with observations that they have in common.
+    """
+    sequences = sequences_of(config, model)
     names = (c.OBS, c.NEW_OBS, c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)
+    columns = tuple(model_columns(model, names)) if sequences is None else sequences.columns
     priorities = None
     if config.prioritized_replay:
         priorities = Prioritised(config.prioritized_replay_alpha, config.prioritized_replay_eps)
     return ReplaySpec(
-        tuple(model_columns(model, names)),
-        config.replay_capacity,
+        columns,
+        config.capacity_entries,
         priorities,
-        stack=_stack(model),
+        stack=_stack(model) if sequences is None else 0,
         spill_dir=config.replay_spill_dir,
     )
+
+
+def sequences_of(config: ReplayConfig, model: ActorCritic) -> Sequences | None:
+    """Return what cuts fragments into the sequences that are stored; None where single rows are."""
+    shape = config.sequence_shape
+    if shape is None:
+        return None
+    names = (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(config))
+    states = model_columns(model, state_columns(config, cells=1))
+    return Sequences(shape, tuple(model_columns(model, names)), tuple(states), config.gamma, config.n_step)
 
 
 def _stack(model: ActorCritic) -> int:

@@ -10,6 +10,7 @@ from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.policy.schedules import Schedule
+from aiorl.replay.sequences import SequenceShape
 
 __all__ = ["ReplayConfig"]
 
@@ -22,14 +23,18 @@ class ReplayConfig(CommonConfig):
 
     Attributes:
         is_offline: what it trains on was stored by others.
+        trains_recurrent_models: its networks may be recurrent, and are then trained on sequences.
     """
 
     is_offline: ClassVar[bool] = False
+    trains_recurrent_models: ClassVar[bool] = False
 
     lr: float = changed(CommonConfig, "lr", 5e-4)
     num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 8)
     rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 4)
-    train_batch_size: int = _learning(32, "Rows in one minibatch.", unit="rows", ge=1)
+    train_batch_size: int = _learning(
+        32, "Rows in one minibatch; whole sequences with as many, where these are trained on.", unit="rows", ge=1
+    )
 
     lr_schedule: list[tuple[float, float]] | None = _learning(None, "lr over env steps, as [[env step, value], ...].")
     grad_clip: float | None = _learning(10.0, "Largest global norm of a gradient; null: not clipped.", gt=0)
@@ -66,7 +71,10 @@ class ReplayConfig(CommonConfig):
         "Within one process only broadcast_updates counts, so that runs can be repeated.", unit="ms", gt=0,
     )  # fmt: skip
 
-    replay_capacity: int = _replay(50_000, "Rows that are stored; then the oldest ones go.", unit="rows", ge=1)
+    replay_capacity: int = _replay(
+        50_000, "Rows that are stored; then the oldest ones go. Of a sequence as many count as are trained on when it "
+        "is full.", unit="rows", ge=1,
+    )  # fmt: skip
     replay_spill_dir: str | None = _replay(
         None, "Directory of memory-mapped files that hold the rows; null holds them in memory."
     )
@@ -94,6 +102,26 @@ class ReplayConfig(CommonConfig):
         return self.replay_capacity if self.learning_starts is None else self.learning_starts
 
     @property
+    def sequence_shape(self) -> SequenceShape | None:
+        """The sequences that a recurrent network is trained on; None without recurrence: single rows."""
+        return None
+
+    @property
+    def entry_steps(self) -> int:
+        """Steps that are trained on of what the replay draws as one: a row, or a sequence."""
+        return 1 if self.sequence_shape is None else self.sequence_shape.trained_steps
+
+    @property
+    def minibatch_entries(self) -> int:
+        """Rows or sequences in one minibatch."""
+        return max(1, self.train_batch_size // self.entry_steps)
+
+    @property
+    def capacity_entries(self) -> int:
+        """Rows or sequences that are stored."""
+        return max(1, self.replay_capacity // self.entry_steps)
+
+    @property
     def fragment_steps(self) -> int:
         """Env steps of a usual fragment."""
         return self.rollout_fragment_length * self.num_envs_per_worker
@@ -105,7 +133,7 @@ class ReplayConfig(CommonConfig):
     def usual_minibatches(self) -> int:
         """Minibatches that become due by one update's usual fragments, at most."""
         rows = self.fragments_per_update * self.fragment_steps * self.training_intensity
-        return max(1, math.ceil(rows / self.train_batch_size))
+        return max(1, math.ceil(rows / (self.minibatch_entries * self.entry_steps)))
 
     def minibatch_cycle(self) -> int:
         """Minibatches after which all that is made at every so many of them begins again."""
@@ -142,11 +170,12 @@ class ReplayConfig(CommonConfig):
                 "the same observation is another one today.",
                 key="observation_filter", value=self.observation_filter, hint="Set NoFilter.",
             )  # fmt: skip
-        if self.model.is_recurrent or self.model.custom_model:
+        if (self.model.is_recurrent and not self.trains_recurrent_models) or self.model.custom_model:
             name = "custom_model" if self.model.custom_model else "use_lstm" if self.model.use_lstm else "use_gru"
             raise ConfigError(
-                f"{self.algo} trains on single rows with networks of its own: model.{name} is not for it.",
-                key=f"model.{name}", value=getattr(self.model, name), hint="ppo, a2c and impala take such models.",
+                f"{self.algo} trains networks of its own: model.{name} is not for it.",
+                key=f"model.{name}", value=getattr(self.model, name),
+                hint=f"{'ppo, a2c and impala' if self.model.custom_model else 'ppo, impala and dqn'} take such models.",
             )  # fmt: skip
         if self.input != "sampler" and not self.is_offline:
             raise ConfigError(

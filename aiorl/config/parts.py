@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
@@ -12,7 +12,14 @@ from aiorl.config.check import plain_error
 from aiorl.config.key import key
 from aiorl.errors import ConfigError
 
-__all__ = ["ModelConfig", "MultiAgentConfig", "TransportConfig", "WorkerModelConfig", "WorkerMultiAgentConfig"]
+__all__ = [
+    "ModelConfig",
+    "MultiAgentConfig",
+    "StateDependentNoise",
+    "TransportConfig",
+    "WorkerModelConfig",
+    "WorkerMultiAgentConfig",
+]
 
 Sizes = int | tuple[int, int]
 """Of both sides of an image, or of each."""
@@ -113,6 +120,18 @@ class ModelConfig(WorkerModelConfig):
                 "model.initial_log_std is for deviations that are free weights.",
                 key="model.initial_log_std", value=self.initial_log_std, hint="Set model.free_log_std.",
             )  # fmt: skip
+
+
+class StateDependentNoise(NamedTuple):
+    """Deviations of actions that a network's features make up, for exploration by noise of the state (gSDE).
+
+    Attributes:
+        initial_log_std: logarithm of the standard deviation that each feature's weights begin with.
+        learns_features: the features learn from the deviations, too.
+    """
+
+    initial_log_std: float
+    learns_features: bool
 
 
 class WorkerMultiAgentConfig(BaseModel):

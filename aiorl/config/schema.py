@@ -25,7 +25,7 @@ from aiorl.config.key import all_keys, key
 from aiorl.config.layers import Layer, Origins, file_layer, located, merged
 from aiorl.config.legacy import check_removed, rename_legacy
 from aiorl.config.merge import deep_update, to_plain, with_base_config
-from aiorl.config.parts import ModelConfig, MultiAgentConfig, TransportConfig
+from aiorl.config.parts import ModelConfig, MultiAgentConfig, StateDependentNoise, TransportConfig
 from aiorl.config.presets import AUTO, with_preset
 from aiorl.config.withheld import restore_withheld
 from aiorl.config.worker import WorkerConfig
@@ -399,6 +399,11 @@ class CommonConfig(WorkerConfig):
                 "stop_evaluation_return needs evaluations.", key="stop_evaluation_return",
                 value=self.stop_evaluation_return, hint="Set evaluation_interval: 10, say.",
             )  # fmt: skip
+
+    @property
+    def state_dependent_noise(self) -> StateDependentNoise | None:
+        """How networks make noise of the state (gSDE); None = they don't."""
+        return None
 
     @property
     def update_mode(self) -> Literal["auto", "on", "off", "eager"]:

@@ -9,6 +9,7 @@ __all__ = [
     "ACTIONS",
     "ACTION_DIST_INPUTS",
     "ACTION_LOGP",
+    "ACTION_VALUES",
     "ADVANTAGES",
     "AGENT_INDEX",
     "BOOTSTRAP_VALUES",
@@ -28,6 +29,7 @@ __all__ = [
     "PIECE",
     "PREV_ACTIONS",
     "PREV_REWARDS",
+    "PRIORITIES",
     "REWARDS",
     "SCALED_REWARDS",
     "TERMINATEDS",
@@ -72,6 +74,8 @@ ACTION_LOGP = "action_logp"
 """float32: log-probability of the action under the behaviour policy."""
 ACTION_DIST_INPUTS = "action_dist_inputs"
 """float32 [.., P]: inputs of the behaviour policy's action distribution."""
+ACTION_VALUES = "action_values"
+"""float32: behaviour policy's value of the action chosen, where it has values of actions. Not sent."""
 VF_PREDS = "vf_preds"
 """float32: behaviour policy's value of the observation."""
 ADVANTAGES = "advantages"
@@ -83,6 +87,8 @@ DISCOUNTS = "discounts"
 they end in a terminal state."""
 N_STEPS = "n_steps"
 """int32: rows whose rewards are summed, at least 1. ``new_obs`` itself is always that of one step."""
+PRIORITIES = "priorities"
+"""float32: size of the row's TD error as whoever sampled it found it, by which a replay draws it at first."""
 BOOTSTRAP_VALUES = "bootstrap_values"
 """float32: behaviour policy's value of the true final observation at truncated rows, else 0."""
 VALID = "valid"

@@ -21,6 +21,9 @@ class SamplePlan:
         columns: names of what is to be sent, of `aiorl.data.columns`: columns [T, N, ...], and arrays [N, ...] with
             one entry for each environment or sequence, such as last_obs and state_in_0. VALID goes with them wherever
             a row is no transition. What new_obs can be made of may be sent in its place, see `aiorl.data.fragment`.
+        state_every: recurrent states are sent of every so many rows, from a sequence's first one on: ``state_in_i`` is
+            [N, C, H], C = T / state_every rounded up. 0 = of the first row alone, [N, H]. Of complete episodes in
+            lockstep only that is known.
         return_discount: rewards are learned from over the running deviation of the return discounted so; None = as
             they are.
     """
@@ -28,6 +31,7 @@ class SamplePlan:
     postprocess: str = "none"
     postprocess_params: Mapping[str, float] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
+    state_every: int = 0
     return_discount: float | None = None
 
     @property

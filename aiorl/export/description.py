@@ -20,7 +20,7 @@ from aiorl.policy.acting_graph import (
     VF_OUTPUT,
     ArraySpec,
 )
-from aiorl.policy.distributions import SquashedGaussian
+from aiorl.policy.distributions import ActionDistribution, SquashedGaussian
 
 __all__ = ["describe"]
 
@@ -131,6 +131,13 @@ def _meaning_of_action(form: PolicyForm, part: ActionPart) -> str:
     return "mean of the distribution" + (", clipped to the bounds of the space" if part.bounds is not None else "")
 
 
+def _meaning_of_gaussian(kind: ActionDistribution) -> str:
+    text = "means, then logarithms of standard deviations (held within -20 and 2)"
+    if getattr(kind, "num_features", 0):
+        text += ", then each feature's share in them, which only exploration reads"
+    return text
+
+
 def _meaning_of_output(form: PolicyForm, spec: ArraySpec) -> str:
     if spec.name == DIST_INPUTS_OUTPUT:
         kinds = " then ".join(
@@ -138,7 +145,8 @@ def _meaning_of_output(form: PolicyForm, spec: ArraySpec) -> str:
                 "categorical": "a logit for each action",
                 "multi_categorical": "logits of each choice, one after the other",
                 "bernoulli": "logit of each bit's being 1",
-            }.get(part.distribution.name, "means, then logarithms of standard deviations (held within -20 and 2)")
+            }.get(part.distribution.name)
+            or _meaning_of_gaussian(part.distribution)
             for part in form.actions
         )
         return f"inputs of the action distribution, before anything is chosen: {kinds}"

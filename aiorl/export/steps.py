@@ -100,7 +100,7 @@ def _mode(ops: Operations[T], inputs: T, part: ActionPart) -> T:
         case Bernoulli():
             return ops.is_positive(inputs)
         case DiagGaussian():
-            values = ops.columns(inputs, 0, kind.num_inputs // 2)
+            values = ops.columns(inputs, 0, kind.size)
             if isinstance(kind, SquashedGaussian):
                 share = ops.multiply(ops.add(ops.tanh(values), _ONE), _ONE / 2)
                 values = ops.minimum(ops.add(ops.multiply(share, kind.span), kind.low), kind.high)

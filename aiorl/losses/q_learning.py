@@ -1,7 +1,8 @@
 """Q-learning: targets, errors and the parts of DQN that change them.
 
 Sources: Mnih et al. 2015, Human-level control through deep reinforcement learning; van Hasselt et al. 2016,
-https://arxiv.org/abs/1509.06461 (double); Wang et al. 2016, https://arxiv.org/abs/1511.06581 (dueling).
+https://arxiv.org/abs/1509.06461 (double); Wang et al. 2016, https://arxiv.org/abs/1511.06581 (dueling);
+Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX (rescaled returns, priorities of sequences).
 """
 
 from __future__ import annotations
@@ -10,7 +11,22 @@ import tensorflow as tf
 
 from aiorl.policy.distributions import MASKED_LOGIT
 
-__all__ = ["best_legal", "chosen", "dueling", "huber", "legal_q", "q_targets", "td_errors", "weighted_mean"]
+__all__ = [
+    "best_legal",
+    "chosen",
+    "dueling",
+    "huber",
+    "legal_q",
+    "q_targets",
+    "rescaled",
+    "sequence_priorities",
+    "td_errors",
+    "unrescaled",
+    "weighted_mean",
+]
+
+_SLOPE = 1e-3
+"""Of rescaled returns, so that the function can be inverted."""
 
 
 def legal_q(q: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
@@ -68,6 +84,7 @@ def q_targets(
     *,
     next_q_online: tf.Tensor | None = None,
     mask: tf.Tensor | None = None,
+    is_rescaled: bool = False,
 ) -> tf.Tensor:
     """What the Q value of the action taken should be: ``r + discount max_a Q'(s', a)``.
 
@@ -78,11 +95,45 @@ def q_targets(
         next_q: [B, A] float32, by the target network.
         next_q_online: [B, A] float32, by the network that learns, which then chooses the action (double DQN).
         mask: [B, A], 1 where the action was legal after the step; None = all are.
+        is_rescaled: Q values are rescaled returns: ``h(r + discount h^-1(max_a Q'(s', a)))``, see `rescaled`.
     Returns: [B] float32; no gradient flows through it.
-    Source: van Hasselt et al. 2016, eq. 4.
+    Source: van Hasselt et al. 2016, eq. 4; Kapturowski et al. 2019, section 2.3.
     """
     best = best_legal(next_q if next_q_online is None else next_q_online, mask)
-    return tf.stop_gradient(rewards + discounts * chosen(next_q, best))
+    following = chosen(next_q, best)
+    if is_rescaled:
+        return tf.stop_gradient(rescaled(rewards + discounts * unrescaled(following)))
+    return tf.stop_gradient(rewards + discounts * following)
+
+
+def rescaled(returns: tf.Tensor) -> tf.Tensor:
+    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000``: returns of any size as numbers of few, in the same order.
+
+    Source: Pohlen et al. 2018, https://arxiv.org/abs/1805.11593, proposition A.2.
+    """
+    return tf.sign(returns) * (tf.sqrt(tf.abs(returns) + 1.0) - 1.0) + _SLOPE * returns
+
+
+def unrescaled(values: tf.Tensor) -> tf.Tensor:
+    """``h^-1``, the inverse of `rescaled`, in a form without the difference of two numbers that are almost equal."""
+    size = tf.abs(values) + (1.0 + _SLOPE)
+    root = 2.0 * size / (tf.sqrt(1.0 + 4.0 * _SLOPE * size) + 1.0)
+    return tf.sign(values) * (tf.square(root) - 1.0)
+
+
+def sequence_priorities(errors: tf.Tensor, trained: tf.Tensor, eta: float) -> tf.Tensor:
+    """How much is to be learned from sequences: ``eta max |TD| + (1 - eta) mean |TD|`` over their trained steps.
+
+    Args:
+        errors: [T, B] float32, at least 0.
+        trained: [T, B] float32, 1 where the step is trained on, else 0.
+        eta: share of the largest error.
+    Returns: [B] float32; 0 for a sequence of which nothing is trained on.
+    Source: Kapturowski et al. 2019, section 2.3.
+    """
+    counted = errors * trained
+    means = tf.reduce_sum(counted, axis=0) / tf.maximum(tf.reduce_sum(trained, axis=0), 1.0)
+    return eta * tf.reduce_max(counted, axis=0) + (1.0 - eta) * means
 
 
 def td_errors(q: tf.Tensor, actions: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:

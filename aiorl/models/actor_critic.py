@@ -10,12 +10,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from aiorl.config.parts import ModelConfig
+from aiorl.config.parts import ModelConfig, StateDependentNoise
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import PolicyError
 from aiorl.models.branch import Branch, make_branch
 from aiorl.models.distributions import Distribution, to_tf_distribution
 from aiorl.models.networks import Network, dense, layer_variables
+from aiorl.models.state_dependent_noise import StateDependentDeviations, with_features
 from aiorl.policy.distributions import MASKED_LOGIT, ActionDistribution
 
 __all__ = ["ActorCritic", "Parts"]
@@ -45,6 +46,8 @@ class ActorCritic(Network):
     """
 
     _looks_at: Distribution | None = None
+    _log_std: keras.Variable | None = None
+    _deviations: StateDependentDeviations | None = None
 
     def __init__(
         self,
@@ -53,17 +56,20 @@ class ActorCritic(Network):
         distribution: ActionDistribution,
         config: ModelConfig,
         rng: np.random.Generator,
+        noise: StateDependentNoise | None = None,
     ) -> None:
-        self._describe(layout, obs_dtype, distribution, config)
         if config.lstm_use_prev_action_reward:
             self._looks_at = to_tf_distribution(distribution)
         num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
         names = ["shared"] if config.vf_share_layers else ["policy", "value"]
         self._branches = [make_branch(name, layout.shape, obs_dtype, config, rng, num_previous) for name in names]
+        num_features = self._branches[0].num_outputs
         num_outputs = distribution.num_inputs // 2 if config.free_log_std else distribution.num_inputs
-        self._policy_head = dense(rng, self._branches[0].num_outputs, num_outputs, gain=_POLICY_GAIN)
+        if noise is not None:
+            num_outputs, distribution = self._add_deviations(distribution, num_features, noise)
+        self._describe(layout, obs_dtype, distribution, config)
+        self._policy_head = dense(rng, num_features, num_outputs, gain=_POLICY_GAIN)
         self._value_head = dense(rng, self._branches[-1].num_outputs, 1, gain=_VALUE_GAIN)
-        self._log_std: keras.Variable | None = None
         if config.free_log_std:
             self._log_std = keras.Variable(np.full(num_outputs, config.initial_log_std, np.float32))
         named: dict[str, Any] = {}
@@ -73,6 +79,28 @@ class ActorCritic(Network):
         if self._log_std is not None:
             named["policy/log_std"] = self._log_std
         self._take_variables(named)
+
+    def _add_deviations(
+        self, distribution: ActionDistribution, num_features: int, noise: StateDependentNoise
+    ) -> tuple[int, ActionDistribution]:
+        """Have features make deviations; what is left to the policy's head, and the distribution with these features.
+
+        Raises: ConfigError if actions are not numbers of one Box.
+        """
+        kind = with_features(distribution, num_features)
+        self._deviations = StateDependentDeviations(kind, noise)
+        self._log_std = self._deviations.log_std
+        return kind.size, kind
+
+    def _dist_inputs(self, features: Any) -> Any:
+        """Inputs of the distribution [B, P] of the policy's features [B, F]."""
+        outputs = self._policy_head(features)
+        if self._deviations is not None:
+            return tf.concat([outputs, self._deviations(features)], axis=-1)
+        if self._log_std is not None:
+            log_std = tf.convert_to_tensor(self._log_std)
+            return tf.concat([outputs, tf.zeros_like(outputs) + log_std], axis=-1)
+        return outputs
 
     def _describe(
         self, layout: ObsLayout, obs_dtype: str, distribution: ActionDistribution, config: ModelConfig
@@ -269,8 +297,4 @@ class ActorCritic(Network):
         return parts
 
     def _heads(self, features: Sequence[Any]) -> tuple[Any, Any]:
-        dist_inputs = self._policy_head(features[0])
-        if self._log_std is not None:
-            log_std = tf.convert_to_tensor(self._log_std)
-            dist_inputs = tf.concat([dist_inputs, tf.zeros_like(dist_inputs) + log_std], axis=-1)
-        return dist_inputs, tf.squeeze(self._value_head(features[-1]), axis=-1)
+        return self._dist_inputs(features[0]), tf.squeeze(self._value_head(features[-1]), axis=-1)

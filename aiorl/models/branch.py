@@ -64,14 +64,25 @@ class Branch:
             return features, []
         return self.cell.step(self.cell.project(features), state)
 
-    def sequence(self, flat_obs: Any, previous: Any, state: Sequence[Any], resets: Any, steps: int) -> Any:
-        """Features [T * B, D] of observations [T * B, ...] and previous steps [T * B, E + 1] or None; it has a cell."""
+    def sequence(
+        self, flat_obs: Any, previous: Any, state: Sequence[Any], resets: Any, steps: int, *, burn_in: int = 0
+    ) -> Any:
+        """Features [T * B, D] of observations [T * B, ...] and previous steps [T * B, E + 1] or None; it has a cell.
+
+        No gradient flows through the state that goes into step `burn_in`.
+        """
         assert self.cell is not None, "without a cell steps stand for themselves"
         features = self._cell_inputs(flat_obs, previous)
         width = features.shape[-1]
         by_time = tf.reshape(features, [steps, -1, width])
         by_time = tf.ensure_shape(by_time, [steps, resets.shape[1], width])
-        outputs, _ = run_sequence(self.cell, by_time, state, tf.convert_to_tensor(resets))
+        resets = tf.convert_to_tensor(resets)
+        parts = []
+        if burn_in:
+            outputs, state = run_sequence(self.cell, by_time[:burn_in], state, resets[:burn_in])
+            parts, state = [outputs], [tf.stop_gradient(component) for component in state]
+        outputs, _ = run_sequence(self.cell, by_time[burn_in:], state, resets[burn_in:])
+        outputs = tf.concat([*parts, outputs], axis=0)
         return tf.reshape(outputs, [-1, self.num_outputs])
 
     def _cell_inputs(self, obs: Any, previous: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.config.parts import ModelConfig
+from aiorl.config.parts import ModelConfig, StateDependentNoise
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.models.actor_critic import ActorCritic
@@ -33,6 +33,7 @@ def build_model(
     *,
     seed: int | None = None,
     layout: ObsLayout | None = None,
+    noise: StateDependentNoise | None = None,
 ) -> ActorCritic:
     """The built-in network for a kind of observation.
 
@@ -46,6 +47,7 @@ def build_model(
         model_config: settings, the keys of `model`; others are passed on to a custom model.
         seed: seed of the initial weights; None = a different one each time.
         layout: how an observation lies in its array, with its parts and action mask; None = it is the array.
+        noise: how a built-in network makes noise of the state; None = it doesn't.
 
     Raises: ConfigError for settings that make no network for these observations.
     """
@@ -65,4 +67,4 @@ def build_model(
         )
     if config.custom_model:
         return make_custom_model(layout, str(obs_dtype), distribution, config, settings, seed=seed)
-    return ActorCritic(layout, str(obs_dtype), distribution, config, np.random.default_rng(seed))
+    return ActorCritic(layout, str(obs_dtype), distribution, config, np.random.default_rng(seed), noise)

@@ -221,7 +221,7 @@ class DiagGaussian(Distribution):
 
     def __init__(self, twin: acting.DiagGaussian) -> None:
         super().__init__(twin)
-        self._size = twin.num_inputs // 2
+        self._size = twin.size
         self._shape = list(twin.action_shape)
         self._dtype = tf.as_dtype(twin.action_dtype)
         self.num_features = self._size
@@ -262,7 +262,8 @@ class DiagGaussian(Distribution):
         return mean + tf.exp(log_std) * noise, logp
 
     def _parameters(self, inputs: Any) -> tuple[Any, Any]:
-        return inputs[:, : self._size], tf.clip_by_value(inputs[:, self._size :], LOG_STD_MIN, LOG_STD_MAX)
+        log_std = inputs[:, self._size : 2 * self._size]
+        return inputs[:, : self._size], tf.clip_by_value(log_std, LOG_STD_MIN, LOG_STD_MAX)
 
     def _normal_logp(self, inputs: Any, values: Any) -> Any:
         mean, log_std = self._parameters(inputs)

@@ -5,6 +5,7 @@ So a file of it can be opened where there is no aiorl. It acts one step, as `Act
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,11 +19,11 @@ from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.models.branch import choose_layers
 from aiorl.models.custom import make_custom_model
+from aiorl.models.state_dependent_noise import deviations
 from aiorl.policy.distributions import (
     LOG_STD_MIN,
     MASKED_LOGIT,
     ActionDistribution,
-    Bernoulli,
     Categorical,
     Composite,
     MultiCategorical,
@@ -97,8 +98,10 @@ class FunctionalNetwork:
         num_outputs = self._distribution.num_inputs
         dist_inputs = self._head(_POLICY, features[0], self._weights[f"{_POLICY}/head/kernel"].shape[1])
         if dist_inputs.shape[-1] != num_outputs:  # means alone
-            log_std = self._weights[f"{_POLICY}/log_std"] if config.free_log_std else LOG_STD_MIN
-            dist_inputs = ops.concatenate([dist_inputs, ops.add(ops.zeros_like(dist_inputs), log_std)], axis=-1)
+            log_std = self._weights.get(f"{_POLICY}/log_std", np.array(LOG_STD_MIN, np.float32))
+            has_features = log_std.ndim == 2
+            rest = deviations(features[0], log_std) if has_features else ops.add(ops.zeros_like(dist_inputs), log_std)
+            dist_inputs = ops.concatenate([dist_inputs, rest], axis=-1)
         values = self._head("value", features[-1], 1) if has_value else ops.zeros_like(dist_inputs[:, :1])
         return dist_inputs, values, state_out
 
@@ -167,8 +170,7 @@ def _features(kind: ActionDistribution, actions: Any) -> Any:
             return ops.concatenate(
                 [_features(part.distribution, actions[:, part.actions]) for part in kind.parts], axis=-1
             )
-    size = kind.num_inputs if isinstance(kind, Bernoulli) else kind.num_inputs // 2
-    return ops.cast(ops.reshape(actions, [-1, size]), "float32")
+    return ops.cast(ops.reshape(actions, [-1, math.prod(kind.action_shape)]), "float32")
 
 
 def _one_hot(index: Any, start: int, size: int) -> Any:

@@ -9,6 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.errors import PolicyError
+
 __all__ = ["MASKED_LOGIT", "ActionDistribution"]
 
 F32 = NDArray[np.float32]
@@ -72,6 +74,17 @@ class ActionDistribution(ABC):
     @abstractmethod
     def kl(self, inputs: F32, other: F32) -> F32:
         """Kullback-Leibler divergence KL(inputs || other) in nats: float32 [N]."""
+
+    def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """Values of actions, where the inputs are values of actions.
+
+        Args:
+            inputs: [..., P].
+            actions: [..., *action_shape].
+        Returns: float32 [...].
+        Raises: PolicyError: they are not, as in most distributions.
+        """
+        raise PolicyError(f"a {self.name} distribution has no values of actions; that of a network of Q values has")
 
     def sample_with_logp(self, inputs: F32, noise: F32) -> tuple[NDArray[Any], F32]:
         """Actions [N, *action_shape] and their log-probabilities [N]; see `sample_into`."""

@@ -127,6 +127,12 @@ class Greedy(Categorical):
         found: F32 = np.where(self.deterministic(inputs) == actions, _ZERO, np.float32(MASKED_LOGIT))
         return found
 
+    def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """The inputs of the actions."""
+        index = actions.astype(np.int64) - self.start
+        found: F32 = np.take_along_axis(inputs, index[..., None], axis=-1)[..., 0]
+        return found
+
     def probabilities(self, inputs: F32) -> NDArray[np.float64]:
         """1 for the best action."""
         chosen: NDArray[np.float64] = np.eye(self.num_inputs)[inputs.argmax(axis=1)]

@@ -2,8 +2,8 @@
 
 A policy without an exploration object samples from its action distribution, which is the fast path. An object
 replaces that step. Like sampling, it is a pure function of the network's outputs and of noise drawn ahead, so that
-equal seeds give equal actions however rows are batched; only Ornstein-Uhlenbeck noise, which is a process in time,
-keeps a state for each row.
+equal seeds give equal actions however rows are batched; only Ornstein-Uhlenbeck noise, which is a process in time, and
+noise of the state, which lasts some steps, keep something for each row.
 
 Actions that the network's outputs forbid (`MASKED_LOGIT`) are never taken, at random neither.
 
@@ -13,10 +13,8 @@ deterministic policy has no useful density once it is clipped, and counts as 0.
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -25,8 +23,8 @@ from numpy.typing import NDArray
 from aiorl.data.actions import leaf_spaces
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
 from aiorl.policy.distributions import ActionDistribution
-from aiorl.policy.schedules import Schedule
-from aiorl.policy.uniform_actions import UniformActions
+from aiorl.policy.exploration_kind import Exploration, Moment, Points
+from aiorl.policy.noise import GaussianNoise, OrnsteinUhlenbeckNoise, StateDependentNoise
 
 __all__ = [
     "EXPLORATIONS",
@@ -37,6 +35,7 @@ __all__ = [
     "OrnsteinUhlenbeckNoise",
     "PerWorkerEpsilonGreedy",
     "RandomExploration",
+    "StateDependentNoise",
     "StochasticSampling",
     "exploration_has_memory",
     "make_exploration",
@@ -44,117 +43,8 @@ __all__ = [
 ]
 
 F32 = NDArray[np.float32]
-Points = float | Sequence[Sequence[float]]
 
 _APEX_BASE, _APEX_EXPONENT = 0.4, 7.0
-
-
-class Exploration(ABC):
-    """Base class of explorations. N rows, P inputs of the distribution and K numbers of noise per row.
-
-    A kind has noise of its own, and for a start of uniform actions, which each kind may have, theirs.
-
-    Attributes:
-        distribution: the policy's action distribution.
-        noise_size: K.
-        has_memory: what it does depends on what it did before, so it must be told which row is whose.
-    """
-
-    has_memory: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        distribution: ActionDistribution,
-        own_noise: int,
-        *,
-        random_timesteps: int = 0,
-        schedules: Mapping[str, Points] | None = None,
-    ) -> None:
-        """Prepare noise, schedules and the uniform start.
-
-        Args:
-            distribution: the policy's action distribution.
-            own_noise: numbers of noise a row that the kind takes itself.
-            random_timesteps: timesteps during which actions are uniform.
-            schedules: setting -> a constant, or points [timestep, value] joined by straight lines.
-
-        Raises:
-            ConfigError: invalid points of a schedule.
-        """
-        self.distribution = distribution
-        self.uniform = UniformActions(distribution.action_space)
-        self.noise_size = own_noise + self.uniform.noise_size
-        self._own_noise = own_noise
-        self._random_timesteps = random_timesteps
-        self._schedules = {
-            name: Schedule(points, key=f"exploration.{name}") for name, points in (schedules or {}).items()
-        }
-
-    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Noise for `leading` (for instance T, N) choices: float32 [*leading, K]."""
-        return np.concatenate([self._draw(rng, *leading), self.uniform.draw_noise(rng, *leading)], axis=-1)
-
-    def choose_into(
-        self,
-        inputs: F32,
-        noise: F32,
-        actions: NDArray[Any],
-        logp: F32,
-        *,
-        timestep: int,
-        keys: Sequence[Hashable] | None = None,
-    ) -> None:
-        """Write actions and their log-probabilities.
-
-        Args:
-            inputs: [N, P] inputs of the distribution.
-            noise: [N, K] of `draw_noise`.
-            actions: [N, *action_shape], to be written.
-            logp: [N], to be written.
-            timestep: global timestep, for schedules.
-            keys: what identifies each row from call to call, such as (episode id, agent id); None = its position.
-        """
-        own, uniform = noise[:, : self._own_noise], noise[:, self._own_noise :]
-        if timestep < self._random_timesteps:
-            self.uniform.choose_into(uniform, actions, logp, inputs)
-        else:
-            self._choose(inputs, Moment(own, uniform, timestep, keys), actions, logp)
-
-    def figures(self, timestep: int) -> dict[str, float]:
-        """Return the figures to report, such as the current epsilon."""
-        return {name: schedule.value(timestep) for name, schedule in self._schedules.items()}
-
-    def on_episode_start(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
-        """Called when an episode begins, before the callback `on_episode_start`."""
-        return
-
-    def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
-        """Called when an episode has ended, before the callback `on_episode_end`."""
-        return
-
-    @abstractmethod
-    def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
-        """The kind's own noise: float32 [*leading, own_noise]."""
-
-    @abstractmethod
-    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
-        """Write actions and their log-probabilities, once the uniform start is over."""
-
-
-class Moment(NamedTuple):
-    """Inputs of a choice other than the outputs of the network.
-
-    Attributes:
-        own: [N, own_noise] noise of the kind.
-        uniform: noise of uniform actions.
-        timestep: global timestep.
-        keys: what identifies each row; None = its position.
-    """
-
-    own: F32
-    uniform: F32
-    timestep: int
-    keys: Sequence[Hashable] | None
 
 
 class StochasticSampling(Exploration):
@@ -236,94 +126,6 @@ class PerWorkerEpsilonGreedy(EpsilonGreedy):
         super().__init__(distribution, epsilon=worker_epsilon(worker_index, num_workers))
 
 
-class GaussianNoise(Exploration):
-    """The deterministic action plus normal noise, clipped to the bounds; at first perhaps uniform actions.
-
-    Source: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477.
-    """
-
-    def __init__(
-        self, distribution: ActionDistribution, *, stddev: float = 0.1, scale: Points = 1.0, random_timesteps: int = 0
-    ) -> None:
-        """Take the size of the noise.
-
-        Args:
-            distribution: over a Box.
-            stddev: standard deviation, as a share of half the range of bounded components.
-            scale: factor on it: a constant, or points [timestep, value].
-            random_timesteps: timesteps during which actions are uniform.
-
-        Raises:
-            UnsupportedSpaceError: actions are not numbers.
-            ConfigError: invalid points of a schedule.
-        """
-        space = distribution.action_space
-        if not isinstance(space, spaces.Box):
-            raise UnsupportedSpaceError(f"{type(self).__name__} exploration over", space, ["Box"])
-        size = math.prod(space.shape)
-        super().__init__(distribution, size, random_timesteps=random_timesteps, schedules={"scale": scale})
-        self._low, self._high = space.low, space.high
-        bounded = np.isfinite(space.low) & np.isfinite(space.high)
-        half_range = np.where(bounded, 0.5 * (np.where(bounded, space.high, 0) - np.where(bounded, space.low, 0)), 1.0)
-        self._stddev: F32 = (stddev * half_range).astype(np.float32)
-
-    def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
-        return rng.standard_normal((*leading, self._own_noise), dtype=np.float32)
-
-    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
-        unit = self._unit_noise(now).reshape(actions.shape)
-        shift = self._schedules["scale"].value(now.timestep) * self._stddev * unit
-        actions[...] = np.clip(self.distribution.deterministic(inputs) + shift, self._low, self._high)
-        logp[...] = 0.0
-
-    def _unit_noise(self, now: Moment) -> F32:
-        """The noise [N, A] of this step, of unit size."""
-        return now.own
-
-
-class OrnsteinUhlenbeckNoise(GaussianNoise):
-    """The deterministic action plus noise that is correlated in time, a process of its own for each row.
-
-    ``x <- x - theta x + sigma N(0, 1)``, from 0; actions are shifted by ``scale * stddev * half range * x``. A row's
-    process starts anew with its episode when rows are keyed by episode.
-
-    Source: Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971.
-    """
-
-    has_memory: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        distribution: ActionDistribution,
-        *,
-        theta: float = 0.15,
-        sigma: float = 0.2,
-        stddev: float = 1.0,
-        scale: Points = 1.0,
-        random_timesteps: int = 0,
-    ) -> None:
-        """Take the process's pull to 0 and its noise; the rest as for GaussianNoise."""
-        super().__init__(distribution, stddev=stddev, scale=scale, random_timesteps=random_timesteps)
-        self._theta, self._sigma = theta, sigma
-        self._processes: dict[Hashable, F32] = {}
-
-    def _unit_noise(self, now: Moment) -> F32:
-        normal = now.own
-        keys = range(len(normal)) if now.keys is None else now.keys
-        zeros = np.zeros(normal.shape[1], np.float32)
-        current = np.array([self._processes.get(key, zeros) for key in keys], np.float32).reshape(normal.shape)
-        following: F32 = (current * np.float32(1.0 - self._theta) + np.float32(self._sigma) * normal).astype(np.float32)
-        self._processes.update(zip(keys, following, strict=True))
-        return following
-
-    def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
-        """Forget the processes of the episode's rows."""
-        ended = getattr(episode, "episode_id", None)
-        if ended is not None:
-            for key in [key for key in self._processes if isinstance(key, tuple) and key[0] == ended]:
-                del self._processes[key]
-
-
 def worker_epsilon(worker_index: int, num_workers: int) -> float:
     """Ape-X's epsilon of a worker: 0.4 for the first, 0.4^8 for the last; 0 for the learner's own.
 
@@ -343,15 +145,19 @@ EXPLORATIONS: dict[str, type[Exploration]] = {
     "PerWorkerEpsilonGreedy": PerWorkerEpsilonGreedy,
     "GaussianNoise": GaussianNoise,
     "OrnsteinUhlenbeckNoise": OrnsteinUhlenbeckNoise,
+    "StateDependentNoise": StateDependentNoise,
     "Random": RandomExploration,
 }
 """Kinds of exploration by name."""
 
 
 def exploration_has_memory(settings: str | Mapping[str, Any] | None) -> bool:
-    """Whether the exploration that settings ask for must be told which row is whose; False where there is none."""
+    """Whether the exploration that settings ask for must be told which row is whose, even of the same rows in turn.
+
+    False where there is none, or where noise that is drawn ahead for all steps holds what it remembers.
+    """
     name = settings if isinstance(settings, str) or settings is None else settings.get("type")
-    return name in EXPLORATIONS and EXPLORATIONS[name].has_memory
+    return name in EXPLORATIONS and EXPLORATIONS[name].has_memory and not EXPLORATIONS[name].holds_noise
 
 
 def make_exploration(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from gymnasium import spaces
@@ -38,15 +38,27 @@ QUADRATURE_WEIGHTS: F32 = (_HERMITE_WEIGHTS / math.sqrt(2.0 * math.pi)).astype(n
 
 
 class DiagGaussian(ActionDistribution):
-    """Independent normal components of a Box, unbounded: clipping is left to whoever steps the environment."""
+    """Independent normal components of a Box, unbounded: clipping is left to whoever steps the environment.
+
+    With features, inputs behind the others say how the noise of a state comes about (see `noise_of_state`).
+
+    Attributes:
+        size: A, numbers in an action.
+        num_features: F; 0 where noise is of each step by itself.
+    """
 
     name = "diag_gaussian"
 
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
+    def __init__(self, action_space: spaces.Space[Any], num_features: int = 0) -> None:
         if not isinstance(action_space, spaces.Box) or action_space.dtype.kind != "f":
             raise UnsupportedSpaceError("a Gaussian distribution over", action_space, ["Box of floats"])
-        self._size = math.prod(action_space.shape)
-        super().__init__(action_space, num_inputs=2 * self._size, noise_size=self._size)
+        self.size = math.prod(action_space.shape)
+        self.num_features = num_features
+        super().__init__(action_space, num_inputs=(2 + num_features) * self.size, noise_size=self.size)
+
+    def with_features(self, num_features: int) -> Self:
+        """The same with features."""
+        return type(self)(self.action_space, num_features)
 
     @property
     def choice_inputs(self) -> NDArray[np.int64]:
@@ -65,11 +77,23 @@ class DiagGaussian(ActionDistribution):
         density *= -0.5
         density -= log_std
         np.add.reduce(density, axis=1, out=logp)
-        logp -= np.float32(self._size * _HALF_LOG_2PI)
+        logp -= np.float32(self.size * _HALF_LOG_2PI)
+
+    def noise_of_state(self, inputs: F32, matrices: F32) -> F32:
+        """Noise [N, A] for `sample_into` that is linear in the features: the same at the same state.
+
+        Args:
+            inputs: [N, P]; those behind means and deviations are the features' shares in the deviations, F by A.
+            matrices: [N, F * A] standard normal; then so is the noise, as the squares of the shares sum to 1.
+        Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, eq. 7 to 9, over the deviation.
+        """
+        shape = (-1, self.num_features, self.size)
+        noise: F32 = np.einsum("nfa,nfa->na", inputs[:, 2 * self.size :].reshape(shape), matrices.reshape(shape))
+        return noise
 
     def deterministic(self, inputs: F32) -> NDArray[Any]:
         """The mean."""
-        return inputs[:, : self._size].astype(self.action_dtype).reshape(-1, *self.action_shape)
+        return inputs[:, : self.size].astype(self.action_dtype).reshape(-1, *self.action_shape)
 
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """See the base class."""
@@ -90,9 +114,9 @@ class DiagGaussian(ActionDistribution):
         return total
 
     def _parameters(self, inputs: F32) -> tuple[F32, F32]:
-        log_std: F32 = np.maximum(inputs[:, self._size :], np.float32(LOG_STD_MIN))
+        log_std: F32 = np.maximum(inputs[:, self.size : 2 * self.size], np.float32(LOG_STD_MIN))
         np.minimum(log_std, np.float32(LOG_STD_MAX), out=log_std)
-        return inputs[:, : self._size], log_std
+        return inputs[:, : self.size], log_std
 
     def _normal_logp(self, inputs: F32, values: F32) -> F32:
         mean, log_std = self._parameters(inputs)
@@ -112,8 +136,8 @@ class SquashedGaussian(DiagGaussian):
 
     name = "squashed_gaussian"
 
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
-        super().__init__(action_space)
+    def __init__(self, action_space: spaces.Space[Any], num_features: int = 0) -> None:
+        super().__init__(action_space, num_features)
         if not isinstance(action_space, spaces.Box) or not action_space.is_bounded("both"):
             raise UnsupportedSpaceError(
                 "a squashed Gaussian over",
@@ -137,7 +161,7 @@ class SquashedGaussian(DiagGaussian):
 
     def deterministic(self, inputs: F32) -> NDArray[Any]:
         """The squashed mean."""
-        squashed = self._squash(inputs[:, : self._size])
+        squashed = self._squash(inputs[:, : self.size])
         return squashed.astype(self.action_dtype).reshape(-1, *self.action_shape)
 
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:

@@ -21,7 +21,7 @@ from aiorl.policy.acting_graph import ActingSpec, Previous
 from aiorl.policy.distributions import make_named_distribution
 from aiorl.policy.exploration import make_exploration
 from aiorl.policy.policy import Policy
-from aiorl.policy.postprocess import ScalesRewards, needs_values, postprocessed
+from aiorl.policy.postprocess import ScalesRewards, needs_action_values, needs_values, postprocessed
 from aiorl.process.tensorflow_import import load_tensorflow
 
 __all__ = ["ActResult", "ActRows", "ActingNetwork", "GraphPolicy", "Learning"]
@@ -144,7 +144,7 @@ class GraphPolicy(Policy):
         action_space = space_from_dict(spec.action_space)
         space = spec.observation_space if observation_space is None else observation_space
         super().__init__(space, action_space, config or {})
-        self.distribution = make_named_distribution(spec.distribution, action_space)
+        self.distribution = make_named_distribution(spec.distribution, action_space, spec.num_dist_inputs)
         if self.distribution.num_inputs != spec.num_dist_inputs:
             raise PolicyError(
                 f"the acting graph has {spec.num_dist_inputs} outputs for a {spec.distribution} distribution over "
@@ -205,7 +205,8 @@ class GraphPolicy(Policy):
             prev: actions in column form and rewards of the step before, for a network that looks back.
             explore: False takes the distribution's mode; None does as the policy's settings say.
             timestep: for the exploration's schedules; None = the global timestep.
-            keys: what identifies rows from call to call, for exploration with memory; None = their position.
+            keys: what identifies rows from call to call, for exploration with memory; None = their position, for
+                which noise that is given may have been drawn ahead.
         Raises: PolicyError if the arrays don't fit or there are no weights yet.
         """
         dist_inputs, values, state_out = self.graph.run(obs, state, prev)
@@ -215,6 +216,7 @@ class GraphPolicy(Policy):
         else:
             if noise is None:
                 noise = self.draw_noise(self._rng, len(obs))
+                keys = range(len(obs)) if keys is None else keys  # nothing was drawn ahead
             if self.exploration is None:
                 actions, logp = self.distribution.sample_with_logp(dist_inputs, noise)
             else:
@@ -361,9 +363,15 @@ class GraphPolicy(Policy):
         if name == "none" and not wants_bootstrap:
             return
         by_values = name == "none" or needs_values(name)
-        if by_values and c.VF_PREDS not in batch and c.OBS in batch and not self.spec.state_shapes:
-            batch[c.VF_PREDS] = self.values(batch[c.OBS])  # of another policy, which had none to store
-        wanted = (c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *((c.VF_PREDS,) if by_values else ()))
+        by_inputs = needs_action_values(name)
+        own = (*((c.ACTION_DIST_INPUTS,) if by_inputs else ()), *((c.VF_PREDS,) if by_values else ()))
+        if any(column not in batch for column in own) and c.OBS in batch and not self.spec.state_shapes:
+            # of another policy, which had none to store
+            dist_inputs, values, _ = self.graph.run(batch[c.OBS])
+            found = {c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
+            for column in own:
+                batch[column] = found[column]
+        wanted = (c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *own)
         _want(batch, wanted, name)
         terminateds, truncateds = batch[c.TERMINATEDS], batch[c.TRUNCATEDS]
         last = ends - 1
@@ -386,6 +394,9 @@ class GraphPolicy(Policy):
         }  # fmt: skip
         if by_values:
             columns[c.VF_PREDS] = batch[c.VF_PREDS]
+        if by_inputs:
+            actions = self.layout.to_column(batch[c.ACTIONS])
+            columns[c.ACTION_VALUES] = self.distribution.action_values(batch[c.ACTION_DIST_INPUTS], actions)
         columns = {key: column[:, None] for key, column in columns.items()}
         made = postprocessed(name, columns, self.config.get("postprocess_params", {}))
         for column, values in made.items():

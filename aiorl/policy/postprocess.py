@@ -1,4 +1,4 @@
-"""Advantages, value targets and n-step returns from the columns of a fragment, computed on the worker."""
+"""Advantages, value targets, n-step returns and first priorities, computed on the worker from a fragment's columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from aiorl.data import columns as c
 from aiorl.data.discounted import discounted_sums
 from aiorl.errors import BatchError
-from aiorl.policy.n_step import n_step
+from aiorl.policy.action_distribution import MASKED_LOGIT
+from aiorl.policy.n_step import last_rows, n_step
 
 __all__ = [
     "POSTPROCESSORS",
@@ -20,6 +21,8 @@ __all__ = [
     "gae",
     "gae_columns",
     "n_step_columns",
+    "n_step_priorities",
+    "needs_action_values",
     "needs_values",
     "no_postprocessing",
     "postprocessed",
@@ -157,6 +160,47 @@ def n_step_columns(
     return {c.N_STEP_RETURNS: made.returns, c.DISCOUNTS: made.discounts, c.N_STEPS: made.steps}
 
 
+def n_step_priorities(
+    rewards: F32,
+    vf_preds: F32,
+    bootstrap: F32,
+    terminateds: NDArray[np.bool_],
+    truncateds: NDArray[np.bool_],
+    truncation_values: F32 | None = None,
+    *,
+    action_values: F32,
+    gamma: float,
+    n: float,
+    valid: NDArray[np.bool_] | None = None,
+) -> dict[str, Array]:
+    """The columns of `n_step_columns`, and PRIORITIES [T, N]: the size of each row's TD error to who sampled it.
+
+    It is ``|returns + discounts V' - Q|``, with V' the largest value of an action at the observation behind the row's
+    steps, and Q the value of the action taken, all by the network that acted; 0 for what is no transition.
+
+    Args:
+        rewards: [T, N] float32.
+        vf_preds: [T, N] float32, largest value of an action at each row's observation.
+        bootstrap: [N] float32, the same at the observation after the last row.
+        terminateds: [T, N] bool.
+        truncateds: [T, N] bool.
+        truncation_values: [T, N] float32, the same at the true final observation of truncated rows; see `gae`.
+        action_values: [T, N] float32, Q.
+        gamma: discount per step.
+        n: most steps, at least 1.
+        valid: [T, N] bool, False where a row is no transition; None = all are.
+    Source: Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 3 and algorithm 1.
+    """
+    made = n_step_columns(rewards, terminateds, truncateds, gamma=gamma, n=n, valid=valid)
+    following = _following_values(vf_preds.astype(np.float64), bootstrap, terminateds, truncateds, truncation_values)
+    following[following <= MASKED_LOGIT] = 0.0  # behind a truncation there may be no legal action
+    behind = np.take_along_axis(following, last_rows(made[c.N_STEPS]), axis=0)
+    priorities = np.abs(made[c.N_STEP_RETURNS] + made[c.DISCOUNTS] * behind - action_values)
+    if valid is not None:
+        priorities[~valid] = 0.0
+    return {**made, c.PRIORITIES: priorities.astype(np.float32)}
+
+
 def gae_columns(**given: Any) -> dict[str, Array]:
     """ADVANTAGES and VALUE_TARGETS [T, N]; see `gae`."""
     return dict(zip((c.ADVANTAGES, c.VALUE_TARGETS), gae(**given), strict=True))
@@ -186,15 +230,18 @@ class Postprocessor(NamedTuple):
         compute: gives columns [T, N] by name; it is told rewards, terminateds, truncateds, valid and the settings, and
             where it needs values also vf_preds, bootstrap and truncation_values, all by these names; see `gae`.
         needs_values: the policy's values must be known.
+        needs_action_values: so must those of the actions taken; it is then told action_values [T, N], too.
     """
 
     compute: Callable[..., dict[str, Array]]
     needs_values: bool = False
+    needs_action_values: bool = False
 
 
 POSTPROCESSORS = {
     "gae": Postprocessor(gae_columns, needs_values=True),
     "n_step": Postprocessor(n_step_columns),
+    "n_step_priorities": Postprocessor(n_step_priorities, needs_values=True, needs_action_values=True),
     "none": Postprocessor(no_postprocessing),
     "returns": Postprocessor(returns),
 }
@@ -206,6 +253,11 @@ def needs_values(name: str) -> bool:
     return POSTPROCESSORS[name].needs_values
 
 
+def needs_action_values(name: str) -> bool:
+    """Whether the values of the actions taken must be known, too."""
+    return POSTPROCESSORS[name].needs_action_values
+
+
 def postprocessed(
     name: str, columns: Mapping[str, Any], settings: Mapping[str, Any], bootstrap: F32 | None = None
 ) -> dict[str, Array]:
@@ -213,8 +265,9 @@ def postprocessed(
 
     Args:
         name: in POSTPROCESSORS.
-        columns: rewards and flags, [T, N] each; where values are needed also these, and bootstrap values of truncated
-            rows; which rows are transitions, if not all; scaled rewards, which are taken instead of the others.
+        columns: rewards and flags, [T, N] each; where values are needed also these, bootstrap values of truncated
+            rows, and values of actions where those are; which rows are transitions, if not all; scaled rewards, which
+            are taken instead of the others.
         settings: of the postprocessor, such as gamma and lam.
         bootstrap: [N], values after the last rows; None = all of these ended an episode.
     """
@@ -226,6 +279,8 @@ def postprocessed(
             "bootstrap": np.zeros(rewards.shape[1:], np.float32) if bootstrap is None else bootstrap,
             "truncation_values": columns.get(c.BOOTSTRAP_VALUES),
         }
+    if needs_action_values(name):
+        values["action_values"] = columns[c.ACTION_VALUES]
     return POSTPROCESSORS[name].compute(
         rewards=rewards,
         terminateds=columns[c.TERMINATEDS],

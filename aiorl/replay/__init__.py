@@ -3,15 +3,29 @@
 - `spec`: what a replay holds and what that takes; `memory`: whether there is room for it.
 - `replay`: rows in, minibatches out.
 - `ring`, `frames`: where rows lie, and frames of observations, each once.
+- `sequences`: fragments cut into what recurrent networks are trained through, each a row.
 - `pieces`: what of stored experience is there already.
 - `sum_tree`, `priorities`: which rows are drawn.
 - `snapshot`: the whole of it for a checkpoint, beside training.
 """
 
+from aiorl.replay.fragments import check_priorities
 from aiorl.replay.memory import check_fits
 from aiorl.replay.pieces import Pieces
 from aiorl.replay.replay import Replay, Sample
+from aiorl.replay.sequences import Sequences, SequenceShape
 from aiorl.replay.snapshot import Snapshot
 from aiorl.replay.spec import Prioritised, ReplaySpec
 
-__all__ = ["Pieces", "Prioritised", "Replay", "ReplaySpec", "Sample", "Snapshot", "check_fits"]
+__all__ = [
+    "Pieces",
+    "Prioritised",
+    "Replay",
+    "ReplaySpec",
+    "Sample",
+    "SequenceShape",
+    "Sequences",
+    "Snapshot",
+    "check_fits",
+    "check_priorities",
+]

@@ -15,7 +15,7 @@ from aiorl.data.fragment import check_new_obs
 from aiorl.errors import BatchError
 from aiorl.policy.n_step import check_n_steps
 
-__all__ = ["check_fragment", "checked_errors", "newest_steps"]
+__all__ = ["check_fragment", "check_priorities", "checked_errors", "newest_steps"]
 
 Array = NDArray[Any]
 
@@ -52,6 +52,25 @@ def check_fragment(columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array])
     if c.N_STEPS in arrays:
         check_n_steps(arrays[c.N_STEPS], shape)
     return shape[0], shape[1]
+
+
+def check_priorities(arrays: Mapping[str, Array], shape: tuple[int, ...]) -> None:
+    """Refuse first priorities that whoever sampled a fragment can't have found. Safe in any thread.
+
+    Args:
+        arrays: of the fragment by name.
+        shape: T and N.
+
+    Raises:
+        BatchError: they are missing, of another shape or dtype, or one is not finite, too large or below 0.
+    """
+    column, array = ColumnSpec(c.PRIORITIES), arrays.get(c.PRIORITIES)
+    if array is None:
+        raise BatchError(c.PRIORITIES, "in every fragment", f"only {sorted(arrays)!r:.500}")
+    column.check(array, shape)
+    _check_numbers(column, array)
+    if array.size and array.min() < 0:
+        raise BatchError(c.PRIORITIES, "sizes of errors, at least 0", f"{array.min()}")
 
 
 def checked_errors(name: str, errors: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:

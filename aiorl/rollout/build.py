@@ -272,6 +272,7 @@ def lockstep_sampler(
         reward_limit=_with_clipping(worker, settings).reward_limit,
         reward_scaler=policy.reward_scaler,
         clip_actions=settings.clip_actions,
+        state_every=plan.state_every,
         seed=settings.seed,
         on_step=on_turn,
     )

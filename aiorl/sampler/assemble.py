@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.fragment import Fragment
-from aiorl.policy.postprocess import ScalesRewards, needs_values, postprocessed
+from aiorl.policy.postprocess import ScalesRewards, needs_action_values, needs_values, postprocessed
 from aiorl.sampler.block import StepBlock
 from aiorl.sampler.complete import CompleteEpisodes, Recorded
 from aiorl.sampler.episodes import EpisodeTracker
@@ -24,14 +24,25 @@ FRAGMENT_COLUMNS = frozenset(
     {
         c.OBS, c.NEW_OBS, c.LAST_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.ACTION_LOGP,
         c.ACTION_DIST_INPUTS, c.VF_PREDS, c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES, c.N_STEP_RETURNS,
-        c.DISCOUNTS, c.N_STEPS,
+        c.DISCOUNTS, c.N_STEPS, c.PRIORITIES,
     }
 )  # fmt: skip
 """Names of the columns that can be had in lockstep."""
 
 
+class ActionKind(Protocol):
+    """What the assembler asks of an action distribution."""
+
+    def action_values(self, inputs: F32, actions: Array) -> F32:
+        """Values [T, N] of actions [T, N, ...] for inputs [T, N, P]."""
+
+
 class ValuePolicy(Protocol):
     """What the assembler asks of a policy."""
+
+    @property
+    def distribution(self) -> ActionKind:
+        """Of the actions."""
 
     def initial_state(self, num_rows: int) -> list[F32]:
         """Recurrent state at an episode's start."""
@@ -45,6 +56,7 @@ class Assembler:
 
     Attributes:
         needs_values: the policy's values must be recorded at every step.
+        needs_dist_inputs: so must the inputs of its action distribution.
     """
 
     def __init__(
@@ -68,6 +80,8 @@ class Assembler:
         self._wants_last = self._wants_finals or c.LAST_OBS in columns
         self._needs_final_values = needs_values(postprocess) or c.BOOTSTRAP_VALUES in columns
         self.needs_values = self._needs_final_values or c.VF_PREDS in columns
+        self._needs_action_values = needs_action_values(postprocess)
+        self.needs_dist_inputs = self._needs_action_values or c.ACTION_DIST_INPUTS in columns
 
     def assemble(self, block: StepBlock, tracker: EpisodeTracker, state: Sequence[F32]) -> Fragment:
         """The fragment of one block, cut wherever the block ends.
@@ -91,8 +105,7 @@ class Assembler:
             index, finals = block.followers()
             extras[c.FINAL_INDEX] = index.astype(np.int32)
             extras[c.FINAL_OBS] = finals
-        for number, component in enumerate(block.state_in):
-            extras[c.state_in(number)] = component
+        extras |= block.state_columns()
         return Fragment(self._selected(columns, block.spec.arrays()), extras)
 
     def record(self, block: StepBlock, tracker: EpisodeTracker, state: Sequence[F32]) -> Recorded:
@@ -137,6 +150,8 @@ class Assembler:
             columns[c.SCALED_REWARDS] = self._scaler.of_envs(block.rewards, dones, block.valid)
         if block.spec.keep_dist_inputs:
             columns[c.ACTION_DIST_INPUTS] = block.dist_inputs
+        if self._needs_action_values:
+            columns[c.ACTION_VALUES] = self._policy.distribution.action_values(block.dist_inputs, block.actions)
         if block.spec.keep_values:
             columns[c.VF_PREDS] = block.values
         if block.valid is not None:

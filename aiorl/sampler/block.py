@@ -37,6 +37,7 @@ class BlockSpec:
         keep_dist_inputs: False records only the latest row of them.
         keep_values: False records only the latest row of values.
         sent: names of the columns that leave with the fragment. Those of them made here lie together in memory.
+        state_every: recurrent states are recorded at every so many steps; 0 = at the first alone.
     """
 
     steps: int
@@ -49,6 +50,7 @@ class BlockSpec:
     keep_dist_inputs: bool
     keep_values: bool
     sent: frozenset[str] = frozenset()
+    state_every: int = 0
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shape and dtype of each array of a block by column name, in the order in which they lie in memory.
@@ -108,7 +110,7 @@ class StepBlock:
         valid: [T, N] bool, None as long as every row is a transition.
         derived: [T, N] float32 columns that are sent and not recorded, to be filled in by whoever can.
         finals: true final observations, in the order of steps.
-        state_in: recurrent state at the first step.
+        states: recurrent states at the first step, and at every `state_every` steps behind it.
         filled: steps recorded so far.
     """
 
@@ -123,7 +125,7 @@ class StepBlock:
         "obs",
         "rewards",
         "spec",
-        "state_in",
+        "states",
         "terminateds",
         "truncateds",
         "valid",
@@ -153,8 +155,21 @@ class StepBlock:
         self.derived: dict[str, F32] = {name: arrays[name] for name in _DERIVED if name in arrays}
         self.valid: NDArray[np.bool_] | None = None
         self.finals: list[FinalRows] = []
-        self.state_in = [component.copy() for component in state_in]
+        self.states: list[list[F32]] = []
         self.filled = 0
+        self.note_state(0, state_in)
+
+    def note_state(self, t: int, state: Sequence[F32]) -> None:
+        """Record the recurrent state that goes into step t, if it is wanted and not there yet."""
+        if t == len(self.states) * self.spec.state_every:
+            self.states.append([component.copy() for component in state])
+
+    def state_columns(self) -> dict[str, F32]:
+        """Recurrent states by column name, of each environment the first one [N, ...], or all [N, C, ...]."""
+        if not self.spec.state_every:
+            return {c.state_in(number): component for number, component in enumerate(self.states[0])}
+        by_component = zip(*self.states, strict=True)
+        return {c.state_in(number): np.stack(parts, axis=1) for number, parts in enumerate(by_component)}
 
     def policy_rows(self, *, with_logp: bool) -> Iterator[ActRows]:
         """For each step from the first one that is not recorded, where the policy writes what it gives.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any
 
 from aiorl.callbacks import overridden_hooks
@@ -140,11 +140,10 @@ class Iteration:
         if outputs is None:
             outputs = []
         try:
-            ready = [self._take_in(env_id, agent_obs, poll) for env_id, agent_obs in poll.obs.items()]
+            ready = self._take_in(poll)
             for lane in self._lanes.values():
                 lane.take_in()
-            for one in ready:
-                self._settle(one, outputs)
+            self._settle(ready, outputs)
             for lane in self._lanes.values():
                 lane.take_in()  # first observations of environments that were reset in line
         finally:
@@ -165,76 +164,81 @@ class Iteration:
 
     # --- observations ---
 
-    def _take_in(self, env_id: Any, agent_obs: Mapping[Any, Any], poll: Poll) -> _Ready:
-        """Count the step, and give the observations, with what followed the actions before, to their policies."""
-        episode = self._episodes.get(env_id)
-        try:
-            terminateds, truncateds = poll.terminateds[env_id], poll.truncateds[env_id]
-            all_terminated = bool(terminateds[ALL_AGENTS])
-            all_truncated = bool(truncateds.get(ALL_AGENTS))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise self._bad_flags(env_id, poll) from error
-        if episode is None:
-            episode = self._open_episode(env_id)
-        else:
-            episode.length += 1
-            episode.batch_builder.count += 1
-            rewards = poll.rewards.get(env_id)
-            if rewards:
-                try:
-                    episode.add_rewards(rewards)
-                except (TypeError, ValueError, AttributeError) as error:
-                    if _are_numbers(rewards):  # so it was something else, such as the policy mapping
-                        raise
-                    message = f"rewards are {rewards!r:.200}, expected a number for each agent"
-                    raise episode.fault(BadRewardError, message) from error
-                if not math.isfinite(episode.total_reward):
-                    raise episode.fault(BadRewardError, f"rewards are {rewards!r}, expected finite numbers")
+    def _take_in(self, poll: Poll) -> list[_Ready]:
+        """Count the steps, and give the observations, with what followed the actions before, to their policies."""
         assert self._horizon is not None, "the horizon is known once a turn has begun"
-        has_ended = all_terminated or all_truncated
-        hit_horizon = episode.length >= self._horizon and not has_ended
-        over = has_ended or hit_horizon
-        never_done = self._no_done_at_end or (hit_horizon and self._soft_horizon)
-        if self._setup.observation_fn is not None:
-            agent_obs = self._rewritten(episode, agent_obs)
-        infos = poll.infos.get(env_id)
-        known, turn, t = episode.seats, self._turn, episode.length - 1
-        seats = []
-        new_rows = 0
-        for agent_id, obs in agent_obs.items():
-            seat = known.get(agent_id)
-            if seat is None:
-                seat = episode.seat_for(agent_id)
-            elif seat.done:
-                raise episode.fault(
-                    EnvContractError, f"agent {agent_id!r} was done and is observed again in the same episode"
-                )
-            info = infos.get(agent_id) if infos else None
-            if info is None:
-                info = {}
-            terminated, truncated = terminateds.get(agent_id, False), truncateds.get(agent_id, False)
-            own_done = terminated or truncated
-            reward, is_row = 0.0, False
-            if seat.is_observed:
-                reward, is_row = seat.reward, not info or _is_trained_on(seat, info)
-                if never_done:
-                    terminated = truncated = False
-                elif over and not own_done:
-                    terminated, truncated = all_terminated, all_truncated or hit_horizon
-                if is_row:
-                    new_rows += 1
-                    if seat.waits_from < 0:
-                        episode.batch_builder.expect_rows(seat)
+        horizon, turn, ready = self._horizon, self._turn, []
+        no_done_at_end, soft_horizon = self._no_done_at_end, self._soft_horizon
+        get_episode, is_rewritten = self._episodes.get, self._setup.observation_fn is not None
+        all_obs, all_rewards, all_terminateds, all_truncateds, all_infos, _ = poll[:6]
+        for env_id, agent_obs in all_obs.items():
+            episode = get_episode(env_id)
+            try:
+                terminateds, truncateds = all_terminateds[env_id], all_truncateds[env_id]
+                all_terminated = bool(terminateds[ALL_AGENTS])
+                all_truncated = bool(truncateds.get(ALL_AGENTS))
+            except (KeyError, TypeError, AttributeError) as error:
+                raise self._bad_flags(env_id, poll) from error
+            if episode is None:
+                episode = self._open_episode(env_id)
             else:
-                seat.is_observed = True
-            seat.reward = 0.0
-            seat.seen_at, seat.raw_obs, seat.info = turn, obs, info
-            seat.lane.arriving.append((seat, obs, reward, terminated, truncated, t, info, is_row))
-            if own_done:
-                seat.done = True
-            seats.append(seat)
-        episode.batch_builder.held += new_rows
-        return episode, seats, has_ended, hit_horizon
+                episode.length += 1
+                episode.batch_builder.count += 1
+                rewards = all_rewards.get(env_id)
+                if rewards:
+                    try:
+                        episode.add_rewards(rewards)
+                    except (TypeError, ValueError, AttributeError) as error:
+                        if _are_numbers(rewards):  # so it was something else, such as the policy mapping
+                            raise
+                        message = f"rewards are {rewards!r:.200}, expected a number for each agent"
+                        raise episode.fault(BadRewardError, message) from error
+                    if not math.isfinite(episode.total_reward):
+                        raise episode.fault(BadRewardError, f"rewards are {rewards!r}, expected finite numbers")
+            has_ended = all_terminated or all_truncated
+            hit_horizon = episode.length >= horizon and not has_ended
+            over = has_ended or hit_horizon
+            never_done = no_done_at_end or (hit_horizon and soft_horizon)
+            shown = self._rewritten(episode, agent_obs) if is_rewritten else agent_obs
+            infos = all_infos.get(env_id)
+            known, t = episode.seats, episode.length - 1
+            seats = []
+            new_rows = 0
+            for agent_id, obs in shown.items():
+                seat = known.get(agent_id)
+                if seat is None:
+                    seat = episode.seat_for(agent_id)
+                elif seat.done:
+                    raise episode.fault(
+                        EnvContractError, f"agent {agent_id!r} was done and is observed again in the same episode"
+                    )
+                info = infos.get(agent_id) if infos else None
+                if info is None:
+                    info = {}
+                terminated, truncated = terminateds.get(agent_id, False), truncateds.get(agent_id, False)
+                own_done = terminated or truncated
+                reward, is_row = 0.0, False
+                if seat.is_observed:
+                    reward, is_row = seat.reward, not info or _is_trained_on(seat, info)
+                    if never_done:
+                        terminated = truncated = False
+                    elif over and not own_done:
+                        terminated, truncated = all_terminated, all_truncated or hit_horizon
+                    if is_row:
+                        new_rows += 1
+                        if seat.waits_from < 0:
+                            episode.batch_builder.expect_rows(seat)
+                else:
+                    seat.is_observed = True
+                seat.reward = 0.0
+                seat.seen_at, seat.raw_obs, seat.info = turn, obs, info
+                seat.lane.arriving.append((seat, obs, reward, terminated, truncated, t, info, is_row))
+                if own_done:
+                    seat.done = True
+                seats.append(seat)
+            episode.batch_builder.held += new_rows
+            ready.append((episode, seats, has_ended, hit_horizon))
+        return ready
 
     def _bad_flags(self, env_id: Any, poll: Poll) -> EnvContractError:
         """The error for flags that do not say whether the episode is over."""
@@ -266,32 +270,34 @@ class Iteration:
 
     # --- settlement ---
 
-    def _settle(self, ready: _Ready, outputs: Outputs) -> None:
+    def _settle(self, ready: Sequence[_Ready], outputs: Outputs) -> None:
         """Queue agents for actions, call back, cut, and reset, once all that a poll brought is in the tables."""
-        episode, seats, has_ended, hit_horizon = ready
-        builder = episode.batch_builder
-        if builder.held > self._many_rows:
-            warn_of_long_episode(self._many_rows, episode.env_id, builder.count)
-        over = has_ended or hit_horizon
-        if over:
-            self._report(episode, outputs)
-        else:
-            self._actions[episode.env_id] = {}
-            for seat in seats:
-                if not seat.done:
-                    seat.lane.queue.append(seat)
-        if self._on_step is not None:
-            self._on_step(worker=self._worker, base_env=self.base_env, episode=episode)
-        if has_ended and not self._no_done_at_end:
-            self._check_final_observations(episode)
-        is_long_enough = builder.count >= self._cut_length
-        if (over or is_long_enough) and builder.has_pending_agent_data():
-            if is_long_enough or not self._is_packing:
-                self._cut(episode, outputs)
+        on_step, worker, base_env, actions = self._on_step, self._worker, self.base_env, self._actions
+        many_rows, cut_length = self._many_rows, self._cut_length
+        for episode, seats, has_ended, hit_horizon in ready:
+            builder = episode.batch_builder
+            if builder.held > many_rows:
+                warn_of_long_episode(many_rows, episode.env_id, builder.count)
+            over = has_ended or hit_horizon
+            if over:
+                self._report(episode, outputs)
             else:
-                builder.postprocess(episode)
-        if over:
-            self._end_episode(episode, keep_env=hit_horizon and self._soft_horizon)
+                actions[episode.env_id] = {}
+                for seat in seats:
+                    if not seat.done:
+                        seat.lane.queue.append(seat)
+            if on_step is not None:
+                on_step(worker=worker, base_env=base_env, episode=episode)
+            if has_ended and not self._no_done_at_end:
+                self._check_final_observations(episode)
+            is_long_enough = builder.count >= cut_length
+            if (over or is_long_enough) and builder.has_pending_agent_data():
+                if is_long_enough or not self._is_packing:
+                    self._cut(episode, outputs)
+                else:
+                    builder.postprocess(episode)
+            if over:
+                self._end_episode(episode, keep_env=hit_horizon and self._soft_horizon)
 
     def _cut(self, episode: MultiAgentEpisode, outputs: Outputs) -> None:
         """Keep a place for the batch of what an environment's builder holds."""

@@ -74,7 +74,8 @@ def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> d
         plan: which columns are wanted.
         length: L, rows of a sequence.
     Returns: the plan's columns [L, S, ...]; VALID [L, S] bool; LAST_OBS [S, ...], the observation behind the last
-        valid row, and ``state_in_i`` [S, H], the state before the first row, where the plan wants them.
+        valid row, and ``state_in_i`` [S, H], the state before the first row, where the plan wants them; or [S, C, H],
+        those before every ``state_every`` rows, zeros where there is none.
 
     Raises:
         BatchError: a column that is needed is missing, or holds objects; a length below 1.
@@ -94,6 +95,9 @@ def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> d
         arrays[name][~is_valid] = 0
     for name in state_names:
         arrays[name] = states[name][rows[0]]
+        if plan.state_every:
+            at = rows[:: plan.state_every].T
+            arrays[name] = np.where((at >= 0)[..., None], states[name][at], np.float32(0.0))
     if c.LAST_OBS in plan.of_sequences:
         last = rows[is_valid.sum(0) - 1, np.arange(rows.shape[1])]
         arrays[c.LAST_OBS] = _wanted(batch, [c.NEW_OBS])[c.NEW_OBS][last]

@@ -50,6 +50,9 @@ class ActionKind(Protocol):
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """Log-probabilities [R] of actions [R, ...] for inputs [R, P]."""
 
+    def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """Values [T, N] of actions [T, N, ...] for inputs [T, N, P]; asked for only where rows get priorities."""
+
 
 class ActingPolicy(Protocol):
     """What the sampler asks of a policy; ``OnnxPolicy`` is one."""
@@ -105,6 +108,7 @@ class LockstepSampler:
         reward_limit: float = 0.0,
         reward_scaler: ScalesRewards | None = None,
         clip_actions: bool = True,
+        state_every: int = 0,
         seed: int | None = 0,
         on_step: Callable[[], None] | None = None,
     ) -> None:
@@ -128,6 +132,7 @@ class LockstepSampler:
                 sent as SCALED_REWARDS where REWARDS are; None does not.
             clip_actions: clip what the environment gets to the bounds of its action space; the column keeps
                 the action as chosen.
+            state_every: see `SamplePlan`.
             seed: seeds the environments (``lockstep.env_seeds``) and the choice of actions; None seeds neither.
             on_step: see the class.
         """
@@ -152,8 +157,9 @@ class LockstepSampler:
             action_shape=tuple(policy.distribution.action_shape),
             action_dtype=policy.distribution.action_dtype,
             num_dist_inputs=int(policy.distribution.num_inputs),
-            keep_dist_inputs=c.ACTION_DIST_INPUTS in columns or policy.logp_is_apart,
+            keep_dist_inputs=self._assembler.needs_dist_inputs or policy.logp_is_apart,
             keep_values=self._assembler.needs_values,
+            state_every=state_every,
             sent=frozenset() if complete_episodes else frozenset(columns),
         )
         layout = ActionLayout(env.action_space)
@@ -227,6 +233,7 @@ class LockstepSampler:
         terminateds, truncateds = block.terminateds, block.truncateds
         clip, copy, plain = self._clip, self._actions_need_copy, self._obs_is_plain
         state = self._state
+        notes_states = bool(state and self._spec.state_every)
         inference_s = env_s = processing_s = 0.0
         reports = True
         first = t = block.filled
@@ -240,6 +247,8 @@ class LockstepSampler:
                 if on_step is not None:
                     block.filled, self._state = t, state
                     on_step()
+                if notes_states:
+                    block.note_state(t, state)
                 began = clock()
                 state = act_into(seen, state, noise, rows)
                 acted = clock()
@@ -285,7 +294,8 @@ class LockstepSampler:
         half = self.env.num_envs // 2
         after: list[list[F32]] = []
         for part in (slice(half), slice(half, None)):
-            of_part = ActRows(*(column if column is None else column[part] for column in rows))
+            actions, dist_inputs, values, logp = rows
+            of_part = ActRows(actions[part], dist_inputs[part], values[part], None if logp is None else logp[part])
             after.append(self.policy.act_into(obs[part], [each[part] for each in state], noise[part], of_part))
             self.env.begin(part, of_part.actions)
         return [np.concatenate(parts) for parts in zip(*after, strict=True)]

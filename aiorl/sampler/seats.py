@@ -32,7 +32,7 @@ class Seat:
         lane: its policy's.
         key: its id and its policy's.
         index: its number in the episode, by order of appearance.
-        episode: the episode.
+        episode: the episode; None once the agent has left it.
         env_id: its environment.
         number: its seat in the policy's table, -1 once that is given back.
         opening: row of its first observation in the episode.
@@ -133,6 +133,7 @@ class Seat:
             self._frozen = {
                 **own, c.OBS: self.latest_obs(), c.PREV_REWARDS: self.prev_reward(), "": self.rnn_state()
             }  # fmt: skip
+        self.episode = None  # an episode and its seats would keep each other alive until they are looked for
         number, self.number = self.number, -1
         return number
 

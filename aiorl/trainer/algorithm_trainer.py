@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from aiorl.algorithms.a2c.config import A2CConfig
 from aiorl.algorithms.a3c.config import A3CConfig
 from aiorl.algorithms.algorithm import AlgorithmState
+from aiorl.algorithms.apex.config import ApexConfig
 from aiorl.algorithms.appo.config import APPOConfig
 from aiorl.algorithms.bc.config import BCConfig
 from aiorl.algorithms.cql.config import CQLConfig
@@ -61,6 +62,7 @@ __all__ = [
     "A3CTrainer",
     "APPOTrainer",
     "AlgorithmTrainer",
+    "ApexTrainer",
     "BCTrainer",
     "CQLTrainer",
     "DQNTrainer",
@@ -470,6 +472,12 @@ class DQNTrainer(AlgorithmTrainer):
     """Trains with DQN, see `aiorl.algorithms.dqn`."""
 
     _default_config = DQNConfig
+
+
+class ApexTrainer(AlgorithmTrainer):
+    """Trains with Ape-X, see `aiorl.algorithms.apex`."""
+
+    _default_config = ApexConfig
 
 
 class SACTrainer(AlgorithmTrainer):

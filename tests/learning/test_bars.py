@@ -83,6 +83,20 @@ def test_dqn_with_replay_by_priority_and_n_step_returns_solves_cartpole(tmp_path
     assert evaluate(run_dir, episodes=20, seed=1).mean >= 475
 
 
+def test_apex_solves_cartpole_through_two_workers_that_send_first_priorities(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    result = train_for(run_dir, 250_000, "--env=CartPole-v1", "--algo=apex", "--preset=auto", "--seed=1")
+    assert result["learner"]["updates_skipped"] == 0
+    assert evaluate(run_dir, episodes=20, seed=1).mean >= 475
+
+
+def test_a_recurrent_dqn_balances_a_pole_whose_velocity_it_does_not_see(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    env = "--env=aiorl.testing.envs:CartPoleWithoutVelocities"
+    train_for(run_dir, 100_000, env, "--algo=dqn", "--preset=auto", "--seed=1")
+    assert evaluate(run_dir, episodes=20, seed=1).mean >= 300
+
+
 @pytest.mark.parametrize("seed", SEEDS[:3])
 def test_ppo_solves_pendulum_with_continuous_actions_and_a_filter(tmp_path: Path, seed: int) -> None:
     result = train(

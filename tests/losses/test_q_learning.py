@@ -16,7 +16,10 @@ from aiorl.losses.q_learning import (
     huber,
     legal_q,
     q_targets,
+    rescaled,
+    sequence_priorities,
     td_errors,
+    unrescaled,
     weighted_mean,
 )
 
@@ -141,3 +144,30 @@ def test_small_weights_make_small_steps() -> None:
     losses = tf.constant([1.0, 3.0])
     assert float(weighted_mean(losses, tf.constant([1.0, 1.0]))) == 2.0
     assert float(weighted_mean(losses, tf.constant([0.5, 0.5]))) == 1.0
+
+
+def test_returns_are_rescaled_as_by_hand() -> None:
+    """h(8) = sqrt(9) - 1 + 0.008, and the same below 0."""
+    found = rescaled(tf.constant([0.0, 8.0, -8.0, 99.0])).numpy()
+    np.testing.assert_allclose(found, [0.0, 2.008, -2.008, 9.099], rtol=1e-6)
+
+
+def test_rescaled_returns_of_any_size_are_had_back() -> None:
+    returns = np.concatenate([-np.logspace(-4, 6, 41), [0.0], np.logspace(-4, 6, 41)]).astype(np.float32)
+    found = unrescaled(rescaled(tf.constant(returns))).numpy()
+    np.testing.assert_allclose(found, returns, rtol=2e-5, atol=1e-6)
+
+
+def test_targets_of_rescaled_values_are_rescaled_returns() -> None:
+    """h(1 + 0.5 h^-1(2.008)) = h(1 + 0.5 * 8) = sqrt(6) - 1 + 0.005; behind a terminal state h(1)."""
+    next_q = tf.constant([[2.008, 0.0]] * 2)
+    found = q_targets(tf.constant([1.0, 1.0]), tf.constant([0.5, 0.0]), next_q, is_rescaled=True)
+    np.testing.assert_allclose(found, [6**0.5 - 1 + 0.005, 2**0.5 - 1 + 0.001], rtol=1e-5)
+
+
+def test_hand_worked_priorities_of_sequences_count_trained_steps_alone() -> None:
+    """0.9 * 4 + 0.1 * (4 + 1) / 2; of the second one only the last step counts, of the third none."""
+    errors = tf.constant([[9.0, 9.0, 9.0], [4.0, 7.0, 1.0], [1.0, 2.0, 1.0]])
+    trained = tf.constant([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    np.testing.assert_allclose(sequence_priorities(errors, trained, 0.9), [3.85, 2.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(sequence_priorities(errors, trained, 0.0), [2.5, 2.0, 0.0], rtol=1e-6)

@@ -14,7 +14,7 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.policy.acting_graph import ActingSpec, ArraySpec
-from aiorl.policy.distributions import make_distribution
+from aiorl.policy.distributions import make_distribution, make_named_distribution
 from aiorl.policy.graph_policy import ActRows, GraphPolicy
 from aiorl.policy.postprocess import gae
 
@@ -296,3 +296,58 @@ def test_the_description_carries_the_previous_action():
         with pytest.raises(PolicyError, match="description"):
             ActingSpec.from_dict({**spec.to_dict(), "prev_action": damaged})
     assert dataclasses.replace(spec, prev_action=None) == plain
+
+
+GREEDY_CONFIG = {"postprocess": "n_step_priorities", "postprocess_params": {"gamma": 0.5, "n": 2}}
+
+
+class ShownValues:
+    """Values of three actions are the observation itself."""
+
+    def run(self, obs, state=(), prev=None, out=None):
+        return obs.copy(), obs.max(axis=1), []
+
+
+def make_greedy_policy(config=None, distribution="greedy"):
+    space = spaces.Discrete(3, start=4)
+    spec = ActingSpec(
+        obs_shape=(3,),
+        obs_dtype="float32",
+        state_shapes=(),
+        num_dist_inputs=make_named_distribution(distribution, space).num_inputs,
+        distribution=distribution,
+        action_space=space_to_dict(space),
+        weights=(),
+    )
+    return GraphPolicy(ShownValues(), spec, config=GREEDY_CONFIG if config is None else config, seed=0)
+
+
+def played(policy, *, has_outputs):
+    """Four rows, the last of which is the first of another trajectory."""
+    obs = np.array([[1, 3, 0], [4, 2, 0], [0, 8, 1], [6, 0, 5]], np.float32)
+    rows = {
+        c.OBS: obs, c.NEW_OBS: np.concatenate([obs[1:3], [[6, 5, 0], [2, 0, 0]]]).astype(np.float32),
+        c.ACTIONS: np.array([5, 5, 4, 6]), c.REWARDS: np.array([1, 2, 4, 1], np.float32),
+        c.TERMINATEDS: np.array([False, False, False, True]), c.TRUNCATEDS: np.zeros(4, bool),
+    }  # fmt: skip
+    if has_outputs:
+        rows |= policy.compute_actions(obs, explore=False)[2]
+    return SampleBatch(rows)
+
+
+@pytest.mark.parametrize("has_outputs", [True, False])
+def test_first_priorities_are_errors_by_the_values_that_the_policy_acted_by(has_outputs):
+    """|1 + .5*2 + .25*8 - 3|; |2 + .5*4 + .25*6 - 2|; |4 + .5*6 - 0|; |1 - 5|, it terminated."""
+    policy = make_greedy_policy()
+    batch = played(policy, has_outputs=has_outputs)
+    policy.postprocess_trajectories(batch, np.array([3, 4]))
+    assert batch[c.PRIORITIES].tolist() == [1, 3.5, 7, 4]
+    assert batch[c.PRIORITIES].dtype == np.float32
+    assert batch[c.N_STEP_RETURNS].tolist() == [2, 4, 4, 1]
+    assert batch[c.N_STEPS].tolist() == [2, 2, 1, 1]
+
+
+def test_where_actions_have_no_values_first_priorities_are_refused_by_the_distributions_name():
+    policy = make_greedy_policy(distribution="categorical")
+    with pytest.raises(PolicyError, match="a categorical distribution has no values of actions"):
+        policy.postprocess_trajectories(played(policy, has_outputs=True), np.array([3, 4]))

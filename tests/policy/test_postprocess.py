@@ -7,8 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiorl.data import columns as c
 from aiorl.errors import BatchError
-from aiorl.policy.postprocess import POSTPROCESSORS, gae, gae_columns, needs_values, no_postprocessing, returns
+from aiorl.policy.distributions import MASKED_LOGIT
+from aiorl.policy.postprocess import (
+    POSTPROCESSORS,
+    gae,
+    gae_columns,
+    n_step_priorities,
+    needs_values,
+    no_postprocessing,
+    returns,
+)
 
 
 def column(*values, dtype=np.float32):
@@ -201,9 +211,45 @@ def test_returns_are_sums_to_the_end_of_an_episode_or_of_the_fragment():
     assert {name: sums[:, 0].tolist() for name, sums in made.items()} == {"advantages": [1, 0, 5.5, 7, 8, 5]}
 
 
+def priorities(rewards, largest, taken, bootstrap, terminated=(), truncated=(), invalid=(), finals=None, **settings):
+    """First priorities of one environment, as a list; ends and gaps are given by their rows."""
+    steps = range(len(rewards))
+    made = n_step_priorities(
+        column(*rewards), column(*largest), np.array([bootstrap], np.float32), flags(*(t in terminated for t in steps)),
+        flags(*(t in truncated for t in steps)), None if finals is None else column(*finals),
+        action_values=column(*taken), valid=flags(*(t not in invalid for t in steps)) if invalid else None, **settings,
+    )  # fmt: skip
+    assert made[c.PRIORITIES].dtype == np.float32
+    return made[c.PRIORITIES][:, 0].tolist()
+
+
+def test_a_first_priority_is_the_size_of_the_error_against_the_value_behind_so_many_steps():
+    # |1 + .5*2 + .25*8 - 3|;  |2 + .5*4 + .25*6 - 2|, behind the fragment;  |4 + .5*6 - 9|, one step is left
+    assert priorities([1, 2, 4], [3, 4, 8], [3, 2, 9], 6, gamma=0.5, n=2) == [1, 3.5, 2]
+
+
+def test_a_first_priority_bootstraps_from_nothing_behind_a_termination_and_from_the_final_observation_else():
+    # |1 + .5*2 - 3|;  |2 - 2.5|;  |4 + .5*6 - 9|
+    assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, terminated=[1], gamma=0.5, n=2) == [1, 0.5, 2]
+    # |1 + .5*2 + .25*12 - 3|;  |2 + .5*12 - 2.5|, the final observation's 12 and not the next row's 8
+    truncated = {"truncated": [1], "finals": [0, 12, 0], "gamma": 0.5, "n": 2}
+    assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, **truncated) == [2, 5.5, 2]
+    assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, terminated=[1], **truncated) == [1, 0.5, 2]
+
+
+def test_a_row_that_is_no_transition_has_no_priority_and_is_in_none():
+    # |1 - 3|;  none;  |4 + .5*6 - 9|
+    assert priorities([1, 99, 4], [3, 4, 8], [3, 2, 9], 6, terminated=[0], invalid=[1], gamma=0.5, n=2) == [2, 0, 2]
+
+
+def test_an_observation_without_a_legal_action_is_worth_nothing_in_a_first_priority():
+    found = priorities([1], [3], [3], 0, truncated=[0], finals=[MASKED_LOGIT], gamma=0.5, n=1)
+    assert found == [2]
+
+
 def test_postprocessors_are_found_by_name():
     assert POSTPROCESSORS["gae"].compute is gae_columns
     assert POSTPROCESSORS["returns"].compute is returns
-    assert [name for name in POSTPROCESSORS if needs_values(name)] == ["gae"]
+    assert [name for name in POSTPROCESSORS if needs_values(name)] == ["gae", "n_step_priorities"]
     assert POSTPROCESSORS["none"].compute is no_postprocessing
     assert no_postprocessing(rewards=1, gamma=3) == {}

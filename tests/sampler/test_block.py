@@ -55,7 +55,7 @@ def test_the_state_at_the_first_step_is_a_copy():
     state = [np.zeros((2, 2), np.float32)]
     block = StepBlock(make_block().spec, np.zeros((3, 2, 1), np.float32), state)
     state[0] += 1
-    assert not block.state_in[0].any()
+    assert not block.states[0][0].any()
 
 
 def test_what_is_sent_lies_together_integers_first_and_observations_last():

@@ -109,6 +109,17 @@ def test_a_sequence_that_begins_inside_an_episode_starts_from_the_state_there() 
     assert arrays[c.VALID].T.tolist() == [[True] * 4, [True] * 3 + [False]]
 
 
+def test_states_may_be_had_of_every_so_many_rows_also_behind_an_episode_that_ended() -> None:
+    """Of state 0 at an episode's start, and of none where there is no row."""
+    batch = SampleBatch.concat(
+        [SampleBatch(trajectory(0, 0, 5, c.TERMINATEDS)), SampleBatch(trajectory(1, 0, 3, "cut"))]
+    )
+    plan = SamplePlan(columns=PLAN.columns, state_every=3)
+    arrays = to_sequences(batch, plan, 10)
+    assert arrays[c.T].T.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 0, 0]]
+    assert arrays[STATE].tolist() == [[[0.0], [3.0], [1.0], [0.0]]]
+
+
 def test_a_restart_with_its_state_kept_does_not_follow_in_the_same_sequence() -> None:
     """A soft horizon gives a new episode id at t = 0 with the old state, and rows that never are done."""
     first, second = trajectory(0, 0, 3, c.TERMINATEDS), trajectory(1, 0, 3, "cut")

@@ -135,6 +135,28 @@ def test_recurrent_state_restarts_with_each_episode_and_goes_on_across_fragments
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_recurrent_states_are_sent_of_every_so_many_steps_also_after_a_step_that_was_broken_off(mode):
+    """The fake state counts the steps of its episode; where a row only resets, that of the row is anything."""
+    fails_at = [18]
+
+    def on_step():
+        fails_at[0] -= 1
+        if fails_at[0] == 0:
+            raise OSError("on purpose")
+
+    sampler = make_sampler(make_env(mode), length=7, recurrent=True, state_every=3, on_step=on_step)
+    for number in range(4):
+        if number == 2:
+            with pytest.raises(OSError, match="on purpose"):
+                sampler.sample()
+        fragment = sampler.sample()
+        states, step = fragment.extras[c.state_in(0)], fragment.columns[c.OBS][::3, :, 1]
+        assert states.shape == (2, 3, 1)
+        valid = fragment.columns.get(c.VALID, np.ones((7, 2), bool))[::3]
+        np.testing.assert_array_equal(states[..., 0].T[valid], step[valid])
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_values_of_cut_and_final_observations_come_from_one_call_per_fragment(mode):
     policy = FakePolicy(spaces.Discrete(2))
     make_sampler(make_env(mode, end="truncate"), length=15, policy=policy).sample()
@@ -432,9 +454,7 @@ def test_where_copies_can_begin_half_of_them_step_while_the_others_are_acted_for
     copies = [CountingEnv(2 + index, index=index) for index in range(5)]
     env = Beginning(copies)
     sampler = make_sampler(env, recurrent=recurrent)
-    plain = make_sampler(
-        SerialEnv([CountingEnv(2 + index, index=index) for index in range(5)]), recurrent=recurrent
-    )
+    plain = make_sampler(SerialEnv([CountingEnv(2 + index, index=index) for index in range(5)]), recurrent=recurrent)
     for _ in range(3):
         mine, other = sampler.sample().to_sample_batch(), plain.sample().to_sample_batch()
         assert set(mine) == set(other)

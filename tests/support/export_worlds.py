@@ -77,6 +77,7 @@ WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] =
         spaces.Box(np.array([0.1, -1.0]), np.array([np.inf, 0.3]), dtype=np.float64),
         {"model": {**SMALL, "free_log_std": True}},
     ),
+    "noise of the state": (BOX, TORQUE, {**FILTERED, "use_sde": True, "model": {**SMALL, "use_gru": True}}),
     "memory": (BOX, spaces.Discrete(2, start=3), {**FILTERED, "model": {**SMALL, "use_lstm": True}}),
     "looks back": (BOX, MANY, {"model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True}}),
     "custom": (BOX, FOUR, {"model": {**SMALL, "custom_model": f"{__name__}:sequential"}}),

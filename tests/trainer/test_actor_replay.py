@@ -45,9 +45,11 @@ def check(config: Any, obs: Any) -> None:
     second.stop()
 
 
-@pytest.mark.parametrize("kind", [SACConfig, TD3Config])
-def test_it_trains_over_a_box(kind: Any, tmp_path: Path) -> None:
-    check(kind(run_dir=str(tmp_path / "run"), **SMALL), np.array([0.1, 0.2, 0.3], np.float32))
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(SACConfig, {}), (SACConfig, {"use_sde": True, "sde_sample_freq": 12}), (TD3Config, {})]
+)
+def test_it_trains_over_a_box(kind: Any, settings: dict[str, Any], tmp_path: Path) -> None:
+    check(kind(run_dir=str(tmp_path / "run"), **SMALL, **settings), np.array([0.1, 0.2, 0.3], np.float32))
 
 
 def test_sac_trains_over_choices(tmp_path: Path) -> None:

@@ -86,6 +86,31 @@ def test_whoever_restores_a_checkpoint_trains_as_the_run_goes_on_to_the_bit(tmp_
     second.stop()
 
 
+@pytest.mark.parametrize("looks_back", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_recurrent_one_stores_sequences_and_acts_with_a_state(tmp_path: Path, looks_back: bool) -> None:
+    """In lockstep; a network that looks back is polled."""
+    model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "lstm_use_prev_action_reward": looks_back}
+    trainer: Any = make_config(
+        tmp_path / "run", env="aiorl.testing.envs:CartPoleWithoutVelocities", model=model, rollout_fragment_length=12,
+        replay_sequence_length=6, burn_in=2,
+    ).build()  # fmt: skip
+    for _ in range(4):
+        learner = trainer.train()["learner"]
+    assert learner["training_intensity"] == pytest.approx(2.0, abs=0.1)
+    assert learner["replay_rows"] == 200
+    assert learner["updates_skipped"] == 0
+    path = trainer.save()
+    trainer.stop()
+    policy = load_policy(path)
+    assert policy.is_recurrent
+    obs, state, seen = np.array([0.01, 0.03], np.float32), policy.get_initial_state(), []
+    for _ in range(2):
+        action, state, found = policy.compute_single_action(obs, state, *([0, 1.0] if looks_back else []))
+        assert action == found["action_dist_inputs"].argmax()
+        seen.append(found["action_dist_inputs"].tolist())
+    assert seen[0] != seen[1], "the state counts"
+
+
 RED_AND_BLUE = {
     "env": "aiorl.testing.multi_agent_envs:CountingMultiAgentEnv",
     "multiagent": {

@@ -38,6 +38,12 @@ APPO = {
     **TRACED, **SCHEDULES, "algo": "appo", "num_sgd_iter": 2, "sgd_minibatch_size": 32, "kl_coeff": 0.2,
     "target_update_freq": 2, "observation_filter": "MeanStdFilter",
 }  # fmt: skip
+DQN = {
+    **{key: value for key, value in TRACED.items() if key not in ("sgd_minibatch_size", "num_sgd_iter")},
+    **LSTM, "algo": "dqn", "replay_sequence_length": 4, "burn_in": 1, "prioritized_replay": True,
+    "learning_starts": 32, "replay_capacity": 200, "timesteps_per_iteration": 1, "min_iter_time_s": 0,
+    "lr_schedule": SCHEDULES["lr_schedule"],
+}  # fmt: skip
 IMPALA = {**TRACED, **SCHEDULES, "algo": "impala", "observation_filter": "MeanStdFilter"}
 
 
@@ -104,6 +110,7 @@ SLOW = {
     "impala": IMPALA,
     "a3c, whole episodes": {**IMPALA, **WHOLE, "algo": "a3c"},
     "a3c": {**IMPALA, "algo": "a3c"},
+    "dqn with a memory": DQN,
 }
 
 

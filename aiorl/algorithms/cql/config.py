@@ -16,6 +16,8 @@ _cql = partial(key, group="CQL")
 class CQLConfig(OfflineReplayConfig, SACConfig):
     """CQL's own settings, and its defaults of the common ones; those of SAC are in the group SAC."""
 
+    why_no_exploration = "it learns from stored experience"
+
     algo: str = changed(SACConfig, "algo", "cql")
     entropy_backup: bool = changed(SACConfig, "entropy_backup", False)
 

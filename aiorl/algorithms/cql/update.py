@@ -20,7 +20,7 @@ from aiorl.data import columns as c
 from aiorl.losses.cql import conservative_losses, multiplier_losses, sampled_soft_maximum, soft_maximum
 from aiorl.losses.q_learning import weighted_mean
 from aiorl.models.distributions import to_tf_distribution
-from aiorl.policy.distributions import Categorical
+from aiorl.policy.distributions import Categorical, DiagGaussian
 
 __all__ = ["WEIGHT_LR", "cql_spec"]
 
@@ -85,7 +85,8 @@ def _over_choices(actor: Actor) -> SoftMaximum:
 
 def _over_box(config: CQLConfig, actor: Actor, critics: Critics) -> SoftMaximum:
     distribution, num = to_tf_distribution(actor.distribution), config.cql_actions
-    size = actor.distribution.num_inputs // 2
+    assert isinstance(actor.distribution, DiagGaussian)
+    size = actor.distribution.size
 
     def find(minibatch: Tensors) -> tf.Tensor:
         obs = minibatch[c.OBS]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 
-from aiorl.algorithms.algorithm import Observations
+from aiorl.algorithms.algorithm import Observations, SamplePlan
 from aiorl.algorithms.compiled_update import UpdateSpec
 from aiorl.algorithms.dqn.config import DQNConfig
 from aiorl.algorithms.dqn.update import dqn_spec
@@ -15,6 +16,7 @@ from aiorl.algorithms.q_network import QNetwork
 from aiorl.algorithms.replay_algorithm import ReplayAlgorithm
 from aiorl.algorithms.target_network import TargetNetwork
 from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
 from aiorl.errors import InternalError
 from aiorl.policy.distributions import Greedy
 
@@ -45,6 +47,14 @@ class DQN(ReplayAlgorithm[DQNConfig]):
             dueling_hiddens=own.dueling_hiddens,
             atoms=(own.v_min, own.v_max, own.num_atoms) if own.num_atoms > 1 else None,
         )
+
+    @classmethod
+    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
+        """See the base class; with `worker_priorities` also the size of each row's TD error to the worker."""
+        plan = super().sample_plan(config)
+        if not cls._own(config).worker_priorities:
+            return plan
+        return dataclasses.replace(plan, postprocess="n_step_priorities", columns=(*plan.columns, c.PRIORITIES))
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:

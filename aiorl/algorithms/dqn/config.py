@@ -9,6 +9,7 @@ from aiorl.algorithms.replay_config import ReplayConfig
 from aiorl.config.key import changed, key
 from aiorl.errors import ConfigError
 from aiorl.policy.schedules import Schedule
+from aiorl.replay.sequences import SequenceShape
 
 __all__ = ["DQNConfig"]
 
@@ -18,6 +19,7 @@ _dqn = partial(key, group="DQN")
 class DQNConfig(ReplayConfig):
     """DQN's own settings, and its defaults of the common ones."""
 
+    trains_recurrent_models: ClassVar[bool] = True
     action_spaces: ClassVar[tuple[str, ...] | None] = ("Discrete",)
 
     algo: str = changed(ReplayConfig, "algo", "dqn")
@@ -37,6 +39,37 @@ class DQNConfig(ReplayConfig):
     per_worker_epsilon: bool = _dqn(
         False, "Each worker has a share of random actions of its own, 0.4 down to 0.4^8, and epsilon_schedule none."
     )
+    worker_priorities: bool = _dqn(
+        False, "Workers send the size of each row's TD error by their own values, of returns also with num_atoms; the "
+        "replay draws it by that until it is trained on. Else it is first drawn by the largest error so far.",
+    )  # fmt: skip
+
+    replay_sequence_length: int | None = _dqn(
+        None, "Steps of the sequences that a recurrent network is trained on, burn-in included; null takes "
+        "rollout_fragment_length.", unit="steps", ge=1,
+    )  # fmt: skip
+    burn_in: int = _dqn(
+        0, "Steps at the beginning of a sequence that only bring its stored state up to date.", unit="steps", ge=0
+    )
+    sequence_overlap: int | None = _dqn(
+        None, "Steps that a sequence has in common with the one before; null takes burn_in.", unit="steps", ge=0
+    )
+    sequence_priority_eta: float = _dqn(
+        0.9, "Share of the largest TD error of a sequence in its priority; the rest is that of their mean.", ge=0, le=1
+    )
+    value_rescaling: bool = _dqn(
+        False, "Learn returns in a scale that shrinks large ones, in place of clipping rewards, and undo it in targets."
+    )
+
+    @property
+    def sequence_shape(self) -> SequenceShape | None:
+        """See the base class."""
+        if not self.model.is_recurrent:
+            return None
+        length = self.rollout_fragment_length if self.replay_sequence_length is None else self.replay_sequence_length
+        return SequenceShape(
+            length, self.burn_in, self.burn_in if self.sequence_overlap is None else self.sequence_overlap
+        )
 
     def check(self) -> None:
         """Refuse values that don't go together.
@@ -44,6 +77,7 @@ class DQNConfig(ReplayConfig):
         Raises: ConfigError naming the key that should change.
         """
         super().check()
+        self._check_sequences()
         Schedule(self.epsilon_schedule, key="epsilon_schedule")
         if not all(0 <= value <= 1 for _, value in self.epsilon_schedule):
             raise ConfigError(
@@ -53,10 +87,78 @@ class DQNConfig(ReplayConfig):
             raise ConfigError(
                 "per_worker_epsilon is for workers: who samples in the learner's process never acts at random by it.",
                 key="per_worker_epsilon", value=True,
-                hint="Set num_workers, or bind for workers from elsewhere; or leave it out for epsilon_schedule.",
+                hint="Set num_workers, or bind for workers from elsewhere; or turn it off for epsilon_schedule.",
+            )  # fmt: skip
+        if self.worker_priorities and not self.prioritized_replay:
+            raise ConfigError(
+                "worker_priorities has workers find by what rows are drawn, and without prioritized_replay all are "
+                "drawn alike.",
+                key="worker_priorities", value=True, hint="Set prioritized_replay, or leave worker_priorities out.",
+            )  # fmt: skip
+        if self.worker_priorities and (self.sequence_shape is not None or self.value_rescaling):
+            other = "value_rescaling" if self.value_rescaling else "a recurrent network"
+            raise ConfigError(
+                f"worker_priorities are errors of single rows in units of returns, and {other} trains on others.",
+                key="worker_priorities", value=True,
+                hint="Set worker_priorities: false; rows are first drawn by the largest error so far then.",
             )  # fmt: skip
         if self.num_atoms > 1 and self.v_min >= self.v_max:
             raise ConfigError(
                 f"v_min is {self.v_min:g}, which is not below v_max, {self.v_max:g}.", key="v_min", value=self.v_min,
                 hint="Returns that are to be told apart lie between them.",
+            )  # fmt: skip
+        if self.num_atoms > 1 and self.value_rescaling:
+            raise ConfigError(
+                "value_rescaling is for expected returns; atoms have returns of their own.", key="value_rescaling",
+                value=True, hint="Leave it out, or set num_atoms: 1.",
+            )  # fmt: skip
+
+    def _check_sequences(self) -> None:
+        """Refuse sequences that there can't be.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        shape = self.sequence_shape
+        if shape is None:
+            for name in ("replay_sequence_length", "burn_in", "sequence_overlap"):
+                if getattr(self, name):
+                    raise ConfigError(
+                        f"{name} is for recurrent networks, which are trained on sequences.", key=name,
+                        value=getattr(self, name), hint="Set model.use_lstm or model.use_gru, or leave it out.",
+                    )  # fmt: skip
+            return
+        if not self.is_truncating:
+            raise ConfigError(
+                "a recurrent dqn needs batch_mode truncate_episodes: of whole episodes there are no recurrent states "
+                "where sequences begin.", key="batch_mode", value=self.batch_mode,
+                hint="Leave batch_mode out, and set rollout_fragment_length.",
+            )  # fmt: skip
+        if shape.length > self.rollout_fragment_length:
+            raise ConfigError(
+                f"sequences of {shape.length} steps don't fit into fragments of {self.rollout_fragment_length}.",
+                key="replay_sequence_length", value=shape.length, hint="Set a larger rollout_fragment_length.",
+            )  # fmt: skip
+        if shape.burn_in >= shape.length:
+            raise ConfigError(
+                f"burn_in is {shape.burn_in}, and a sequence has {shape.length} steps: none would be trained on.",
+                key="burn_in", value=shape.burn_in,
+                hint="Set a smaller one, or a larger replay_sequence_length and rollout_fragment_length.",
+            )  # fmt: skip
+        if not shape.burn_in <= shape.overlap < shape.length:
+            raise ConfigError(
+                f"sequence_overlap is {shape.overlap}; it is at least burn_in, {shape.burn_in}, so that every step is "
+                f"trained on, and less than the {shape.length} steps of a sequence.",
+                key="sequence_overlap", value=shape.overlap,
+                hint=f"Leave it out for {shape.burn_in}, or take {shape.length // 2}.",
+            )  # fmt: skip
+        if self.n_step > shape.trained_steps:
+            raise ConfigError(
+                f"n_step is {self.n_step}, and a sequence trains on {shape.trained_steps} steps: none would have so "
+                "many behind it.",
+                key="n_step", value=self.n_step, hint="Set longer sequences.",
+            )  # fmt: skip
+        if self.train_batch_size < shape.trained_steps:
+            raise ConfigError(
+                f"train_batch_size is {self.train_batch_size}, and one sequence trains on {shape.trained_steps} steps.",
+                key="train_batch_size", value=self.train_batch_size, hint=f"Set {32 * shape.trained_steps}, say.",
             )  # fmt: skip

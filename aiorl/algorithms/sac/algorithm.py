@@ -28,9 +28,9 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Actions drawn from the distribution, and uniform ones at first."""
+        """Actions drawn from the distribution, step by step or by noise of the state, and uniform ones at first."""
         own = cls._own(config)
-        return {"exploration": {"type": "StochasticSampling", "random_timesteps": own.random_timesteps}}
+        return {"exploration": own.sampling(random_timesteps=own.random_timesteps)}
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Make room for the replay, critics and temperature; nothing is compiled yet."""

@@ -6,6 +6,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from aiorl.algorithms.actor_replay_config import ActorReplayConfig
+from aiorl.algorithms.sde_config import SDEConfig
 from aiorl.config.key import changed, key
 
 __all__ = ["SACConfig"]
@@ -13,12 +14,14 @@ __all__ = ["SACConfig"]
 _sac = partial(key, group="SAC")
 
 
-class SACConfig(ActorReplayConfig):
+class SACConfig(ActorReplayConfig, SDEConfig):
     """SAC's own settings, and its defaults of the common ones."""
 
     action_spaces: ClassVar[tuple[str, ...] | None] = ("Box", "Discrete")
 
     algo: str = changed(ActorReplayConfig, "algo", "sac")
+    sde_initial_log_std: float = changed(SDEConfig, "sde_initial_log_std", -3.0)
+    sde_learn_features: bool = changed(SDEConfig, "sde_learn_features", True)
 
     initial_alpha: float = _sac(1.0, "Temperature at first: what a nat of entropy is worth, in units of reward.", gt=0)
     alpha_lr: float | None = _sac(

@@ -25,7 +25,7 @@ from aiorl.losses.sac import (
     temperature_losses,
 )
 from aiorl.models.distributions import to_tf_distribution
-from aiorl.policy.distributions import Categorical
+from aiorl.policy.distributions import Categorical, DiagGaussian
 
 __all__ = ["ALPHA_LR", "OF_CHOICES", "sac_spec"]
 
@@ -78,8 +78,8 @@ def _continuous(
     config: SACConfig, actor: Actor, critics: Critics, target: TargetNetwork, log_alpha: Any
 ) -> tuple[LossFunction, LossFunction, LossFunction]:
     distribution = to_tf_distribution(actor.distribution)
-    num_numbers = actor.distribution.num_inputs // 2
-    target_entropy = -float(num_numbers) if config.target_entropy == "auto" else config.target_entropy
+    assert isinstance(actor.distribution, DiagGaussian)
+    target_entropy = -float(actor.distribution.size) if config.target_entropy == "auto" else config.target_entropy
 
     def drawn(obs: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         inputs, _ = actor.outputs(obs)

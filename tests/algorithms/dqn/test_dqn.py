@@ -101,13 +101,18 @@ def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
     [
         ({"learning_starts": 65}, "learning_starts"),
         ({"replay_capacity": 7, "learning_starts": 1}, "replay_capacity"),
-        ({"model": {"use_lstm": True}}, "model.use_lstm"),
         ({"model": {"custom_model": "a:b"}}, "model.custom_model"),
         ({"input": "files/*.json"}, "input"),
         ({"epsilon_schedule": [[0, 2.0]]}, "epsilon_schedule"),
         ({"num_atoms": 5, "v_min": 3, "v_max": 2}, "v_min"),
         ({"per_worker_epsilon": True, "num_workers": 0}, "per_worker_epsilon"),
         ({"n_step": 5}, "n_step"),
+        ({"worker_priorities": True}, "worker_priorities"),
+        ({"worker_priorities": True, "prioritized_replay": True, "value_rescaling": True}, "worker_priorities"),
+        (
+            {"worker_priorities": True, "prioritized_replay": True, "model": {"use_lstm": True}},
+            "worker_priorities",
+        ),
         ({"observation_filter": "MeanStdFilter"}, "observation_filter"),
     ],
 )
@@ -314,6 +319,73 @@ def test_a_fragment_that_would_spoil_the_replay_is_refused() -> None:
     del fragment[c.DISCOUNTS]
     with pytest.raises(BatchError):
         algorithm.check_fragment(fragment)
+
+
+PRIORITISED = {"prioritized_replay": True, "worker_priorities": True, "prioritized_replay_alpha": 1.0}
+
+
+def with_priorities(number: int) -> dict[str, Any]:
+    """A fragment whose second row alone has an error to speak of."""
+    fragment = make_fragment(number)
+    fragment[c.PRIORITIES] = np.zeros(fragment[c.ACTIONS].shape, np.float32)
+    fragment[c.PRIORITIES][1, 0] = 1 + number
+    return fragment
+
+
+def test_rows_are_drawn_by_what_workers_sent_until_they_are_trained_on() -> None:
+    config = make_config(**PRIORITISED)
+    algorithm = DQN(config, make_model(config))
+    fragment = with_priorities(3)
+    algorithm.check_fragment(fragment)
+    algorithm.make_batch([fragment])
+    drawn = algorithm.replay.sample(4, num_batches=8)
+    np.testing.assert_array_equal(drawn.columns[c.OBS], np.broadcast_to(fragment[c.OBS][1, 0], (8, 4, NUM_OBS)))
+    feed_these(algorithm, [with_priorities(4)])
+    assert len(np.unique(algorithm.replay.sample(4, num_batches=50).ids)) < 8
+    feed_these(algorithm, [make_fragment(5) | {c.PRIORITIES: np.ones((4, 2), np.float32)}] * 3)
+    assert len(np.unique(algorithm.replay.sample(4, num_batches=50).ids)) > 20
+
+
+def feed_these(algorithm: DQN, fragments: Any) -> None:
+    for fragment in fragments:
+        algorithm.update(algorithm.make_batch([fragment]), 0)
+
+
+def test_what_a_worker_sends_for_priorities_is_not_looked_at_where_nobody_asked_for_it() -> None:
+    config = make_config(prioritized_replay=True)
+    algorithm = DQN(config, make_model(config))
+    fragment = with_priorities(3) | {c.PRIORITIES: np.full((1,), np.nan)}
+    algorithm.check_fragment(fragment)
+    algorithm.make_batch([fragment])
+    assert len(np.unique(algorithm.replay.sample(4, num_batches=50).ids)) == 8
+
+
+@pytest.mark.parametrize(
+    ("priorities", "said"),
+    [
+        (None, "in every fragment"),
+        (np.full((4, 2), np.nan, np.float32), "finite numbers"),
+        (np.full((4, 2), np.inf, np.float32), "finite numbers"),
+        (np.full((4, 2), 1e39), "numbers of float32"),
+        (np.full((4, 2), -0.5, np.float32), "at least 0"),
+        (np.zeros((2, 4), np.float32), r"shape \(4, 2\)"),
+        (np.zeros((4, 2), np.int64), "what fits float32"),
+        (np.zeros((4, 2), "U3"), "what fits float32"),
+    ],
+)
+def test_priorities_that_are_none_are_refused(priorities: Any, said: str) -> None:
+    config = make_config(**PRIORITISED)
+    algorithm = DQN(config, make_model(config))
+    fragment = make_fragment(1) | ({} if priorities is None else {c.PRIORITIES: priorities})
+    with pytest.raises(BatchError, match=f"priorities.*{said}"):
+        algorithm.check_fragment(fragment)
+
+
+def test_with_priorities_of_workers_too_a_restored_run_goes_on_to_the_bit() -> None:
+    config = make_config(**PRIORITISED, n_step=3)
+    first, second = (DQN(config, make_model(config, seed)) for seed in (1, 5))
+    feed_these(first, map(with_priorities, range(6)))
+    assert_goes_on_to_the_bit(first, second, lambda own: feed_these(own, map(with_priorities, range(50, 53))))
 
 
 def test_the_next_update_after_a_restore_is_equal_to_the_bit(trained: tuple[DQN, list[Any]]) -> None:

@@ -1,0 +1,1 @@
+"""Ape-X: deep Q-learning with many workers and a prioritised replay."""
