@@ -15,6 +15,8 @@ from aiorl.errors import EnvError, UnsupportedEnvError
 
 __all__ = ["NativeVectorEnv"]
 
+_FLAG = np.dtype(np.bool_)
+
 
 class NativeVectorEnv(LockstepEnv):
     """A ``gymnasium.vector.VectorEnv`` as a LockstepEnv."""
@@ -91,7 +93,7 @@ class NativeVectorEnv(LockstepEnv):
         check_rewards(self.env_id, rewards, self._step_of)
         self._check.check_values(obs, self._step_of)
         ended = terminateds | truncateds
-        self._any_ended = bool(ended.any())
+        self._any_ended = bool(np.count_nonzero(ended))
         self._ended = ended
         result = VectorStep(obs, rewards, terminateds, truncateds, valid=valid, infos=infos)
         if self._any_ended and self._mode is not AutoresetMode.NEXT_STEP:
@@ -130,6 +132,12 @@ class NativeVectorEnv(LockstepEnv):
         self, rewards: Any, terminateds: Any, truncateds: Any
     ) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
         shape = (self.num_envs,)
+        if (
+            type(rewards) is type(terminateds) is type(truncateds) is np.ndarray
+            and rewards.shape == terminateds.shape == truncateds.shape == shape
+            and terminateds.dtype is truncateds.dtype is _FLAG
+        ):
+            return rewards, terminateds, truncateds  # as they nearly always are, and this is looked at in each step
         arrays = (np.asarray(rewards), np.asarray(terminateds), np.asarray(truncateds))
         for name, array in zip(("rewards", "terminations", "truncations"), arrays, strict=True):
             if array.shape != shape:
