@@ -7,10 +7,8 @@ policy sampled while it was trained is in the directory of its run.
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,11 @@ from aiorl.offline.episodes import EpisodeAssembler
 from aiorl.offline.formats import WriteOptions
 from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.registry import format_named
-from aiorl.report.replaced_file import replaced, replaced_directory
+from aiorl.report.replaced_file import replaced_directory
 from benchmarks.measure import run_command
+from benchmarks.rows import read_csv, write_csv
 
-__all__ = ["RECORDINGS", "DataRow", "Player", "Recording", "default_cache", "read_data_row", "recorded", "write_csv"]
+__all__ = ["RECORDINGS", "DataRow", "Player", "Recording", "default_cache", "read_data_row", "recorded"]
 
 NUM_FILES = 10
 """Of each recording, about as long as each other."""
@@ -163,23 +162,7 @@ def recorded(recording: Recording, cache: Path, folder: Path) -> list[str]:
 
 def read_data_row(name: str, folder: Path) -> DataRow | None:
     """What is known of a recording; None if it was never made."""
-    path = _row_path(name, folder)
-    if not path.exists():
-        return None
-    with path.open(newline="", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
-    figures = {field: float(row[field]) for field in DataRow.__dataclass_fields__ if field != "version"}
-    counts = {field: int(row[field]) for field in ("policy_env_steps", "rows", "episodes")}
-    return DataRow(**{**figures, **counts}, version=row["version"])  # type: ignore[arg-type]
-
-
-def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows of one form, with a header, in place of what was there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    return next(iter(read_csv(_row_path(name, folder), DataRow)), None)
 
 
 def _row_path(name: str, folder: Path) -> Path:

@@ -10,7 +10,6 @@ learning curve; seeds that have a row are not run again, so that it can be ended
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 import tempfile
@@ -36,8 +35,8 @@ from benchmarks.recordings import (
     default_cache,
     read_data_row,
     recorded,
-    write_csv,
 )
+from benchmarks.rows import add_row, read_csv, write_csv
 from benchmarks.staleness import read_stale_rows, section_of
 from benchmarks.worker_counts import read_workers_rows, workers_section
 
@@ -286,30 +285,13 @@ def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, c
     )
     if not is_offline:
         _write_curve(folder / "curves" / f"{task.name}-{seed}.csv", results)
-    rows = {each.seed: each for each in read_rows(task, folder)} | {seed: row}
-    write_csv(folder / f"{task.name}.csv", [vars(rows[number]) for number in sorted(rows)])
+    add_row(folder / f"{task.name}.csv", row, lambda each: each.seed)
     return row
 
 
 def read_rows(task: Task, folder: Path) -> list[Row]:
     """The rows there are of a task, by seed."""
-    path = folder / f"{task.name}.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Row(
-                seed=int(row["seed"]),
-                env_steps=int(row["env_steps"]),
-                return_mean=float(row["return_mean"]),
-                return_std=float(row["return_std"]),
-                episodes=int(row["episodes"]),
-                wall_s=float(row["wall_s"]),
-                cores=int(row["cores"]),
-                version=row["version"],
-            )
-            for row in csv.DictReader(file)
-        ]
+    return read_csv(folder / f"{task.name}.csv", Row)
 
 
 def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:

@@ -9,7 +9,6 @@ Each row of ``docs/results/staleness.csv`` is one algorithm, lag and seed; those
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import sys
 from collections import deque
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.recordings import write_csv
+from benchmarks.rows import add_row, read_csv
 
 if TYPE_CHECKING:
     from aiorl.wire.messages import Snapshot
@@ -122,17 +121,7 @@ def measured(algo: str, lag: int, seed: int, env_steps: int = ENV_STEPS) -> Stal
 
 def read_stale_rows(folder: Path) -> list[StaleRow]:
     """The rows there are."""
-    path = folder / _FILE
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            StaleRow(
-                row["algo"], int(row["lag"]), int(row["seed"]), int(row["env_steps"]), int(row["train_batch_size"]),
-                float(row["return_last"]), float(row["return_over_all"]),
-            )
-            for row in csv.DictReader(file)
-        ]  # fmt: skip
+    return read_csv(folder / _FILE, StaleRow)
 
 
 def section_of(rows: Iterable[StaleRow]) -> list[str]:
@@ -158,14 +147,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.parse_args(argv)
     folder = Path(__file__).parents[1] / "docs" / "results"
     for seed, lag, algo in itertools.product(SEEDS, LAGS, PRESETS):
-        rows = read_stale_rows(folder)
-        if any((row.algo, row.lag, row.seed) == (algo, lag, seed) for row in rows):
+        if any(_key(row) == (algo, lag, seed) for row in read_stale_rows(folder)):
             continue
         row = measured(algo, lag, seed)
         print(f"{algo}, lag {lag}, seed {seed}: {row.return_last:.1f}, over all {row.return_over_all:.1f}", flush=True)
-        ordered = sorted([*rows, row], key=lambda each: (each.algo, each.lag, each.seed))
-        write_csv(folder / _FILE, [vars(each) for each in ordered])
+        add_row(folder / _FILE, row, _key)
     return 0
+
+
+def _key(row: StaleRow) -> tuple[str, int, int]:
+    return row.algo, row.lag, row.seed
 
 
 if __name__ == "__main__":

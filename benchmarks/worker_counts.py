@@ -9,7 +9,6 @@ those that are there are not run again.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import sys
 import tempfile
@@ -22,7 +21,7 @@ import numpy as np
 
 from aiorl.report.loggers import read_results
 from benchmarks.measure import run_command
-from benchmarks.recordings import write_csv
+from benchmarks.rows import add_row, read_csv
 
 __all__ = ["CASES", "COUNTS", "Case", "WorkersRow", "chance_of", "measured", "read_workers_rows", "workers_section"]
 
@@ -136,17 +135,7 @@ def chance_of(first: Sequence[float], second: Sequence[float]) -> float:
 
 def read_workers_rows(folder: Path) -> list[WorkersRow]:
     """The rows there are."""
-    path = folder / _FILE
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            WorkersRow(
-                row["algo"], int(row["workers"]), int(row["seed"]), int(row["env_steps"]),
-                float(row["return_last"]), float(row["return_over_all"]),
-            )
-            for row in csv.DictReader(file)
-        ]  # fmt: skip
+    return read_csv(folder / _FILE, WorkersRow)
 
 
 def workers_section(rows: Iterable[WorkersRow]) -> list[str]:
@@ -157,7 +146,8 @@ def workers_section(rows: Iterable[WorkersRow]) -> list[str]:
         own = [[row for row in rows if (row.algo, row.workers) == (case.algo, count)] for count in COUNTS]
         if not all(own):
             continue
-        last, over_all = ([[getattr(row, name) for row in group] for group in own] for name in _FIGURES)
+        last = [[row.return_last for row in group] for group in own]
+        over_all = [[row.return_over_all for row in group] for group in own]
         cells = [
             case.algo, str(case.num_envs), f"{case.env_steps:,}",
             *(f"{np.mean(values):.1f} ({np.std(values):.1f})" for values in (*last, *over_all)),
@@ -165,9 +155,6 @@ def workers_section(rows: Iterable[WorkersRow]) -> list[str]:
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return [_HEAD, *lines] if lines else []
-
-
-_FIGURES = ("return_last", "return_over_all")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,14 +168,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(__file__).parents[1] / "docs" / "results"
     chosen = [case for case in CASES if not args.algos or case.algo in args.algos]
     for case, seed, workers in itertools.product(chosen, SEEDS, COUNTS):
-        rows = read_workers_rows(folder)
-        if any((row.algo, row.workers, row.seed) == (case.algo, workers, seed) for row in rows):
+        if any(_key(row) == (case.algo, workers, seed) for row in read_workers_rows(folder)):
             continue
         row = measured(case, workers, seed)
         print(f"{case.algo}, {workers} workers, seed {seed}: {row.return_over_all:.1f} over all", flush=True)
-        ordered = sorted([*rows, row], key=lambda each: (each.algo, each.workers, each.seed))
-        write_csv(folder / _FILE, [vars(each) for each in ordered])
+        add_row(folder / _FILE, row, _key)
     return 0
+
+
+def _key(row: WorkersRow) -> tuple[str, int, int]:
+    return row.algo, row.workers, row.seed
 
 
 if __name__ == "__main__":

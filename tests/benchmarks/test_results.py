@@ -9,8 +9,9 @@ import pytest
 
 from aiorl.offline.readers import FileReader, ReaderOptions
 from benchmarks import recordings
-from benchmarks.recordings import RECORDINGS, DataRow, Player, Recording, read_data_row, recorded, write_csv
+from benchmarks.recordings import RECORDINGS, DataRow, Player, Recording, read_data_row, recorded
 from benchmarks.results import TASKS, OfflineTask, Row, Task, measure, page_of, read_rows
+from benchmarks.rows import write_csv
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.recordings import write_csv
+from benchmarks.rows import write_csv
 from benchmarks.staleness import StaleRow, measured, read_stale_rows, section_of
 
 

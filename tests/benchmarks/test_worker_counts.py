@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.recordings import write_csv
+from benchmarks.rows import write_csv
 from benchmarks.worker_counts import Case, WorkersRow, chance_of, measured, read_workers_rows, workers_section
 
 
