@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
+from q_networks import NUM_ACTIONS, NUM_OBS, START, make_model
 from restored_replays import assert_goes_on_to_the_bit, saved
 
 from aiorl.algorithms.algorithm import Observations
@@ -27,8 +28,6 @@ from aiorl.models.export import export_acting_graph
 from aiorl.policy.acting_graph import ActingGraph
 from aiorl.policy.distributions import MASKED_LOGIT
 
-NUM_ACTIONS, NUM_OBS = 3, 4
-START = 5
 VARIANTS = [
     {"double_q": False, "dueling": False},
     {"double_q": True, "dueling": True, "dueling_hiddens": [6]},
@@ -43,12 +42,6 @@ def make_config(**settings: Any) -> DQNConfig:
         "target_update_freq": 5, "lr": 0.01,
     }  # fmt: skip
     return DQNConfig(**{**small, **settings})
-
-
-def make_model(config: DQNConfig, seed: int = 1, num_mask: int = 0) -> QNetwork:
-    layout = ObsLayout((NUM_OBS,), num_mask=num_mask)
-    observations = Observations(layout.array_shape, "float32", layout)
-    return DQN.build_model(config, observations, spaces.Discrete(NUM_ACTIONS, start=START), seed)  # type: ignore[return-value]
 
 
 def make_fragment(number: int, length: int = 4, num_envs: int = 2) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from gymnasium import spaces
+from q_networks import NUM_ACTIONS, NUM_OBS, START, make_model
 from restored_replays import assert_goes_on_to_the_bit
 
-from aiorl.algorithms.algorithm import Observations
 from aiorl.algorithms.dqn.algorithm import DQN
 from aiorl.algorithms.dqn.config import DQNConfig
 from aiorl.algorithms.dqn.update import dqn_spec
@@ -18,7 +17,6 @@ from aiorl.algorithms.q_network import QNetwork
 from aiorl.algorithms.replay_algorithm import WEIGHTS, replay_spec
 from aiorl.algorithms.target_network import TargetNetwork
 from aiorl.data import columns as c
-from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import BatchError, ConfigError
 from aiorl.models.export import export_acting_graph
 from aiorl.policy.acting_graph import ActingGraph
@@ -26,7 +24,6 @@ from aiorl.policy.distributions import MASKED_LOGIT
 from aiorl.replay import memory
 from aiorl.replay.sequences import FOLLOWING, TRAINED
 
-NUM_ACTIONS, NUM_OBS, START = 3, 4, 5
 LENGTH, BURN_IN, ROWS = 6, 2, 3
 LSTM: dict[str, Any] = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 5}
 GRU: dict[str, Any] = {"fcnet_hiddens": [8], "use_gru": True, "lstm_cell_size": 5}
@@ -40,12 +37,6 @@ def make_config(**settings: Any) -> DQNConfig:
         "training_intensity": 1.2, "learning_starts": 16, "replay_capacity": 64, "target_update_freq": 5,
     }  # fmt: skip
     return DQNConfig(**{**small, **settings})
-
-
-def make_model(config: DQNConfig, seed: int = 1, num_mask: int = 0) -> QNetwork:
-    layout = ObsLayout((NUM_OBS,), num_mask=num_mask)
-    observations = Observations(layout.array_shape, "float32", layout)
-    return DQN.build_model(config, observations, spaces.Discrete(NUM_ACTIONS, start=START), seed)  # type: ignore[return-value]
 
 
 def make_minibatch(model: QNetwork, seed: int) -> dict[str, Any]:

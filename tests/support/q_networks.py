@@ -1,0 +1,19 @@
+"""A small network of Q values, for tests of what trains it."""
+
+from __future__ import annotations
+
+from gymnasium import spaces
+
+from aiorl.algorithms.algorithm import Observations
+from aiorl.algorithms.dqn.algorithm import DQN
+from aiorl.algorithms.dqn.config import DQNConfig
+from aiorl.algorithms.q_network import QNetwork
+from aiorl.data.obs_layout import ObsLayout
+
+NUM_ACTIONS, NUM_OBS, START = 3, 4, 5
+
+
+def make_model(config: DQNConfig, seed: int = 1, num_mask: int = 0) -> QNetwork:
+    layout = ObsLayout((NUM_OBS,), num_mask=num_mask)
+    observations = Observations(layout.array_shape, "float32", layout)
+    return DQN.build_model(config, observations, spaces.Discrete(NUM_ACTIONS, start=START), seed)  # type: ignore[return-value]
