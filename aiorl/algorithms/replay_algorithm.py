@@ -202,10 +202,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Raises: TrainingDiverged after too many skipped calls in a row.
         """
         own = self._config
-        trained_steps = own.minibatch_entries * own.entry_steps
         if self.replay.stored * own.entry_steps >= own.first_rows or self._pieces.has_come_round:
             self._counted += int(batch[_CAME][0])
-            self._due += int(batch[_CAME][0]) * own.training_intensity / trained_steps
+            self._due += int(batch[_CAME][0]) * own.training_intensity / own.minibatch_rows
         left = steps = int(self._due)
         self._due -= steps
         beta = self._beta.value(env_steps_total)
@@ -248,7 +247,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Sequences count as full.
         """
         own = self._config
-        trained = self._steps * own.minibatch_entries * own.entry_steps
+        trained = self._steps * own.minibatch_rows
         return {
             "replay_rows": float(len(self.replay) * own.entry_steps),
             "rows_stored": float(self.replay.stored * own.entry_steps),

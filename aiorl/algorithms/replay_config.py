@@ -118,6 +118,11 @@ class ReplayConfig(CommonConfig):
         return max(1, self.train_batch_size // self.entry_steps)
 
     @property
+    def minibatch_rows(self) -> int:
+        """Rows that a minibatch trains on, where its sequences are full."""
+        return self.minibatch_entries * self.entry_steps
+
+    @property
     def capacity_entries(self) -> int:
         """Rows or sequences that are stored."""
         return max(1, self.replay_capacity // self.entry_steps)
@@ -134,7 +139,7 @@ class ReplayConfig(CommonConfig):
     def usual_minibatches(self) -> int:
         """Minibatches that become due by one update's usual fragments, at most."""
         rows = self.fragments_per_update * self.fragment_steps * self.training_intensity
-        return max(1, math.ceil(rows / (self.minibatch_entries * self.entry_steps)))
+        return max(1, math.ceil(rows / self.minibatch_rows))
 
     def minibatch_cycle(self) -> int:
         """Minibatches after which all that is made at every so many of them begins again."""

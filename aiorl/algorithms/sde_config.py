@@ -65,9 +65,10 @@ class SDEConfig(CommonConfig):
         """
         super().check()
         for name in ("sde_sample_freq", "sde_initial_log_std", "sde_learn_features"):
-            value = getattr(self, name)
-            if not self.use_sde and value != type(self).model_fields[name].default:
-                raise ConfigError(f"{name} is for use_sde.", key=name, value=value, hint="Set use_sde: true.")
+            if not self.use_sde and not self.is_default(name):
+                raise ConfigError(
+                    f"{name} is for use_sde.", key=name, value=getattr(self, name), hint="Set use_sde: true."
+                )
         if self.sde_sample_freq == 0:
             raise ConfigError(
                 "sde_sample_freq is 0, expected a number of steps.", key="sde_sample_freq", value=0,

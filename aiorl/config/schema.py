@@ -305,6 +305,10 @@ class CommonConfig(WorkerConfig):
         """What a user set, nested as the config is: neither defaults nor what a preset says."""
         return self._origins.users_values(self.to_dict(), type(self)().to_dict())
 
+    def is_default(self, name: str) -> bool:
+        """Whether a key has the value that it has unless somebody says otherwise."""
+        return bool(getattr(self, name) == type(self).model_fields[name].default)
+
     def origin_of(self, key: str) -> str:
         """Where a value comes from: a default, a preset, a line of a file, an argument.
 

@@ -15,7 +15,6 @@ __all__ = ["DQNConfig"]
 
 _dqn = partial(key, group="DQN")
 _LEAST_SEQUENCE = 8
-_DEFAULT_ETA = 0.9
 
 
 class DQNConfig(ReplayConfig):
@@ -57,7 +56,7 @@ class DQNConfig(ReplayConfig):
         None, "Steps that a sequence has in common with the one before; null takes burn_in.", unit="steps", ge=0
     )
     sequence_priority_eta: float = _dqn(
-        _DEFAULT_ETA, "Share of the largest TD error of a sequence in its priority; the rest is that of their mean.",
+        0.9, "Share of the largest TD error of a sequence in its priority; the rest is that of their mean.",
         ge=0, le=1,
     )  # fmt: skip
     value_rescaling: bool = _dqn(
@@ -124,7 +123,7 @@ class DQNConfig(ReplayConfig):
         shape = self.sequence_shape
         if shape is None:
             for name in ("replay_sequence_length", "burn_in", "sequence_overlap", "sequence_priority_eta"):
-                if getattr(self, name) != type(self).model_fields[name].default:
+                if not self.is_default(name):
                     raise ConfigError(
                         f"{name} is for recurrent networks, which are trained on sequences.", key=name,
                         value=getattr(self, name), hint="Set model.use_lstm or model.use_gru, or leave it out.",
@@ -137,7 +136,7 @@ class DQNConfig(ReplayConfig):
                 hint="Set rollout_fragment_length: 40, replay_sequence_length: 24, burn_in: 8 and train_batch_size: "
                 "256, say, or replay_sequence_length if you mean it.",
             )  # fmt: skip
-        if not self.prioritized_replay and self.sequence_priority_eta != _DEFAULT_ETA:
+        if not (self.prioritized_replay or self.is_default("sequence_priority_eta")):
             raise ConfigError(
                 "sequence_priority_eta is for prioritized_replay.", key="sequence_priority_eta",
                 value=self.sequence_priority_eta, hint="Set prioritized_replay, or leave it out.",
