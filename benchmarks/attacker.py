@@ -79,9 +79,9 @@ class Attacker:
         found.connect(f"tcp://{_HOST}:{self.port + (kind == zmq.XSUB)}")
         return found
 
-    def dial(self, port_offset: int = 0) -> socket.socket:
+    def dial(self, port_offset: int = 0, timeout_s: float = 1.0) -> socket.socket:
         """A plain connection."""
-        return socket.create_connection((_HOST, self.port + port_offset), timeout=1.0)
+        return socket.create_connection((_HOST, self.port + port_offset), timeout=timeout_s)
 
     def at_rate(self, per_s: float) -> Iterator[int]:
         """Count up, so often a second, until the time is over; what could not be done in time is left out."""
@@ -148,7 +148,7 @@ def silence(attacker: Attacker) -> int:
     with contextlib.ExitStack() as stack:
         for number in range(100):
             stack.enter_context(attacker.connect())
-            stack.enter_context(attacker.dial(number % 2))
+            stack.enter_context(attacker.dial(number % 2, timeout_s=10.0))  # in a full queue, it is tried again after 1 s
         time.sleep(attacker.until - time.monotonic())
     return 200
 

@@ -173,7 +173,7 @@ class TransportConfig(BaseModel):
         unit="s", gt=0, where="learner",
     )  # fmt: skip
     lease_timeout_s: float = _transport(
-        30.0, "A worker that brings no fragment for so long, and for several times as long as the others need, is "
+        5.0, "A worker that brings no fragment for so long, and for several times as long as the others need, is "
         "named and what it owes is leased to the others.", unit="s", gt=0, where="learner",
     )  # fmt: skip
     max_message_bytes: int = _transport(

@@ -1,9 +1,9 @@
 """Which fault comes when: the same for the same seed, whatever the machine makes of it.
 
 Kinds of one class come in shuffled rounds, so that each comes about as often as the others. Two classes keep a
-distance, because what they do would add up: a kind that silences a worker lets on-policy training wait for that
-worker's heartbeats (10 s), and two of them in a row would be measured as one long standstill; and a learner that is
-killed again before it trains is never seen to recover.
+distance, because what they do would add up: a kind that silences a worker lets on-policy training wait until what that
+worker owes is leased to others (5 s), and several of them in a row would be measured as one long standstill; and a
+learner that is killed again before it trains is never seen to recover.
 """
 
 from __future__ import annotations

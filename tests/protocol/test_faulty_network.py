@@ -148,6 +148,8 @@ class FaultyNetwork(RuleBasedStateMachine):
             self.live[event.incarnation] = event.slot
         elif isinstance(event, ev.WorkerLost):
             assert self.live.pop(event.incarnation) == event.slot
+        elif isinstance(event, ev.LeaseOverdue):
+            self.dealt += event.fragments  # leased to others, and may still come
         elif isinstance(event, ev.PeerRejected):
             assert not event.dropped, f"an honest peer was dropped: {event.reason}"
 
