@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from aiorl.config.parts import ModelConfig, StateDependentNoise
+from aiorl.config.parts import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.models.actor_critic import ActorCritic, Parts
 from aiorl.models.branch import make_branch
@@ -36,7 +36,7 @@ class Actor(ActorCritic):
         rng: np.random.Generator,
         *,
         is_deterministic: bool = False,
-        noise: StateDependentNoise | None = None,
+        noise: SDESettings | None = None,
     ) -> None:
         """Build it.
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from aiorl.config.parts import ModelConfig, StateDependentNoise
+from aiorl.config.parts import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import PolicyError
 from aiorl.models.branch import Branch, make_branch
@@ -56,7 +56,7 @@ class ActorCritic(Network):
         distribution: ActionDistribution,
         config: ModelConfig,
         rng: np.random.Generator,
-        noise: StateDependentNoise | None = None,
+        noise: SDESettings | None = None,
     ) -> None:
         if config.lstm_use_prev_action_reward:
             self._looks_at = to_tf_distribution(distribution)
@@ -81,7 +81,7 @@ class ActorCritic(Network):
         self._take_variables(named)
 
     def _add_deviations(
-        self, distribution: ActionDistribution, num_features: int, noise: StateDependentNoise
+        self, distribution: ActionDistribution, num_features: int, noise: SDESettings
     ) -> tuple[int, ActionDistribution]:
         """Have features make deviations; what is left to the policy's head, and the distribution with these features.
 

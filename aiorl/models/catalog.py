@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.config.parts import ModelConfig, StateDependentNoise
+from aiorl.config.parts import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.models.actor_critic import ActorCritic
@@ -33,7 +33,7 @@ def build_model(
     *,
     seed: int | None = None,
     layout: ObsLayout | None = None,
-    noise: StateDependentNoise | None = None,
+    noise: SDESettings | None = None,
 ) -> ActorCritic:
     """The built-in network for a kind of observation.
 

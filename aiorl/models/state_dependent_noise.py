@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from aiorl.config.parts import StateDependentNoise
+from aiorl.config.parts import SDESettings
 from aiorl.errors import ConfigError
 from aiorl.policy.distributions import ActionDistribution, DiagGaussian
 
@@ -25,7 +25,7 @@ class StateDependentDeviations:
         log_std: Keras variable [F, A].
     """
 
-    def __init__(self, distribution: DiagGaussian, settings: StateDependentNoise) -> None:
+    def __init__(self, distribution: DiagGaussian, settings: SDESettings) -> None:
         """Make the weights for a distribution with features."""
         shape = distribution.num_features, distribution.size
         self.log_std = keras.Variable(np.full(shape, settings.initial_log_std, np.float32))

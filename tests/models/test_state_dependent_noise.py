@@ -10,7 +10,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from aiorl.algorithms.actor_network import Actor
-from aiorl.config.parts import ModelConfig, StateDependentNoise
+from aiorl.config.parts import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.models.catalog import build_model
@@ -21,11 +21,11 @@ from aiorl.policy.distributions import make_distribution
 
 BOX = spaces.Box(-1.0, 2.0, (2,))
 GAUSSIAN = make_distribution(BOX)
-FIXED, LEARNT = StateDependentNoise(-1.0, False), StateDependentNoise(-1.0, True)
+FIXED, LEARNT = SDESettings(-1.0, False), SDESettings(-1.0, True)
 OBS = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 
 
-def make(noise: StateDependentNoise = FIXED, **config: Any) -> Any:
+def make(noise: SDESettings = FIXED, **config: Any) -> Any:
     model = build_model((3,), "float32", GAUSSIAN, {"fcnet_hiddens": [8], **config}, seed=1, noise=noise)
     rng = np.random.default_rng(2)
     for name, variable in model.variables.items():
@@ -88,7 +88,7 @@ def test_workers_get_the_shares_of_features_in_the_deviations(config: dict[str, 
 
 
 @pytest.mark.parametrize(("noise", "learns"), [(FIXED, False), (LEARNT, True)])
-def test_features_learn_from_the_deviations_only_where_they_are_to(noise: StateDependentNoise, learns: bool) -> None:
+def test_features_learn_from_the_deviations_only_where_they_are_to(noise: SDESettings, learns: bool) -> None:
     model = make(noise)
     with tf.GradientTape() as tape:
         entropy = tf.reduce_sum(to_tf_distribution(model.distribution).entropy(model.forward(OBS)[0]))
