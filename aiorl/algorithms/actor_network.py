@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from aiorl.config.parts import ModelConfig, StateDependentNoise
+from aiorl.config.parts import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
-from aiorl.models.actor_critic import ActorCritic, Parts
+from aiorl.models.actor_critic import ActorCritic, Outputs, Parts
 from aiorl.models.branch import make_branch
 from aiorl.models.networks import dense, layer_variables
 from aiorl.policy.distributions import LOG_STD_MIN, ActionDistribution
@@ -36,7 +36,7 @@ class Actor(ActorCritic):
         rng: np.random.Generator,
         *,
         is_deterministic: bool = False,
-        noise: StateDependentNoise | None = None,
+        noise: SDESettings | None = None,
     ) -> None:
         """Build it.
 
@@ -71,14 +71,15 @@ class Actor(ActorCritic):
         """
         obs, mask = self._without_mask(obs)
         with self._using(weights):
-            return self._outputs(obs, mask), mask
+            return self._outputs(obs, mask)[0], mask
 
-    def _outputs(self, obs: Any, mask: Any) -> Any:
+    def _outputs(self, obs: Any, mask: Any) -> tuple[Any, Any]:
+        """What the network itself gives for observations, and their features."""
         features, _ = self._branches[0].step(obs, None, [])
-        return self._masked(self._dist_inputs(features), mask)
+        return self._masked(self._dist_inputs(features), mask), features
 
-    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> tuple[Any, Any, list[Any]]:
-        inputs = self._outputs(obs, mask)
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> Outputs:
+        inputs, features = self._outputs(obs, mask)
         if self._is_deterministic:
             inputs = tf.concat([inputs, tf.zeros_like(inputs) + LOG_STD_MIN], axis=-1)
-        return inputs, tf.zeros_like(inputs[:, 0]), []
+        return Outputs(inputs, tf.zeros_like(inputs[:, 0]), [], features)

@@ -172,7 +172,7 @@ class Algorithm(ABC):
     def build_model(
         cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
     ) -> ActorCritic:
-        """Build the network: it learns, and the part of it that `forward_step` runs acts. Loads TensorFlow.
+        """Build the network: it learns, and the part of it that `acting_step` runs acts. Loads TensorFlow.
 
         Args:
             config: the policy's.

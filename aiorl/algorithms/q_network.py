@@ -12,7 +12,7 @@ from aiorl.config.parts import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.losses.categorical_q import expected_q, support
 from aiorl.losses.q_learning import dueling
-from aiorl.models.actor_critic import ActorCritic, Parts
+from aiorl.models.actor_critic import ActorCritic, Outputs, Parts
 from aiorl.models.branch import make_branch
 from aiorl.models.distributions import Categorical
 from aiorl.models.networks import dense, layer_variables, make_stack
@@ -119,14 +119,14 @@ class QNetwork(ActorCritic):
             return given["q"]
         return dueling(given["value"], given["advantage"], mask, axis=-1 if self.atoms is None else -2)
 
-    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> tuple[Any, Any, list[Any]]:
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> Outputs:
         ((branch, state),) = parts
         features, state_out = branch.step(obs, previous, state)
         values = self._q(features, mask)
         if self.atoms is not None:
             values = expected_q(values, self.atoms)
         values = self._masked(values, mask)
-        return values, tf.reduce_max(values, axis=-1), state_out
+        return Outputs(values, tf.reduce_max(values, axis=-1), state_out)
 
     def _shaped(self, outputs: Any) -> Any:
         return (

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from aiorl.config.key import key
-from aiorl.config.parts import StateDependentNoise
+from aiorl.config.parts import SDESettings
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 
@@ -41,11 +41,11 @@ class SDEConfig(CommonConfig):
     )
 
     @property
-    def state_dependent_noise(self) -> StateDependentNoise | None:
+    def state_dependent_noise(self) -> SDESettings | None:
         """See the base class."""
         if not self.use_sde:
             return None
-        return StateDependentNoise(self.sde_initial_log_std, self.sde_learn_features)
+        return SDESettings(self.sde_initial_log_std, self.sde_learn_features)
 
     def sampling(self, **settings: Any) -> dict[str, Any]:
         """The exploration of a policy that draws its actions (see `aiorl.policy.exploration`).

@@ -15,7 +15,7 @@ from aiorl.errors import ConfigError
 __all__ = [
     "ModelConfig",
     "MultiAgentConfig",
-    "StateDependentNoise",
+    "SDESettings",
     "TransportConfig",
     "WorkerModelConfig",
     "WorkerMultiAgentConfig",
@@ -122,7 +122,7 @@ class ModelConfig(WorkerModelConfig):
             )  # fmt: skip
 
 
-class StateDependentNoise(NamedTuple):
+class SDESettings(NamedTuple):
     """Deviations of actions that a network's features make up, for exploration by noise of the state (gSDE).
 
     Attributes:

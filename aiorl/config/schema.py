@@ -25,7 +25,7 @@ from aiorl.config.key import all_keys, key
 from aiorl.config.layers import Layer, Origins, file_layer, located, merged
 from aiorl.config.legacy import check_removed, rename_legacy
 from aiorl.config.merge import deep_update, to_plain, with_base_config
-from aiorl.config.parts import ModelConfig, MultiAgentConfig, StateDependentNoise, TransportConfig
+from aiorl.config.parts import ModelConfig, MultiAgentConfig, SDESettings, TransportConfig
 from aiorl.config.presets import AUTO, with_preset
 from aiorl.config.withheld import restore_withheld
 from aiorl.config.worker import WorkerConfig
@@ -411,7 +411,7 @@ class CommonConfig(WorkerConfig):
             )  # fmt: skip
 
     @property
-    def state_dependent_noise(self) -> StateDependentNoise | None:
+    def state_dependent_noise(self) -> SDESettings | None:
         """How networks make noise of the state (gSDE); None = they don't."""
         return None
 

@@ -20,7 +20,7 @@ from aiorl.policy.acting_graph import (
     VF_OUTPUT,
     ArraySpec,
 )
-from aiorl.policy.distributions import ActionDistribution, SquashedGaussian
+from aiorl.policy.distributions import SquashedGaussian
 
 __all__ = ["describe"]
 
@@ -131,13 +131,6 @@ def _meaning_of_action(form: PolicyForm, part: ActionPart) -> str:
     return "mean of the distribution" + (", clipped to the bounds of the space" if part.bounds is not None else "")
 
 
-def _meaning_of_gaussian(kind: ActionDistribution) -> str:
-    text = "means, then logarithms of standard deviations (held within -20 and 2)"
-    if getattr(kind, "num_features", 0):
-        text += ", then each feature's share in them, which only exploration reads"
-    return text
-
-
 def _meaning_of_output(form: PolicyForm, spec: ArraySpec) -> str:
     if spec.name == DIST_INPUTS_OUTPUT:
         kinds = " then ".join(
@@ -146,7 +139,7 @@ def _meaning_of_output(form: PolicyForm, spec: ArraySpec) -> str:
                 "multi_categorical": "logits of each choice, one after the other",
                 "bernoulli": "logit of each bit's being 1",
             }.get(part.distribution.name)
-            or _meaning_of_gaussian(part.distribution)
+            or "means, then logarithms of standard deviations (held within -20 and 2)"
             for part in form.actions
         )
         return f"inputs of the action distribution, before anything is chosen: {kinds}"

@@ -26,6 +26,7 @@ Array = NDArray[Any]
 
 _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 _PREFIX = "aiorl/"
+_WIDE = _PREFIX + DIST_INPUTS_OUTPUT
 _ROWS = "N"
 _MAX_WEIGHT_BYTES = (2 << 30) - (64 << 20)
 """A file of Protocol Buffers has at most 2 GiB."""
@@ -53,6 +54,9 @@ def to_onnx(form: PolicyForm) -> bytes:
     if form.normalisation is not None:
         _rename(network["node"], {OBS_INPUT: normalise(before, OBS_INPUT, form.normalisation)})
     after = _Nodes("after")
+    if spec.num_features:  # what only exploration reads comes behind the inputs of the distribution
+        _rename(network["node"], {DIST_INPUTS_OUTPUT: _WIDE}, of_outputs=True)
+        after.name_output(after.columns(_WIDE, 0, spec.num_dist_inputs), DIST_INPUTS_OUTPUT)
     for part in form.actions:
         after.name_output(choose_action(after, DIST_INPUTS_OUTPUT, part), part.output.name)
     graph = {
@@ -174,9 +178,10 @@ def _value_infos(specs: Iterable[ArraySpec]) -> list[Message]:
     ]
 
 
-def _rename(nodes: Iterable[Message], renamed: Mapping[str, str]) -> None:
-    """Rename what nodes take, those of inner graphs included."""
+def _rename(nodes: Iterable[Message], renamed: Mapping[str, str], *, of_outputs: bool = False) -> None:
+    """Rename what nodes take, those of inner graphs included, and perhaps what they give."""
     for node in nodes:
-        node["input"] = [renamed.get(name, name) for name in node.get("input", [])]
+        for names in ("input", "output") if of_outputs else ("input",):
+            node[names] = [renamed.get(name, name) for name in node.get(names, [])]
         for attribute in node.get("attribute", []):
-            _rename(attribute.get("g", {}).get("node", []), renamed)
+            _rename(attribute.get("g", {}).get("node", []), renamed, of_outputs=of_outputs)

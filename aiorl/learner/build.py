@@ -31,6 +31,7 @@ from aiorl.learner.policy_plan import PlannedPolicy, plan_policies, with_setting
 from aiorl.learner.tf_runtime import configure_tensorflow, import_tensorflow
 from aiorl.observation.filters import ObservationFilter, make_filter
 from aiorl.observation.returns import ReturnFilter, returns_of
+from aiorl.policy.exploration import make_exploration
 from aiorl.policy.policy_map import policy_seed
 from aiorl.report.loggers import check_loggers
 from aiorl.wire.messages import PolicyGraph
@@ -183,7 +184,8 @@ def build_learning(
         if policy.policy_class is not None:
             continue
         seed = None if config.seed is None else policy_seed(config.seed, position)
-        model, graphs[policy_id] = _build_network(kinds[policy_id], policy, filters[policy_id], seed)
+        exploration = parts[policy_id].config.get("exploration")
+        model, graphs[policy_id] = _build_network(kinds[policy_id], policy, filters[policy_id], seed, exploration)
         if policy.is_trained:
             learners[policy_id] = policy.config, model
         else:
@@ -224,11 +226,17 @@ def _make_callbacks(config: CommonConfig, kind: type[DefaultCallbacks] | None) -
 
 
 def _build_network(
-    kind: type[Algorithm], policy: PlannedPolicy, observation_filter: ObservationFilter, seed: int | None
+    kind: type[Algorithm],
+    policy: PlannedPolicy,
+    observation_filter: ObservationFilter,
+    seed: int | None,
+    exploration: Any,
 ) -> tuple[Any, PolicyGraph]:
     """A policy's model (Any: named here it would load TensorFlow) and what workers act with.
 
     Both take what comes out of the filter.
+
+    Raises: ConfigError if workers could not explore so by such a model.
     """
     from aiorl.models.export import describe_policy
 
@@ -238,6 +246,7 @@ def _build_network(
         policy.preprocessor.layout,
     )
     model = kind.build_model(policy.config, observations, policy.action_space, seed)
+    make_exploration(exploration, model.distribution)  # refused here once, and not by each worker
     is_of_catalog = getattr_static(kind, "build_model") is getattr_static(Algorithm, "build_model")
     graph, description = describe_policy(model, policy.config.model.model_dump() if is_of_catalog else None)
     return model, {"graph": graph, "spec": description}

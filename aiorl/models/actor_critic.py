@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from aiorl.config.parts import ModelConfig, StateDependentNoise
+from aiorl.config.parts import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import PolicyError
 from aiorl.models.branch import Branch, make_branch
@@ -19,7 +19,7 @@ from aiorl.models.networks import Network, dense, layer_variables
 from aiorl.models.state_dependent_noise import StateDependentDeviations, with_features
 from aiorl.policy.distributions import MASKED_LOGIT, ActionDistribution
 
-__all__ = ["ActorCritic", "Parts"]
+__all__ = ["ActorCritic", "Outputs", "Parts"]
 
 F32 = NDArray[np.float32]
 Parts = Sequence[tuple[Branch, Sequence[Any]]]
@@ -27,6 +27,22 @@ Parts = Sequence[tuple[Branch, Sequence[Any]]]
 
 _POLICY_GAIN = 0.01
 _VALUE_GAIN = 1.0
+
+
+class Outputs(NamedTuple):
+    """What a network gives of one step.
+
+    Attributes:
+        dist_inputs: [B, P] inputs of the action distribution.
+        values: [B].
+        state: recurrent state after the step, [B, ...] for each component.
+        features: [B, F] of the policy's last hidden layer; None where nothing is made of them but the rest.
+    """
+
+    dist_inputs: Any
+    values: Any
+    state: list[Any]
+    features: Any = None
 
 
 class ActorCritic(Network):
@@ -56,7 +72,7 @@ class ActorCritic(Network):
         distribution: ActionDistribution,
         config: ModelConfig,
         rng: np.random.Generator,
-        noise: StateDependentNoise | None = None,
+        noise: SDESettings | None = None,
     ) -> None:
         if config.lstm_use_prev_action_reward:
             self._looks_at = to_tf_distribution(distribution)
@@ -81,7 +97,7 @@ class ActorCritic(Network):
         self._take_variables(named)
 
     def _add_deviations(
-        self, distribution: ActionDistribution, num_features: int, noise: StateDependentNoise
+        self, distribution: ActionDistribution, num_features: int, noise: SDESettings
     ) -> tuple[int, ActionDistribution]:
         """Have features make deviations; what is left to the policy's head, and the distribution with these features.
 
@@ -179,10 +195,31 @@ class ActorCritic(Network):
         obs, mask = self._without_mask(obs)
         previous, parts = self._previous(prev_actions, prev_rewards), self._split(state)
         with self._using(weights):
-            return self._step(obs, mask, previous, parts)
+            return self._step(obs, mask, previous, parts)[:3]
 
-    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> tuple[Any, Any, list[Any]]:
-        """What `forward_step` gives; subclasses have their own.
+    def acting_step(
+        self,
+        obs: Any,
+        state: Sequence[Any],
+        prev_actions: Any = None,
+        prev_rewards: Any = None,
+        *,
+        weights: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Any, list[Any]]:
+        """As `forward_step`, for acting: features that make noise of the state have their shares behind the inputs.
+
+        Returns: inputs and shares [B, P + F * A], values [B], and the state after the step.
+        """
+        if self._deviations is None:
+            return self.forward_step(obs, state, prev_actions, prev_rewards, weights=weights)
+        obs, mask = self._without_mask(obs)
+        previous, parts = self._previous(prev_actions, prev_rewards), self._split(state)
+        with self._using(weights):
+            dist_inputs, values, state_out, features = self._step(obs, mask, previous, parts)
+            return tf.concat([dist_inputs, self._deviations.shares(features)], axis=-1), values, state_out
+
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> Outputs:
+        """What `forward_step` and `acting_step` are made of; subclasses have their own.
 
         Args:
             obs: [B, *layout.shape].
@@ -197,7 +234,7 @@ class ActorCritic(Network):
             features.append(outputs)
             state_out += following
         dist_inputs, values = self._heads(features)
-        return self._masked(dist_inputs, mask), values, state_out
+        return Outputs(self._masked(dist_inputs, mask), values, state_out, features[0])
 
     def forward_sequence(
         self,

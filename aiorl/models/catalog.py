@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.config.parts import ModelConfig, StateDependentNoise
+from aiorl.config.parts import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.models.actor_critic import ActorCritic
@@ -33,7 +33,7 @@ def build_model(
     *,
     seed: int | None = None,
     layout: ObsLayout | None = None,
-    noise: StateDependentNoise | None = None,
+    noise: SDESettings | None = None,
 ) -> ActorCritic:
     """The built-in network for a kind of observation.
 
@@ -66,5 +66,10 @@ def build_model(
             value=True,
         )
     if config.custom_model:
+        if noise is not None:
+            raise ConfigError(
+                "use_sde makes deviations of a built-in network's features; a custom model is used as it is.",
+                key="use_sde", value=True, hint="Leave out use_sde or model.custom_model.",
+            )  # fmt: skip
         return make_custom_model(layout, str(obs_dtype), distribution, config, settings, seed=seed)
     return ActorCritic(layout, str(obs_dtype), distribution, config, np.random.default_rng(seed), noise)

@@ -29,7 +29,7 @@ from aiorl.config.import_path import import_object
 from aiorl.config.parts import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
-from aiorl.models.actor_critic import ActorCritic, Parts
+from aiorl.models.actor_critic import ActorCritic, Outputs, Parts
 from aiorl.models.branch import make_branch
 from aiorl.models.networks import dense, layer_variables
 from aiorl.policy.distributions import ActionDistribution
@@ -86,7 +86,7 @@ class CustomActorCritic(ActorCritic):
         """See ActorCritic."""
         return {name: self.variables[name] for name in self._trainable}
 
-    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> tuple[Any, Any, list[Any]]:
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> Outputs:
         outputs = self.call_model(obs)
         if self._gives_values:
             dist_inputs, values = outputs
@@ -94,7 +94,7 @@ class CustomActorCritic(ActorCritic):
             dist_inputs = outputs[0]
             values = self._value_head(self._value_branch.step(obs, None, [])[0])
         dist_inputs = self._masked(tf.cast(dist_inputs, tf.float32), mask)
-        return dist_inputs, tf.reshape(tf.cast(values, tf.float32), [-1]), []
+        return Outputs(dist_inputs, tf.reshape(tf.cast(values, tf.float32), [-1]), [])
 
     def call_model(self, obs: Any) -> list[Any]:
         """What the model gives for observations [B, *layout.shape], which may be Keras's symbolic tensors."""

@@ -93,6 +93,7 @@ def make_acting_spec(model: ActorCritic) -> ActingSpec:
         action_space=space_to_dict(model.distribution.action_space),
         weights=weights,
         prev_action=_prev_action(model),
+        num_features=model.distribution.num_features,
     )
 
 
@@ -127,7 +128,7 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArr
 
     def act(obs: Any, *rest: Any) -> dict[str, Any]:
         previous, state, weights = rest[:num_previous], rest[num_previous:num_inputs], rest[num_inputs:]
-        dist_inputs, values, state_out = model.forward_step(
+        dist_inputs, values, state_out = model.acting_step(
             obs, list(state), *previous, weights=dict(zip(names, weights, strict=True))
         )
         outputs = {DIST_INPUTS_OUTPUT: dist_inputs, VF_OUTPUT: values}
@@ -204,7 +205,7 @@ def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> 
         prev_actions = np.ones((3, *spec.prev_action.shape), spec.prev_action.dtype)
         prev_actions[0] = 0
         prev = (prev_actions, np.full(3, 0.5, np.float32))
-    dist_inputs, values, state_out = model.forward_step(
+    dist_inputs, values, state_out = model.acting_step(
         tf.constant(obs), [tf.constant(item) for item in state], *(tf.constant(item) for item in prev or ())
     )
     try:

@@ -19,7 +19,7 @@ from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.models.branch import choose_layers
 from aiorl.models.custom import make_custom_model
-from aiorl.models.state_dependent_noise import deviations
+from aiorl.models.state_dependent_noise import log_deviations
 from aiorl.policy.distributions import (
     LOG_STD_MIN,
     MASKED_LOGIT,
@@ -99,8 +99,10 @@ class FunctionalNetwork:
         dist_inputs = self._head(_POLICY, features[0], self._weights[f"{_POLICY}/head/kernel"].shape[1])
         if dist_inputs.shape[-1] != num_outputs:  # means alone
             log_std = self._weights.get(f"{_POLICY}/log_std", np.array(LOG_STD_MIN, np.float32))
-            has_features = log_std.ndim == 2
-            rest = deviations(features[0], log_std) if has_features else ops.add(ops.zeros_like(dist_inputs), log_std)
+            if self._distribution.num_features:
+                rest = log_deviations(features[0], log_std)
+            else:
+                rest = ops.add(ops.zeros_like(dist_inputs), log_std)
             dist_inputs = ops.concatenate([dist_inputs, rest], axis=-1)
         values = self._head("value", features[-1], 1) if has_value else ops.zeros_like(dist_inputs[:, :1])
         return dist_inputs, values, state_out

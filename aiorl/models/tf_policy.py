@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -16,6 +16,7 @@ import tensorflow as tf
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.config.parts import SDESettings
 from aiorl.data.obs_layout import layout_of
 from aiorl.errors import CheckpointError, PolicyError, UnsupportedSpaceError
 from aiorl.models.catalog import ActorCritic, build_model
@@ -91,7 +92,7 @@ class TFNetwork:
 
     def _forward(self, obs: Any, *rest: Any) -> tuple[Any, ...]:
         num_previous = 0 if self._spec.prev_action is None else 2
-        dist_inputs, values, state = self.model.forward_step(obs, list(rest[num_previous:]), *rest[:num_previous])
+        dist_inputs, values, state = self.model.acting_step(obs, list(rest[num_previous:]), *rest[:num_previous])
         return (dist_inputs, values, *state)
 
 
@@ -101,7 +102,10 @@ class TFPolicy(GraphPolicy):
     Attributes:
         model: the network.
         tf_distribution: the action distribution on TensorFlow, for losses.
+        noise: how the network makes noise of the state; None = it doesn't.
     """
+
+    noise: ClassVar[SDESettings | None] = None
 
     def __init__(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
@@ -145,6 +149,7 @@ class TFPolicy(GraphPolicy):
             config.get("model"),
             seed=config.get("seed"),
             layout=layout_of(observation_space),
+            noise=self.noise,
         )
 
     def loss(self, batch: Mapping[str, Any]) -> Any:
@@ -255,6 +260,8 @@ def learned_tf_policy_class(spec: ActingSpec, model_config: Mapping[str, Any]) -
         """
 
         acting_spec = spec
+        # how its weights begin and learn is the learner's affair
+        noise = SDESettings(initial_log_std=0.0, learns_features=False) if spec.num_features else None
 
         def __init__(
             self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]

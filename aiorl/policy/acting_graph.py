@@ -3,7 +3,10 @@
 The learner exports the graph once and describes it by an `ActingSpec`; both come to the worker in the
 handshake, weights with each snapshot. The graph's inputs are ``obs``, ``state_in_i`` and, where the network looks
 back, ``prev_actions`` and ``prev_rewards``; its outputs are ``dist_inputs`` [N, P], ``vf`` [N] and ``state_out_i``.
-The first axis of each is N, any number of rows.
+Where noise is a function of the state, ``dist_inputs`` is wider: what such noise is made of comes behind the inputs of
+the distribution (`aiorl.policy.distributions.DiagGaussian.num_outputs`). The first axis of each is N, any number of
+rows.
+
 Weights are external initialisers: ONNX Runtime takes them when a session is built, which costs a millisecond or more,
 so that a running session is never changed and new weights take effect all at once. Those of small dense networks are
 inputs instead: one session serves all of their weights.
@@ -92,6 +95,7 @@ class ActingSpec:
         weights: every weight, in the model's order.
         prev_action: shape and dtype ("float32" or "int64") of the previous action as the network takes it; None if
             it doesn't look back.
+        num_features: F, features that make noise of the state; 0 without.
     """
 
     obs_shape: tuple[int, ...]
@@ -102,6 +106,7 @@ class ActingSpec:
     action_space: Mapping[str, Any]
     weights: tuple[ArraySpec, ...]
     prev_action: ArraySpec | None = None
+    num_features: int = 0
 
     @property
     def state_inputs(self) -> tuple[str, ...]:
@@ -155,6 +160,7 @@ class ActingSpec:
             "action_space": dict(self.action_space),
             "weights": [[weight.name, list(weight.shape), weight.dtype] for weight in self.weights],
             "prev_action": None if self.prev_action is None else [list(self.prev_action.shape), self.prev_action.dtype],
+            "num_features": self.num_features,
         }
 
     @classmethod
@@ -179,6 +185,7 @@ class ActingSpec:
                 action_space=dict(data["action_space"]),
                 weights=weights,
                 prev_action=_prev_action(data.get("prev_action")),
+                num_features=_count(data.get("num_features", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, PolicyError):
@@ -261,7 +268,7 @@ class ActingGraph:
             state: recurrent state, [N, *shape] float32 for each component.
             prev: actions and rewards of the step before, for a network that looks back; else None.
             out: where to write the first two results; None = arrays of their own.
-        Returns: inputs of the action distribution [N, P], values [N], and the recurrent state after the step.
+        Returns: ``dist_inputs`` [N, P] or wider, values [N], and the recurrent state after the step.
         Raises: PolicyError if the arrays don't fit, there are no weights yet, or ONNX Runtime fails.
         """
         session = self._session

@@ -29,11 +29,13 @@ class ActionDistribution(ABC):
         noise_size: K.
         action_shape: shape of one action.
         action_dtype: dtype of actions, that of the space.
+        num_features: F, of what a network gives beside the inputs (see `DiagGaussian`); 0 for nothing.
         logp_is_apart: `choose_into` takes less than `sample_into`, and `logp` of what it chose is the same to the bit.
     """
 
     name: str
     logp_is_apart: ClassVar[bool] = False
+    num_features: int = 0
 
     def __init__(self, action_space: spaces.Space[Any], num_inputs: int, noise_size: int) -> None:
         self.action_space = action_space
@@ -41,6 +43,11 @@ class ActionDistribution(ABC):
         self.noise_size = noise_size
         self.action_shape: tuple[int, ...] = tuple(action_space.shape or ())
         self.action_dtype: np.dtype[Any] = np.dtype(action_space.dtype)
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers of a row that a network gives for acting, the inputs first."""
+        return self.num_inputs
 
     @property
     def choice_inputs(self) -> NDArray[np.int64]:

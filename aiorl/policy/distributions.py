@@ -8,8 +8,7 @@ A distribution is made once for an action space and holds no state. It reads its
 - MultiCategorical: the logits of each component, one after the other.
 - Bernoulli: the logit of each bit's being 1.
 - DiagGaussian and SquashedGaussian: A means, then A logarithms of standard deviations, clamped to
-  [LOG_STD_MIN, LOG_STD_MAX]; with F features, their F by A shares in the deviations follow. The squashed one is mapped
-  by tanh into the bounds of the space.
+  [LOG_STD_MIN, LOG_STD_MAX]. The squashed one is mapped by tanh into the bounds of the space.
 
 An input of MASKED_LOGIT forbids its action (for a bit: being 1): it is never sampled, is not the mode, and adds exactly
 nothing to entropy and divergence. Networks put it where an action mask says so.
@@ -218,25 +217,26 @@ def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) 
             raise UnsupportedSpaceError("action space", action_space, KINDS)
 
 
-def make_named_distribution(
-    name: str, action_space: spaces.Space[Any], num_inputs: int | None = None
-) -> ActionDistribution:
+def make_named_distribution(name: str, action_space: spaces.Space[Any], num_features: int = 0) -> ActionDistribution:
     """The distribution of that name over an action space.
 
     Args:
         name: key in DISTRIBUTIONS.
         action_space: single-environment action space.
-        num_inputs: P, by which a Gaussian knows its features; None = it has none.
-    Raises: PolicyError for an unknown name; UnsupportedSpaceError if the two don't go together.
+        num_features: F of a Gaussian whose noise is a function of the state; 0 = there are none.
+    Raises: PolicyError for an unknown name, or features of another distribution; UnsupportedSpaceError if name and
+        space don't go together.
     """
     try:
         kind = DISTRIBUTIONS[name]
     except KeyError:
         raise PolicyError(f"unknown distribution {name!r}; known: {', '.join(sorted(DISTRIBUTIONS))}") from None
+    if num_features:
+        if not issubclass(kind, DiagGaussian):
+            raise PolicyError(f"noise of {num_features} features is for Gaussian actions; these are {name}")
+        return kind(action_space, num_features)
     if kind is Categorical and isinstance(action_space, spaces.Discrete) and action_space.n == 2:
         return TwoClassCategorical(action_space)
-    if num_inputs is not None and issubclass(kind, DiagGaussian) and isinstance(action_space, spaces.Box):
-        return kind(action_space, max(num_inputs // max(math.prod(action_space.shape), 1) - 2, 0))
     return kind(action_space)  # type: ignore[call-arg]  # every concrete kind takes the space alone
 
 

@@ -80,7 +80,7 @@ class Exploration(ABC):
         """Write actions and their log-probabilities.
 
         Args:
-            inputs: [N, P] inputs of the distribution.
+            inputs: [N, P] inputs of the distribution; where it has features, their shares behind them.
             noise: [N, K] of `draw_noise`.
             actions: [N, *action_shape], to be written.
             logp: [N], to be written.

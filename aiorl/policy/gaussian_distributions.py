@@ -40,11 +40,10 @@ QUADRATURE_WEIGHTS: F32 = (_HERMITE_WEIGHTS / math.sqrt(2.0 * math.pi)).astype(n
 class DiagGaussian(ActionDistribution):
     """Independent normal components of a Box, unbounded: clipping is left to whoever steps the environment.
 
-    With features, inputs behind the others say how the noise of a state comes about (see `noise_of_state`).
-
     Attributes:
         size: A, numbers in an action.
-        num_features: F; 0 where noise is of each step by itself.
+        num_features: F, where noise is a function of the state (see `noise_of_state`); 0 where it is of each step by
+            itself.
     """
 
     name = "diag_gaussian"
@@ -54,11 +53,16 @@ class DiagGaussian(ActionDistribution):
             raise UnsupportedSpaceError("a Gaussian distribution over", action_space, ["Box of floats"])
         self.size = math.prod(action_space.shape)
         self.num_features = num_features
-        super().__init__(action_space, num_inputs=(2 + num_features) * self.size, noise_size=self.size)
+        super().__init__(action_space, num_inputs=2 * self.size, noise_size=self.size)
 
     def with_features(self, num_features: int) -> Self:
         """The same with features."""
         return type(self)(self.action_space, num_features)
+
+    @property
+    def num_outputs(self) -> int:
+        """See the base class; behind the inputs come the features' shares in the deviations, F by A."""
+        return self.num_inputs + self.num_features * self.size
 
     @property
     def choice_inputs(self) -> NDArray[np.int64]:
@@ -79,16 +83,16 @@ class DiagGaussian(ActionDistribution):
         np.add.reduce(density, axis=1, out=logp)
         logp -= np.float32(self.size * _HALF_LOG_2PI)
 
-    def noise_of_state(self, inputs: F32, matrices: F32) -> F32:
+    def noise_of_state(self, outputs: F32, matrices: F32) -> F32:
         """Noise [N, A] for `sample_into` that is linear in the features: the same at the same state.
 
         Args:
-            inputs: [N, P]; those behind means and deviations are the features' shares in the deviations, F by A.
+            outputs: [N, P + F * A] of the network; those behind the inputs are the features' shares in the deviations.
             matrices: [N, F * A] standard normal; then so is the noise, as the squares of the shares sum to 1.
         Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, eq. 7 to 9, over the deviation.
         """
         shape = (-1, self.num_features, self.size)
-        noise: F32 = np.einsum("nfa,nfa->na", inputs[:, 2 * self.size :].reshape(shape), matrices.reshape(shape))
+        noise: F32 = np.einsum("nfa,nfa->na", outputs[:, self.num_inputs :].reshape(shape), matrices.reshape(shape))
         return noise
 
     def deterministic(self, inputs: F32) -> NDArray[Any]:

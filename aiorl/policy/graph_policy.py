@@ -71,7 +71,10 @@ class ActingNetwork(Protocol):
         prev: Previous | None = None,
         out: tuple[F32, F32] | None = None,
     ) -> tuple[F32, F32, list[F32]]:
-        """Inputs of the action distribution [N, P] and values [N], in `out` if given, and state after the step."""
+        """Inputs of the action distribution [N, P] and values [N], in `out` if given, and state after the step.
+
+        Behind the inputs come the shares of the spec's features, if it has any.
+        """
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Take up new weights, all at once."""
@@ -144,7 +147,7 @@ class GraphPolicy(Policy):
         action_space = space_from_dict(spec.action_space)
         space = spec.observation_space if observation_space is None else observation_space
         super().__init__(space, action_space, config or {})
-        self.distribution = make_named_distribution(spec.distribution, action_space, spec.num_dist_inputs)
+        self.distribution = make_named_distribution(spec.distribution, action_space, spec.num_features)
         if self.distribution.num_inputs != spec.num_dist_inputs:
             raise PolicyError(
                 f"the acting graph has {spec.num_dist_inputs} outputs for a {spec.distribution} distribution over "
@@ -209,7 +212,8 @@ class GraphPolicy(Policy):
                 which noise that is given may have been drawn ahead.
         Raises: PolicyError if the arrays don't fit or there are no weights yet.
         """
-        dist_inputs, values, state_out = self.graph.run(obs, state, prev)
+        outputs, values, state_out = self.graph.run(obs, state, prev)
+        dist_inputs = self._dist_inputs(outputs)
         if not (self._explores if explore is None else explore):
             actions = self.distribution.deterministic(dist_inputs)
             logp = self.distribution.logp(dist_inputs, actions)
@@ -223,7 +227,7 @@ class GraphPolicy(Policy):
                 actions = np.empty((len(obs), *self.layout.shape), self.layout.dtype)
                 logp = np.empty(len(obs), np.float32)
                 now = self.global_timestep if timestep is None else timestep
-                self.exploration.choose_into(dist_inputs, noise, actions, logp, timestep=now, keys=keys)
+                self.exploration.choose_into(outputs, noise, actions, logp, timestep=now, keys=keys)
         columns = {c.ACTION_LOGP: logp, c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
         return ActResult(actions, columns, state_out)
 
@@ -247,13 +251,17 @@ class GraphPolicy(Policy):
         Raises: PolicyError if the arrays don't fit or there are no weights yet.
         """
         actions, dist_inputs, values, logp = rows
-        state_out = self.graph.run(obs, state, prev, (dist_inputs, values))[2]
+        if self.spec.num_features:
+            outputs, values[...], state_out = self.graph.run(obs, state, prev)
+            dist_inputs[...] = self._dist_inputs(outputs)
+        else:
+            outputs, _, state_out = self.graph.run(obs, state, prev, (dist_inputs, values))
         if logp is None:
             self.distribution.choose_into(dist_inputs, noise, actions)
         elif self.exploration is None:
             self.distribution.sample_into(dist_inputs, noise, actions, logp)
         else:
-            self.exploration.choose_into(dist_inputs, noise, actions, logp, timestep=self.global_timestep)
+            self.exploration.choose_into(outputs, noise, actions, logp, timestep=self.global_timestep)
         return state_out
 
     def values(self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None) -> F32:
@@ -439,6 +447,20 @@ class GraphPolicy(Policy):
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Take up new weights, all at once; see `ActingGraph.set_weights`."""
         self.graph.set_weights(weights)
+
+    def _dist_inputs(self, outputs: F32) -> F32:
+        """Inputs of the distribution [N, P] of what the network gives; of wider rows a copy, to be kept without them.
+
+        Raises: PolicyError if rows are not as wide as features make them.
+        """
+        if not self.spec.num_features:
+            return outputs
+        if outputs.shape[1] != self.distribution.num_outputs:
+            raise PolicyError(
+                f"the acting graph gives {outputs.shape[1]} numbers for a {self.distribution.name} distribution with "
+                f"{self.spec.num_features} features, expected {self.distribution.num_outputs}"
+            )
+        return outputs[:, : self.spec.num_dist_inputs].copy()
 
     def _previous(self, rows: int, actions: Any, rewards: NDArray[Any] | None) -> Previous | None:
         if self.spec.prev_action is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +17,9 @@ from aiorl.policy.exploration_kind import Exploration, Moment, Points
 __all__ = ["GaussianNoise", "OrnsteinUhlenbeckNoise", "StateDependentNoise"]
 
 F32 = NDArray[np.float32]
+
+_SEED_SIZE = 2
+_SEED_BITS = 24
 
 
 class GaussianNoise(Exploration):
@@ -111,8 +114,9 @@ class StateDependentNoise(Exploration):
     features' shares in the deviations, which the network gives. The noise of any one state is standard normal, so
     log-probabilities are those of the distribution.
 
-    Rows that stay the same have their matrices drawn ahead, as noise of several steps. A row with a key draws one at
-    its first step, so a row keyed by its episode has a new one in each.
+    What is drawn is the seed of each row's matrix. A row's matrix is made when its seed is first met, and held until
+    there is another. Rows that stay the same have their seeds drawn ahead: each step's noise names the matrix in force.
+    A row with a key takes the seed of its first step, so a row keyed by its episode has a new matrix in each.
 
     Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, section 3.
     """
@@ -141,49 +145,86 @@ class StateDependentNoise(Exploration):
         if not isinstance(distribution, DiagGaussian) or not distribution.num_features:
             raise ConfigError(
                 "exploration StateDependentNoise needs deviations that the policy's features make up, which this one "
-                "does not have.", key="exploration.type", value="StateDependentNoise", hint="Set use_sde: true.",
+                "does not have.", key="exploration.type", value="StateDependentNoise",
+                hint="Set use_sde: true, which goes with built-in networks, or explore otherwise.",
             )  # fmt: skip
-        super().__init__(distribution, distribution.num_features * distribution.size, random_timesteps=random_timesteps)
+        super().__init__(distribution, _SEED_SIZE, random_timesteps=random_timesteps)
         self._sample_freq = sample_freq
-        self._ahead: F32 = np.empty((0, self._own_noise), np.float32)  # matrices of rows that stay the same
+        self._matrix_size = distribution.num_features * distribution.size
+        self._rng: np.random.Generator | None = None  # of seeds that are drawn ahead
+        self._ahead = _no_seeds(0)  # of rows that stay the same
         self._steps_ahead = 0  # for which they are good
+        self._seeds = _no_seeds(0)  # those of `_matrices`
+        self._matrices: F32 = np.empty((0, self._matrix_size), np.float32)  # of rows that stay the same
         self._held: dict[Hashable, tuple[F32, int]] = {}  # matrix, and steps that it is still good for
 
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
-        noise = np.empty((*leading, self._own_noise), np.float32)
         if len(leading) == 1:
-            return rng.standard_normal(out=noise, dtype=np.float32)
-        if self._ahead.shape != noise.shape[1:]:
-            self._ahead, self._steps_ahead = np.empty(noise.shape[1:], np.float32), 0
+            return _draw_seeds(rng, *leading)
+        steps, rows = leading
+        if self._rng is None or len(self._ahead) != rows:
+            # a generator of their own: how many steps are drawn at a time makes no difference
+            self._rng = np.random.default_rng(rng.integers(np.iinfo(np.int64).max))
+            self._ahead, self._steps_ahead = _no_seeds(rows), 0
+        noise = np.empty((steps, rows, _SEED_SIZE), np.float32)
         step = 0
-        while step < len(noise):
+        while step < steps:
             if not self._steps_ahead:
-                rng.standard_normal(out=self._ahead, dtype=np.float32)
+                self._ahead = _draw_seeds(self._rng, rows)
                 self._steps_ahead = self._sample_freq
-            following = min(step + self._steps_ahead, len(noise))
+            following = min(step + self._steps_ahead, steps)
             noise[step:following] = self._ahead
             self._steps_ahead -= following - step
             step = following
         return noise
 
     def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
-        matrices = now.own if now.keys is None else self._matrices(now.keys, now.own)
-        self.distribution.sample_into(inputs, self.distribution.noise_of_state(inputs, matrices), actions, logp)
+        kind = self.distribution
+        if now.keys is None:
+            noise = kind.noise_of_state(inputs, self._matrices_of(now.own))
+        else:
+            noise = np.empty((len(inputs), kind.size), np.float32)
+            for row, (key, seed) in enumerate(zip(now.keys, now.own, strict=True)):
+                noise[row] = kind.noise_of_state(inputs[row : row + 1], self._matrix_of(key, seed))[0]
+        kind.sample_into(inputs, noise, actions, logp)
 
-    def _matrices(self, keys: Sequence[Hashable], drawn: F32) -> F32:
-        """Matrices [N, F * A] of rows; where one is not or no longer good, the one drawn now is taken."""
-        rows = []
-        for key, own in zip(keys, drawn, strict=True):
-            matrix, steps = self._held.get(key, (own, 0))
-            if not steps:
-                matrix, steps = own.copy(), self._sample_freq
-            self._held[key] = matrix, steps - 1
-            rows.append(matrix)
-        return np.stack(rows) if rows else drawn
+    def _matrices_of(self, seeds: F32) -> F32:
+        """Matrices [N, F * A] of seeds [N, 2]; made only where a row's seed is not that of the call before."""
+        if len(seeds) != len(self._seeds):
+            self._seeds = _no_seeds(len(seeds))
+            self._matrices = np.empty((len(seeds), self._matrix_size), np.float32)
+        for row in np.flatnonzero((seeds != self._seeds).any(axis=1)):
+            _make_matrix(seeds[row], self._matrices[row])
+        self._seeds[...] = seeds
+        return self._matrices
+
+    def _matrix_of(self, key: Hashable, seed: F32) -> F32:
+        """The matrix [F * A] that a row holds; where it is not or no longer good, that of the seed drawn now."""
+        matrix, steps = self._held.get(key, (None, 0))
+        if matrix is None or not steps:
+            matrix, steps = np.empty(self._matrix_size, np.float32), self._sample_freq
+            _make_matrix(seed, matrix)
+        self._held[key] = matrix, steps - 1
+        return matrix
 
     def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
         """Forget the matrices of the episode's rows."""
         _forget(self._held, episode)
+
+
+def _draw_seeds(rng: np.random.Generator, rows: int) -> F32:
+    """Seeds [N, 2] of matrices: whole numbers that float32 holds."""
+    return rng.integers(1 << _SEED_BITS, size=(rows, _SEED_SIZE)).astype(np.float32)
+
+
+def _no_seeds(rows: int) -> F32:
+    """Seeds [N, 2] that are equal to none."""
+    return np.full((rows, _SEED_SIZE), np.nan, np.float32)
+
+
+def _make_matrix(seed: F32, matrix: F32) -> None:
+    """Fill a matrix with the standard normal numbers of its seed."""
+    np.random.default_rng(seed.astype(np.int64)).standard_normal(out=matrix, dtype=np.float32)
 
 
 def _forget(memory: dict[Hashable, Any], episode: Any) -> None:

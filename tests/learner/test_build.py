@@ -63,3 +63,15 @@ def test_a_run_draws_the_seed_that_nobody_gave_where_its_environment_takes_one()
     assert plan_learning(PPOConfig.from_mapping({**settings, "seed": 7})).config.seed == 7
     register_env("seedless", lambda context: Client(TWO, BOX))
     assert plan_learning(PPOConfig.from_mapping({"env": "seedless"})).config.seed is None
+
+
+@pytest.mark.parametrize("model", [{}, {"custom_model": "export_worlds:sequential"}])
+def test_noise_of_the_state_that_a_network_cannot_make_is_refused_before_any_worker_starts(
+    model: dict[str, Any],
+) -> None:
+    own = {"exploration": {"type": "StateDependentNoise", "sample_freq": 4}}
+    register_env("planned", lambda context: Client(BOX, BOX))
+    settings = {"env": "planned", "model": model, "multiagent": {"policies": {"default_policy": {"config": own}}}}
+    with pytest.raises(ConfigError, match="needs deviations that the policy's features make up") as caught:
+        build_learning(PPOConfig.from_mapping(settings))
+    assert "Set use_sde: true" in caught.value.hint

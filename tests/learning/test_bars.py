@@ -107,6 +107,14 @@ def test_ppo_solves_pendulum_with_continuous_actions_and_a_filter(tmp_path: Path
     assert result["episode_reward_mean_last_100"] >= -250
 
 
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_sac_swings_a_pendulum_up_by_noise_of_the_state(tmp_path: Path, seed: int) -> None:
+    run_dir = tmp_path / "run"
+    options = ("--env=Pendulum-v1", "--algo=sac", "--preset=sac-pendulum", "--use-sde=true", f"--seed={seed}")
+    train_for(run_dir, 10_000, *options)
+    assert evaluate(run_dir, episodes=20, seed=1).mean >= -250
+
+
 @pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
 def test_ppo_with_a_recurrent_cell_recalls_what_no_memoryless_policy_can(tmp_path: Path, cell: str) -> None:
     result = train(

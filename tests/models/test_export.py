@@ -153,8 +153,8 @@ class _Changed:
     def __getattr__(self, name):
         return getattr(self._model, name)
 
-    def forward_step(self, obs, state, *, weights=None):
-        return self._step(*self._model.forward_step(obs, state, weights=weights))
+    def acting_step(self, obs, state, *, weights=None):
+        return self._step(*self._model.acting_step(obs, state, weights=weights))
 
 
 def test_an_operator_without_onnx_form_is_an_export_error_with_the_reason():

@@ -10,22 +10,25 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from aiorl.algorithms.actor_network import Actor
-from aiorl.config.parts import ModelConfig, StateDependentNoise
+from aiorl.config.parts import ModelConfig, SDESettings
+from aiorl.data import columns as c
 from aiorl.data.obs_layout import ObsLayout
-from aiorl.errors import ConfigError
+from aiorl.errors import ConfigError, ExportError
+from aiorl.models import export
 from aiorl.models.catalog import build_model
 from aiorl.models.distributions import to_tf_distribution
-from aiorl.models.export import export_acting_graph
+from aiorl.models.export import describe_policy, export_acting_graph
 from aiorl.policy.acting_graph import ActingGraph
 from aiorl.policy.distributions import make_distribution
+from aiorl.policy.loading import load_policy
 
 BOX = spaces.Box(-1.0, 2.0, (2,))
 GAUSSIAN = make_distribution(BOX)
-FIXED, LEARNT = StateDependentNoise(-1.0, False), StateDependentNoise(-1.0, True)
+FIXED, LEARNT = SDESettings(-1.0, False), SDESettings(-1.0, True)
 OBS = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 
 
-def make(noise: StateDependentNoise = FIXED, **config: Any) -> Any:
+def make(noise: SDESettings = FIXED, **config: Any) -> Any:
     model = build_model((3,), "float32", GAUSSIAN, {"fcnet_hiddens": [8], **config}, seed=1, noise=noise)
     rng = np.random.default_rng(2)
     for name, variable in model.variables.items():
@@ -75,10 +78,12 @@ def test_workers_get_the_shares_of_features_in_the_deviations(config: dict[str, 
     acting = ActingGraph(graph, spec)
     acting.set_weights(model.get_weights())
     features = 4 if model.is_recurrent else 8
-    assert spec.num_dist_inputs == model.distribution.num_inputs == (2 + features) * 2
+    assert (spec.num_dist_inputs, spec.num_features) == (model.distribution.num_inputs, features) == (4, features)
     state = [np.full((6, *shape), 0.5, np.float32) for shape in spec.state_shapes]
-    inputs, _, _ = acting.run(OBS, state)
-    shares = inputs[:, 4:].reshape(6, features, 2)
+    outputs, _, _ = acting.run(OBS, state)
+    inputs, _, _ = model.forward_step(OBS, state)
+    np.testing.assert_allclose(outputs[:, :4], inputs, rtol=1e-4, atol=1e-5)
+    shares = outputs[:, 4:].reshape(6, features, 2)
     np.testing.assert_allclose(np.square(shares).sum(axis=1), 1.0, rtol=1e-3)
     if not config:
         _, variances, found = by_hand(model.get_weights(), OBS)
@@ -88,7 +93,7 @@ def test_workers_get_the_shares_of_features_in_the_deviations(config: dict[str, 
 
 
 @pytest.mark.parametrize(("noise", "learns"), [(FIXED, False), (LEARNT, True)])
-def test_features_learn_from_the_deviations_only_where_they_are_to(noise: StateDependentNoise, learns: bool) -> None:
+def test_features_learn_from_the_deviations_only_where_they_are_to(noise: SDESettings, learns: bool) -> None:
     model = make(noise)
     with tf.GradientTape() as tape:
         entropy = tf.reduce_sum(to_tf_distribution(model.distribution).entropy(model.forward(OBS)[0]))
@@ -109,3 +114,32 @@ def test_it_is_for_actions_of_a_box_alone() -> None:
         config, rng = ModelConfig.of({}), np.random.default_rng(0)
         with pytest.raises(ConfigError, match="use_sde is for actions of a Box"):
             Actor(ObsLayout((3,)), "float32", make_distribution(space), config, rng, noise=FIXED)
+
+
+def test_a_custom_network_has_no_such_features_and_the_error_says_what_to_leave_out() -> None:
+    with pytest.raises(ConfigError, match="a custom model is used as it is") as caught:
+        build_model((3,), "float32", GAUSSIAN, {"custom_model": "users_models:policy_only"}, noise=FIXED)
+    assert caught.value.hint == "Leave out use_sde or model.custom_model."
+
+
+def test_a_network_without_onnx_form_explores_alike_in_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"fcnet_hiddens": [8]}
+    model = make(**settings)
+    in_onnx = describe_policy(model, settings)
+
+    def fail(*_: Any) -> Any:
+        raise ExportError("an operator has no ONNX form")
+
+    monkeypatch.setattr(export, "_convert", fail)
+    in_tensorflow = describe_policy(model, settings)
+    assert in_tensorflow[0] == b""
+    found = []
+    for graph, description in (in_onnx, in_tensorflow):
+        exploration = {"type": "StateDependentNoise", "sample_freq": 2}
+        policy = load_policy(graph, description, config={"exploration": exploration}, seed=5)
+        policy.set_weights(model.get_weights())
+        found.append([policy.compute_actions(OBS) for _ in range(3)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one[0], other[0], rtol=1e-3, atol=1e-4)
+        assert other[2][c.ACTION_DIST_INPUTS].shape == (6, 4)
+    assert not np.allclose(found[0][0][0], found[0][2][0], atol=1e-2), "another matrix"

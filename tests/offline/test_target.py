@@ -121,6 +121,25 @@ def test_a_continuous_policy_is_judged_also_by_its_model():
     assert found.v_prev == pytest.approx(-4 / 3, abs=0.1)
 
 
+class LeaningWithShares(Leaning):
+    """The same, whose noise is of one feature, and which keeps its state as it is."""
+
+    def run(self, obs, state=(), prev=None):
+        inputs, values, _ = super().run(obs)
+        return np.concatenate([inputs, np.ones_like(obs)], axis=1), values, [*state]
+
+
+@pytest.mark.parametrize("state_shapes", [(), ((2,),)])
+def test_what_noise_of_the_state_is_made_of_is_no_part_of_a_look(state_shapes):
+    space = spaces.Box(-9, 9, (2,), np.float32)
+    spec = ActingSpec((2,), "float32", state_shapes, 4, "diag_gaussian", space_to_dict(space), (), num_features=1)
+    stored = episodes(np.random.default_rng(6))
+    for episode in stored:
+        episode["actions"] = episode["obs"]
+    look = Target(GraphPolicy(LeaningWithShares(), spec)).look(stored, need_ends=True)
+    np.testing.assert_array_equal(look.dist_inputs, Leaning().run(look.known[:, :2])[0])
+
+
 def test_two_looks_have_the_features_of_one():
     policy, stored = make_policy(recurrent=True, looks_back=False), episodes(np.random.default_rng(5), (30, 20, 10, 25))
     target = Target(policy)

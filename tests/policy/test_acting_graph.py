@@ -413,6 +413,8 @@ def test_a_spec_survives_msgpack_and_json(recurrent_network):
         {"obs_dtype": ["float32"]},
         {"num_dist_inputs": "4"},
         {"num_dist_inputs": True},
+        {"num_features": -1},
+        {"num_features": [1]},
         {"distribution": 3},
         {"distribution": "x" * 1000},
         {"action_space": 3},

@@ -298,6 +298,15 @@ def test_the_description_carries_the_previous_action():
     assert dataclasses.replace(spec, prev_action=None) == plain
 
 
+def test_rows_are_as_wide_as_the_described_features_make_them():
+    spec = make_policy(spaces.Box(-1.0, 1.0, (2,))).spec
+    described = ActingSpec.from_dict(dataclasses.replace(spec, num_features=3).to_dict())
+    inputs = GraphPolicy(PlainNetwork(4 + 3 * 2), described).act(obs_of(5), explore=False).columns[c.ACTION_DIST_INPUTS]
+    assert inputs.shape == (5, 4)
+    with pytest.raises(PolicyError, match="gives 4 numbers for a diag_gaussian distribution with 3 features"):
+        GraphPolicy(PlainNetwork(4), described).act(obs_of(5), explore=False)
+
+
 GREEDY_CONFIG = {"postprocess": "n_step_priorities", "postprocess_params": {"gamma": 0.5, "n": 2}}
 
 

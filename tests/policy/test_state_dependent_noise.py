@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.errors import ConfigError
+from aiorl.errors import ConfigError, PolicyError
 from aiorl.policy.distributions import DiagGaussian, SquashedGaussian, make_distribution, make_named_distribution
 from aiorl.policy.exploration import StateDependentNoise, exploration_has_memory, make_exploration
 
@@ -22,7 +22,7 @@ STATES = RNG.normal(size=(2, FEATURES))
 
 
 def inputs_of(means: Any, states: Any) -> np.ndarray[Any, Any]:
-    """Inputs of the distribution as a network gives them, for features [N, F] and `SIGMA`."""
+    """Outputs of a network, for features [N, F] and `SIGMA`: inputs of the distribution, then shares."""
     weighted = states[:, :, None] * SIGMA
     deviation = np.sqrt(np.square(weighted).sum(axis=1))
     shares = (weighted / deviation[:, None]).reshape(len(states), -1)
@@ -44,15 +44,22 @@ def choose(
     return actions, logp
 
 
-def matrix_of(seed: int) -> Any:
-    return np.random.default_rng(seed).standard_normal((1, FEATURES * ACTIONS), dtype=np.float32)
+def matrices_of(exploration: StateDependentNoise, noise: Any, keys: Any = None) -> Any:
+    """Matrices [N, F, A] of noise [N, K], seen by states that have one feature each."""
+    found = np.empty((len(noise), FEATURES, ACTIONS))
+    for feature, state in enumerate(np.eye(FEATURES)):
+        states = np.repeat(state[None], len(noise), axis=0)
+        outputs = inputs_of(np.zeros((len(noise), ACTIONS)), states)
+        actions, _ = choose(exploration, outputs, noise, keys)
+        found[:, feature] = actions / SIGMA[feature]
+    return found
 
 
 def test_an_action_is_the_mean_plus_the_features_times_a_matrix_of_their_deviations() -> None:
-    """Raffin et al. 2021, eq. 7: mu(s) + theta^T phi(s), theta of N(0, sigma^2)."""
-    exploration, drawn = make(), matrix_of(0)
-    noise = np.concatenate([drawn, np.zeros((1, exploration.uniform.noise_size), np.float32)], axis=1)
-    theta = SIGMA * drawn.reshape(FEATURES, ACTIONS)
+    """Raffin et al. 2021, eq. 7: mu(s) + theta^T phi(s), theta of N(0, sigma^2), of which the covariances tell."""
+    exploration = make()
+    noise = exploration.draw_noise(np.random.default_rng(0), 1)
+    theta = SIGMA * matrices_of(exploration, noise)[0]
     for state in range(2):
         actions, _ = choose(exploration, INPUTS[state : state + 1], noise)
         np.testing.assert_allclose(actions[0], MEANS[state] + theta.T @ STATES[state], rtol=1e-5, atol=1e-6)
@@ -81,7 +88,7 @@ def test_actions_of_many_matrices_vary_together_between_states_as_their_features
             wanted = np.diag((STATES[one] * STATES[other]) @ np.square(SIGMA))
             part = found[2 * one : 2 * one + 2, 2 * other : 2 * other + 2]
             scale = np.sqrt(found.diagonal()[2 * one : 2 * one + 2, None] * found.diagonal()[2 * other : 2 * other + 2])
-            assert np.abs((part - wanted) / scale).max() < 4 / np.sqrt(number)
+            assert np.abs((part - wanted) / scale).max() < 4 * np.sqrt(2 / number), "four deviations of a variance"
 
 
 def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope_of_the_map() -> None:
@@ -100,11 +107,38 @@ def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope
 
 def test_rows_that_stay_the_same_have_matrices_for_so_many_steps_whatever_is_drawn_at_a_time() -> None:
     exploration, rng = make(4), np.random.default_rng(5)
-    parts = [exploration.draw_noise(rng, steps, 3) for steps in (3, 6, 3)]
-    held = np.concatenate(parts)[..., : FEATURES * ACTIONS].reshape(3, 4, 3, -1)
+    noise = np.concatenate([exploration.draw_noise(rng, steps, 3) for steps in (3, 6, 3)])
+    held = np.stack([matrices_of(exploration, step) for step in noise]).reshape(3, 4, 3, -1)
     np.testing.assert_array_equal(held, np.broadcast_to(held[:, :1], held.shape))
     matrices = held[:, 0].reshape(9, -1)
     assert len(np.unique(matrices, axis=0)) == 9, "each row and each time another"
+    np.testing.assert_array_equal(make(4).draw_noise(np.random.default_rng(5), 12, 3), noise)
+
+
+def test_rows_are_chosen_alike_however_many_stand_together() -> None:
+    one, other = make(2), make(2)
+    outputs = inputs_of(RNG.normal(size=(5, ACTIONS)), RNG.normal(size=(5, FEATURES)))
+    for noise in one.draw_noise(np.random.default_rng(9), 4, 5):
+        for keys in (None, range(5)):
+            actions, logp = choose(one, outputs, noise, keys)
+            for part in (slice(0, 2), slice(2, 5)):
+                of_part = choose(other, outputs[part], noise[part], None if keys is None else keys[part])
+                np.testing.assert_array_equal(of_part[0], actions[part])
+                np.testing.assert_array_equal(of_part[1], logp[part])
+
+
+def test_noise_drawn_ahead_does_not_grow_with_the_features_and_a_matrix_is_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is made by a generator of its own."""
+    few, many = make(5), StateDependentNoise(DiagGaussian(BOX, 100 * FEATURES), sample_freq=5)
+    ahead = few.draw_noise(np.random.default_rng(10), 20, 3)
+    assert many.draw_noise(np.random.default_rng(10), 20, 3).nbytes == ahead.nbytes
+    made, generator = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or generator(seed))
+    for noise in ahead:
+        choose(few, np.repeat(INPUTS[:1], 3, axis=0), noise)
+    assert len(made) == 3 * 20 / 5
 
 
 def test_at_the_same_state_an_action_is_the_same_as_long_as_the_matrix_lasts() -> None:
@@ -165,13 +199,14 @@ def test_a_matrix_lasts_a_step_at_least() -> None:
 
 
 def test_it_is_made_by_name_and_needs_no_environments_polled_in_turn() -> None:
-    """The number of inputs tells a worker's distribution how many features there are."""
     settings = {"type": "StateDependentNoise", "sample_freq": 4}
-    kind = make_named_distribution("squashed_gaussian", BOX, (2 + FEATURES) * ACTIONS)
+    kind = make_named_distribution("squashed_gaussian", BOX, FEATURES)
     assert isinstance(kind, SquashedGaussian)
-    assert (kind.num_features, kind.num_inputs) == (FEATURES, (2 + FEATURES) * ACTIONS)
+    assert (kind.num_features, kind.num_inputs, kind.num_outputs) == (FEATURES, 2 * ACTIONS, (2 + FEATURES) * ACTIONS)
     exploration = make_exploration(settings, kind)
     assert isinstance(exploration, StateDependentNoise)
     assert exploration.has_memory
     assert not exploration_has_memory(settings)
     assert exploration_has_memory("OrnsteinUhlenbeckNoise")
+    with pytest.raises(PolicyError, match="for Gaussian actions; these are categorical"):
+        make_named_distribution("categorical", spaces.Discrete(2), FEATURES)

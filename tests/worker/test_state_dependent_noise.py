@@ -19,12 +19,12 @@ from aiorl.data.sample_plan import SamplePlan
 from aiorl.env.multi_agent_env import MultiAgentEnv
 from aiorl.wire.messages import Snapshot
 from aiorl.worker.sampler_unit import SamplerUnit, UnitPlace
-from benchmarks.acting_mlp import make_acting_graph, mlp_weights
+from benchmarks.acting_mlp import NumpyActor, make_acting_graph, mlp_weights
 
 FEATURES, HELD, LENGTH = 2, 4, 9
 BOX = spaces.Box(-1.0, 1.0, (1,))
-NUM_INPUTS = 2 + FEATURES
-WEIGHTS = mlp_weights(3, NUM_INPUTS)
+NUM_OUTPUTS = 2 + FEATURES
+WEIGHTS = mlp_weights(3, NUM_OUTPUTS)
 WEIGHTS["pi_w2"] = 50.0 * WEIGHTS["pi_w2"]
 COLUMNS = (c.OBS, c.ACTIONS, c.ACTION_DIST_INPUTS, c.ACTION_LOGP)
 
@@ -64,8 +64,8 @@ class WanderingPair(MultiAgentEnv):
 
 
 def make(**settings: Any) -> SamplerUnit:
-    graph, spec = make_acting_graph(3, BOX, NUM_INPUTS, WEIGHTS)
-    spec = dataclasses.replace(spec, distribution="diag_gaussian")
+    graph, spec = make_acting_graph(3, BOX, NUM_OUTPUTS, WEIGHTS)
+    spec = dataclasses.replace(spec, distribution="diag_gaussian", num_dist_inputs=2, num_features=FEATURES)
     entry = {
         "sample_plan": dataclasses.asdict(SamplePlan(columns=COLUMNS)),
         "config": {"exploration": {"type": "StateDependentNoise", "sample_freq": HELD}},
@@ -84,11 +84,13 @@ def tracks_of(unit: SamplerUnit, fragments: int) -> list[tuple[np.ndarray[Any, A
     for _ in range(fragments):
         columns = dict(unit.sample().batches[DEFAULT_POLICY_ID])
         found.append([columns[name] for name in COLUMNS])
-    _, actions, inputs, logp = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    obs, actions, inputs, logp = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    outputs = NumpyActor(WEIGHTS)(obs)[0]
+    np.testing.assert_allclose(inputs, outputs[..., :2], rtol=1e-3, atol=1e-4)  # shares are not sent along
     deviations = np.exp(inputs[..., 1])
     noise = (actions[..., 0] - inputs[..., 0]) / deviations
     np.testing.assert_allclose(logp, -0.5 * noise**2 - np.log(deviations) - 0.5 * np.log(2 * np.pi), atol=1e-3)
-    return [(inputs[:, seat, 2:], noise[:, seat]) for seat in range(noise.shape[1])]
+    return [(outputs[:, seat, 2:], noise[:, seat]) for seat in range(noise.shape[1])]
 
 
 def have_one_matrix(shares: Any, noise: Any) -> bool:

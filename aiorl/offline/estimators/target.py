@@ -167,7 +167,8 @@ def _all_at_once(policy: GraphPolicy, obs: Array, prev: tuple[Array, Array] | No
     parts = []
     for begin in range(0, len(obs), _ROWS_AT_ONCE):
         rows = slice(begin, begin + _ROWS_AT_ONCE)
-        parts.append(policy.graph.run(obs[rows], (), None if prev is None else (prev[0][rows], prev[1][rows]))[0])
+        outputs = policy.graph.run(obs[rows], (), None if prev is None else (prev[0][rows], prev[1][rows]))[0]
+        parts.append(outputs[:, : policy.spec.num_dist_inputs])
     return np.concatenate(parts)
 
 
@@ -188,7 +189,8 @@ def _step_by_step(
         for whole, component in zip(states, state, strict=True):
             whole[rows] = component
         before = None if prev is None else (prev[0][rows], prev[1][rows])
-        dist_inputs[rows], _, state = policy.graph.run(obs[rows], state, before)
+        outputs, _, state = policy.graph.run(obs[rows], state, before)
+        dist_inputs[rows] = outputs[:, : policy.spec.num_dist_inputs]
     return dist_inputs, states
 
 
