@@ -148,7 +148,7 @@ def silence(attacker: Attacker) -> int:
     with contextlib.ExitStack() as stack:
         for number in range(100):
             stack.enter_context(attacker.connect())
-            stack.enter_context(attacker.dial(number % 2, timeout_s=10.0))  # in a full queue, it is tried again after 1 s
+            stack.enter_context(attacker.dial(number % 2, timeout_s=10.0))  # a full queue takes a second try, 1 s later
         time.sleep(attacker.until - time.monotonic())
     return 200
 
