@@ -20,16 +20,8 @@ from aiorl.offline.io import (
     noop_output,
     sampler_input,
 )
-from aiorl.offline.readers import (
-    MAX_CORRUPT,
-    AsStoredReader,
-    FileReader,
-    HoldOut,
-    MixedReader,
-    PostprocessedReader,
-    ReaderOptions,
-    ShuffledReader,
-)
+from aiorl.offline.reader_stages import AsStoredReader, MixedReader, PostprocessedReader, ShuffledReader
+from aiorl.offline.readers import MAX_CORRUPT, FileReader, HoldOut, ReaderOptions
 from aiorl.offline.writers import COMPRESSED, MAX_FILE_BYTES, FileWriter
 from aiorl.policy.graph_policy import GraphPolicy
 

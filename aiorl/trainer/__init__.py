@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from aiorl.algorithms.registry import algorithm_class, config_class
 from aiorl.config.schema import CommonConfig
-from aiorl.trainer.algorithm_trainer import (
+from aiorl.trainer.algorithm_trainer import AlgorithmTrainer
+from aiorl.trainer.trainer import Trainer
+from aiorl.trainer.trainers import (
     A2CTrainer,
     A3CTrainer,
-    AlgorithmTrainer,
     ApexTrainer,
     APPOTrainer,
     BCTrainer,
@@ -21,7 +22,6 @@ from aiorl.trainer.algorithm_trainer import (
     SACTrainer,
     TD3Trainer,
 )
-from aiorl.trainer.trainer import Trainer
 from aiorl.trainer.worker_set import RemoteWorker, WorkerSet
 
 __all__ = [

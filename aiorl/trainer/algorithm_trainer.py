@@ -1,4 +1,4 @@
-"""Trainers of aiorl's algorithms."""
+"""What trains with an algorithm, whichever it is."""
 
 from __future__ import annotations
 
@@ -16,21 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from aiorl.algorithms.a2c.config import A2CConfig
-from aiorl.algorithms.a3c.config import A3CConfig
 from aiorl.algorithms.algorithm import AlgorithmState
-from aiorl.algorithms.apex.config import ApexConfig
-from aiorl.algorithms.appo.config import APPOConfig
-from aiorl.algorithms.bc.config import BCConfig
-from aiorl.algorithms.cql.config import CQLConfig
-from aiorl.algorithms.dqn.config import DQNConfig
-from aiorl.algorithms.impala.config import IMPALAConfig
-from aiorl.algorithms.iql.config import IQLConfig
-from aiorl.algorithms.marwil.config import MARWILConfig
-from aiorl.algorithms.pg.config import PGConfig
-from aiorl.algorithms.ppo.config import PPOConfig
-from aiorl.algorithms.sac.config import SACConfig
-from aiorl.algorithms.td3.config import TD3Config
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -57,23 +43,7 @@ from aiorl.trainer.worker_set import WorkerSet
 from aiorl.wire.messages import Snapshot
 from aiorl.worker.sampler_unit import SamplerUnit, UnitPlace
 
-__all__ = [
-    "A2CTrainer",
-    "A3CTrainer",
-    "APPOTrainer",
-    "AlgorithmTrainer",
-    "ApexTrainer",
-    "BCTrainer",
-    "CQLTrainer",
-    "DQNTrainer",
-    "IMPALATrainer",
-    "IQLTrainer",
-    "MARWILTrainer",
-    "PGTrainer",
-    "PPOTrainer",
-    "SACTrainer",
-    "TD3Trainer",
-]
+__all__ = ["AlgorithmTrainer"]
 
 _OF_EPISODES = ("episode", "policy_reward", "custom_metrics", "hist_stats", "sampler_perf")
 
@@ -454,87 +424,3 @@ class AlgorithmTrainer(Trainer):
             unit.offer(snapshot)
         unit.take_up()
         return unit.worker
-
-
-class PGTrainer(AlgorithmTrainer):
-    """Trains with PG, see `aiorl.algorithms.pg`."""
-
-    _default_config = PGConfig
-
-
-class PPOTrainer(AlgorithmTrainer):
-    """Trains with PPO, see `aiorl.algorithms.ppo`."""
-
-    _default_config = PPOConfig
-
-
-class DQNTrainer(AlgorithmTrainer):
-    """Trains with DQN, see `aiorl.algorithms.dqn`."""
-
-    _default_config = DQNConfig
-
-
-class ApexTrainer(AlgorithmTrainer):
-    """Trains with Ape-X, see `aiorl.algorithms.apex`."""
-
-    _default_config = ApexConfig
-
-
-class SACTrainer(AlgorithmTrainer):
-    """Trains with SAC, see `aiorl.algorithms.sac`."""
-
-    _default_config = SACConfig
-
-
-class TD3Trainer(AlgorithmTrainer):
-    """Trains with TD3, see `aiorl.algorithms.td3`."""
-
-    _default_config = TD3Config
-
-
-class IMPALATrainer(AlgorithmTrainer):
-    """Trains with IMPALA, see `aiorl.algorithms.impala`."""
-
-    _default_config = IMPALAConfig
-
-
-class APPOTrainer(AlgorithmTrainer):
-    """Trains with APPO, see `aiorl.algorithms.appo`."""
-
-    _default_config = APPOConfig
-
-
-class A2CTrainer(AlgorithmTrainer):
-    """Trains with A2C, see `aiorl.algorithms.a2c`."""
-
-    _default_config = A2CConfig
-
-
-class A3CTrainer(AlgorithmTrainer):
-    """Trains with A3C, see `aiorl.algorithms.a3c`."""
-
-    _default_config = A3CConfig
-
-
-class BCTrainer(AlgorithmTrainer):
-    """Trains with BC, see `aiorl.algorithms.bc`."""
-
-    _default_config = BCConfig
-
-
-class MARWILTrainer(AlgorithmTrainer):
-    """Trains with MARWIL, see `aiorl.algorithms.marwil`."""
-
-    _default_config = MARWILConfig
-
-
-class CQLTrainer(AlgorithmTrainer):
-    """Trains with CQL, see `aiorl.algorithms.cql`."""
-
-    _default_config = CQLConfig
-
-
-class IQLTrainer(AlgorithmTrainer):
-    """Trains with IQL, see `aiorl.algorithms.iql`."""
-
-    _default_config = IQLConfig

@@ -15,7 +15,8 @@ from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.io import InputReader
-from aiorl.offline.readers import AsStoredReader, FileReader, PostprocessedReader, ReaderOptions
+from aiorl.offline.reader_stages import AsStoredReader, PostprocessedReader
+from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.writers import FileWriter
 from aiorl.policy.loading import learned_policy_class
 from aiorl.policy.n_step import n_step_new_obs
