@@ -153,6 +153,7 @@ _TWO_POLICIES = {
     "multiagent.policies": "{even: null, odd: null}",
     "multiagent.policy-mapping-fn": "examples.multi_agent_cartpole:policy_for",
 }
+_C51 = {"num-atoms": 101, "v-min": 0, "v-max": 100, "lr-schedule": "[[0, 1e-3], [200000, 0]]"}
 TASKS = (
     Task("ppo-cartpole", "ppo-cartpole", "CartPole-v1", 100_000, 490, f"500 at 100 k ({_ZOO})"),
     Task("impala-cartpole", "impala-cartpole", "CartPole-v1", 1_000_000, 475, "450 at 2 M is RLlib's criterion"),
@@ -177,6 +178,9 @@ TASKS = (
     Task("a2c-acrobot", "a2c-acrobot", "Acrobot-v1", 500_000, -90, f"-83.3 at 500 k ({_ZOO})"),
     Task("dqn-cartpole", "dqn-cartpole", "CartPole-v1", 100_000, 475, f"500 at 50 k ({_ZOO})"),
     Task("dqn-cartpoles", "dqn-cartpole", _SEVERAL, 100_000, 400, "", options=_TWO_POLICIES),
+    Task(
+        "c51-cartpole", "dqn-cartpole", "CartPole-v1", 200_000, 490, "493 at 200 k (XuanCe)", options=_C51,
+    ),
     Task("dqn-acrobot", "dqn-acrobot", "Acrobot-v1", 100_000, -85, f"-76.6 at 100 k ({_ZOO})"),
     Task("dqn-mountaincar", "dqn-mountaincar", "MountainCar-v0", 120_000, -110, f"-100.8 at 120 k ({_ZOO})"),
     Task("dqn-lunarlander", "dqn-lunarlander", "LunarLander-v3", 300_000, 200, f"v2: 154 at 100 k ({_ZOO})"),
