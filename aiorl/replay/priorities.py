@@ -26,7 +26,8 @@ class Priorities:
     """Priorities of the slots of a ring.
 
     Attributes:
-        largest: the largest |TD error| so far, which rows get that nobody has seen yet; 1 at first.
+        largest: the largest |TD error| that the learner has found so far, 1 at first. Rows get it that nobody has
+            judged yet, and an error that somebody else found counts as no more.
         tree: (|TD error| + epsilon) ** alpha of each slot, 0 of those without a row.
     """
 
@@ -37,19 +38,27 @@ class Priorities:
         self._settings = settings
 
     def set_run(self, first: int, errors: F64 | None, count: int) -> None:
-        """Set the priorities of consecutive slots to those of errors, all at least 0; None = the largest so far."""
-        if errors is None:
-            errors = np.full(count, self.largest)
-        elif count:
-            self.largest = max(self.largest, float(errors.max()))
-        self.tree.set_run(first, self._priorities(errors))
+        """Set the priorities of consecutive slots to those of first errors.
+
+        Args:
+            first: slot.
+            errors: [count], at least 0, as whoever sampled the rows found them. They never change `largest`, and each
+                counts at most as that: a sender whose numbers are too large has its rows drawn as rows without any
+                are, until the learner has found their errors. None = the largest so far.
+            count: of slots.
+        """
+        found = np.full(count, self.largest) if errors is None else np.minimum(errors, self.largest)
+        self.tree.set_run(first, self._priorities(found))
 
     def clear_run(self, first: int, count: int) -> None:
         """Never draw these consecutive slots."""
         self.tree.set_run(first, np.zeros(count))
 
     def update(self, slots: I64, errors: F64) -> None:
-        """Set the priorities of slots [B] to those of errors; of a slot that is there twice, the last one counts."""
+        """Set the priorities of slots [B] to those of errors that the learner found.
+
+        Of a slot that is there twice, the last one counts.
+        """
         if len(slots):
             self.largest = max(self.largest, float(errors.max()))
             self.tree.set(slots, self._priorities(errors))

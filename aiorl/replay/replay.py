@@ -116,8 +116,9 @@ class Replay:
             arrays: of the fragment by name: columns [T, N, ...], and what `new_obs` can be made of where it is not
                 among them, see `aiorl.data.fragment`. Where ``n_steps`` is there, the observation that is stored as
                 `new_obs` is the one behind so many steps. Of integers and floats other sizes will do.
-            priorities: [T, N], size of the TD error of each row, as workers may have found it; None = the largest so
-                far. Read only if rows are drawn by priority.
+            priorities: [T, N], size of the TD error of each row, as workers may have found it; one above the largest
+                that `update_priorities` has been told so far counts as that (1 before). None = the largest so far.
+                Read only if rows are drawn by priority.
         Returns: rows stored.
 
         Raises:

@@ -111,7 +111,7 @@ def test_uniform_rows_are_drawn_equally_often_and_count_1() -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_rows_are_drawn_in_proportion_to_their_priorities(alpha: float) -> None:
     replay = make(alpha=alpha)
-    errors = np.array([0.5, 1.0, 2.0, 4.0, 0.0])
+    errors = np.array([0.125, 0.25, 0.5, 1.0, 0.0])
     insert(replay, rows(0, 5), priorities=errors)
     insert(replay, rows(5, 5), priorities=-errors)  # of an error, the size counts
     sample = replay.sample(1000, num_batches=100, beta=0.0)
@@ -131,7 +131,7 @@ def test_each_minibatch_takes_one_row_from_each_equal_share_of_the_priorities() 
 def test_weights_are_those_of_the_paper() -> None:
     """(N P)^-beta over the largest of the minibatch, worked by hand: P = 1/8, 2/8, 5/8 of 3 rows, beta 0.5."""
     replay = make(alpha=1.0)
-    insert(replay, rows(0, 3), priorities=np.array([1.0, 2.0, 5.0]))
+    insert(replay, rows(0, 3), priorities=np.array([0.2, 0.4, 1.0]))
     sample = replay.sample(8, beta=0.5)
     assert sample.ids.tolist() == [0, 1, 1, 2, 2, 2, 2, 2]
     plain = (3 * np.array([1, 2, 5]) / 8) ** -0.5
@@ -152,9 +152,32 @@ def test_new_rows_get_the_largest_priority_so_far() -> None:
     replay.update_priorities(np.array([1]), np.array([0.5]))  # the largest ever, not that of now
     insert(replay, rows(3, 1))
     assert priorities.tree.priorities[:4].tolist() == [0.25, 0.5, 3, 3]
-    insert(replay, rows(4, 1), priorities=[7.0])
+
+
+@pytest.mark.parametrize("huge", [4.0, 1e30, 1.7e308])
+def test_a_first_priority_counts_at_most_as_the_largest_error_that_was_found_here(huge: float) -> None:
+    replay = make(alpha=1.0)
+    assert replay._priorities is not None
+    insert(replay, rows(0, 2), priorities=[huge, 0.5])
+    assert replay._priorities.tree.priorities[:2].tolist() == [1, 0.5], "before anything is found, 1"
+    replay.update_priorities(np.array([0]), np.array([3.0]))
+    insert(replay, rows(2, 3), priorities=[huge, 2.0, huge])
     insert(replay, rows(5, 1))
-    assert priorities.tree.priorities[4:6].tolist() == [7, 7]
+    assert replay._priorities.tree.priorities[:6].tolist() == [3, 0.5, 3, 2, 3, 3]
+
+
+def test_a_sender_of_huge_priorities_has_its_rows_drawn_as_new_ones_are_until_they_are_trained_on() -> None:
+    replay = make(alpha=1.0)
+    insert(replay, rows(0, 6), priorities=np.full(6, 0.5))
+    insert(replay, rows(6, 2), priorities=np.full(2, 1e30))
+    sample = replay.sample(50, num_batches=200, beta=1.0)
+    shares = np.bincount(sample.ids.reshape(-1), minlength=8) / sample.ids.size
+    np.testing.assert_allclose(shares, [0.1] * 6 + [0.2] * 2, atol=0.02)
+    np.testing.assert_allclose(np.unique(sample.weights), [0.5, 1])
+    replay.update_priorities(np.array([6, 7]), np.array([0.25, 0.25]))
+    insert(replay, rows(8, 2))
+    shares = np.bincount(replay.sample(50, num_batches=200).ids.reshape(-1), minlength=10) / 10_000
+    np.testing.assert_allclose(shares, np.array([2] * 6 + [1] * 2 + [4] * 2) / 22, atol=0.02)
 
 
 def test_of_a_row_that_was_drawn_twice_the_last_error_counts() -> None:
@@ -184,7 +207,8 @@ def test_epsilon_lets_rows_without_an_error_be_drawn() -> None:
 
 def test_extreme_errors_neither_overflow_nor_vanish() -> None:
     replay = make(alpha=1.0)
-    insert(replay, rows(0, 3), priorities=np.array([0.0, 1.7e308, 1e-320]))
+    insert(replay, rows(0, 3))
+    replay.update_priorities(np.arange(3), np.array([0.0, 1.7e308, 1e-320]))
     sample = replay.sample(16, beta=1.0)
     assert np.isfinite(sample.weights).all()
     assert set(sample.ids) == {1}
@@ -226,9 +250,9 @@ def test_first_priorities_of_rows_that_are_no_transitions_are_left_out() -> None
     replay = make(alpha=1.0)
     arrays = {name: column[:, None] for name, column in rows(0, 3).items()}
     arrays[c.VALID] = np.array([[True], [False], [True]])
-    replay.insert_fragment(arrays, priorities=np.array([[2.0], [50.0], [3.0]]))
+    replay.insert_fragment(arrays, priorities=np.array([[0.25], [0.75], [0.5]]))
     assert replay._priorities is not None
-    assert replay._priorities.tree.priorities.tolist()[:3] == [2, 3, 0]
+    assert replay._priorities.tree.priorities.tolist()[:3] == [0.25, 0.5, 0]
 
 
 def test_the_observation_behind_n_steps_is_stored() -> None:

@@ -75,6 +75,10 @@ def test_a_rows_priority_is_its_error_by_the_network_that_acted_and_the_replay_d
     assert len(np.unique(found[valid].round(3))) > 10
     assert (discounts == 0).any()
 
+    replay = algorithm.replay
     learning.group.make_batch([{DEFAULT_POLICY_ID: fragment}])
-    stored = algorithm.replay._priorities.tree.priorities[: len(algorithm.replay)]
+    num_rows = len(replay)
+    replay.update_priorities(np.array([0]), np.array([100.0]))  # the learner has found larger errors than these
+    learning.group.make_batch([{DEFAULT_POLICY_ID: fragment}])
+    stored = replay._priorities.tree.priorities[num_rows : 2 * num_rows]
     np.testing.assert_allclose(stored, found[valid] + 1e-6, rtol=1e-6)
