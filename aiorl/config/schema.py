@@ -203,6 +203,9 @@ class CommonConfig(WorkerConfig):
     trains_on_what_comes: ClassVar[bool] = True
     """What is sampled makes up the train batches, whose size so is all policies' of a run; else they are drawn."""
 
+    needs_whole_episodes: ClassVar[bool] = False
+    """What it learns from is wrong where a fragment cuts an episode: nothing stands for the rewards that follow."""
+
     _origins: Origins = PrivateAttr(default_factory=Origins)
 
     def __init__(self, **settings: Any) -> None:

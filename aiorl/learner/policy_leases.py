@@ -1,4 +1,4 @@
-"""Whether the policies of a run that learn agree on the leases that they want; loads TensorFlow."""
+"""Whether workers can sample for all policies of a run that learn at once; loads TensorFlow."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> 
     """Refuse policies that would be sampled for in different ways: a worker samples for all its policies at once.
 
     Raises:
-        ConfigError: the algorithm of a policy that learns wants other leases than the run's; the message says in what
-            they differ.
+        ConfigError: the algorithm of a policy that learns wants other leases than the run's, and the message says in
+            what they differ; or it needs whole episodes, and the run cuts them.
     """
     leases = algorithm_class(config.algo).lease_plan(config)
     for policy in planned.values():
@@ -42,6 +42,8 @@ def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> 
         wanted = algorithm_class(policy.config.algo).lease_plan(policy.config)
         if wanted != leases:
             raise _disagreement(config, policy, leases, wanted)
+        if _is_cut_short(config, type(policy.config)):
+            raise _cut_short(config, policy, planned)
 
 
 def _disagreement(config: CommonConfig, policy: PlannedPolicy, leases: LeasePlan, wanted: LeasePlan) -> ConfigError:
@@ -53,6 +55,24 @@ def _disagreement(config: CommonConfig, policy: PlannedPolicy, leases: LeasePlan
         f"policies at once, and {_difference(config.algo, leases, algo, wanted)}.",
         key=key, value=algo,
         hint=f"{beside}A policy that only acts, of any algorithm, is left out of multiagent.policies_to_train.",
+    )  # fmt: skip
+
+
+def _is_cut_short(config: CommonConfig, kind: type[CommonConfig]) -> bool:
+    """Whether a run of another algorithm cuts episodes that an algorithm needs whole."""
+    return kind.needs_whole_episodes and kind is not type(config) and config.is_truncating
+
+
+def _cut_short(config: CommonConfig, policy: PlannedPolicy, planned: Mapping[str, PlannedPolicy]) -> ConfigError:
+    key, algo = f"{POLICIES}.{policy.policy_id}.class", policy.config.algo
+    others = [other for other in planned.values() if other.policy_class is None and other.config.algo == config.algo]
+    beside = f"policy {others[0].policy_id!r}, which learns by" if others else "all policies of a run of"
+    return ConfigError(
+        f"{key} is {algo!r}, which needs whole episodes: its returns would be wrong where one is cut. batch_mode is "
+        f"{config.batch_mode}, and workers sample for policy {policy.policy_id!r} as for {beside} {config.algo!r}.",
+        key=key, value=algo,
+        hint=f"Set batch_mode: complete_episodes, which is then for all policies, or leave policy {policy.policy_id!r} "
+        "out of multiagent.policies_to_train.",
     )  # fmt: skip
 
 
@@ -75,7 +95,7 @@ def _that_agree(config: CommonConfig, policy: PlannedPolicy, leases: LeasePlan) 
     """Names of the other algorithms that want these leases in this run, and choose the policy's actions."""
     found, actions = [], type(policy.action_space).__name__
     for name, (kind, _) in sorted(ALGORITHMS.items()):
-        if kind is type(config) or actions not in (kind.action_spaces or [actions]):
+        if kind is type(config) or _is_cut_short(config, kind) or actions not in (kind.action_spaces or [actions]):
             continue
         try:
             if algorithm_class(name).lease_plan(config_of(config, kind, policy.policy_id, {})) == leases:

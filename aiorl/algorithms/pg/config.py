@@ -16,6 +16,7 @@ class PGConfig(OnPolicyConfig):
     """PG's defaults of the common settings."""
 
     is_one_minibatch = True
+    needs_whole_episodes = True
 
     algo: str = changed(OnPolicyConfig, "algo", "pg")
     lr: float = changed(OnPolicyConfig, "lr", 1e-3)
