@@ -8,7 +8,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from aiorl.config.merge import deep_update
+from aiorl.config.merge import deep_update, put_on_top
 from aiorl.config.yaml_text import parse_yaml, read_config_file
 
 __all__ = ["DEFAULT", "PRESET", "Layer", "Origins", "file_layer", "located", "merged"]
@@ -65,7 +65,7 @@ def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = Fa
 
 def merged(layers: Sequence[Layer]) -> dict[str, Any]:
     """The values of all layers, later ones on top."""
-    return reduce(deep_update, (layer.values for layer in layers), {})
+    return reduce(put_on_top, (layer.values for layer in layers), {})
 
 
 def located(message: str, key: str, layers: Sequence[Layer]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-__all__ = ["deep_update", "to_plain", "with_base_config"]
+__all__ = ["deep_update", "put_on_top", "to_plain", "with_base_config", "without_defaults_of"]
 
 
 def with_base_config(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,6 +24,56 @@ def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
         else:
             merged[name] = deepcopy(value)
     return merged
+
+
+def put_on_top(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's values with `changes` in them, before which the policies' defaults give way."""
+    return deep_update(without_defaults_of(base, changes), changes)
+
+
+def without_defaults_of(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's values without those defaults of policies that `changes` replace.
+
+    The config of a run says all settings of a policy whose algorithm is not the run's, as ``defaults`` of its entry in
+    ``multiagent.policies``. A key that is set on top of that config is for such a policy too, so its default is taken
+    out; all of them are where the policy gets another class.
+
+    Args:
+        config: nested as the config is, checked or not. Not modified.
+        changes: likewise.
+    """
+    entries = _entries(config)
+    if not any(isinstance(entry, Mapping) and "defaults" in entry for entry in entries.values()):
+        return dict(config)
+    new = _entries(changes)
+    kept = {policy_id: _without_defaults_of(entry, new.get(policy_id), changes) for policy_id, entry in entries.items()}
+    return {**config, "multiagent": {**config["multiagent"], "policies": kept}}
+
+
+def _entries(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    group = config.get("multiagent")
+    entries = group.get("policies") if isinstance(group, Mapping) else None
+    return entries if isinstance(entries, Mapping) else {}
+
+
+def _without_defaults_of(entry: Any, new: Any, changes: Mapping[str, Any]) -> Any:
+    """A policy's entry without its defaults of what `changes` set; `new` is what is put on top of the entry itself."""
+    if not (isinstance(entry, Mapping) and isinstance(entry.get("defaults"), Mapping)):
+        return entry
+    name = new.get("class", entry.get("class")) if isinstance(new, Mapping) else entry.get("class")
+    if str(name).lower() != str(entry.get("class")).lower():
+        return {**entry, "defaults": None}
+    return {**entry, "defaults": _without(entry["defaults"], changes)}
+
+
+def _without(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in named:
+            kept[name] = value
+        elif isinstance(value, Mapping) and isinstance(named[name], Mapping):
+            kept[name] = _without(value, named[name])
+    return kept
 
 
 def to_plain(value: Any) -> Any:

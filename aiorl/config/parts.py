@@ -156,7 +156,8 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
         "learner trains by the run's algorithm. class: the name or import path of another algorithm that wants the "
         "same leases, which has the run's sampling, what is set of the keys that both have, and else defaults of its "
         "own; or the import path of a Policy class of your own, which only acts. Spaces are the environment's unless "
-        "given, and config holds learning keys that differ.",
+        "given, and config holds learning keys that differ. The config.yaml of a run says all others of a policy with "
+        "another algorithm as its defaults; what is set on top of that file goes before them.",
     )  # fmt: skip
     policies_to_train: list[str] | None = _agents(None, "Policies that learn; null or empty means all of them.")
 

@@ -12,6 +12,7 @@ from aiorl.config.import_path import import_object, is_import_path
 from aiorl.config.key import group_of
 from aiorl.config.layers import Layer
 from aiorl.config.legacy import rename_legacy
+from aiorl.config.merge import deep_update
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError, nearest
 from aiorl.policy.policy import Policy
@@ -67,7 +68,11 @@ def config_class_of(config: CommonConfig, policy_id: str, name: str | None) -> t
 
 
 def config_of(
-    config: CommonConfig, kind: type[CommonConfig], policy_id: str, overrides: Mapping[str, Any]
+    config: CommonConfig,
+    kind: type[CommonConfig],
+    policy_id: str,
+    overrides: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
 ) -> CommonConfig:
     """The config by which a policy's network learns: the run's, with its own settings on top.
 
@@ -79,15 +84,18 @@ def config_of(
         kind: the class of the policy's.
         policy_id: of the policy.
         overrides: its own settings, `ACTING_KEYS` among them.
+        defaults: what a run's config says of its other settings; they go before the run's.
 
     Raises:
         ConfigError: one of them is the run's, or they make no config.
     """
     own = rename_legacy({name: value for name, value in overrides.items() if name not in ACTING_KEYS})
     key = f"{POLICIES}.{policy_id}.config"
-    for name in own:
-        if name in kind.model_fields and _is_of_run(kind, name):
-            raise ConfigError(f"{key}.{name} can't differ from the run's {name}.", key=f"{key}.{name}")
+    for place, values in ((key, own), (f"{POLICIES}.{policy_id}.defaults", defaults or {})):
+        for name in values:
+            if name in kind.model_fields and _is_of_run(kind, name):
+                raise ConfigError(f"{place}.{name} can't differ from the run's {name}.", key=f"{place}.{name}")
+    own = deep_update(defaults or {}, own)
     if kind is type(config) and not own:
         return config
     try:

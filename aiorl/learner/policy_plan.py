@@ -24,6 +24,7 @@ from aiorl.policy.distributions import make_distribution
 __all__ = ["PlannedPolicy", "plan_policies", "with_settings_said"]
 
 _FIELDS = ("class", "observation_space", "action_space", "config")
+_OF_A_RUN = "defaults"
 _MAX_ID = 100
 
 
@@ -87,12 +88,13 @@ def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPol
 
 
 def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> CommonConfig:
-    """The run's config in which policies of other algorithms have all their settings.
+    """The run's config in which policies of other algorithms have all their settings, as defaults beside their own.
 
-    So whoever goes on with the run by its config, in which nothing is left to defaults, has the same.
+    So whoever goes on with the run by its config, in which nothing is left to defaults, has the same, but for what is
+    set on top of it.
     """
     said = {
-        policy_id: {"class": policy.config.algo, "config": dict(policy.settings)}
+        policy_id: {"class": policy.config.algo, "defaults": learning_settings(policy.config)}
         for policy_id, policy in planned.items()
         if policy.is_of_other_algorithm(config)
     }
@@ -173,7 +175,7 @@ def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
             value=entry,
         )
     given = dict(entry or {})
-    unknown = [name for name in given if name not in _FIELDS]
+    unknown = [name for name in given if name not in (*_FIELDS, _OF_A_RUN)]
     if unknown:
         raise ConfigError(
             f"There is no key {key}.{unknown[0]}.", key=f"{key}.{unknown[0]}", hint=nearest(unknown[0], _FIELDS).strip()
@@ -183,6 +185,7 @@ def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
         ("observation_space", Mapping, "a space as plain data"),
         ("action_space", Mapping, "a space as plain data"),
         ("config", Mapping, "a mapping of settings"),
+        (_OF_A_RUN, Mapping, "a mapping of settings"),
     ):
         value = given.setdefault(name)
         if value is not None and not isinstance(value, kind):
@@ -231,13 +234,13 @@ def _planned(
 ) -> PlannedPolicy:
     """A policy of the run; `kind` is the class of its algorithm's config, None for a Policy class of the user's own."""
     overrides = dict(given["config"] or {})
-    own_config = config if kind is None else config_of(config, kind, policy_id, overrides)
+    own_config = config if kind is None else config_of(config, kind, policy_id, overrides, given[_OF_A_RUN])
     observation_space = _space(policy_id, "observation_space", given, facts, agents)
     action_space = _space(policy_id, "action_space", given, facts, agents)
     settings = learning_settings(own_config)
     custom = own_config.model.custom_preprocessor
     if kind is None:
-        settings = deep_update(settings, overrides)
+        settings = deep_update(deep_update(settings, given[_OF_A_RUN] or {}), overrides)
         custom = (settings.get("model") or {}).get("custom_preprocessor")
     settings |= {name: value for name, value in overrides.items() if name in ACTING_KEYS}
     if kind is not None:

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Self, TextIO
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.import_path import is_import_path
-from aiorl.config.merge import with_base_config
+from aiorl.config.merge import with_base_config, without_defaults_of
 from aiorl.config.resources import ResourceRequest, default_resource_request, resource_help
 from aiorl.config.schema import CommonConfig
 from aiorl.env.registry import EnvCreator, register_env, resolve_env
@@ -68,7 +68,7 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
                 restored.checkpoint.path, f"it is of the algorithm {algo!r:.50}, which has no trainer here"
             )
         kind = found[0]
-    return kind({**config, "init_from": None, **changes}, checkpoint=restored)
+    return kind({**without_defaults_of(config, changes), "init_from": None, **changes}, checkpoint=restored)
 
 
 def _restore_into(trainer: Trainer, path: str | Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from gymnasium import spaces
 from plain_policies import PlainPolicy
 
@@ -15,10 +17,13 @@ from aiorl.algorithms.a2c.config import A2CConfig
 from aiorl.algorithms.algorithm import Algorithm
 from aiorl.algorithms.dqn.config import DQNConfig
 from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.algorithms.registry import config_class
 from aiorl.config.key import changed
+from aiorl.config.load import load_config, save_config
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.errors import ConfigError
+from aiorl.learner.policy_config import learning_settings
 from aiorl.learner.policy_plan import PlannedPolicy, plan_policies, with_settings_said
 
 KIND = {kind.name: kind for kind in KINDS}
@@ -148,7 +153,8 @@ def test_the_config_of_a_run_says_all_settings_of_other_algorithms_and_leads_to_
     config = PPOConfig(env="E", gamma=0.9, multiagent={**AB, "policies": policies})
     first = plan_policies(config, MANY)
     said = with_settings_said(config, first)
-    assert said.multiagent.policies["a"]["config"]["lr"] == 7e-4
+    assert said.multiagent.policies["a"]["config"] == {"grad_clip": 2.0}
+    assert said.multiagent.policies["a"]["defaults"]["lr"] == 7e-4
     again = PPOConfig.from_mapping(said.to_dict())  # all that is in it counts as set
     second = plan_policies(again, MANY)
     assert second["a"].config.to_dict() | {"multiagent": None} == first["a"].config.to_dict() | {"multiagent": None}
@@ -156,6 +162,73 @@ def test_the_config_of_a_run_says_all_settings_of_other_algorithms_and_leads_to_
     assert with_settings_said(again, second).to_dict() == again.to_dict()
     alike = PPOConfig(env="E", multiagent={**AB, "policies": {"a": None, "b": None}})
     assert with_settings_said(alike, plan_policies(alike, MANY)) is alike
+
+
+OF_ALL: dict[str, Any] = {"lr": 0.125, "gamma": 0.5, "model": {"fcnet_hiddens": [7]}, "xla": "off"}
+"""Keys that all algorithms have, other than by default."""
+
+
+def set_by_user(file: Path, algo: str, other: str, own: dict[str, Any], way: str, **settings: Any) -> PlannedPolicy:
+    """A policy of another algorithm in a run with such settings, or in one that goes on from a run without them."""
+    multiagent = {"policies": {"a": {"class": other, "config": own}, "b": None}, "policy_mapping_fn": "users_own:all_b"}
+    begun = {"env": "E", "algo": algo, "multiagent": multiagent}
+    if way == "command line":
+        return plan_policies(load_config(config_class, overrides=begun | settings), MANY)["a"]
+    if way == "file":
+        file.write_text(yaml.safe_dump(begun | settings))
+        return plan_policies(load_config(config_class, file=file), MANY)["a"]
+    config = load_config(config_class, overrides=begun)
+    said = with_settings_said(config, plan_policies(config, MANY))
+    saved = save_config(said, file.parent)
+    if way == "updated":
+        return plan_policies(said.updated(settings), MANY)["a"]
+    if way == "on top of a run":
+        return plan_policies(load_config(config_class, file=saved, overrides=settings), MANY)["a"]
+    if way == "file on top of a run":
+        file.write_text(yaml.safe_dump(settings))
+        return plan_policies(load_config(config_class, file=file, overrides={"resume": str(saved.parent)}), MANY)["a"]
+    return plan_policies(load_config(config_class, overrides={"resume": str(saved.parent), **settings}), MANY)["a"]
+
+
+WAYS = ["command line", "file", "on top of a run", "file on top of a run", "resumed", "updated"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("algo", "other"), [("ppo", "a2c"), ("impala", "appo"), ("dqn", "sac")])
+def test_what_is_set_for_a_run_reaches_policies_of_other_algorithms(
+    tmp_path: Path, way: str, algo: str, other: str
+) -> None:
+    drawn = {"train_batch_size": 48} if algo == "dqn" else {}
+    own = {"gamma": 0.75, "model": {"fcnet_activation": "relu"}}
+    policy = set_by_user(tmp_path / "mine.yaml", algo, other, own, way, **OF_ALL, **drawn)
+    plain = config_class(other)()
+    learned = policy.config.to_dict()
+    expected = OF_ALL | drawn | {"gamma": 0.75, "model": learned["model"]}
+    assert {name: learned[name] for name in expected} == expected, "its own gamma, all else as set for the run"
+    assert (learned["model"]["fcnet_hiddens"], learned["model"]["fcnet_activation"]) == ([7], "relu")
+    assert policy.settings["lr"] == 0.125, "as workers hear"
+    rest = {name: value for name, value in learning_settings(plain).items() if name not in expected}
+    assert {name: learned[name] for name in rest} == rest, "what nobody set is as that algorithm has it"
+
+
+def test_a_policy_that_gets_another_algorithm_on_top_of_a_run_has_no_defaults_of_the_one_before(tmp_path: Path) -> None:
+    changes = {"multiagent": {"policies": {"a": {"class": "apex"}}}}
+    policy = set_by_user(tmp_path / "mine.yaml", "dqn", "sac", {}, "updated", **changes)
+    assert (policy.config.algo, policy.config.lr) == ("apex", 1e-4), "its own; SAC's is 3e-4"
+    assert "initial_alpha" not in policy.settings, "a key of SAC alone"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "said"),
+    [
+        (3, "multiagent.policies.a.defaults is 3, expected a mapping of settings"),
+        ({"num_workers": 4}, "multiagent.policies.a.defaults.num_workers can't differ from the run's"),
+        ({"lr": -1.0}, "lr"),
+    ],
+)
+def test_defaults_that_are_none_are_refused(defaults: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan(policies={"a": {"class": "a2c", "defaults": defaults}, "b": None})
 
 
 def test_spaces_are_taken_from_the_entry_or_those_agents_that_act_with_it() -> None:

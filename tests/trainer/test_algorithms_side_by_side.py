@@ -41,14 +41,17 @@ def moved(before: dict[str, Any], after: dict[str, Any], policy_id: str) -> bool
 def check_saved(trainer: Any, path: str, other: str) -> None:
     """What is restored, resumed or loaded from a checkpoint has both algorithms."""
     mine, run_dir = arrays_of(trainer), trainer.logdir
-    settings = trainer.config.multiagent.policies["right"]["config"]
+    entry = trainer.config.multiagent.policies["right"]
     restored = Trainer.restore(path, run_dir=f"{run_dir}-again")
     theirs = arrays_of(restored)
     assert mine.keys() == theirs.keys()
     assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
-    assert restored.config.multiagent.policies["right"]["config"] == settings
+    assert restored.config.multiagent.policies["right"] == entry
     restored.train()
     restored.stop()
+    faster = Trainer.restore(path, run_dir=f"{run_dir}-faster", lr=0.125)
+    faster.stop()
+    assert faster.config.multiagent.policies["right"]["defaults"] == {**entry["defaults"], "lr": 0.125}
     acting = SavedRun.open(path).acting
     assert [acting.part.policies[name].algo for name in ("left", "right")] == [None, other]
     told = learned_policies(acting.part, acting.graphs)
@@ -57,9 +60,8 @@ def check_saved(trainer: Any, path: str, other: str) -> None:
     assert load_policy(path, policy_id="right").compute_single_action(observation) in (0, 1)
     trainer.stop()
     resumed: CommonConfig = plan_learning(load_config(config_class, overrides={"resume": run_dir})).config
-    assert resumed.multiagent.policies["right"] == {"class": other, "config": settings} | dict.fromkeys(
-        ("observation_space", "action_space")
-    )
+    assert resumed.multiagent.policies["right"] == entry
+    assert (entry["class"], entry["observation_space"], entry["action_space"]) == (other, None, None)
 
 
 def test_ppo_and_a2c_learn_side_by_side_and_are_saved_both(tmp_path: Path) -> None:
