@@ -1,11 +1,10 @@
 """What attacks cost: the training rate during one and after it, over what it would have been without.
 
 A learner as a user would start it, with one worker of its own, is attacked by a process beside it (`attacker`), kind
-after kind. A twin of it, which nobody attacks, tells how fast the machine is at that time: both are measured by turns,
-a few seconds each, and the one whose turn it is not is stopped. A rate counts as a share of the twin's just before and
-just after it, and that share is compared to the one before the attack; after it, the median of several counts. A kind
-that seems to cost too much is measured twice more, and the median counts. Each round is printed, also with env steps
-per second of processor time of learner and worker.
+after kind. A twin of it, which nobody attacks, trains at the same time: each of both has a core, and they change places
+with each window of time, so that neither a machine that becomes slower nor a core that is slower shows. What counts is
+the learner's rate as a share of the twin's. During an attack it is compared to the share in all quiet windows before;
+and that of all quiet windows after it is, too, so that harm which stays is seen better with each window.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import contextlib
 import json
 import os
 import resource
-import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,17 +28,17 @@ from benchmarks.chaos.link import free_pair
 from benchmarks.chaos.progress import Progress
 from benchmarks.result import Figure
 
-__all__ = ["Window", "attacks_admitted", "attacks_closed", "attacks_open", "compared"]
+__all__ = ["Compared", "Window", "attacks_admitted", "attacks_closed", "attacks_open", "compared"]
 
 DURING, AFTER = 0.7, 0.97
-WINDOW_S, ATTACK_S = 3.0, 6.0
-ROUNDS = 3
-NUM_BEFORE, NUM_AFTER = 2, 3
+WINDOW_S, ATTACK_S = 2.0, 6.0
+PAIRS_AT_ENDS, PAIRS_BETWEEN = 30, 3
+"""Pairs of quiet windows before the first and after the last attack, and between two; a pair has each core once."""
 
 _MAX_FILES = 1024
-_STARTS_S, _SETTLES_S, _ENDS_S = 90.0, 6.0, 30.0
-_GOES_ON_S = 1.0  # until it works as before it was stopped
-_RESULT_S = 0.5  # until a result that comes after a window is there
+_STARTS_S, _SETTLES_S, _ENDS_S = 90.0, 12.0, 30.0
+_MOVES_S = 0.4  # until both have their rates on the other core
+_RESULT_S = 0.6  # until a result that comes after a window is there
 _OPTIONS = ("--env=CartPole-v1", "--algo=impala", "--num-workers=1", "--num-envs-per-worker=64", "--vectorize=native")
 
 _ANYONE = ("knocking", "resets", "descriptors", "silence", "garbage")
@@ -52,66 +49,54 @@ _REGISTERED = ("hellos", "coming and going", "failures", "subscriptions", "metri
 def attacks_open() -> list[Figure]:
     """A learner without keys (``--insecure``), where everyone may register."""
     with _run("--insecure") as run:
-        kinds = (*_ANYONE, *_UNREGISTERED, *_REGISTERED)
-        return [figure for kind in kinds for figure in run.measure(kind, "anyone", "open")]
+        return run.measure([(kind, "anyone") for kind in (*_ANYONE, *_UNREGISTERED, *_REGISTERED)], "open")
 
 
 def attacks_closed() -> list[Figure]:
     """A learner on loopback as it is by default, and peers that are not admitted."""
     with _run() as run:
-        pairs = [("knocking", "stranger"), *((kind, "keyless") for kind in _ANYONE)]
-        return [figure for kind, who in pairs for figure in run.measure(kind, who, f"closed, {who}")]
+        return run.measure([("knocking", "stranger"), *((kind, "keyless") for kind in _ANYONE)], "closed")
 
 
 def attacks_admitted() -> list[Figure]:
     """The same learner, and peers that have the run's key."""
     with _run() as run:
-        return [figure for kind in _REGISTERED for figure in run.measure(kind, "admitted", "closed, admitted")]
+        return run.measure([(kind, "admitted") for kind in _REGISTERED], "closed")
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some seconds of training.
-
-    Attributes:
-        rate: env steps trained on per second.
-        twin_rate: the twin's just before and just after.
-    """
+    """Some seconds of training: env steps trained on per second."""
 
     rate: float
     twin_rate: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
-    """Env steps trained on per second, and what they would have been without the attack."""
+class Compared:
+    """Env steps trained on per second, and what they would have been without an attack."""
 
     rate: float
     expected: float
 
     @property
     def ratio(self) -> float:
+        """What is left of the rate."""
         return self.rate / self.expected
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    during: _Compared
-    after: _Compared
-
-    @property
-    def is_good(self) -> bool:
-        return self.during.ratio >= DURING and self.after.ratio >= AFTER
+def compared(before: Sequence[Window], windows: Sequence[Window]) -> Compared:
+    """Windows, and what they would have been if the share of the twin were that of those before; geometric means."""
+    share = _mean([each.rate / each.twin_rate for each in before])
+    return Compared(_mean([each.rate for each in windows]), share * _mean([each.twin_rate for each in windows]))
 
 
-def compared(before: Sequence[Window], window: Window) -> _Compared:
-    """A window, and what it would have been if only the machine had changed since those before."""
-    share = statistics.mean(each.rate / each.twin_rate for each in before)
-    return _Compared(window.rate, share * window.twin_rate)
+def _mean(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
 
 
 class _Learner:
-    """A learner that trains, with its worker; stopped but in its turns."""
+    """A learner that trains, with its worker."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, run_dir: Path) -> None:
         self.port = port
@@ -119,35 +104,37 @@ class _Learner:
         self._progress = Progress(run_dir / "result.jsonl")
 
     def wait(self, log: Path) -> None:
-        """Wait until it has trained for a while, then stop it."""
+        """Wait until it has trained for a while."""
         deadline = time.monotonic() + _STARTS_S
         while len(self._progress.rises) < 3:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the learner does not train: {log.read_text()[-2000:]}")
             time.sleep(0.2)
             self._progress.read()
-        time.sleep(_SETTLES_S)
-        self.stop()
 
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Let it work as long as the block lasts, and a little before and after."""
-        self._signal(signal.SIGCONT)
-        time.sleep(_GOES_ON_S)
-        yield
-        time.sleep(_RESULT_S)
-        self.stop()
+    def move(self, core: int) -> None:
+        """Have all its threads, and its worker's, on one core."""
+        learner = psutil.Process(self._process.pid)
+        for process in (learner, *learner.children(recursive=True)):
+            for thread in process.threads():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, {core})
+
+    def trained(self, begin: float, end: float) -> float:
+        """Env steps trained on per second between two times, the later of which was `_RESULT_S` ago.
+
+        Raises:
+            RuntimeError: it has ended.
+        """
         if self._process.poll() is not None:
             raise RuntimeError(f"the learner ended with status {self._process.returncode}")
         self._progress.read()
-
-    def stop(self) -> None:
-        """Stop it where it is."""
-        self._signal(signal.SIGSTOP)
+        at = [row.at for row in self._progress.rows]
+        trained = [row.trained for row in self._progress.rows]
+        return float(np.diff(np.interp((begin, end), at, trained))[0]) / (end - begin)
 
     def end(self) -> None:
         """End it for good."""
-        self._signal(signal.SIGCONT)
         self._process.terminate()
         try:
             self._process.wait(_ENDS_S)
@@ -155,105 +142,80 @@ class _Learner:
             self._process.kill()
             self._process.wait()
 
-    def cpu_s(self) -> float:
-        """Processor time of learner and worker, which nothing ends here."""
-        times = [process.cpu_times() for process in self._processes()]
-        return sum(each.user + each.system for each in times)
-
-    def trained(self, begin: float, end: float) -> float:
-        """Env steps trained on between two times of a turn that has ended."""
-        at = [row.at for row in self._progress.rows]
-        trained = [row.trained for row in self._progress.rows]
-        return float(np.diff(np.interp((begin, end), at, trained))[0])
-
-    def _processes(self) -> list[psutil.Process]:
-        learner = psutil.Process(self._process.pid)
-        return [learner, *learner.children(recursive=True)]
-
-    def _signal(self, number: signal.Signals) -> None:
-        """Workers are stopped last and go on first: the learner never sees them stand still."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found = self._processes()
-            for process in found if number == signal.SIGSTOP else reversed(found):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
-
 
 class _Run:
     """A learner that is attacked, and its twin."""
 
     def __init__(self, learner: _Learner, twin: _Learner) -> None:
-        self._learner = learner
-        self._twin = twin
+        self._learner, self._twin = learner, twin
+        self._cores = sorted(os.sched_getaffinity(0))[:2]
 
-    def measure(self, kind: str, who: str, label: str) -> list[Figure]:
-        """Figures during and after an attack, beside what would have been without."""
-        rounds = [self._round(kind, who)]
-        while len(rounds) == 2 or (len(rounds) < ROUNDS and not rounds[-1].is_good):
-            rounds.append(self._round(kind, who))
+    def measure(self, attacks: Sequence[tuple[str, str]], label: str) -> list[Figure]:
+        """Figures during and after each attack, a kind and by whom, beside what would have been without.
+
+        Where the rate after one seems too low, as many quiet windows again tell more exactly.
+        """
+        quiet, during = [self._quiet(PAIRS_AT_ENDS)], []
+        for kind, who in attacks:
+            windows, said = self._attacked(kind, who)
+            before = [window for some in quiet for window in some]
+            print(json.dumps({**said, "who": who, "during": round(compared(before, windows).ratio, 3)}), flush=True)
+            during.append(windows)
+            quiet.append(self._quiet(PAIRS_BETWEEN))
+        quiet[-1] += self._quiet(PAIRS_AT_ENDS)
+        if any(after.ratio < AFTER for _, after in _found(quiet, during)):
+            quiet[-1] += self._quiet(PAIRS_AT_ENDS)
         figures = []
-        for when, bar in (("during", DURING), ("after", AFTER)):
-            median = _middle([getattr(each, when) for each in rounds])
-            name = f"attacks/{label}: {kind}, {when}"
-            figures.append(Figure(name, median.rate, "env steps/s", median.expected, target_ratio=bar))
+        for (kind, who), found in zip(attacks, _found(quiet, during), strict=True):
+            for when, one, bar in zip(("during", "after"), found, (DURING, AFTER), strict=True):
+                name = f"attacks/{label}, {who}: {kind}, {when}"
+                figures.append(Figure(name, one.rate, "env steps/s", one.expected, target_ratio=bar))
         return figures
 
-    def _round(self, kind: str, who: str) -> _Round:
-        twins = [self._measured(self._twin)]
-        own: list[tuple[float, float]] = []
-        said: dict[str, object] = {}
-        for number in range(NUM_BEFORE + 1 + NUM_AFTER):
-            if number == NUM_BEFORE:
-                measured, said = self._attacked(kind, who)
-                own.append(measured)
-            else:
-                own.append(self._measured(self._learner))
-            twins.append(self._measured(self._twin))
-        windows = [
-            Window(rate, (twin[0] + next_twin[0]) / 2)
-            for (rate, _), twin, next_twin in zip(own, twins, twins[1:], strict=False)
-        ]
-        before, during, after = windows[:NUM_BEFORE], windows[NUM_BEFORE], windows[NUM_BEFORE + 1 :]
-        found = _Round(compared(before, during), _middle([compared(before, each) for each in after]))
-        said |= {"who": who, "rates": [round(rate) for rate, _ in own], "twin": [round(rate) for rate, _ in twins]}
-        said |= {"per_cpu_s": [round(per_cpu) for _, per_cpu in own]}
-        said |= {"during": round(found.during.ratio, 3), "after": round(found.after.ratio, 3)}
-        print(json.dumps(said), flush=True)
-        return found
+    def _quiet(self, pairs: int) -> list[Window]:
+        return self._rates([self._window(WINDOW_S) for _ in range(2 * pairs)])
 
-    def _attacked(self, kind: str, who: str) -> tuple[tuple[float, float], dict[str, object]]:
+    def _attacked(self, kind: str, who: str) -> tuple[list[Window], dict[str, object]]:
         command = [sys.executable, "-m", "benchmarks.attacker", kind, "--who", who]
-        command += ["--port", str(self._learner.port), "--seconds", str(ATTACK_S)]
-        with self._learner.turn(), subprocess.Popen(command, stdout=subprocess.PIPE) as attacker:
+        command += ["--port", str(self._learner.port), "--seconds", str(ATTACK_S + 2 * _MOVES_S)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as attacker:
             assert attacker.stdout is not None
             attacker.stdout.readline()  # it begins
-            begin, cpu_s = time.time(), self._learner.cpu_s()
-            time.sleep(ATTACK_S)
-            end, cpu_s = time.time(), self._learner.cpu_s() - cpu_s
+            spans = [self._window(ATTACK_S / 2) for _ in range(2)]
             output, _ = attacker.communicate(timeout=_ENDS_S)
             if attacker.returncode:
                 raise RuntimeError(f"the attacker failed: {kind} as {who}")
-        steps = self._learner.trained(begin, end)
-        return (steps / (end - begin), steps / cpu_s), json.loads(output)
+        return self._rates(spans), json.loads(output)
 
-    def _measured(self, learner: _Learner) -> tuple[float, float]:
-        """Env steps trained on per second, and per second of processor time."""
-        with learner.turn():
-            begin, cpu_s = time.time(), learner.cpu_s()
-            time.sleep(WINDOW_S)
-            end, cpu_s = time.time(), learner.cpu_s() - cpu_s
-        steps = learner.trained(begin, end)
-        return steps / (end - begin), steps / cpu_s
+    def _window(self, seconds: float) -> tuple[float, float]:
+        """When it began and ended; both have changed places before."""
+        self._cores.reverse()
+        for learner, core in zip((self._learner, self._twin), self._cores, strict=True):
+            learner.move(core)
+        time.sleep(_MOVES_S)
+        begin = time.time()
+        time.sleep(seconds)
+        return begin, time.time()
+
+    def _rates(self, spans: Sequence[tuple[float, float]]) -> list[Window]:
+        time.sleep(_RESULT_S)
+        return [Window(self._learner.trained(*span), self._twin.trained(*span)) for span in spans]
 
 
-def _middle(found: Sequence[_Compared]) -> _Compared:
-    """The one of the median ratio, of an odd number."""
-    return sorted(found, key=lambda each: each.ratio)[len(found) // 2]
+def _found(quiet: Sequence[Sequence[Window]], during: Sequence[Sequence[Window]]) -> list[tuple[Compared, Compared]]:
+    """Of each attack what was left during it and after it, of the quiet windows before each and behind the last."""
+    found = []
+    for number, windows in enumerate(during, 1):
+        before = [window for some in quiet[:number] for window in some]
+        after = [window for some in quiet[number:] for window in some]
+        found.append((compared(before, windows), compared(before, after)))
+    return found
 
 
 @contextlib.contextmanager
 def _run(*options: str) -> Iterator[_Run]:
     with _learner(*options) as learner, _learner(*options) as twin:
+        time.sleep(_SETTLES_S)
         yield _Run(learner, twin)
 
 

@@ -34,53 +34,50 @@ def test_every_attacker_reaches_the_learner_and_ends_in_time(what: str) -> None:
     assert seen > 0
 
 
-def _round(during: float, after: float) -> attacks._Round:
-    return attacks._Round(attacks._Compared(during, 100), attacks._Compared(after, 100))
-
-
-class Script(attacks._Run):
-    def __init__(self, *rounds: attacks._Round) -> None:
-        self.rounds = list(rounds)
-
-    def _round(self, kind: str, who: str) -> attacks._Round:
-        return self.rounds.pop(0)
-
-
-def test_what_seems_to_cost_too_much_is_measured_three_times_and_the_median_counts() -> None:
-    good, slow, best = _round(90, 98), _round(60, 99), _round(95, 90)
-    run = Script(slow, good, best)
-    during, after = run.measure("resets", "anyone", "open")
-    assert not run.rounds
-    assert (during.value, during.ratio, during.ok) == (90, 0.9, True)
-    assert (after.value, after.ratio, after.ok) == (98, 0.98, True)
-    once = Script(good, slow)
-    once.measure("resets", "anyone", "open")
-    assert len(once.rounds) == 1
-
-
-class Learner(attacks._Learner):
-    """One whose rate in each turn is said."""
-
-    def __init__(self, *rates: float) -> None:
-        self.rates = list(rates)
-
-
 class Told(attacks._Run):
-    def _measured(self, learner: attacks._Learner) -> tuple[float, float]:
-        assert isinstance(learner, Learner)
-        return learner.rates.pop(0), 1.0
+    """A run whose windows are said: quiet ones, then by turns those of an attack and the quiet ones behind it."""
 
-    def _attacked(self, kind: str, who: str) -> tuple[tuple[float, float], dict[str, object]]:
-        return self._measured(self._learner), {"what": kind}
+    def __init__(self, *windows: list[tuple[float, float]]) -> None:
+        self.windows = list(windows)
+
+    def _quiet(self, pairs: int) -> list[attacks.Window]:
+        return [attacks.Window(*each) for each in self.windows.pop(0)]
+
+    def _attacked(self, kind: str, who: str) -> tuple[list[attacks.Window], dict[str, object]]:
+        return self._quiet(1), {"what": kind}
+
+
+def _ratios(run: Told, *kinds: str) -> list[float]:
+    figures = run.measure([(kind, "anyone") for kind in kinds], "open")
+    return [pytest.approx(figure.ratio) for figure in figures]
 
 
 def test_what_slows_the_twin_down_too_is_no_harm_of_an_attack() -> None:
-    twin = Learner(100, 100, 100, 50, 50, 50, 50)
-    found = Told(Learner(80, 80, 48, 40, 10, 41), twin)._round("resets", "anyone")
-    assert (found.during.ratio, found.after.ratio) == (pytest.approx(0.8), pytest.approx(1.0)), "one dip is no median"
-    harmed = Told(Learner(80, 80, 60, 72, 72, 72), Learner(*[100] * 7))._round("resets", "anyone")
-    assert (harmed.during.ratio, harmed.after.ratio) == (pytest.approx(0.75), pytest.approx(0.9))
-    assert not harmed.is_good
+    run = Told([(80, 100)], [(30, 50)], [(40, 50)], [(160, 200)])
+    assert _ratios(run, "resets") == [0.75, 1.0]
+
+
+def test_a_core_that_is_slower_shows_in_no_pair_of_windows() -> None:
+    slow_first, slow_last = (60.0, 120.0), (120.0, 60.0)
+    run = Told([slow_first, slow_last], [slow_first, slow_last], [slow_first, slow_last], [slow_last, slow_first])
+    assert _ratios(run, "resets") == [1.0, 1.0]
+
+
+def test_harm_that_stays_is_seen_in_all_quiet_windows_behind_the_attack() -> None:
+    fine, harmed = (100.0, 100.0), (90.0, 100.0)
+    run = Told([fine] * 4, [fine], [fine], [fine], [harmed], [harmed] * 3, [harmed] * 4)
+    assert _ratios(run, "resets", "hellos")[2:] == [1.0, 0.9]
+    assert not run.windows, "what seems too low is measured for longer"
+
+
+def test_what_is_not_too_low_is_not_measured_again() -> None:
+    fine = (100.0, 100.0)
+    run = Told([fine], [fine], [fine], [fine], [fine])
+    figures = run.measure([("resets", "anyone")], "open")
+    assert len(run.windows) == 1
+    assert [(figure.name, figure.ok) for figure in figures] == [
+        ("attacks/open, anyone: resets, during", True), ("attacks/open, anyone: resets, after", True)
+    ]  # fmt: skip
 
 
 def test_every_attack_that_is_measured_is_known_and_told_of() -> None:
