@@ -1,10 +1,13 @@
 """What attacks cost: the training rate during one and after it, over what it would have been without.
 
 A learner as a user would start it, with one worker of its own, is attacked by a process beside it (`attacker`), kind
-after kind. A twin of it, which nobody attacks, trains at the same time: each of both has a core, and they change places
-with each window of time, so that neither a machine that becomes slower nor a core that is slower shows. What counts is
-the learner's rate as a share of the twin's. During an attack it is compared to the share in all quiet windows before;
-and that of all quiet windows after it is, too, so that harm which stays is seen better with each window.
+after kind. During an attack it has the machine, and its rate is compared to those just before and just after; what
+seems to cost too much is done twice more, and the median counts.
+
+Harm that stays is smaller than the machine's noise, so it is looked for beside a twin that nobody attacks. Between
+attacks both train at the same time: each has a core, and they change places with each window of time, so that neither a
+machine that becomes slower nor a core that is slower shows. The learner's rate as a share of the twin's, in all quiet
+windows after an attack, is compared to that in all quiet windows before it.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ import contextlib
 import json
 import os
 import resource
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +37,13 @@ __all__ = ["Compared", "Window", "attacks_admitted", "attacks_closed", "attacks_
 
 DURING, AFTER = 0.7, 0.97
 WINDOW_S, ATTACK_S = 2.0, 6.0
+TIMES = 3
 PAIRS_AT_ENDS, PAIRS_BETWEEN = 30, 3
 """Pairs of quiet windows before the first and after the last attack, and between two; a pair has each core once."""
 
 _MAX_FILES = 1024
 _STARTS_S, _SETTLES_S, _ENDS_S = 90.0, 12.0, 30.0
-_MOVES_S = 0.4  # until both have their rates on the other core
+_MOVES_S = 0.4  # until a rate is that of the cores and of what is beside it
 _RESULT_S = 0.6  # until a result that comes after a window is there
 _OPTIONS = ("--env=CartPole-v1", "--algo=impala", "--num-workers=1", "--num-envs-per-worker=64", "--vectorize=native")
 
@@ -112,13 +118,26 @@ class _Learner:
             time.sleep(0.2)
             self._progress.read()
 
-    def move(self, core: int) -> None:
-        """Have all its threads, and its worker's, on one core."""
-        learner = psutil.Process(self._process.pid)
-        for process in (learner, *learner.children(recursive=True)):
+    def move(self, cores: Collection[int]) -> None:
+        """Have all its threads, and its worker's, on some cores."""
+        for process in self._processes():
             for thread in process.threads():
                 with contextlib.suppress(ProcessLookupError):
-                    os.sched_setaffinity(thread.id, {core})
+                    os.sched_setaffinity(thread.id, cores)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stopped where it is, as long as the block lasts; the learner never sees its worker stand still."""
+        found = self._processes()
+        for process in found:
+            process.send_signal(signal.SIGSTOP)
+        yield
+        for process in reversed(found):
+            process.send_signal(signal.SIGCONT)
+
+    def _processes(self) -> list[psutil.Process]:
+        learner = psutil.Process(self._process.pid)
+        return [learner, *learner.children(recursive=True)]
 
     def trained(self, begin: float, end: float) -> float:
         """Env steps trained on per second between two times, the later of which was `_RESULT_S` ago.
@@ -155,60 +174,68 @@ class _Run:
 
         Where the rate after one seems too low, as many quiet windows again tell more exactly.
         """
-        quiet, during = [self._quiet(PAIRS_AT_ENDS)], []
+        during, quiet = [], [self._quiet(PAIRS_AT_ENDS)]
         for kind, who in attacks:
-            windows, said = self._attacked(kind, who)
-            before = [window for some in quiet for window in some]
-            print(json.dumps({**said, "who": who, "during": round(compared(before, windows).ratio, 3)}), flush=True)
-            during.append(windows)
+            times = [self._attacked(kind, who)]
+            while len(times) == 2 or (len(times) < TIMES and times[-1].ratio < DURING):
+                times.append(self._attacked(kind, who))
+            during.append(sorted(times, key=lambda each: each.ratio)[len(times) // 2])
             quiet.append(self._quiet(PAIRS_BETWEEN))
         quiet[-1] += self._quiet(PAIRS_AT_ENDS)
-        if any(after.ratio < AFTER for _, after in _found(quiet, during)):
+        if any(after.ratio < AFTER for after in _after(quiet)):
             quiet[-1] += self._quiet(PAIRS_AT_ENDS)
         figures = []
-        for (kind, who), found in zip(attacks, _found(quiet, during), strict=True):
+        for (kind, who), *found in zip(attacks, during, _after(quiet), strict=True):
             for when, one, bar in zip(("during", "after"), found, (DURING, AFTER), strict=True):
                 name = f"attacks/{label}, {who}: {kind}, {when}"
                 figures.append(Figure(name, one.rate, "env steps/s", one.expected, target_ratio=bar))
         return figures
 
-    def _quiet(self, pairs: int) -> list[Window]:
-        return self._rates([self._window(WINDOW_S) for _ in range(2 * pairs)])
+    def _attacked(self, kind: str, who: str) -> Compared:
+        """The rate during an attack, and the mean of those before and after it; the learner has all cores."""
+        with self._twin.stopped():
+            self._learner.move(self._cores)
+            spans = [self._window(WINDOW_S)]
+            command = [sys.executable, "-m", "benchmarks.attacker", kind, "--who", who]
+            command += ["--port", str(self._learner.port), "--seconds", str(ATTACK_S + _MOVES_S)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as attacker:
+                assert attacker.stdout is not None
+                attacker.stdout.readline()  # it begins
+                spans.append(self._window(ATTACK_S))
+                output, _ = attacker.communicate(timeout=_ENDS_S)
+                if attacker.returncode:
+                    raise RuntimeError(f"the attacker failed: {kind} as {who}")
+            spans.append(self._window(WINDOW_S))
+            time.sleep(_RESULT_S)
+            before, rate, behind = (self._learner.trained(*span) for span in spans)
+        said = {**json.loads(output), "who": who, "rates": [round(each) for each in (before, rate, behind)]}
+        print(json.dumps(said), flush=True)
+        return Compared(rate, statistics.mean((before, behind)))
 
-    def _attacked(self, kind: str, who: str) -> tuple[list[Window], dict[str, object]]:
-        command = [sys.executable, "-m", "benchmarks.attacker", kind, "--who", who]
-        command += ["--port", str(self._learner.port), "--seconds", str(ATTACK_S + 2 * _MOVES_S)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as attacker:
-            assert attacker.stdout is not None
-            attacker.stdout.readline()  # it begins
-            spans = [self._window(ATTACK_S / 2) for _ in range(2)]
-            output, _ = attacker.communicate(timeout=_ENDS_S)
-            if attacker.returncode:
-                raise RuntimeError(f"the attacker failed: {kind} as {who}")
-        return self._rates(spans), json.loads(output)
+    def _quiet(self, pairs: int) -> list[Window]:
+        spans = []
+        for _ in range(2 * pairs):
+            self._cores.reverse()
+            for learner, core in zip((self._learner, self._twin), self._cores, strict=True):
+                learner.move([core])
+            spans.append(self._window(WINDOW_S))
+        time.sleep(_RESULT_S)
+        return [Window(self._learner.trained(*span), self._twin.trained(*span)) for span in spans]
 
     def _window(self, seconds: float) -> tuple[float, float]:
-        """When it began and ended; both have changed places before."""
-        self._cores.reverse()
-        for learner, core in zip((self._learner, self._twin), self._cores, strict=True):
-            learner.move(core)
+        """When it began and ended."""
         time.sleep(_MOVES_S)
         begin = time.time()
         time.sleep(seconds)
         return begin, time.time()
 
-    def _rates(self, spans: Sequence[tuple[float, float]]) -> list[Window]:
-        time.sleep(_RESULT_S)
-        return [Window(self._learner.trained(*span), self._twin.trained(*span)) for span in spans]
 
-
-def _found(quiet: Sequence[Sequence[Window]], during: Sequence[Sequence[Window]]) -> list[tuple[Compared, Compared]]:
-    """Of each attack what was left during it and after it, of the quiet windows before each and behind the last."""
+def _after(quiet: Sequence[Sequence[Window]]) -> list[Compared]:
+    """Of each attack what was left after it, of the quiet windows before each and behind the last."""
     found = []
-    for number, windows in enumerate(during, 1):
-        before = [window for some in quiet[:number] for window in some]
-        after = [window for some in quiet[number:] for window in some]
-        found.append((compared(before, windows), compared(before, after)))
+    for number in range(1, len(quiet)):
+        before, behind = ([window for some in part for window in some] for part in (quiet[:number], quiet[number:]))
+        found.append(compared(before, behind))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -35,49 +36,50 @@ def test_every_attacker_reaches_the_learner_and_ends_in_time(what: str) -> None:
 
 
 class Told(attacks._Run):
-    """A run whose windows are said: quiet ones, then by turns those of an attack and the quiet ones behind it."""
+    """A run whose quiet windows are said, those before the first attack first, and what is left during attacks."""
 
-    def __init__(self, *windows: list[tuple[float, float]]) -> None:
-        self.windows = list(windows)
+    def __init__(self, *quiet: list[tuple[float, float]], during: Sequence[float] = (90, 90)) -> None:
+        self.quiet, self.during = list(quiet), list(during)
 
     def _quiet(self, pairs: int) -> list[attacks.Window]:
-        return [attacks.Window(*each) for each in self.windows.pop(0)]
+        return [attacks.Window(*each) for each in self.quiet.pop(0)]
 
-    def _attacked(self, kind: str, who: str) -> tuple[list[attacks.Window], dict[str, object]]:
-        return self._quiet(1), {"what": kind}
+    def _attacked(self, kind: str, who: str) -> attacks.Compared:
+        return attacks.Compared(self.during.pop(0), 100)
 
 
-def _ratios(run: Told, *kinds: str) -> list[float]:
+def _ratios(run: Told, *kinds: str) -> list[Any]:
     figures = run.measure([(kind, "anyone") for kind in kinds], "open")
     return [pytest.approx(figure.ratio) for figure in figures]
 
 
+def test_what_seems_to_cost_too_much_is_done_three_times_and_the_median_counts() -> None:
+    fine = [(100.0, 100.0)]
+    run = Told(fine, fine, fine, fine, during=(60, 90, 95))
+    assert _ratios(run, "resets") == [0.9, 1.0]
+    assert not run.during
+    run = Told(fine, fine, fine, fine, during=(60, 90, 65))
+    figures = run.measure([("resets", "anyone")], "open")
+    assert [(figure.name, figure.ok) for figure in figures] == [
+        ("attacks/open, anyone: resets, during", False), ("attacks/open, anyone: resets, after", True)
+    ]  # fmt: skip
+
+
 def test_what_slows_the_twin_down_too_is_no_harm_of_an_attack() -> None:
-    run = Told([(80, 100)], [(30, 50)], [(40, 50)], [(160, 200)])
-    assert _ratios(run, "resets") == [0.75, 1.0]
+    assert _ratios(Told([(80, 100)], [(40, 50)], [(160, 200)]), "resets")[1] == 1.0
 
 
 def test_a_core_that_is_slower_shows_in_no_pair_of_windows() -> None:
     slow_first, slow_last = (60.0, 120.0), (120.0, 60.0)
-    run = Told([slow_first, slow_last], [slow_first, slow_last], [slow_first, slow_last], [slow_last, slow_first])
-    assert _ratios(run, "resets") == [1.0, 1.0]
+    run = Told([slow_first, slow_last], [slow_last, slow_first], [slow_first, slow_last])
+    assert _ratios(run, "resets")[1] == 1.0
 
 
 def test_harm_that_stays_is_seen_in_all_quiet_windows_behind_the_attack() -> None:
     fine, harmed = (100.0, 100.0), (90.0, 100.0)
-    run = Told([fine] * 4, [fine], [fine], [fine], [harmed], [harmed] * 3, [harmed] * 4)
-    assert _ratios(run, "resets", "hellos")[2:] == [1.0, 0.9]
-    assert not run.windows, "what seems too low is measured for longer"
-
-
-def test_what_is_not_too_low_is_not_measured_again() -> None:
-    fine = (100.0, 100.0)
-    run = Told([fine], [fine], [fine], [fine], [fine])
-    figures = run.measure([("resets", "anyone")], "open")
-    assert len(run.windows) == 1
-    assert [(figure.name, figure.ok) for figure in figures] == [
-        ("attacks/open, anyone: resets, during", True), ("attacks/open, anyone: resets, after", True)
-    ]  # fmt: skip
+    run = Told([fine] * 4, [fine], [harmed], [harmed] * 3, [harmed] * 4)
+    assert _ratios(run, "resets", "hellos")[3] == 0.9
+    assert not run.quiet, "what seems too low is measured for longer"
 
 
 def test_every_attack_that_is_measured_is_known_and_told_of() -> None:
