@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -21,6 +22,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Some hundred processes import the same modules, and pytest compiles each file of tests: once is enough
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Who starts tests in the background of a script has them ignore Ctrl-C, and what they start as well
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ or "TF_XLA_FLAGS" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="compiled-")
