@@ -131,9 +131,12 @@ class _Learner:
         found = self._processes()
         for process in found:
             process.send_signal(signal.SIGSTOP)
-        yield
-        for process in reversed(found):
-            process.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:  # what is stopped can't be ended, nor its worker see that it has ended
+            for process in reversed(found):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGCONT)
 
     def _processes(self) -> list[psutil.Process]:
         learner = psutil.Process(self._process.pid)

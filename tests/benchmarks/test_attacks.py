@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +83,19 @@ def test_harm_that_stays_is_seen_in_all_quiet_windows_behind_the_attack() -> Non
     run = Told([fine] * 4, [fine], [harmed], [harmed] * 3, [harmed] * 4)
     assert _ratios(run, "resets", "hellos")[3] == 0.9
     assert not run.quiet, "what seems too low is measured for longer"
+
+
+def test_a_learner_that_was_stopped_goes_on_also_where_a_measurement_fails(tmp_path: Path) -> None:
+    def fail_once_it_is_stopped() -> None:
+        assert os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        raise RuntimeError("the attacker failed")
+
+    with subprocess.Popen(["sleep", "60"]) as process:
+        learner = attacks._Learner(process, 0, tmp_path)
+        with pytest.raises(RuntimeError, match="the attacker failed"), learner.stopped():
+            fail_once_it_is_stopped()
+        assert os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+        process.kill()
 
 
 def test_every_attack_that_is_measured_is_known_and_told_of() -> None:
