@@ -8,11 +8,11 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.result import Figure, readable
+from benchmarks.result import Figure, make_console, readable
 
 __all__ = ["main"]
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unmatched = [prefix for prefix in args.names if not any(name.startswith(prefix) for name in known)]
     if unmatched:
         parser.error(f"no benchmark is called {unmatched[0]!r}; known: {', '.join(known)}")
-    console = Console()
+    console = make_console()
     figures: list[Figure] = []
     for name in chosen:
         console.print(f"[dim]{name} ...[/dim]", highlight=False)
@@ -76,7 +76,8 @@ def _functions() -> dict[str, Callable[[], list[Figure]]]:
 def _table(figures: Sequence[Figure]) -> Table:
     table = Table(title="aiorl benchmarks: medians, baselines run beside them")
     for column in ("name", "value", "unit", "baseline", "ratio", "target", "ok"):
-        table.add_column(column, justify="left" if column in ("name", "unit", "ok") else "right")
+        justify: Literal["left", "right"] = "left" if column in ("name", "unit", "ok") else "right"
+        table.add_column(column, justify=justify, overflow="fold")
     for figure in figures:
         table.add_row(*_cells(figure))
     return table

@@ -18,10 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.result import Figure, readable
+from benchmarks.result import Figure, make_console, readable
 
 __all__ = ["main"]
 
@@ -45,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="as in `python -m benchmarks`; default: everything")
     parser.add_argument("--rounds", type=int, default=5, help="of each figure and tree; default: 5")
     args = parser.parse_args(argv)
-    console = Console()
-    with _checked_out(args.rev) as old:
-        known, known_there = _run(ROOT, _KNOWN), _run(old, _KNOWN)
+    console = make_console()
+    with _checked_out(args.rev) as there:
+        known, known_there = _run(ROOT, _KNOWN), _run(there, _KNOWN)
         chosen = [n for n in known if not args.names or any(n.startswith(prefix) for prefix in args.names)]
         for name in [name for name in chosen if name not in known_there]:
             console.print(f"{name}: not in {args.rev}", highlight=False)
@@ -58,12 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in shared:
             for number in range(args.rounds):
                 console.print(f"[dim]{name}, round {number + 1} of {args.rounds} ...[/dim]", highlight=False)
-                commands = [(ROOT, known[name]), (old, known_there[name])]
+                commands = [(ROOT, known[name]), (there, known_there[name])]
                 # The second of a pair comes first in the next one: neither tree has the warmer machine.
                 order = (0, 1) if number % 2 == 0 else (1, 0)
-                measured = {which: _figures(*commands[which], name) for which in order}
-                for figure in measured[0].keys() & measured[1].keys():
-                    rounds.setdefault(figure, []).append((measured[0][figure], measured[1][figure]))
+                by_tree = {which: _figures(*commands[which], name) for which in order}
+                measured = [by_tree[which] for which in (0, 1)]
+                for figure in [figure for figure in measured[0] if figure in measured[1]]:
+                    new, old = (figures[figure] for figures in measured)
+                    rounds.setdefault(figure, []).append((new, old))
+                    said = f"  {figure}: {readable(new.value)} {new.unit} here, {readable(old.value)} there"
+                    console.print(said, highlight=False)
     console.print(_table(rounds, args.rev))
     return 0
 

@@ -10,7 +10,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -100,15 +100,18 @@ def export_nature_cnn(directory: Path) -> None:
 
     distribution = make_distribution(spaces.Discrete(NUM_ACTIONS))
     model = build_model((SIDE, SIDE, STACK), "uint8", distribution, {"vf_share_layers": True}, seed=0)
-    graph, spec = export_acting_graph(model)
+    save_policy(directory, *export_acting_graph(model), model.get_weights())
+
+
+def save_policy(directory: Path, graph: bytes, spec: ActingSpec, weights: Mapping[str, NDArray[Any]]) -> None:
+    """Write an acting graph, its description and its weights."""
     (directory / "graph.onnx").write_bytes(graph)
     (directory / "spec.json").write_text(json.dumps(spec.to_dict()), encoding="utf-8")
-    weights = model.get_weights()
     np.savez(directory / "weights.npz", *[weights[weight.name] for weight in spec.weights])
 
 
 def load_policy(directory: Path) -> OnnxPolicy:
-    """The policy that `export_nature_cnn` wrote."""
+    """The policy that `save_policy` wrote."""
     spec = ActingSpec.from_dict(json.loads((directory / "spec.json").read_text(encoding="utf-8")))
     policy = OnnxPolicy((directory / "graph.onnx").read_bytes(), spec)
     with np.load(directory / "weights.npz") as saved:
@@ -222,7 +225,8 @@ def make_baseline(policy: OnnxPolicy, num_envs: int, steps: int) -> Advance:
     return advance
 
 
-def _rate(advance: Advance, clock: Callable[[], float]) -> float:
+def rate_of(advance: Advance, clock: Callable[[], float]) -> float:
+    """Steps per second of a sampler, by a clock."""
     steps, began = 0, clock()
     while (elapsed := clock() - began) < ROUND_S:
         steps += advance()
@@ -236,7 +240,7 @@ def _sample(directory: Path, num_envs: int) -> tuple[float, float]:
     baseline = make_baseline(policy, num_envs, FRAGMENT)
     subject(), baseline()
     own_time = time.process_time  # one thread: what else runs on the machine is not measured
-    return alternate(lambda: _rate(subject, own_time), lambda: _rate(baseline, own_time), ROUNDS)
+    return alternate(lambda: rate_of(subject, own_time), lambda: rate_of(baseline, own_time), ROUNDS)
 
 
 def _vector(directory: Path, num_envs: int) -> tuple[float, float]:
@@ -245,7 +249,7 @@ def _vector(directory: Path, num_envs: int) -> tuple[float, float]:
     baseline = make_subject(policy, num_envs, FRAGMENT, "serial")
     subject(), baseline()
     wall_time = time.perf_counter
-    return alternate(lambda: _rate(subject, wall_time), lambda: _rate(baseline, wall_time), ROUNDS)
+    return alternate(lambda: rate_of(subject, wall_time), lambda: rate_of(baseline, wall_time), ROUNDS)
 
 
 # The wire -------------------------------------------------------------------------------------------------

@@ -1,11 +1,17 @@
-"""Figure: one measured number beside its baseline and its target."""
+"""Figure: one measured number beside its baseline and its target; the console that tables of them are printed on."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Figure", "readable"]
+from rich.console import Console
+
+__all__ = ["Figure", "make_console", "readable"]
+
+_WIDTH = 140
+"""Columns where it is not read on a terminal: no name is cut short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +64,8 @@ class Figure:
 def readable(value: float) -> str:
     """Three digits of a small number, thousands of a large one."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def make_console() -> Console:
+    """Standard output, as wide as its terminal; a file is wide enough for a table."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH)

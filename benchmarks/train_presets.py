@@ -2,7 +2,8 @@
 
 The baseline of PPO on HalfCheetah-v5 is one process with nothing between its parts: MuJoCo through Gymnasium, the
 acting graph in ONNX Runtime, advantages by NumPy, and the same compiled update. It scales neither observations nor
-rewards, as the preset does.
+rewards, as the preset does. That of PPO on Pong is what its parts reach alone, one after the other: two processes that
+play without aiorl (`benchmarks.atari`), then the same compiled update on all cores.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from benchmarks.measure import alternate, learner_rate, run_command
+from aiorl.policy.acting_graph import ActingSpec
+from aiorl.policy.onnx_policy import OnnxPolicy
+from benchmarks.atari import NUM_ACTIONS, SIDE, STACK, load_policy, make_baseline, rate_of, save_policy
+from benchmarks.measure import alternate, learner_rate, run_fresh
 from benchmarks.result import Figure
 
 __all__ = ["train_presets_halfcheetah", "train_presets_pong"]
@@ -27,6 +35,9 @@ TARGET_RATIO = 0.7
 TARGET_PONG = 1400
 WARM_UPDATES = 3
 _CHEETAH = "ppo-halfcheetah", "HalfCheetah-v5"
+_PONG = "ppo-pong", "ALE/Pong-v5"
+_PLAYERS = 2
+_SELF = "benchmarks.train_presets"
 
 
 def train_presets_halfcheetah() -> list[Figure]:
@@ -34,7 +45,7 @@ def train_presets_halfcheetah() -> list[Figure]:
     preset, env = _CHEETAH
     value, baseline = alternate(
         lambda: learner_rate({"preset": preset, "env": env}, SECONDS),
-        lambda: float(json.loads(run_command([sys.executable, "-m", "benchmarks.train_presets"]))),
+        lambda: float(run_fresh(_SELF, "cheetah", single_threaded=False)),
         ROUNDS,
     )
     return [Figure("train/ppo HalfCheetah-v5", value, "env steps/s", baseline, target_ratio=TARGET_RATIO)]
@@ -42,30 +53,78 @@ def train_presets_halfcheetah() -> list[Figure]:
 
 def train_presets_pong() -> list[Figure]:
     """PPO on Pong with its preset: two workers with four games each."""
-    rates = sorted(learner_rate({"preset": "ppo-pong", "env": "ALE/Pong-v5"}, SECONDS) for _ in range(ROUNDS))
-    return [Figure("train/ppo Pong", rates[ROUNDS // 2], "agent steps/s", target=TARGET_PONG)]
+    preset, env = _PONG
+    value, baseline = alternate(lambda: learner_rate({"preset": preset, "env": env}, SECONDS), _bare_pong, ROUNDS)
+    return [Figure("train/ppo Pong", value, "agent steps/s", baseline, TARGET_PONG, TARGET_RATIO)]
 
 
-def _bare_rate() -> float:
-    import gymnasium
+def _bare_pong() -> float:
+    with TemporaryDirectory() as directory, ThreadPoolExecutor(_PLAYERS) as threads:
+        learning = run_fresh(_SELF, "learn-pong", directory, single_threaded=False)
+        players = [threads.submit(run_fresh, _SELF, "play-pong", directory) for _ in range(_PLAYERS)]
+        playing = sum(player.result() for player in players)
+    return float(1 / (1 / playing + 1 / learning))
 
+
+def _learn_pong(directory: Path) -> float:
+    config, learning = _built(*_PONG)
+    algorithm = learning.group.algorithms[DEFAULT_POLICY_ID]
+    algorithm.warm_up()
+    made = learning.graphs[DEFAULT_POLICY_ID]
+    weights = learning.group.get_weights()[DEFAULT_POLICY_ID]
+    save_policy(directory, made["graph"], ActingSpec.from_dict(made["spec"]), weights)
+    rng, shape = np.random.default_rng(0), (config.rollout_fragment_length, config.num_envs_per_worker)
+    fragment: dict[str, Any] = {
+        c.OBS: rng.integers(0, 256, (*shape, SIDE, SIDE, STACK), np.uint8),
+        c.ACTIONS: rng.integers(0, NUM_ACTIONS, shape),
+        c.ACTION_DIST_INPUTS: np.zeros((*shape, NUM_ACTIONS), np.float32),
+        c.ACTION_LOGP: np.full(shape, -np.log(NUM_ACTIONS), np.float32),
+    }
+    for name in (c.VF_PREDS, c.ADVANTAGES, c.VALUE_TARGETS):
+        fragment[name] = rng.standard_normal(shape, np.float32)
+    fragments = [fragment] * (config.train_batch_size // (shape[0] * shape[1]))
+
+    def advance() -> int:
+        algorithm.update(algorithm.make_batch(fragments), 0)
+        learning.group.get_weights()
+        return int(config.train_batch_size)
+
+    advance()
+    return rate_of(advance, time.perf_counter)
+
+
+def _play_pong(directory: Path) -> float:
+    config = _config(*_PONG)
+    advance = make_baseline(load_policy(directory), config.num_envs_per_worker, config.rollout_fragment_length)
+    advance()
+    return rate_of(advance, time.perf_counter)
+
+
+def _config(preset: str, env_id: str) -> Any:
     from aiorl.algorithms.registry import config_class
     from aiorl.config.presets import named_preset
-    from aiorl.learner.build import build_learning
-    from aiorl.policy.acting_graph import ActingSpec
-    from aiorl.policy.onnx_policy import OnnxPolicy
 
-    preset, env_id = _CHEETAH
-    settings = named_preset(preset).settings
-    config: Any = config_class("ppo").from_mapping({**settings, "env": env_id, "seed": 0})
-    learning = build_learning(config)
+    return config_class("ppo").from_mapping({**named_preset(preset).settings, "env": env_id, "seed": 0})
+
+
+def _built(preset: str, env_id: str) -> tuple[Any, Any]:
+    from aiorl.learner.build import build_learning
+
+    config = _config(preset, env_id)
+    return config, build_learning(config)
+
+
+def _bare_cheetah() -> float:
+    import gymnasium
+
+    config, learning = _built(*_CHEETAH)
     algorithm = learning.group.algorithms[DEFAULT_POLICY_ID]
     algorithm.warm_up()
     made = learning.graphs[DEFAULT_POLICY_ID]
     policy = OnnxPolicy(made["graph"], ActingSpec.from_dict(made["spec"]))
     graph: Any = policy.graph
     num_envs, length = config.num_workers * config.num_envs_per_worker, config.rollout_fragment_length
-    envs = [gymnasium.make(env_id) for _ in range(num_envs)]
+    envs = [gymnasium.make(_CHEETAH[1]) for _ in range(num_envs)]
     current = np.stack([env.reset(seed=index)[0] for index, env in enumerate(envs)]).astype(np.float32)
     size = envs[0].action_space.shape[0]  # type: ignore[index]
     rng = np.random.default_rng(0)
@@ -116,5 +175,15 @@ def _bare_rate() -> float:
             return float((updates - WARM_UPDATES) * config.train_batch_size / elapsed)
 
 
+def main(role: str, *directory: str) -> None:
+    """Measure one part of a baseline in a process of its own, and print it as JSON."""
+    roles: dict[str, Callable[..., float]] = {
+        "cheetah": _bare_cheetah,
+        "learn-pong": _learn_pong,
+        "play-pong": _play_pong,
+    }
+    sys.stdout.write(json.dumps(roles[role](*map(Path, directory))))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_bare_rate()))
+    main(*sys.argv[1:])

@@ -71,7 +71,8 @@ def measure_against(root: Path, *arguments: str) -> subprocess.CompletedProcess[
 def test_both_trees_are_measured_by_turns_each_with_its_own_benchmarks(repository: Path) -> None:
     done = measure_against(repository, "HEAD", "tiny_shared", "tiny_added", "--rounds", "3")
     assert done.returncode == 0, done.stderr
-    [row] = [line for line in done.stdout.splitlines() if "tiny/shared" in line]
+    assert done.stdout.count("\n  tiny/shared: 12 steps/s here, 10 there\n") == 3  # what was measured outlasts a Ctrl-C
+    [row] = [line for line in done.stdout.splitlines() if "│ tiny/shared" in line]
     cells = [cell.strip() for cell in row.strip("│| ").split("│")]
     assert cells == ["tiny/shared", "12", "10", "steps/s", "0%, 0%", "1.200 (1.20-1.20)", "0.240, 0.200"]
     assert "tiny/too" in done.stdout  # a name is the beginning of one
