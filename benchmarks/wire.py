@@ -203,7 +203,8 @@ class _SessionReceiver(_ColumnReceiver):
 
     async def open(self) -> str:
         self._session = LearnerSession("benchmark", "learner")
-        self._session.leases.set_pacing(Pacing(OUTSTANDING // 16, None, OUTSTANDING))
+        # the budget begins at several batches: what a worker may owe is the only bound, as no update lets it grow
+        self._session.leases.set_pacing(Pacing(OUTSTANDING, None, per_worker=OUTSTANDING))
         now = time.monotonic()
         self._session.set_registration({}, {}, now)
         self._session.publish(m.Snapshot(0, {}, {}, {}, {}), now)
