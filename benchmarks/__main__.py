@@ -8,11 +8,10 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 from rich.table import Table
 
-from benchmarks.result import Figure, make_console, readable
+from benchmarks.result import Figure, make_console, make_table, readable
 
 __all__ = ["main"]
 
@@ -74,10 +73,8 @@ def _functions() -> dict[str, Callable[[], list[Figure]]]:
 
 
 def _table(figures: Sequence[Figure]) -> Table:
-    table = Table(title="aiorl benchmarks: medians, baselines run beside them")
-    for column in ("name", "value", "unit", "baseline", "ratio", "target", "ok"):
-        justify: Literal["left", "right"] = "left" if column in ("name", "unit", "ok") else "right"
-        table.add_column(column, justify=justify, overflow="fold")
+    columns = ("name", "value", "unit", "baseline", "ratio", "target", "ok")
+    table = make_table("aiorl benchmarks: medians, baselines run beside them", columns)
     for figure in figures:
         table.add_row(*_cells(figure))
     return table

@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.result import Figure, make_console, readable
+from benchmarks.result import Figure, make_console, make_table, readable
 
 __all__ = ["main"]
 
@@ -60,10 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 commands = [(ROOT, known[name]), (there, known_there[name])]
                 # The second of a pair comes first in the next one: neither tree has the warmer machine.
                 order = (0, 1) if number % 2 == 0 else (1, 0)
-                by_tree = {which: _figures(*commands[which], name) for which in order}
-                measured = [by_tree[which] for which in (0, 1)]
-                for figure in [figure for figure in measured[0] if figure in measured[1]]:
-                    new, old = (figures[figure] for figures in measured)
+                measured = {which: _figures(*commands[which], name) for which in order}
+                for figure, new in measured[0].items():
+                    if (old := measured[1].get(figure)) is None:
+                        continue
                     rounds.setdefault(figure, []).append((new, old))
                     said = f"  {figure}: {readable(new.value)} {new.unit} here, {readable(old.value)} there"
                     console.print(said, highlight=False)
@@ -105,9 +105,9 @@ def _figures(tree: Path, module: str, function: str) -> Mapping[str, Figure]:
 
 
 def _table(rounds: Rounds, rev: str) -> Table:
-    table = Table(title=f"working tree (new) against {rev} (old), medians; spread = (highest - lowest) / median")
-    for column in ("name", "new", "old", "unit", "spread new, old", "new/old (range)", "to baseline: new, old"):
-        table.add_column(column, justify="left" if column in ("name", "unit") else "right")
+    title = f"working tree (new) against {rev} (old), medians; spread = (highest - lowest) / median"
+    columns = ("name", "new", "old", "unit", "spread new, old", "new/old (range)", "to baseline: new, old")
+    table = make_table(title, columns)
     for name, pairs in rounds.items():
         new, old = zip(*pairs, strict=True)
         values = [[figure.value for figure in figures] for figures in (new, old)]

@@ -43,21 +43,15 @@ def pin_to_one_core() -> None:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
-def run_fresh(module: str, *arguments: str, timeout_s: float = 300.0, single_threaded: bool = True) -> Any:
-    """What ``python -m module arguments`` printed as JSON.
-
-    Args:
-        module: what is run.
-        arguments: of its command line.
-        timeout_s: after which it is ended.
-        single_threaded: numerical libraries have one thread, not one for each core.
+def run_fresh(module: str, *arguments: str, timeout_s: float = 300.0) -> Any:
+    """What ``python -m module arguments`` printed as JSON, with numerical libraries on one thread.
 
     Raises:
         RuntimeError: it failed; the message ends with what it wrote to stderr.
     """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, *arguments],
-        env={**os.environ, **(SINGLE_THREADED if single_threaded else {})},
+        env={**os.environ, **SINGLE_THREADED},
         capture_output=True,
         text=True,
         timeout=timeout_s,

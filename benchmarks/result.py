@@ -1,14 +1,19 @@
-"""Figure: one measured number beside its baseline and its target; the console that tables of them are printed on."""
+"""Figure: one measured number beside its baseline and its target; tables of them, and where they are printed."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-__all__ = ["Figure", "make_console", "readable"]
+__all__ = ["Figure", "make_console", "make_table", "readable"]
+
+_WORDS = ("name", "unit", "ok")
+"""Columns that hold words; the others hold numbers."""
 
 _WIDTH = 140
 """Columns where it is not read on a terminal: no name is cut short."""
@@ -69,3 +74,11 @@ def readable(value: float) -> str:
 def make_console() -> Console:
     """Standard output, as wide as its terminal; a file is wide enough for a table."""
     return Console(width=None if sys.stdout.isatty() else _WIDTH)
+
+
+def make_table(title: str, columns: Sequence[str]) -> Table:
+    """A table without rows, its numbers flush right."""
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column in _WORDS else "right", overflow="fold")
+    return table

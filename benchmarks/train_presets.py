@@ -24,7 +24,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.policy.acting_graph import ActingSpec
 from aiorl.policy.onnx_policy import OnnxPolicy
 from benchmarks.atari import NUM_ACTIONS, SIDE, STACK, load_policy, make_baseline, rate_of, save_policy
-from benchmarks.measure import alternate, learner_rate, run_fresh
+from benchmarks.measure import alternate, learner_rate, run_command, run_fresh
 from benchmarks.result import Figure
 
 __all__ = ["train_presets_halfcheetah", "train_presets_pong"]
@@ -36,7 +36,6 @@ TARGET_PONG = 1400
 WARM_UPDATES = 3
 _CHEETAH = "ppo-halfcheetah", "HalfCheetah-v5"
 _PONG = "ppo-pong", "ALE/Pong-v5"
-_PLAYERS = 2
 _SELF = "benchmarks.train_presets"
 
 
@@ -45,7 +44,7 @@ def train_presets_halfcheetah() -> list[Figure]:
     preset, env = _CHEETAH
     value, baseline = alternate(
         lambda: learner_rate({"preset": preset, "env": env}, SECONDS),
-        lambda: float(run_fresh(_SELF, "cheetah", single_threaded=False)),
+        lambda: _measured("cheetah"),
         ROUNDS,
     )
     return [Figure("train/ppo HalfCheetah-v5", value, "env steps/s", baseline, target_ratio=TARGET_RATIO)]
@@ -59,20 +58,21 @@ def train_presets_pong() -> list[Figure]:
 
 
 def _bare_pong() -> float:
-    with TemporaryDirectory() as directory, ThreadPoolExecutor(_PLAYERS) as threads:
-        learning = run_fresh(_SELF, "learn-pong", directory, single_threaded=False)
-        players = [threads.submit(run_fresh, _SELF, "play-pong", directory) for _ in range(_PLAYERS)]
-        playing = sum(player.result() for player in players)
-    return float(1 / (1 / playing + 1 / learning))
+    players = _config(*_PONG).num_workers
+    with TemporaryDirectory() as directory, ThreadPoolExecutor(players) as threads:
+        learning = _measured("learn-pong", directory)
+        playing = sum(threads.map(lambda _: float(run_fresh(_SELF, "play-pong", directory)), range(players)))
+    return 1 / (1 / playing + 1 / learning)
+
+
+def _measured(role: str, *directory: str) -> float:
+    return float(json.loads(run_command([sys.executable, "-m", _SELF, role, *directory])))
 
 
 def _learn_pong(directory: Path) -> float:
-    config, learning = _built(*_PONG)
+    config, learning, graph, spec = _built(*_PONG)
     algorithm = learning.group.algorithms[DEFAULT_POLICY_ID]
-    algorithm.warm_up()
-    made = learning.graphs[DEFAULT_POLICY_ID]
-    weights = learning.group.get_weights()[DEFAULT_POLICY_ID]
-    save_policy(directory, made["graph"], ActingSpec.from_dict(made["spec"]), weights)
+    save_policy(directory, graph, spec, learning.group.get_weights()[DEFAULT_POLICY_ID])
     rng, shape = np.random.default_rng(0), (config.rollout_fragment_length, config.num_envs_per_worker)
     fragment: dict[str, Any] = {
         c.OBS: rng.integers(0, 256, (*shape, SIDE, SIDE, STACK), np.uint8),
@@ -107,21 +107,23 @@ def _config(preset: str, env_id: str) -> Any:
     return config_class("ppo").from_mapping({**named_preset(preset).settings, "env": env_id, "seed": 0})
 
 
-def _built(preset: str, env_id: str) -> tuple[Any, Any]:
+def _built(preset: str, env_id: str) -> tuple[Any, Any, bytes, ActingSpec]:
+    """Config, what learns, compiled, and its acting graph with its description."""
     from aiorl.learner.build import build_learning
 
     config = _config(preset, env_id)
-    return config, build_learning(config)
+    learning = build_learning(config)
+    learning.group.algorithms[DEFAULT_POLICY_ID].warm_up()
+    made = learning.graphs[DEFAULT_POLICY_ID]
+    return config, learning, made["graph"], ActingSpec.from_dict(made["spec"])
 
 
 def _bare_cheetah() -> float:
     import gymnasium
 
-    config, learning = _built(*_CHEETAH)
+    config, learning, acting, spec = _built(*_CHEETAH)
     algorithm = learning.group.algorithms[DEFAULT_POLICY_ID]
-    algorithm.warm_up()
-    made = learning.graphs[DEFAULT_POLICY_ID]
-    policy = OnnxPolicy(made["graph"], ActingSpec.from_dict(made["spec"]))
+    policy = OnnxPolicy(acting, spec)
     graph: Any = policy.graph
     num_envs, length = config.num_workers * config.num_envs_per_worker, config.rollout_fragment_length
     envs = [gymnasium.make(_CHEETAH[1]) for _ in range(num_envs)]
