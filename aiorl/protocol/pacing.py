@@ -152,6 +152,7 @@ class Pacing:
         self._new: list[_Turn] = []  # the same of workers that have brought nothing yet
         self._on_trial = 0  # fragments that these owe
         self._slow: dict[int, _Pace] = {}
+        self._moved: dict[int, _Pace] = {}  # brought something since leases were given, so that its turn is another one
         self._turns = 0
         self._update_s = 0.0
         self._last_update = float("-inf")
@@ -181,6 +182,7 @@ class Pacing:
         pace = self._paces.pop(slot, None)
         if pace is not None:
             self._slow.pop(slot, None)
+            self._moved.pop(slot, None)
             self.outstanding -= pace.owed
             self._end_trial(pace)
             pace.turn = 0
@@ -192,6 +194,7 @@ class Pacing:
         self._end_trial(pace)
         pace.owed = pace.turn = 0
         self._slow.pop(slot, None)
+        self._moved.pop(slot, None)
 
     def arrived(self, slot: int, begun: float, now: float) -> None:
         """Note a fragment of a worker that could begin it at ``begun`` at the earliest."""
@@ -220,7 +223,7 @@ class Pacing:
             pace.mean_s += _SMOOTHING * off_s
             pace.deviation_s += _SMOOTHING * (abs(off_s) - pace.deviation_s)
             pace.num_since_tried += 1
-        self._line_up(pace)
+        self._moved[slot] = pace
 
     def outdated(self, slot: int) -> None:
         """Note that a fragment of a worker came to nothing because the policy had outrun it."""
@@ -295,21 +298,24 @@ class Pacing:
             for left_out in [pace for pace in self._slow.values() if self._keeps_up(pace, waiting, now)]:
                 del self._slow[left_out.slot]
                 self._line_up(left_out)
+        for pace in self._moved.values():
+            self._line_up(pace)
+        self._moved.clear()
         chosen: list[int] = []
         while self.budget - waiting - self.outstanding > 0:
-            if (pace := self._whose_turn()) is None:
+            if (first := self._whose_turn()) is None:
                 return chosen
-            pace.turn = 0
-            if not self._keeps_up(pace, waiting, now):
-                self._slow[pace.slot] = pace
+            first.turn = 0
+            if not self._keeps_up(first, waiting, now):
+                self._slow[first.slot] = first
                 continue
-            chosen.append(pace.slot)
-            pace.owed += 1
+            chosen.append(first.slot)
+            first.owed += 1
             self.outstanding += 1
-            self._on_trial += pace.mean_s < 0
-            pace.share_s += max(0.0, pace.mean_s)
-            if self._max_lag is None or not self._shows_speed(pace):  # else this one is to show it
-                self._line_up(pace)
+            self._on_trial += first.mean_s < 0
+            first.share_s += max(0.0, first.mean_s)
+            if self._max_lag is None or not self._shows_speed(first):  # else this one is to show it
+                self._line_up(first)
         self._held_back = True
         return chosen
 

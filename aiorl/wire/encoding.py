@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from ctypes import addressof, c_char
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ Frame: TypeAlias = bytes | memoryview
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _PADDING = [b"\0" * n for n in range(ALIGN)]
+_CACHED_LAYOUTS = 128
 
 
 class _Shared:
@@ -92,7 +94,6 @@ class _Writer:
     shared: _Shared | None = None
 
     def add_node(self, parent: int, key: str) -> int:
-        _check_label(key)
         self.nodes.append((parent, key))
         return len(self.nodes)
 
@@ -122,7 +123,6 @@ class _Writer:
         size = array.nbytes
         if array.ndim > self.limits.max_ndim or size > self.limits.max_array_bytes:
             raise LocalProtocolError(f"{name}: shape {array.shape} ({size} bytes) is beyond the protocol's limits")
-        _check_label(name)
         self.columns.append((node, name, code))
         self.shapes.append(array.shape)
         if self.compress and size >= MIN_COLUMN_BYTES and dtype.kind != "f":
@@ -172,7 +172,7 @@ class _Writer:
         return True
 
     def finish(self, name: str, scalars: Mapping[str, object]) -> list[Frame]:
-        layout = msgpack.packb((self.nodes, self.columns)) if self.nodes else b""
+        layout = _pack_layout(tuple(self.nodes), tuple(self.columns)) if self.nodes else b""
         try:
             header: bytes = msgpack.packb(
                 (m.PROTOCOL_VERSION, name, scalars, layout, bytes(self.storage), self.shapes), default=_to_plain
@@ -250,11 +250,16 @@ def _take_arrays(value: Any, node: int, writer: _Writer, depth: int) -> Any:
     return value
 
 
-def _check_label(name: str) -> None:
-    if not is_label(name):
-        raise LocalProtocolError(
-            f"{name[:60]!r} cannot name an array or a group of arrays: use at most {MAX_LABEL} printable characters"
-        )
+@functools.lru_cache(maxsize=_CACHED_LAYOUTS)
+def _pack_layout(nodes: tuple[tuple[int, str], ...], columns: tuple[tuple[int, str, str], ...]) -> bytes:
+    """The bytes of a layout; made, and its names checked, once for each distinct one."""
+    for name in [*(key for _, key in nodes), *(name for _, name, _ in columns)]:
+        if not is_label(name):
+            raise LocalProtocolError(
+                f"{name[:60]!r} cannot name an array or a group of arrays: use at most {MAX_LABEL} printable characters"
+            )
+    layout: bytes = msgpack.packb((nodes, columns))
+    return layout
 
 
 def _contiguous(array: m.AnyArray) -> m.AnyArray:
