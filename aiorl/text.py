@@ -63,6 +63,8 @@ def many_lines(text: str, max_chars: int, *, keep_end: bool = False) -> str:
     if keep_end and len(text) > max_chars:
         text = _CUT + text[-(max_chars - len(_CUT)) :]
     text = shortened(text, max_chars)
+    if text.replace("\n", "").isprintable():  # at once, as reports may be long and come in numbers
+        return text.rstrip("\n")
     return "\n".join(one_line(line, max_chars) for line in text.splitlines()).rstrip("\n")
 
 

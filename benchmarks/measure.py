@@ -49,17 +49,8 @@ def run_fresh(module: str, *arguments: str, timeout_s: float = 300.0) -> Any:
     Raises:
         RuntimeError: it failed; the message ends with what it wrote to stderr.
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module, *arguments],
-        env={**os.environ, **SINGLE_THREADED},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{module} {' '.join(arguments)} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout)
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    return json.loads(run_command(command, timeout_s, env={**os.environ, **SINGLE_THREADED}))
 
 
 def learner_rate(options: Mapping[str, object], seconds: float) -> float:
@@ -87,13 +78,13 @@ def learner_rate(options: Mapping[str, object], seconds: float) -> float:
     return float(steps / (late[-1]["time_total_s"] - late[0]["time_total_s"]))
 
 
-def run_command(command: Sequence[str], timeout_s: float = 180.0) -> str:
+def run_command(command: Sequence[str], timeout_s: float = 180.0, env: Mapping[str, str] | None = None) -> str:
     """What a command printed.
 
     Raises:
         RuntimeError: it failed; the message ends with what it wrote to stderr.
     """
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command[:4])} failed: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(command[1:8])} failed: {done.stderr[-2000:]}")
     return done.stdout

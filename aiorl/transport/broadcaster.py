@@ -21,9 +21,10 @@ BROADCAST_HEAD = struct.Struct("<8sQ")
 """First frame of a broadcast: the learner endpoint's random epoch, and how many broadcasts it has made.
 A message with this frame alone only announces that number."""
 MAX_SUBSCRIPTION_BYTES = 4096
-MAX_SUBSCRIBER_BYTES = 16 << 10
+MAX_SUBSCRIBER_BYTES = 4096
+"""Handshake and subscription take some hundred."""
 
-_SUBSCRIPTIONS_PER_LOOK = 64
+_SUBSCRIPTIONS_PER_LOOK = 16
 _NOT_A_SUBSCRIPTION = "it sent more than a subscription to the broadcast port"
 
 
@@ -107,17 +108,20 @@ class Broadcaster:
         fd = fd_of(frame)
         if fd < 0:
             return  # made by libzmq itself when a subscriber is gone
-        port.monitor.pump.drain()
-        connection = port.table.attach(fd, b"", user_id_of(frame))
+        if not port.monitor.pump.is_empty():
+            port.monitor.pump.drain()  # what was reported before this message comes first
+        connection = port.table.by_fd.get(fd)
         if connection is None:
             return
-        self._check_key(port, connection)
+        is_anothers = fd in port.ended_fds  # or may be: of the connection that had this descriptor before
+        if is_anothers or not connection.delivered:
+            port.table.attach(fd, b"", user_id_of(frame))
+            self._check_key(port, connection)
         if connection.reason:
             return
         if not connection.delivered:
             port.spoke()
         connection.delivered += 1
-        is_anothers = fd in port.ended_fds  # or may be: of the connection that had this descriptor before
         if not is_anothers and (frame.more or frame.bytes not in (b"\x01", b"\x00")):
             self.cut_talkative(connection)
             return

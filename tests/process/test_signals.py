@@ -3,7 +3,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
+
+import pytest
 
 CODE = """
 import asyncio
@@ -23,8 +24,8 @@ def test_the_first_signal_asks_and_a_later_second_one_ends_at_once() -> None:
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)  # as `timeout` sends it: to the process and to its group
     assert process.stdout.readline() == "Ctrl-C\n"
-    time.sleep(0.7)
-    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.7)
     process.send_signal(signal.SIGTERM)
     assert process.wait(5) == 128 + signal.SIGTERM
     process.stdout.close()
@@ -81,8 +82,8 @@ while True:
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert {process.stdout.readline() for _ in range(2)} == {"Ctrl-C\n", "broken off\n"}
-    time.sleep(0.7)
-    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.7)
     process.send_signal(signal.SIGTERM)
     assert process.wait(5) == 128 + signal.SIGTERM
     process.stdout.close()

@@ -52,7 +52,7 @@ os._exit(0)
 
 def test_output_goes_on_in_the_file_of_the_name_when_the_one_it_went_to_is_removed(tmp_path: Path) -> None:
     script = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from aiorl.process.standard_output import keep_output_from_failing, keep_output_in
 keep_output_from_failing()
@@ -64,9 +64,8 @@ log.parent.rename(log.parent.with_name("gone"))
 time.sleep(0.05)
 print("while there is no place for it")
 log.parent.mkdir()
-while not log.exists():
+while not (log.exists() and os.path.samefile(log, 1) and os.path.samefile(log, 2)):
     time.sleep(0.01)
-time.sleep(0.05)
 print("after")
 sys.stderr.write("and errors\\n")
 """
