@@ -63,6 +63,10 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
     def _adam(self, epsilon: float) -> Any:  # Any: a Keras optimiser
         return make_optimizer("Adam", self._config.optimizer, learning_rate=self._config.lr, epsilon=epsilon)
 
+    def _adam_of_multiplier(self, epsilon: float) -> Any:  # Any: a Keras optimiser
+        """Of a single number that weighs losses: what a user sets for networks, such as decay, is not for it."""
+        return make_optimizer("Adam", {}, learning_rate=self._config.lr, epsilon=epsilon)
+
     def _note_held(self) -> None:
         """Count an update that held."""
         self._updates += 1

@@ -152,6 +152,12 @@ class ReplayConfig(CommonConfig):
         """
         super().check()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
+        names = (
+            "prioritized_replay_alpha", "prioritized_replay_beta", "final_prioritized_replay_beta",
+            "prioritized_replay_beta_timesteps", "prioritized_replay_eps",
+        )  # fmt: skip
+        hint = "Set prioritized_replay, or leave it out."
+        self.refuse_unless(self.prioritized_replay, names, "prioritized_replay", hint=hint)
         if self.first_rows > self.replay_capacity:
             raise ConfigError(
                 f"learning_starts is {self.learning_starts}, and the replay holds {self.replay_capacity} rows.",

@@ -64,11 +64,8 @@ class SDEConfig(CommonConfig):
         Raises: ConfigError naming the key that should change.
         """
         super().check()
-        for name in ("sde_sample_freq", "sde_initial_log_std", "sde_learn_features"):
-            if not self.use_sde and not self.is_default(name):
-                raise ConfigError(
-                    f"{name} is for use_sde.", key=name, value=getattr(self, name), hint="Set use_sde: true."
-                )
+        names = ("sde_sample_freq", "sde_initial_log_std", "sde_learn_features")
+        self.refuse_unless(self.use_sde, names, "use_sde", hint="Set use_sde: true.")
         if self.sde_sample_freq == 0:
             raise ConfigError(
                 "sde_sample_freq is 0, expected a number of steps.", key="sde_sample_freq", value=0,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,8 +70,8 @@ class CommonConfig(WorkerConfig):
     run_dir: str | None = _run(None, "Directory for all files of the run; null makes ./runs/<algo>_<env>_<time>.")
     resume: str | None = _run(None, "Run directory to go on from, at its newest valid checkpoint.")
     init_from: str | None = _run(
-        None, "Checkpoint, or run directory, whose weights and filter statistics a new run begins with; its counters, "
-        "optimizer and schedules begin anew.",
+        None, "Checkpoint, or run directory, whose weights, critics (where they fit) and filter statistics a new run "
+        "begins with; its counters, optimizer and schedules begin anew.",
     )  # fmt: skip
     checkpoint_interval_s: float = _run(
         60.0, "Time between two checkpoints; 0 writes one at the end only.", unit="s", ge=0
@@ -311,6 +311,22 @@ class CommonConfig(WorkerConfig):
     def is_default(self, name: str) -> bool:
         """Whether a key has the value that it has unless somebody says otherwise."""
         return bool(getattr(self, name) == type(self).model_fields[name].default)
+
+    def refuse_unless(self, applies: bool, names: Iterable[str], needed: str, *, hint: str) -> None:
+        """Refuse values of keys that would do nothing as the others are.
+
+        Args:
+            applies: whether they do something.
+            names: of the keys.
+            needed: what they are for.
+            hint: how to mend it.
+
+        Raises:
+            ConfigError: one has another value than its default.
+        """
+        for name in () if applies else names:
+            if not self.is_default(name):
+                raise ConfigError(f"{name} is for {needed}.", key=name, value=getattr(self, name), hint=hint)
 
     def origin_of(self, key: str) -> str:
         """Where a value comes from: a default, a preset, a line of a file, an argument.

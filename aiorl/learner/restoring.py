@@ -31,6 +31,8 @@ from aiorl.report.results import Progress, Results
 
 __all__ = ["Restored", "RunState", "begin_with", "checkpoint_to_resume", "give_back", "identity_of", "take_up"]
 
+_log = logging.getLogger(__name__)
+
 
 def checkpoint_to_resume(
     config: CommonConfig, directory: RunDirectory, tell: Callable[[str, int], None]
@@ -79,7 +81,7 @@ def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) ->
 
 
 def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
-    """Give the policies of a new run the weights and filter statistics that a checkpoint of another one holds.
+    """Give the policies of a new run the weights, critics and filter statistics that a checkpoint of another one holds.
 
     Raises:
         CheckpointError: it doesn't hold them, or they don't fit.
@@ -96,6 +98,8 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
             if not np.isfinite(found).all():
                 raise CheckpointError(checkpoint.path, f"{name!r} holds numbers that are not finite")
             tensors[name] = found
+    for policy_id in learning.group.algorithms:
+        tensors |= _critics_of(policy_id, checkpoint, state.tensors)
     states = _filter_states(checkpoint, learning.filters, may_lack_returns=True)
     try:
         learning.group.set_state(AlgorithmState(tensors, state.values))
@@ -104,6 +108,21 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
     learning.group.weights_replaced()
     for name, found_state in states.items():
         learning.filters[name].restore(found_state)
+
+
+def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Critics and their targets of a policy as a checkpoint holds them; none if they don't fit all of its own ones."""
+    prefixes = f"{policy_id}/critics/", f"{policy_id}/target/critics/"
+    found: dict[str, NDArray[Any]] = {}
+    for name, tensor in own.items():
+        if not name.startswith(prefixes):
+            continue
+        other = checkpoint.tensors.get(f"algorithm/{name}")
+        if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype) or not np.isfinite(other).all():
+            _log.warning("policy %r begins with new critics: %s holds none that fit", policy_id, checkpoint.path)
+            return {}
+        found[name] = other
+    return found
 
 
 def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:

@@ -45,6 +45,7 @@ __all__ = [
 F32 = NDArray[np.float32]
 
 _APEX_BASE, _APEX_EXPONENT = 0.4, 7.0
+_SHARES_OF_ANY = 8
 
 
 class StochasticSampling(Exploration):
@@ -131,12 +132,14 @@ def worker_epsilon(worker_index: int, num_workers: int) -> float:
 
     Args:
         worker_index: 0 for the learner's own worker, else from 1.
-        num_workers: number of remote workers; an index beyond it, of a late joiner, counts from 1 again.
+        num_workers: number of remote workers; an index beyond it, of a late joiner, counts from 1 again. 0: nobody
+            knows how many join, and eight have the shares of eight.
     """
     if worker_index < 1:
         return 0.0
-    position = (worker_index - 1) % max(num_workers, 1)
-    return float(_APEX_BASE ** (1.0 + _APEX_EXPONENT * position / max(num_workers - 1, 1)))
+    num_shares = num_workers or _SHARES_OF_ANY
+    position = (worker_index - 1) % num_shares
+    return float(_APEX_BASE ** (1.0 + _APEX_EXPONENT * position / max(num_shares - 1, 1)))
 
 
 EXPLORATIONS: dict[str, type[Exploration]] = {

@@ -95,17 +95,10 @@ class FrameStore:
             BatchError: they have more frames than the store.
         """
         length, num_envs = seen.obs.shape[:2]
-        sites = [row.reshape(num_envs, -1) for row in (*seen.obs, seen.last)]
-        follows = np.zeros((length + 1, num_envs), np.bool_)
-        for before, after, row in zip(sites[:-1], sites[1:], follows[1:], strict=True):
-            row[:] = self._goes_on(before, after)
+        sites, finals, follows, final_follows = self._compared(seen)
         times, envs = seen.final_index[:, 0], seen.final_index[:, 1]
-        finals = seen.final_obs.reshape(len(times), sites[0].shape[1])
-        before_finals = np.array([sites[t][n] for t, n in seen.final_index]).reshape(finals.shape)
-        final_follows = self._goes_on(before_finals, finals)
         first = self._known(sites[0])
-        num_whole = np.count_nonzero(~follows) + np.count_nonzero(~final_follows)
-        most = int(np.count_nonzero(follows) + np.count_nonzero(final_follows) + num_whole * self._stack)
+        most = self._most(follows, final_follows)
         if most > self.ring.capacity:
             raise BatchError(c.OBS, f"at most {self.ring.capacity} frames in a fragment", most)
         make_room(self.ring.written + most - self.ring.capacity)
@@ -129,6 +122,10 @@ class FrameStore:
                 following[t, n] = self._write_whole(final)
         self._remember(sites[-1], numbers[-1])
         return numbers[:-1], following
+
+    def num_needed(self, seen: Observed) -> int:
+        """Frames that the observations of a fragment take at most."""
+        return self._most(*self._compared(seen)[2:])
 
     def slots(self, numbers: I64) -> NDArray[np.int32]:
         """Slots in which frames lie."""
@@ -164,6 +161,23 @@ class FrameStore:
             raise ValueError("last observations have frames that never were")
         self._last.clear()
         self._remember(self._stored(last), last)
+
+    def _compared(self, seen: Observed) -> tuple[list[Array], Array, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Observations of a fragment one by one, and which of them go on from the one before.
+
+        Returns: T + 1 arrays [N, P * K] and which of these go on, [T + 1, N]; the final ones are [M, P * K] and [M].
+        """
+        length, num_envs = seen.obs.shape[:2]
+        sites = [row.reshape(num_envs, -1) for row in (*seen.obs, seen.last)]
+        follows = np.zeros((length + 1, num_envs), np.bool_)
+        for before, after, row in zip(sites[:-1], sites[1:], follows[1:], strict=True):
+            row[:] = self._goes_on(before, after)
+        finals = seen.final_obs.reshape(len(seen.final_index), sites[0].shape[1])
+        before_finals = np.array([sites[t][n] for t, n in seen.final_index]).reshape(finals.shape)
+        return sites, finals, follows, self._goes_on(before_finals, finals)
+
+    def _most(self, *goes_on: NDArray[np.bool_]) -> int:
+        return sum(int(np.count_nonzero(each) + np.count_nonzero(~each) * self._stack) for each in goes_on)
 
     def _goes_on(self, before: Array, after: Array) -> NDArray[np.bool_]:
         return np.ones(len(before), np.bool_) if self._stack == 1 else goes_on(before, after, self._stack)

@@ -104,10 +104,11 @@ class Replay:
             BatchError: naming the column at fault.
         """
         _, num_envs = check_fragment(self.spec.columns, arrays)
-        if num_envs > self.spec.capacity:
-            raise BatchError(
-                self.spec.columns[0].name, f"at most {self.spec.capacity} rows a step, as the replay has", num_envs
-            )
+        most = self.spec.capacity
+        if self._frames is not None:  # before, behind, and behind an episode's end
+            most = min(most, self._frames.ring.capacity // (3 * self.spec.stack))
+        if num_envs > most:
+            raise BatchError(self.spec.columns[0].name, f"at most {most} rows a step, as the replay has", num_envs)
 
     def insert_fragment(self, arrays: Mapping[str, Array], *, priorities: Any = None) -> int:
         """Store the transitions of a fragment, its newest steps if it has more than the replay; on an error, none.
@@ -129,7 +130,7 @@ class Replay:
         errors = None
         if priorities is not None and self._priorities is not None:
             errors = checked_errors("priorities", priorities, shape)
-        most = self.spec.capacity // shape[1]
+        most = self._most_steps(arrays, *shape)
         if shape[0] > most:
             arrays = newest_steps(self.spec.columns, arrays, shape[0] - most)
             errors = None if errors is None else errors[-most:]
@@ -320,6 +321,19 @@ class Replay:
             slots = self._ring.slots[name]
             if ((slots < 0) | (slots >= frames.ring.capacity)).any():
                 raise ValueError(f"{name} are not all slots of frames")
+
+    def _most_steps(self, arrays: Mapping[str, Array], length: int, num_envs: int) -> int:
+        """Newest steps of a fragment that there is room for: for their rows, and for their frames."""
+        most = min(length, self.spec.capacity // num_envs)
+        if self._frames is None:
+            return most
+        capacity, stack = self._frames.ring.capacity, self.spec.stack
+        while 3 * most * num_envs * stack > capacity:
+            newest = newest_steps(self.spec.columns, arrays, length - most)
+            if self._frames.num_needed(observed(newest)) <= capacity:
+                break
+            most //= 2
+        return most
 
     def _insert_frames(self, frames: FrameStore, arrays: Mapping[str, Array]) -> dict[str, I64]:
         dtype = next(column.dtype for column in self.spec.columns if column.name == c.OBS)

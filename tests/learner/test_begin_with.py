@@ -41,6 +41,24 @@ def test_weights_and_filters_are_those_of_the_other_run_and_all_else_is_new(tmp_
                 np.testing.assert_array_equal(after.tensors[name], tensor)
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_critics_come_with_the_actor_that_learned_by_them_where_they_fit(
+    tmp_path: Path, fits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"env": "Pendulum-v1", "algo": "sac", "replay_capacity": 2000, "checkpoint_replay": False}
+    theirs = save_run(tmp_path, **settings, twin_q=fits)
+    ours = build_learning(config_class("sac").from_mapping({**settings, "seed": 1}))
+    before = ours.group.get_state().tensors
+    begin_with(find_checkpoint(tmp_path), ours)
+    after, wanted = ours.group.get_state().tensors, theirs.group.get_state().tensors
+    critics = [name for name in before if "/critics/" in name]
+    assert any("/target/critics/" in name for name in critics)
+    for name in critics:
+        np.testing.assert_array_equal(after[name], wanted[name] if fits else before[name])
+    assert any((before[name] != after[name]).any() for name in critics) is fits
+    assert ("begins with new critics" in caplog.text) is not fits
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run with these settings; for looking at only."""

@@ -157,13 +157,25 @@ def test_rows_go_before_their_frames_are_written_over() -> None:
 
 
 @pytest.mark.usefixtures("few_spare_frames")
-def test_a_fragment_of_more_frames_than_there_are_is_refused_and_nothing_of_it_stored() -> None:
-    replay = make(50, 4)
+def test_of_a_fragment_of_more_frames_than_there_are_the_newest_steps_are_stored() -> None:
+    replay = make(50, 4, is_prioritised=True)
     obs = np.random.default_rng(0).integers(0, 256, (50, 1, *SHAPE)).astype(np.uint8)
-    arrays = {c.OBS: obs, c.ACTIONS: np.zeros((50, 1), np.int64), c.LAST_OBS: obs[0]}
-    with pytest.raises(BatchError, match="at most 71 frames"):
-        replay.insert_fragment(arrays)
-    assert len(replay) == replay.stored == 0
+    arrays = {c.OBS: obs, c.ACTIONS: np.arange(50)[:, None], c.LAST_OBS: obs[0]}
+    replay.check_fragment(arrays)
+    stored = replay.insert_fragment(arrays, priorities=np.ones((50, 1)))
+    live = live_rows(replay)
+    assert list(live) == list(range(50 - stored, 50)), "71 frames are enough for 17 stacks"
+    assert 8 <= stored <= 16
+    assert all((live[number][0] == obs[number, 0]).all() for number in live)
+
+
+@pytest.mark.usefixtures("few_spare_frames")
+def test_a_step_of_more_frames_than_there_are_is_refused_before_anything_is_stored() -> None:
+    replay = make(50, 4)
+    obs = np.zeros((1, 6, *SHAPE), np.uint8)
+    arrays = {c.OBS: obs, c.ACTIONS: np.zeros((1, 6), np.int64), c.LAST_OBS: obs[0]}
+    with pytest.raises(BatchError, match="at most 5 rows a step"):
+        replay.check_fragment(arrays)
 
 
 @pytest.mark.parametrize("min_group", [1, 256])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.algorithms.registry import config_class
 from aiorl.learner.build import Learning, build_learning
 from aiorl.learner.flow import Counters
 from aiorl.learner.publish import Publisher
@@ -27,9 +27,9 @@ def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
     Args:
         directory: becomes something like a run directory.
         seen: policy id -> observations [N, ...] in the form policies get, which the filters have seen.
-        **settings: of PPO's config.
+        **settings: of the config, PPO's where ``algo`` is not among them.
     """
-    config = PPOConfig.from_mapping({"seed": 5, **settings})
+    config = config_class(settings.get("algo", "ppo")).from_mapping({"seed": 5, **settings})
     learning = build_learning(config)
     rng = np.random.default_rng(0)
     for algorithm in learning.group.algorithms.values():

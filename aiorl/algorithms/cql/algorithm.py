@@ -32,7 +32,8 @@ class CQL(SAC[CQLConfig]):
     def _update_spec(self) -> UpdateSpec:
         own = self._config
         spec = super()._update_spec()
-        return cql_spec(own, spec, self.actor, self.critics, self._log_weight, self._adam(own.adam_epsilon))
+        optimizer = self._adam_of_multiplier(own.adam_epsilon)
+        return cql_spec(own, spec, self.actor, self.critics, self._log_weight, optimizer)
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """See the base class."""

@@ -36,3 +36,12 @@ class CQLConfig(OfflineReplayConfig, SACConfig):
         10, "Over a Box, actions drawn for each row in each of three ways: uniformly, by the policy, and by the policy "
         "after the step.", unit="actions", ge=1,
     )  # fmt: skip
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        hint = "Set target_gap, or leave it out."
+        self.refuse_unless(self.target_gap is not None, ("cql_weight_lr",), "target_gap", hint=hint)

@@ -80,6 +80,7 @@ class DQNConfig(ReplayConfig):
         """
         super().check()
         self._check_sequences()
+        self._check_network()
         Schedule(self.epsilon_schedule, key="epsilon_schedule")
         if not all(0 <= value <= 1 for _, value in self.epsilon_schedule):
             raise ConfigError(
@@ -115,6 +116,23 @@ class DQNConfig(ReplayConfig):
                 value=True, hint="Leave it out, or set num_atoms: 1.",
             )  # fmt: skip
 
+    def _check_network(self) -> None:
+        """Refuse settings of networks, or of their loss, that these don't have.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        has_atoms = self.num_atoms > 1
+        hint = "Set num_atoms: 51, say, or leave it out."
+        self.refuse_unless(has_atoms, ("v_min", "v_max"), "distributions of returns", hint=hint)
+        hint = "Leave it out, or set num_atoms: 1."
+        self.refuse_unless(not has_atoms, ("huber_delta",), "expected returns; atoms have another loss", hint=hint)
+        self.refuse_unless(self.dueling, ("dueling_hiddens",), "dueling", hint="Set dueling, or leave it out.")
+        if self.model.vf_share_layers:
+            raise ConfigError(
+                f"{self.algo} has one network, of Q values: model.vf_share_layers is not for it.",
+                key="model.vf_share_layers", value=True, hint="Leave it out.",
+            )  # fmt: skip
+
     def _check_sequences(self) -> None:
         """Refuse sequences that there can't be.
 
@@ -122,12 +140,11 @@ class DQNConfig(ReplayConfig):
         """
         shape = self.sequence_shape
         if shape is None:
-            for name in ("replay_sequence_length", "burn_in", "sequence_overlap", "sequence_priority_eta"):
-                if not self.is_default(name):
-                    raise ConfigError(
-                        f"{name} is for recurrent networks, which are trained on sequences.", key=name,
-                        value=getattr(self, name), hint="Set model.use_lstm or model.use_gru, or leave it out.",
-                    )  # fmt: skip
+            names = ("replay_sequence_length", "burn_in", "sequence_overlap", "sequence_priority_eta")
+            self.refuse_unless(
+                False, names, "recurrent networks, which are trained on sequences",
+                hint="Set model.use_lstm or model.use_gru, or leave it out.",
+            )  # fmt: skip
             return
         if self.replay_sequence_length is None and shape.length < _LEAST_SEQUENCE:
             raise ConfigError(
@@ -136,11 +153,10 @@ class DQNConfig(ReplayConfig):
                 hint="Set rollout_fragment_length: 40, replay_sequence_length: 24, burn_in: 8 and train_batch_size: "
                 "256, say, or replay_sequence_length if you mean it.",
             )  # fmt: skip
-        if not (self.prioritized_replay or self.is_default("sequence_priority_eta")):
-            raise ConfigError(
-                "sequence_priority_eta is for prioritized_replay.", key="sequence_priority_eta",
-                value=self.sequence_priority_eta, hint="Set prioritized_replay, or leave it out.",
-            )  # fmt: skip
+        self.refuse_unless(
+            self.prioritized_replay, ("sequence_priority_eta",), "prioritized_replay",
+            hint="Set prioritized_replay, or leave it out.",
+        )  # fmt: skip
         if not self.is_truncating:
             raise ConfigError(
                 "a recurrent dqn needs batch_mode truncate_episodes: of whole episodes there are no recurrent states "

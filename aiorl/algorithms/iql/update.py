@@ -73,7 +73,7 @@ def iql_spec(
         weights = imitation_weights(
             minibatch[_LEAST_Q] - values, scale=1.0, beta=config.beta, max_weight=config.max_weight
         )
-        loss = -tf.reduce_mean(weights * distribution.logp(inputs, minibatch[c.ACTIONS]))
+        loss = -weighted_mean(weights * distribution.logp(inputs, minibatch[c.ACTIONS]), minibatch[WEIGHTS])
         entropy = tf.reduce_mean(distribution.entropy(inputs))
         return loss, {"entropy": entropy, "mean_weight": tf.reduce_mean(weights)}
 

@@ -40,7 +40,7 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
 
     def _update_spec(self) -> UpdateSpec:
         own, target = self._config, self.targets["target/critics"]
-        optimizers = self._adam(own.adam_epsilon), self._adam(own.adam_epsilon)
+        optimizers = self._adam(own.adam_epsilon), self._adam_of_multiplier(own.adam_epsilon)
         return sac_spec(own, self.actor, self.critics, target, self._log_alpha, *optimizers)
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:

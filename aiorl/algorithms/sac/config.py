@@ -29,10 +29,21 @@ class SACConfig(ActorReplayConfig, SDEConfig):
     )
     entropy_backup: bool = _sac(True, "Targets of the critics count the entropy of what follows, too.")
     target_entropy: float | Literal["auto"] = _sac(
-        "auto", "Entropy that the temperature aims at; auto: minus the number of numbers in an action, or "
-        "target_entropy_scale of the largest there can be.", unit="nats",
+        "auto", "Entropy that the temperature aims at, over a Box of actions scaled to [-1, 1]; auto: minus the number "
+        "of numbers in an action, or target_entropy_scale of the largest there can be.", unit="nats",
     )  # fmt: skip
     target_entropy_scale: float = _sac(
         0.98, "For choices, target_entropy auto: share of the entropy of uniform choices among the legal ones.",
         ge=0, le=1,
     )  # fmt: skip
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        self.refuse_unless(
+            self.target_entropy == "auto", ("target_entropy_scale",), "target_entropy auto",
+            hint="Leave it, or target_entropy, out.",
+        )  # fmt: skip

@@ -84,7 +84,7 @@ def _continuous(
     def drawn(obs: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         inputs, _ = actor.outputs(obs)
         actions, logp = distribution.sample_with_logp(inputs, seed)
-        return critics.unit(actions), logp
+        return critics.unit(actions), logp + critics.log_unit
 
     def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
         next_actions, next_logp = drawn(minibatch[c.NEW_OBS], minibatch[SEEDS][0])

@@ -38,6 +38,16 @@ class TD3Config(ActorReplayConfig):
         "gaussian", "Noise that workers add: of each step by itself, or correlated in time."
     )
 
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        names = ("target_noise", "target_noise_clip")
+        hint = "Set smooth_target_policy, or leave it out."
+        self.refuse_unless(self.smooth_target_policy, names, "smooth_target_policy", hint=hint)
+
     def minibatch_cycle(self) -> int:
         """See the base class."""
         return math.lcm(self.target_update_freq, self.policy_delay)

@@ -209,6 +209,7 @@ def test_a_checkpoint_without_the_replay_has_all_of_it_read_again() -> None:
         ({"shuffle_buffer_size": 3}, "shuffle_buffer_size"),
         ({"learning_starts": 65}, "learning_starts"),
         ({"cql_weight": 0}, "cql_weight"),
+        ({"cql_weight_lr": 0.1}, "cql_weight_lr"),
         ({"model": {"use_lstm": True}}, "model.use_lstm"),
         ({"model": {"free_log_std": True}}, "model.free_log_std"),
         ({"observation_filter": "MeanStdFilter"}, "observation_filter"),

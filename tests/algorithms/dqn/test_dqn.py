@@ -98,6 +98,11 @@ def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
         ({"input": "files/*.json"}, "input"),
         ({"epsilon_schedule": [[0, 2.0]]}, "epsilon_schedule"),
         ({"num_atoms": 5, "v_min": 3, "v_max": 2}, "v_min"),
+        ({"v_max": 100}, "v_max"),
+        ({"num_atoms": 5, "huber_delta": 2}, "huber_delta"),
+        ({"dueling": False, "dueling_hiddens": [4]}, "dueling_hiddens"),
+        ({"model": {"vf_share_layers": True}}, "model.vf_share_layers"),
+        ({"prioritized_replay_alpha": 0.5}, "prioritized_replay_alpha"),
         ({"per_worker_epsilon": True, "num_workers": 0}, "per_worker_epsilon"),
         ({"n_step": 5}, "n_step"),
         ({"worker_priorities": True}, "worker_priorities"),
@@ -158,7 +163,8 @@ def project(returns: Any, discounts: Any, probabilities: Any, atoms: Any) -> Any
 
 @pytest.mark.parametrize("settings", VARIANTS)
 def test_loss_equals_the_formula_in_numpy(settings: dict[str, Any]) -> None:
-    config = make_config(huber_delta=0.5, **settings)
+    delta = {} if "num_atoms" in settings else {"huber_delta": 0.5}
+    config = make_config(**delta, **settings)
     model, other = make_model(config), make_model(config, seed=2)
     target = TargetNetwork(other)
     batch = make_minibatch(3)

@@ -107,7 +107,7 @@ def test_losses_equal_the_formulas_in_numpy(space: spaces.Space[Any], max_weight
     assert found[0] == pytest.approx((counts * errors**2 * batch[WEIGHTS]).mean(), rel=1e-4)
     weights = np.minimum(np.exp(2.0 * errors), max_weight)
     logp = algorithm.model.distribution.logp(inputs, batch[c.ACTIONS])
-    assert found[1] == pytest.approx(-(weights * logp).mean(), rel=1e-4)
+    assert found[1] == pytest.approx(-(weights * logp * batch[WEIGHTS]).mean(), rel=1e-4)
     assert float(tensors["mean_weight"]) == pytest.approx(weights.mean(), rel=1e-4)
 
 

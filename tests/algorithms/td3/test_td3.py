@@ -190,3 +190,8 @@ def test_its_keras_form_gives_what_the_network_gives() -> None:
         FunctionalNetwork(
             ObsLayout((NUM_OBS,)), "float32", algorithm.actor.distribution, settings, {"q/head/kernel": np.zeros(1)}
         )
+
+
+def test_noise_that_nobody_adds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="target_noise is for smooth_target_policy"):
+        make_config(smooth_target_policy=False, target_noise=0.1)
