@@ -224,9 +224,7 @@ class LearnerService:
             else:
                 host = self._endpoint.host_of(peer) if isinstance(message, Hello) else ""
                 session.receive(peer, message, now, user_id or None, host)
-        if not self._pump_due:  # one turn for all messages of this wake-up
-            self._pump_due = True
-            self._loop.call_soon(self._pump)
+        self._pump_soon()
 
     def _on_endpoint_event(self, event: Event) -> None:
         match event.kind:
@@ -240,7 +238,8 @@ class LearnerService:
                 self._tell_of_connection("refused", event)
             case _:
                 logger.debug("connection: %s", event)
-        self._pump()
+                return
+        self._pump_soon()
 
     def _tell_of_connection(self, fate: str, event: Event) -> None:
         """One line a minute of each host, which has a port of its own for each try."""
@@ -259,6 +258,12 @@ class LearnerService:
             await asyncio.sleep(_TICK_S)
 
     # What follows ---------------------------------------------------------------------------------------------
+
+    def _pump_soon(self) -> None:
+        """Have one turn for all that comes with this wake-up."""
+        if not self._pump_due:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         """Act on what the session decided and say what it wants said; nothing once the goodbyes are said."""

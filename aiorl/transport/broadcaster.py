@@ -12,7 +12,7 @@ import zmq
 from aiorl.transport.connections import Connection
 from aiorl.transport.endpoint import Buffer
 from aiorl.transport.listening_port import ListeningPort
-from aiorl.transport.pump import SocketPump, send_frames
+from aiorl.transport.pump import MORE, SocketPump, send_frames
 from aiorl.transport.zmq_sockets import fd_of, user_id_of
 
 __all__ = ["BROADCAST_HEAD", "MAX_SUBSCRIBER_BYTES", "MAX_SUBSCRIPTION_BYTES", "Broadcaster"]
@@ -62,7 +62,7 @@ class Broadcaster:
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send one message to every subscription in force; never waits."""
         self._count += 1
-        self._socket.send(self._head(), zmq.SNDMORE | zmq.DONTWAIT)
+        self._socket.send(self._head(), MORE)
         send_frames(self._socket, frames)
         self._announced = False
         self._head_sent = self._loop.time()

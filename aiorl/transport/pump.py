@@ -16,7 +16,7 @@ import zmq
 
 from aiorl.transport.endpoint import Buffer
 
-__all__ = ["COPY_BELOW_BYTES", "SocketPump", "keep", "send_frames", "total_bytes"]
+__all__ = ["COPY_BELOW_BYTES", "MORE", "SocketPump", "keep", "send_frames", "total_bytes"]
 
 COPY_BELOW_BYTES = 64 << 10
 """Frames smaller than this are copied: cheaper than keeping track of shared memory."""
@@ -25,7 +25,8 @@ _SLICE_S = 0.005
 
 # plain integers: to combine ZeroMQ's own enumerations takes as long as to send a small frame
 _DONTWAIT = int(zmq.DONTWAIT)
-_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
+MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
+"""Flags of a frame that is sent without waiting and that others follow."""
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 _POLLOUT = int(zmq.POLLOUT)
@@ -47,7 +48,7 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
     """
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        flags = _DONTWAIT if index == last else _MORE
+        flags = _DONTWAIT if index == last else MORE
         socket.send(frame, flags, copy=_size(frame) < COPY_BELOW_BYTES)
 
 

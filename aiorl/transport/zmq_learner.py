@@ -19,7 +19,7 @@ from aiorl.transport.connections import CAN_TELL_BYTES, Connection, ConnectionTa
 from aiorl.transport.descriptors import open_file_limit, peers_per_port
 from aiorl.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.transport.listening_port import ListeningPort
-from aiorl.transport.pump import SocketPump, keep, send_frames, total_bytes
+from aiorl.transport.pump import MORE, SocketPump, keep, send_frames, total_bytes
 from aiorl.transport.run_keys import RunKeyFile, forget_run_keys, make_learner_keys, make_worker_keys
 from aiorl.transport.security import AdmittedKeys, LearnerKeys, WorkerKeys, check_bind
 from aiorl.transport.send_queues import SendQueues
@@ -254,7 +254,7 @@ class ZmqLearnerEndpoint:
         """Send now: True if sent, False if there is no such peer, None if its connection is busy."""
         try:
             try:
-                self._router.send(peer, zmq.SNDMORE | zmq.DONTWAIT)
+                self._router.send(peer, MORE)
             except zmq.Again:
                 return None
             except zmq.ZMQError as error:
