@@ -131,10 +131,12 @@ class Admission:
             self._members.say(peer, self.closing)
             return
         before = self._waiting.get(peer)
-        is_known = hello.incarnation in self._roster.by_incarnation or (
-            before is not None and before.hello.incarnation == hello.incarnation
+        is_new = not (
+            hello.incarnation in self._roster.by_incarnation
+            or self._roster.is_buried(hello.incarnation)  # what it said for minutes may come at once
+            or (before is not None and before.hello.incarnation == hello.incarnation)
         )
-        if not self._hellos.take(peer, now, 1.0 if is_known else _NEW_COST):
+        if not self._hellos.take(peer, now, _NEW_COST if is_new else 1.0):
             self._members.violated(peer, "said hello too often", "said hello too often")
             return
         wrong = self._refusal(hello)

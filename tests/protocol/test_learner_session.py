@@ -780,6 +780,18 @@ def test_a_connection_that_says_hello_without_end_is_dropped_before_it_has_cost_
     assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
 
 
+def test_a_worker_whose_hellos_of_ten_minutes_come_at_once_is_told_of_its_end_not_dropped() -> None:
+    session = make()
+    join(session)
+    for second in range(0, 600, 5):
+        session.tick(1.0 + second)
+    assert session.slots == []
+    for _ in range(120):
+        session.receive(A, hello("a"), 601.0)
+    assert [event for event in told(session, ev.PeerRejected) if event.dropped] == []
+    assert {message.code for message in sent(session, m.Refused)} == {m.RefusalCode.ENDED}
+
+
 def test_what_a_learner_says_of_broken_frames_is_one_short_line() -> None:
     session = make()
     session.bad_frames(A, BadFrame("x\n\x1b[2J" * 9999, field="y\u202e"), 1.0)
