@@ -157,7 +157,7 @@ class Pacing:
         self._update_s = 0.0
         self._last_update = float("-inf")
         self._looked_at_slow = float("-inf")
-        self._since_probe = 0
+        self._num_at_probe = 0  # fragments that had come by then
         self._held_back = False
         self._starved = 0.0
         self._is_scarce = False
@@ -165,7 +165,7 @@ class Pacing:
         self._num_stale = 0
         self._stale = 0.0
         self._stale_weight = 1 / max(_STALE_WITHIN, self.largest)
-        self._since_change = 0
+        self._num_at_change = 0
         self._known_good = self.largest
         self._trust = 1.0
 
@@ -203,24 +203,26 @@ class Pacing:
         if pace.owed:
             pace.owed -= 1
             self.outstanding -= 1
-        took_s = max(0.0, now - max(begun, pace.last_arrival))
+        took_s = now - (begun if begun > pace.last_arrival else pace.last_arrival)
+        if took_s < 0:
+            took_s = 0.0
         pace.last_arrival = now
-        self._since_probe += 1
         self._num_arrived += 1
-        self._since_change += 1
-        self._trust = min(1.0, self._trust + _MORE_TRUST)
-        self._stale -= self._stale_weight * self._stale
-        if pace.is_risked and took_s < pace.mean_s / 2:  # what held it up may have held up others
-            self._since_probe = _PROBE_EVERY
-        pace.is_tried = self._shows_speed(pace)
-        pace.is_first, pace.is_risked = pace.mean_s < 0, False
-        pace.usual_s = pace.mean_s
-        if pace.is_tried:
+        if self._trust < 1:
+            self._trust = min(1.0, self._trust + _MORE_TRUST)
+        if self._stale:
+            self._stale -= self._stale_weight * self._stale
+        usual_s = pace.usual_s = pace.mean_s
+        if self._shows_speed(pace):
+            if pace.is_risked and took_s < usual_s / 2:  # what held it up may have held up others
+                self._num_at_probe = self._num_arrived - _PROBE_EVERY
+            pace.is_tried, pace.is_first, pace.is_risked = True, usual_s < 0, False
             pace.mean_s, pace.deviation_s = took_s, took_s / 4
             pace.num_since_tried = 0
         else:
-            off_s = took_s - pace.mean_s
-            pace.mean_s += _SMOOTHING * off_s
+            pace.is_tried = False
+            off_s = took_s - usual_s
+            pace.mean_s = usual_s + _SMOOTHING * off_s
             pace.deviation_s += _SMOOTHING * (abs(off_s) - pace.deviation_s)
             pace.num_since_tried += 1
         self._moved[slot] = pace
@@ -259,7 +261,7 @@ class Pacing:
         starved = min(1.0, waited_s / took_s) if took_s > 0 else 0.0
         self._starved += _SCARCE_SMOOTHING * (starved - self._starved)
         self._set_scarce(self.budget >= self.largest and self._starved > _SCARCE[not self._is_scarce])
-        if self._since_change < self.outstanding:
+        if self._num_since_change < self.outstanding:
             return  # what the change before has brought about is not to be seen yet
         grow_below, shrink_above = _MAX_STALE
         if self._stale > shrink_above:
@@ -277,11 +279,11 @@ class Pacing:
         Beyond a budget under which none were, it goes in small steps and far between: each costs a few fragments, and
         workers that are in each other's way on one host keep the learner waiting whatever the budget is.
         """
-        if self._max_lag is not None and self._since_change < self.largest:
+        if self._max_lag is not None and self._num_since_change < self.largest:
             return
         if self.budget < self._known_good:
             self._change(min(self.budget + max(1, int(self.budget * _STEP)), self._known_good))
-        elif self._since_change >= _PROVEN:
+        elif self._num_since_change >= _PROVEN:
             self._known_good = self._change(self.budget + max(1, int(self.budget * _SMALL_STEP)))
 
     # Leases -------------------------------------------------------------------------------------------------
@@ -313,7 +315,8 @@ class Pacing:
             first.owed += 1
             self.outstanding += 1
             self._on_trial += first.mean_s < 0
-            first.share_s += max(0.0, first.mean_s)
+            if first.mean_s > 0:
+                first.share_s += first.mean_s
             if self._max_lag is None or not self._shows_speed(first):  # else this one is to show it
                 self._line_up(first)
         self._held_back = True
@@ -359,8 +362,13 @@ class Pacing:
 
     def _change(self, budget: int) -> int:
         self.budget = min(max(budget, self._smallest), self.largest)
-        self._since_change = 0
+        self._num_at_change = self._num_arrived
         return self.budget
+
+    @property
+    def _num_since_change(self) -> int:
+        """Fragments that have come since the budget was last changed."""
+        return self._num_arrived - self._num_at_change
 
     def _set_scarce(self, is_scarce: bool) -> None:
         if is_scarce is not self._is_scarce:
@@ -383,7 +391,7 @@ class Pacing:
 
     def _shows_speed(self, pace: _Pace) -> bool:
         """Whether the fragment that a worker makes is to show its speed."""
-        return pace.is_risked or self._is_to_be_tried(pace)
+        return pace.is_risked or pace.is_first or pace.mean_s < 0
 
     def _keeps_up(self, pace: _Pace, waiting: int, now: float) -> bool:
         """Whether a fragment begun now would still be young enough when its turn comes."""
@@ -397,9 +405,10 @@ class Pacing:
         if lag <= self._max_lag * self._trust or pace.mean_s <= each_s:  # then a long queue is the budget's affair
             return True
         is_pardoned = pace.num_since_tried >= _PARDON_AFTER
-        if pace.owed or not (is_pardoned or self._since_probe >= _PROBE_EVERY) or not self._may_try(waiting):
+        is_probe_due = self._num_arrived - self._num_at_probe >= _PROBE_EVERY
+        if pace.owed or not (is_pardoned or is_probe_due) or not self._may_try(waiting):
             return False
         if not is_pardoned:
-            self._since_probe = 0
+            self._num_at_probe = self._num_arrived
         pace.is_risked = True
         return True

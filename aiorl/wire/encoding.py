@@ -140,7 +140,8 @@ class _Writer:
             padding = -self.packed_bytes % ALIGN
             if padding:
                 self.packed.append(_PADDING[padding])
-            self.packed.append(_contiguous(array).data.cast("B") if size else b"")
+            if size:
+                self.packed.append(_contiguous(array).data)
             self.packed_bytes += padding + size
         else:
             self.storage.append(RAW)
