@@ -98,11 +98,11 @@ class EndpointLimits:
 
     max_frame_bytes: int = 256 << 20
     max_frames: int = 1024
-    max_message_bytes: int = 512 << 20
+    max_message_bytes: int = 256 << 20
     receive_messages: int = 16
     max_unread_bytes: int = 1 << 30
     max_unread_messages: int = 1 << 14
-    send_messages: int = 16
+    send_messages: int = 64
     broadcast_messages: int = 16
     queue_messages: int = 64
     peer_queue_messages: int = 4096

@@ -16,12 +16,17 @@ import time
 import pytest
 import zmq
 
+from aiorl.config.parts import TransportConfig
 from aiorl.errors import ConfigError, EndpointClosed
 from aiorl.transport import zmq_learner, zmq_worker
 from aiorl.transport.endpoint import EndpointLimits, EventKind
 from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
 
 FAST = EndpointLimits(tick_s=0.1, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
+
+
+def test_an_endpoint_without_a_configuration_is_bounded_as_one_with_the_default_configuration():
+    assert EndpointLimits() == EndpointLimits.of(TransportConfig())
 
 
 def test_messages_go_both_ways_and_keep_their_frames(run):
