@@ -133,7 +133,7 @@ class Admission:
         before = self._waiting.get(peer)
         is_new = not (
             hello.incarnation in self._roster.by_incarnation
-            or self._roster.is_buried(hello.incarnation)  # what it said for minutes may come at once
+            or self._has_ended(hello)  # what it said for minutes may come at once
             or (before is not None and before.hello.incarnation == hello.incarnation)
         )
         if not self._hellos.take(peer, now, _NEW_COST if is_new else 1.0):
@@ -228,12 +228,16 @@ class Admission:
         worker = self._roster.by_incarnation.get(hello.incarnation)
         if worker is not None:
             self._hello_again(worker, waiting, now)
-        elif self._roster.is_buried(hello.incarnation) or hello.learner_incarnation:
+        elif self._has_ended(hello):
             self._members.refuse_ended(peer, hello.incarnation)
         else:
             return False
         self._waiting.remove(peer)
         return True
+
+    def _has_ended(self, hello: m.Hello) -> bool:
+        """Whether an incarnation that is not registered was so before, here or with a learner before this one."""
+        return self._roster.is_buried(hello.incarnation) or bool(hello.learner_incarnation)
 
     def _refusal(self, hello: m.Hello) -> m.Refused | None:
         """Why this Hello can never be taken, if so."""

@@ -157,7 +157,7 @@ class Pacing:
         self._update_s = 0.0
         self._last_update = float("-inf")
         self._looked_at_slow = float("-inf")
-        self._num_at_probe = 0  # fragments that had come by then
+        self._next_probe = _PROBE_EVERY  # how many fragments have come by then
         self._held_back = False
         self._starved = 0.0
         self._is_scarce = False
@@ -215,7 +215,7 @@ class Pacing:
         usual_s = pace.usual_s = pace.mean_s
         if self._shows_speed(pace):
             if pace.is_risked and took_s < usual_s / 2:  # what held it up may have held up others
-                self._num_at_probe = self._num_arrived - _PROBE_EVERY
+                self._next_probe = self._num_arrived
             pace.is_tried, pace.is_first, pace.is_risked = True, usual_s < 0, False
             pace.mean_s, pace.deviation_s = took_s, took_s / 4
             pace.num_since_tried = 0
@@ -391,7 +391,7 @@ class Pacing:
 
     def _shows_speed(self, pace: _Pace) -> bool:
         """Whether the fragment that a worker makes is to show its speed."""
-        return pace.is_risked or pace.is_first or pace.mean_s < 0
+        return pace.is_risked or self._is_to_be_tried(pace)
 
     def _keeps_up(self, pace: _Pace, waiting: int, now: float) -> bool:
         """Whether a fragment begun now would still be young enough when its turn comes."""
@@ -405,10 +405,10 @@ class Pacing:
         if lag <= self._max_lag * self._trust or pace.mean_s <= each_s:  # then a long queue is the budget's affair
             return True
         is_pardoned = pace.num_since_tried >= _PARDON_AFTER
-        is_probe_due = self._num_arrived - self._num_at_probe >= _PROBE_EVERY
+        is_probe_due = self._num_arrived >= self._next_probe
         if pace.owed or not (is_pardoned or is_probe_due) or not self._may_try(waiting):
             return False
         if not is_pardoned:
-            self._num_at_probe = self._num_arrived
+            self._next_probe = self._num_arrived + _PROBE_EVERY
         pace.is_risked = True
         return True

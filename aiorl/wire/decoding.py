@@ -64,7 +64,7 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
         return kind.cls(**values)
     parse = _cached_layout if len(layout_bytes) <= _CACHED_LAYOUT_BYTES else _parse_layout
     layout = parse(name, layout_bytes, limits)
-    arrays = _read_arrays(frames, layout, layout.plan(frames[0], storage, shapes, limits))
+    arrays = _read_arrays(frames, layout, storage, shapes, limits)
     if kind.cls is m.Samples or kind.cls is m.Snapshot:
         kind.check_scalars(values, limits)
         values.update(arrays)
@@ -169,40 +169,9 @@ def _array_ref(code: int, data: bytes) -> _ArrayRef:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """Where the arrays of a message lie: found and bounded before any frame of them is looked at.
-
-    Attributes:
-        num_frames: of the message.
-        sizes: frame and the bytes it must have, of those that are not compressed.
-        places: node, name, shape, dtype, storage, frame, offset in it and bytes of each array.
-    """
-
-    num_frames: int
-    sizes: Sequence[tuple[int, int]]
-    places: Sequence[tuple[int, str, tuple[int, ...], np.dtype[Any], int, int, int, int]]
-
-
-@dataclass(slots=True)
 class _Layout:
     nodes: tuple[tuple[int, str], ...]
     columns: tuple[tuple[int, str, np.dtype[Any], int], ...]  # node, name, dtype, item bytes
-    newest: tuple[bytes, bytes, _Plan] | None = None  # storage and packed shapes of the last message, and their plan
-
-    def plan(self, header: Buffer, storage: bytes, shapes: list[Any], limits: Limits) -> _Plan:
-        """The plan of a message; made once for messages of the same shapes that follow one another.
-
-        A header ends with its shapes. So where it ends as the one before did, they are those that were checked.
-        """
-        if self.newest is not None:
-            known_storage, end, plan = self.newest
-            if storage == known_storage and bytes(header[-len(end) :]) == end:
-                return plan
-        plan = _plan(self.columns, storage, shapes, limits)
-        end = msgpack.packb(shapes)
-        if bytes(header[-len(end) :]) == end:  # packed as we would do it
-            self.newest = storage, end, plan
-        return plan
 
 
 def _parse_layout(kind_name: str, layout_bytes: bytes, limits: Limits) -> _Layout:
@@ -262,18 +231,28 @@ def _below(trees: list[ArrayTree], seen: list[set[str]], node: object, key: obje
     return tree[key] if key in tree else tree["*"]
 
 
-def _plan(
-    columns: Sequence[tuple[int, str, np.dtype[Any], int]], storage: bytes, shapes: list[Any], limits: Limits
-) -> _Plan:
-    """Where the arrays lie that a header tells of."""
+def _read_arrays(
+    frames: Sequence[Buffer], layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits
+) -> dict[str, Any]:
+    """The arrays of a message, hung where its layout says."""
+    root: dict[str, Any] = {}
+    nodes = [root]
+    for parent, key in layout.nodes:
+        node: dict[str, Any] = {}
+        nodes[parent][key] = node
+        nodes.append(node)
+    columns = layout.columns
     if not len(columns) == len(storage) == len(shapes):
         raise BadFrame(f"{len(columns)} columns, {len(storage)} storages, {len(shapes)} shapes", field="shapes")
-    next_frame = 2 if PACKED in storage else 1
-    sizes: list[tuple[int, int]] = []
-    places: list[tuple[int, str, tuple[int, ...], np.dtype[Any], int, int, int, int]] = []
-    raw_frame = raw_end = packed_end = total = 0
+    next_frame = 1
+    packed: memoryview | None = None
+    if PACKED in storage:
+        packed = _view(frames, 1)
+        next_frame = 2
+    raw: memoryview | None = None
+    offset = raw_end = total = 0
     max_ndim, max_bytes, max_total = limits.max_ndim, limits.max_array_bytes, limits.max_message_bytes
-    for (node, name, dtype, size), how, shape in zip(columns, storage, shapes, strict=True):
+    for (place, name, dtype, size), how, shape in zip(columns, storage, shapes, strict=True):
         if type(shape) is not list or len(shape) > max_ndim:
             raise BadFrame(f"not a shape of at most {max_ndim} dimensions", field=name)
         empty = False
@@ -293,64 +272,47 @@ def _plan(
         if empty:
             size = 0
         if how == PACKED:
-            frame, offset = 1, packed_end + -packed_end % ALIGN
-            packed_end = offset + size
-        elif how == CONTINUED:
-            if not raw_frame:
+            offset += -offset % ALIGN
+            if packed is None or offset + size > packed.nbytes:
                 raise BadFrame("its bytes are missing", field=name)
-            frame, offset = raw_frame, raw_end + -raw_end % ALIGN
-            raw_end = offset + size
-        elif how in (RAW, LZ4, STACKED):
-            frame, offset = next_frame, 0
-            next_frame += 1
-            if how == RAW:
-                if raw_frame:
-                    sizes.append((raw_frame, raw_end))
-                raw_frame, raw_end = frame, size
-        else:
-            raise BadFrame(f"unknown storage {how}", field=name)
-        places.append((node, name, tuple(shape), dtype, how, frame, offset, size))
-    if raw_frame:
-        sizes.append((raw_frame, raw_end))
-    if PACKED in storage:
-        sizes.append((1, packed_end))
-    return _Plan(next_frame, sizes, places)
-
-
-def _read_arrays(frames: Sequence[Buffer], layout: _Layout, plan: _Plan) -> dict[str, Any]:
-    """The arrays of a message, hung where its layout says."""
-    if len(frames) != plan.num_frames:
-        raise BadFrame(f"{len(frames)} frames where {plan.num_frames} were due", field="frames")
-    views = [*map(_view, frames)]
-    for number, num_bytes in plan.sizes:
-        if views[number].nbytes != num_bytes:
-            _refuse_frame_size(plan, number, views[number].nbytes, num_bytes)
-    root: dict[str, Any] = {}
-    nodes = [root]
-    for parent, key in layout.nodes:
-        below: dict[str, Any] = {}
-        nodes[parent][key] = below
-        nodes.append(below)
-    for node, name, shape, dtype, how, number, offset, size in plan.places:
-        data = views[number]
+            nodes[place][name] = np.ndarray(shape, dtype, packed, offset)
+            offset += size
+            continue
+        if how == CONTINUED:
+            start = raw_end + -raw_end % ALIGN
+            raw_end = start + size
+            if raw is None or raw_end > raw.nbytes:
+                raise BadFrame("its bytes are missing", field=name)
+            nodes[place][name] = np.ndarray(shape, dtype, raw, start)
+            continue
+        data = _view(frames, next_frame)
+        next_frame += 1
         if how == LZ4:
             data = _named(name, decompress, data, size)
         elif how == STACKED:
             data = _named(name, decompress_stacks, data, dtype, shape)
-        nodes[node][name] = np.ndarray(shape, dtype, data, offset)
+        elif how == RAW:
+            if raw is not None and raw_end != raw.nbytes:
+                raise BadFrame(f"a frame of {raw.nbytes} bytes where {raw_end} were due", field="raw")
+            raw, raw_end = data, size
+        else:
+            raise BadFrame(f"unknown storage {how}", field=name)
+        if data.nbytes < size:
+            raise BadFrame(f"a frame of {data.nbytes} bytes where {size} were due", field=name)
+        nodes[place][name] = np.ndarray(shape, dtype, data)
+    if raw is not None and raw_end != raw.nbytes:
+        raise BadFrame(f"a frame of {raw.nbytes} bytes where {raw_end} were due", field="raw")
+    if packed is not None and offset != packed.nbytes:
+        raise BadFrame(f"{packed.nbytes} bytes where {offset} were due", field="packed")
+    if next_frame != len(frames):
+        raise BadFrame(f"{len(frames)} frames where {next_frame} were due", field="frames")
     return root
 
 
-def _refuse_frame_size(plan: _Plan, number: int, num_bytes: int, due: int) -> NoReturn:
-    """Name the first array that a frame does not hold, or else what the frame is."""
-    in_it = [(name, how, offset + size) for _, name, _, _, how, frame, offset, size in plan.places if frame == number]
-    kind = "packed" if in_it[0][1] == PACKED else "raw"
-    field = next((name for name, _, end in in_it if end > num_bytes), kind)
-    raise BadFrame(f"a frame of {num_bytes} bytes where {due} were due", field=field)
-
-
-def _view(frame: Buffer) -> memoryview:
-    view = memoryview(frame)
+def _view(frames: Sequence[Buffer], number: int) -> memoryview:
+    if number >= len(frames):
+        raise BadFrame(f"frame {number} is missing", field="frames")
+    view = memoryview(frames[number])
     if view.ndim != 1 or view.itemsize != 1:
         view = view.cast("B")
     return view if view.readonly else view.toreadonly()

@@ -135,7 +135,7 @@ class _Writer:
                 return
         if (self.shared is not None or size >= SHARE_FROM_BYTES) and self.share(array, size):
             return
-        if size <= PACK_MAX_BYTES and self.packed_bytes + size <= PACK_TOTAL_BYTES:
+        if not size or (size <= PACK_MAX_BYTES and self.packed_bytes + size <= PACK_TOTAL_BYTES):
             self.storage.append(PACKED)
             padding = -self.packed_bytes % ALIGN
             if padding:

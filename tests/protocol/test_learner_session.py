@@ -788,6 +788,8 @@ def test_a_worker_whose_hellos_of_ten_minutes_come_at_once_is_told_of_its_end_no
     assert session.slots == []
     for _ in range(120):
         session.receive(A, hello("a"), 601.0)
+    for _ in range(120):
+        session.receive(B, hello("b", learner_incarnation="learner-0"), 601.0)
     assert [event for event in told(session, ev.PeerRejected) if event.dropped] == []
     assert {message.code for message in sent(session, m.Refused)} == {m.RefusalCode.ENDED}
 
