@@ -27,6 +27,7 @@ MODULES = (
     "apex",
     "leases",
     "startup",
+    "library",
     "attacks",
     "offline",
     "replay",
