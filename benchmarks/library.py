@@ -17,7 +17,7 @@ __all__ = ["library_iteration", "library_start"]
 ROUNDS = 5
 CALLS = 200
 _TRAIN = "import aiorl, sys; aiorl.train('CartPole-v1', stop_return=475, seed=int(sys.argv[1]), run_dir=sys.argv[2])"
-_QUICK = {"train_batch_size": 256, "sgd_minibatch_size": 256, "num_sgd_iter": 1, "min_iter_time_s": 0, "seed": 1}
+_QUICK = {"train_batch_size": 2048, "sgd_minibatch_size": 2048, "num_sgd_iter": 1, "min_iter_time_s": 0, "seed": 1}
 
 
 def library_start() -> list[Figure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import reprlib
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _CACHED_LAYOUT_BYTES = 1 << 13
 _CACHED_LAYOUTS = 128
+_CACHED_COLUMNS, _CACHED_SHAPE_BYTES, _CACHED_PLACES = 64, 1 << 10, 256
 _HELLO_LIMITS = Limits(
     max_frames=1, max_header_bytes=MAX_HELLO_BYTES, max_arrays=0, max_string=MAX_HELLO_BYTES, max_map=16, max_depth=1
 )
@@ -64,7 +66,7 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
         return kind.cls(**values)
     parse = _cached_layout if len(layout_bytes) <= _CACHED_LAYOUT_BYTES else _parse_layout
     layout = parse(name, layout_bytes, limits)
-    arrays = _read_arrays(frames, layout, storage, shapes, limits)
+    arrays = _read_arrays(frames, layout, _places_of(layout, storage, shapes, limits))
     if kind.cls is m.Samples or kind.cls is m.Snapshot:
         kind.check_scalars(values, limits)
         values.update(arrays)
@@ -168,10 +170,31 @@ def _array_ref(code: int, data: bytes) -> _ArrayRef:
     return _ArrayRef(int.from_bytes(data, "little"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
+    """The names of a message's arrays: one object for all messages that have the same."""
+
     nodes: tuple[tuple[int, str], ...]
     columns: tuple[tuple[int, str, np.dtype[Any], int], ...]  # node, name, dtype, item bytes
+
+
+_Place: TypeAlias = tuple[int, str, tuple[int, ...], np.dtype[Any], int, int, int, int]
+"""Of an array: node, name, shape, dtype, storage, frame, offset in it, bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the arrays of a message lie: found and bounded before any frame of them is looked at.
+
+    Attributes:
+        num_frames: of the message.
+        sizes: (frame, bytes it must have) of each frame that is not compressed.
+        arrays: the place of each.
+    """
+
+    num_frames: int
+    sizes: Sequence[tuple[int, int]]
+    arrays: Sequence[_Place]
 
 
 def _parse_layout(kind_name: str, layout_bytes: bytes, limits: Limits) -> _Layout:
@@ -231,28 +254,32 @@ def _below(trees: list[ArrayTree], seen: list[set[str]], node: object, key: obje
     return tree[key] if key in tree else tree["*"]
 
 
-def _read_arrays(
-    frames: Sequence[Buffer], layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits
-) -> dict[str, Any]:
-    """The arrays of a message, hung where its layout says."""
-    root: dict[str, Any] = {}
-    nodes = [root]
-    for parent, key in layout.nodes:
-        node: dict[str, Any] = {}
-        nodes[parent][key] = node
-        nodes.append(node)
+def _places_of(layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits) -> _Places:
+    """Where the arrays of a message lie, found once for all that have the same layout, storage and shapes."""
+    packed = b""
+    if len(shapes) <= _CACHED_COLUMNS:
+        with contextlib.suppress(TypeError, ValueError):  # else they are no shapes, as is about to be found
+            packed = msgpack.packb(shapes)  # unlike a comparison, it tells 2 from 2.0 and 1 from True
+    if 0 < len(packed) <= _CACHED_SHAPE_BYTES:
+        return _cached_places(layout, storage, packed, limits)
+    return _find_places(layout, storage, shapes, limits)
+
+
+@functools.lru_cache(maxsize=_CACHED_PLACES)
+def _cached_places(layout: _Layout, storage: bytes, packed_shapes: bytes, limits: Limits) -> _Places:
+    return _find_places(layout, storage, msgpack.unpackb(packed_shapes), limits)
+
+
+def _find_places(layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits) -> _Places:
     columns = layout.columns
     if not len(columns) == len(storage) == len(shapes):
         raise BadFrame(f"{len(columns)} columns, {len(storage)} storages, {len(shapes)} shapes", field="shapes")
-    next_frame = 1
-    packed: memoryview | None = None
-    if PACKED in storage:
-        packed = _view(frames, 1)
-        next_frame = 2
-    raw: memoryview | None = None
-    offset = raw_end = total = 0
+    next_frame = 2 if PACKED in storage else 1
+    sizes: list[tuple[int, int]] = []
+    places: list[_Place] = []
+    raw_frame = raw_end = packed_end = total = 0
     max_ndim, max_bytes, max_total = limits.max_ndim, limits.max_array_bytes, limits.max_message_bytes
-    for (place, name, dtype, size), how, shape in zip(columns, storage, shapes, strict=True):
+    for (node, name, dtype, size), how, shape in zip(columns, storage, shapes, strict=True):
         if type(shape) is not list or len(shape) > max_ndim:
             raise BadFrame(f"not a shape of at most {max_ndim} dimensions", field=name)
         empty = False
@@ -272,47 +299,65 @@ def _read_arrays(
         if empty:
             size = 0
         if how == PACKED:
-            offset += -offset % ALIGN
-            if packed is None or offset + size > packed.nbytes:
+            frame, offset = 1, packed_end + -packed_end % ALIGN
+            packed_end = offset + size
+        elif how == CONTINUED:
+            if not raw_frame:
                 raise BadFrame("its bytes are missing", field=name)
-            nodes[place][name] = np.ndarray(shape, dtype, packed, offset)
-            offset += size
-            continue
-        if how == CONTINUED:
-            start = raw_end + -raw_end % ALIGN
-            raw_end = start + size
-            if raw is None or raw_end > raw.nbytes:
-                raise BadFrame("its bytes are missing", field=name)
-            nodes[place][name] = np.ndarray(shape, dtype, raw, start)
-            continue
-        data = _view(frames, next_frame)
-        next_frame += 1
+            frame, offset = raw_frame, raw_end + -raw_end % ALIGN
+            raw_end = offset + size
+        elif how in (RAW, LZ4, STACKED):
+            frame, offset = next_frame, 0
+            next_frame += 1
+            if how == RAW:
+                if raw_frame:
+                    sizes.append((raw_frame, raw_end))
+                raw_frame, raw_end = frame, size
+        else:
+            raise BadFrame(f"unknown storage {how}", field=name)
+        places.append((node, name, tuple(shape), dtype, how, frame, offset, size))
+    if raw_frame:
+        sizes.append((raw_frame, raw_end))
+    if PACKED in storage:
+        sizes.append((1, packed_end))
+    return _Places(next_frame, sizes, places)
+
+
+def _read_arrays(frames: Sequence[Buffer], layout: _Layout, places: _Places) -> dict[str, Any]:
+    """The arrays of a message, hung where its layout says."""
+    if len(frames) != places.num_frames:
+        raise BadFrame(f"{len(frames)} frames where {places.num_frames} were due", field="frames")
+    views = [*map(_view, frames)]
+    for number, due in places.sizes:
+        there = views[number].nbytes
+        if there != due:
+            _refuse_frame_size(places, number, there, due)
+    root: dict[str, Any] = {}
+    nodes = [root]
+    for parent, key in layout.nodes:
+        below: dict[str, Any] = {}
+        nodes[parent][key] = below
+        nodes.append(below)
+    for node, name, shape, dtype, how, number, offset, size in places.arrays:
+        data = views[number]
         if how == LZ4:
             data = _named(name, decompress, data, size)
         elif how == STACKED:
             data = _named(name, decompress_stacks, data, dtype, shape)
-        elif how == RAW:
-            if raw is not None and raw_end != raw.nbytes:
-                raise BadFrame(f"a frame of {raw.nbytes} bytes where {raw_end} were due", field="raw")
-            raw, raw_end = data, size
-        else:
-            raise BadFrame(f"unknown storage {how}", field=name)
-        if data.nbytes < size:
-            raise BadFrame(f"a frame of {data.nbytes} bytes where {size} were due", field=name)
-        nodes[place][name] = np.ndarray(shape, dtype, data)
-    if raw is not None and raw_end != raw.nbytes:
-        raise BadFrame(f"a frame of {raw.nbytes} bytes where {raw_end} were due", field="raw")
-    if packed is not None and offset != packed.nbytes:
-        raise BadFrame(f"{packed.nbytes} bytes where {offset} were due", field="packed")
-    if next_frame != len(frames):
-        raise BadFrame(f"{len(frames)} frames where {next_frame} were due", field="frames")
+        nodes[node][name] = np.ndarray(shape, dtype, data, offset)
     return root
 
 
-def _view(frames: Sequence[Buffer], number: int) -> memoryview:
-    if number >= len(frames):
-        raise BadFrame(f"frame {number} is missing", field="frames")
-    view = memoryview(frames[number])
+def _refuse_frame_size(places: _Places, number: int, there: int, due: int) -> NoReturn:
+    """Name the first array that a frame does not hold, or else what the frame is."""
+    in_it = [(name, how, offset + size) for _, name, _, _, how, frame, offset, size in places.arrays if frame == number]
+    kind = "packed" if in_it[0][1] == PACKED else "raw"
+    field = next((name for name, _, end in in_it if end > there), kind)
+    raise BadFrame(f"a frame of {there} bytes where {due} were due", field=field)
+
+
+def _view(frame: Buffer) -> memoryview:
+    view = memoryview(frame)
     if view.ndim != 1 or view.itemsize != 1:
         view = view.cast("B")
     return view if view.readonly else view.toreadonly()

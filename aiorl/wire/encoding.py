@@ -88,7 +88,7 @@ class _Writer:
     columns: list[tuple[int, str, str]] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     storage: bytearray = field(default_factory=bytearray)
-    packed: list[bytes | memoryview] = field(default_factory=list)
+    packed: list[Any] = field(default_factory=list)  # bytes and contiguous arrays
     packed_bytes: int = 0
     frames: list[Frame | _Shared] = field(default_factory=list)
     shared: _Shared | None = None
@@ -141,7 +141,7 @@ class _Writer:
             if padding:
                 self.packed.append(_PADDING[padding])
             if size:
-                self.packed.append(_contiguous(array).data)
+                self.packed.append(_contiguous(array))
             self.packed_bytes += padding + size
         else:
             self.storage.append(RAW)
