@@ -9,7 +9,7 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks.measure import run_command, run_fresh
+from benchmarks.measure import command_seconds, run_fresh
 from benchmarks.result import Figure
 
 __all__ = ["library_iteration", "library_start"]
@@ -48,9 +48,7 @@ def library_iteration() -> list[Figure]:
 def _seconds(*arguments: str, last: str) -> float:
     """How long a Python takes from start to end; its last argument names the run directory."""
     with tempfile.TemporaryDirectory() as folder:
-        began = time.monotonic()
-        run_command([sys.executable, *arguments, last.format(f"{folder}/run")])
-        return time.monotonic() - began
+        return command_seconds([sys.executable, *arguments, last.format(f"{folder}/run")])
 
 
 def main(num_workers: str) -> None:

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 __all__ = [
     "SINGLE_THREADED",
     "alternate",
+    "command_seconds",
     "learner_rate",
     "pin_to_one_core",
     "run_command",
@@ -76,6 +78,17 @@ def learner_rate(options: Mapping[str, object], seconds: float) -> float:
         raise RuntimeError(f"{len(late)} results in the last {seconds:g} s: too few to measure by")
     steps = late[-1]["env_steps_trained_total"] - late[0]["env_steps_trained_total"]
     return float(steps / (late[-1]["time_total_s"] - late[0]["time_total_s"]))
+
+
+def command_seconds(command: Sequence[str]) -> float:
+    """How long a command takes from start to end.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    began = time.monotonic()
+    run_command(command)
+    return time.monotonic() - began
 
 
 def run_command(command: Sequence[str], timeout_s: float = 180.0, env: Mapping[str, str] | None = None) -> str:

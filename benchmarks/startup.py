@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.measure import alternate, run_command
+from benchmarks.measure import alternate, command_seconds
 from benchmarks.result import Figure
 
 __all__ = ["startup_learner", "startup_solve_cartpole", "startup_worker", "startup_worker_memory"]
@@ -46,9 +46,7 @@ def startup_learner() -> list[Figure]:
 
 
 def _bare_start() -> float:
-    began = time.monotonic()
-    run_command([sys.executable, "-c", _BARE])
-    return time.monotonic() - began
+    return command_seconds([sys.executable, "-c", _BARE])
 
 
 def _to_first_update(cache: str, seed: int) -> float:

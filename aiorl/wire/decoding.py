@@ -271,6 +271,7 @@ def _cached_places(layout: _Layout, storage: bytes, packed_shapes: bytes, limits
 
 
 def _find_places(layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits) -> _Places:
+    """The same from what a header says; no size of it is believed."""
     columns = layout.columns
     if not len(columns) == len(storage) == len(shapes):
         raise BadFrame(f"{len(columns)} columns, {len(storage)} storages, {len(shapes)} shapes", field="shapes")
