@@ -133,8 +133,12 @@ def check_new_obs(arrays: Mapping[str, Array]) -> None:
         found = arrays.get(name)
         if found is None or found.shape != shape or found.dtype != dtype:
             raise BatchError(name, f"{dtype} {shape}", "none" if found is None else f"{found.dtype} {found.shape}")
-    if index is not None and ((index < 0) | (index >= obs.shape[:2])).any():
+    if index is None:
+        return
+    if ((index < 0) | (index >= obs.shape[:2])).any():
         raise BatchError(c.FINAL_INDEX, f"rows of [{obs.shape[0]}, {obs.shape[1]}, ...]", "others")
+    if len(np.unique(np.ravel_multi_index(tuple(index.T), obs.shape[:2]))) != len(index):
+        raise BatchError(c.FINAL_INDEX, "each row once", "some twice")
 
 
 def _env_major(column: Array) -> Array:

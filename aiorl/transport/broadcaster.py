@@ -114,8 +114,9 @@ class Broadcaster:
         if connection is None:
             return
         is_anothers = fd in port.ended_fds  # or may be: of the connection that had this descriptor before
-        if is_anothers or not connection.delivered:
-            port.table.attach(fd, b"", user_id_of(frame))
+        user_id = user_id_of(frame)
+        if is_anothers or not connection.delivered or connection.user_id != user_id:
+            port.table.attach(fd, b"", user_id)
             self._check_key(port, connection)
         if connection.reason:
             return

@@ -26,7 +26,7 @@ __all__ = ["Buffer", "Counts", "decode", "decode_hello", "peek_counts"]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """What ``decode`` takes: anything with the buffer protocol; the arrays keep it alive."""
 
-_CACHED_LAYOUT_BYTES = 1 << 13
+_CACHED_LAYOUT_BYTES = 1 << 12
 _CACHED_LAYOUTS = 128
 _CACHED_COLUMNS, _CACHED_SHAPE_BYTES, _CACHED_PLACES = 64, 1 << 10, 256
 _HELLO_LIMITS = Limits(
@@ -64,9 +64,13 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
             raise BadFrame(f"a {name} message carries no arrays", field="layout")
         kind.check_scalars(values, limits)
         return kind.cls(**values)
-    parse = _cached_layout if len(layout_bytes) <= _CACHED_LAYOUT_BYTES else _parse_layout
-    layout = parse(name, layout_bytes, limits)
-    arrays = _read_arrays(frames, layout, _places_of(layout, storage, shapes, limits))
+    if len(layout_bytes) <= _CACHED_LAYOUT_BYTES:
+        layout = _cached_layout(name, layout_bytes, limits)
+        places = _places_of(layout, storage, shapes, limits)
+    else:  # nothing of it may stay in a cache
+        layout = _parse_layout(name, layout_bytes, limits)
+        places = _find_places(layout, storage, shapes, limits)
+    arrays = _read_arrays(frames, layout, places)
     if kind.cls is m.Samples or kind.cls is m.Snapshot:
         kind.check_scalars(values, limits)
         values.update(arrays)
@@ -172,7 +176,7 @@ def _array_ref(code: int, data: bytes) -> _ArrayRef:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """The names of a message's arrays: one object for all messages that have the same."""
+    """The names of a message's arrays; while it is cached, one object for all messages that have the same."""
 
     nodes: tuple[tuple[int, str], ...]
     columns: tuple[tuple[int, str, np.dtype[Any], int], ...]  # node, name, dtype, item bytes
@@ -271,7 +275,7 @@ def _cached_places(layout: _Layout, storage: bytes, packed_shapes: bytes, limits
 
 
 def _find_places(layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits) -> _Places:
-    """The same from what a header says; no size of it is believed."""
+    """The same from what a header says: sizes within the limits, which its frames have yet to have."""
     columns = layout.columns
     if not len(columns) == len(storage) == len(shapes):
         raise BadFrame(f"{len(columns)} columns, {len(storage)} storages, {len(shapes)} shapes", field="shapes")

@@ -40,7 +40,7 @@ Frame: TypeAlias = bytes | memoryview
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _PADDING = [b"\0" * n for n in range(ALIGN)]
-_CACHED_LAYOUTS = 128
+_CACHED_LAYOUTS, _CACHED_NAMES = 128, 512
 
 
 class _Shared:
@@ -173,7 +173,8 @@ class _Writer:
         return True
 
     def finish(self, name: str, scalars: Mapping[str, object]) -> list[Frame]:
-        layout = _pack_layout(tuple(self.nodes), tuple(self.columns)) if self.nodes else b""
+        pack = _cached_layout if len(self.nodes) + len(self.columns) <= _CACHED_NAMES else _pack_layout
+        layout = pack(tuple(self.nodes), tuple(self.columns)) if self.nodes else b""
         try:
             header: bytes = msgpack.packb(
                 (m.PROTOCOL_VERSION, name, scalars, layout, bytes(self.storage), self.shapes), default=_to_plain
@@ -251,9 +252,8 @@ def _take_arrays(value: Any, node: int, writer: _Writer, depth: int) -> Any:
     return value
 
 
-@functools.lru_cache(maxsize=_CACHED_LAYOUTS)
 def _pack_layout(nodes: tuple[tuple[int, str], ...], columns: tuple[tuple[int, str, str], ...]) -> bytes:
-    """The bytes of a layout; made, and its names checked, once for each distinct one."""
+    """The bytes of a layout, whose names are checked."""
     for name in [*(key for _, key in nodes), *(name for _, name, _ in columns)]:
         if not is_label(name):
             raise LocalProtocolError(
@@ -261,6 +261,9 @@ def _pack_layout(nodes: tuple[tuple[int, str], ...], columns: tuple[tuple[int, s
             )
     layout: bytes = msgpack.packb((nodes, columns))
     return layout
+
+
+_cached_layout = functools.lru_cache(maxsize=_CACHED_LAYOUTS)(_pack_layout)
 
 
 def _contiguous(array: m.AnyArray) -> m.AnyArray:

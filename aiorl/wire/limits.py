@@ -47,7 +47,7 @@ class Limits:
     max_frames: int = 1024
     max_header_bytes: int = 1 << 20
     max_array_bytes: int = 1 << 28
-    max_message_bytes: int = 1 << 29
+    max_message_bytes: int = 1 << 28
     max_arrays: int = 4096
     max_ndim: int = 8
     max_string: int = 1 << 16

@@ -67,3 +67,12 @@ def test_an_index_of_final_observations_without_rows_of_two_is_refused(index: np
     arrays = {c.OBS: np.zeros((3, 2, 1)), c.LAST_OBS: np.zeros((2, 1)), c.FINAL_OBS: np.zeros((1, 1))}
     with pytest.raises(BatchError, match="final_index"):
         check_new_obs(arrays | {c.FINAL_INDEX: np.asarray(index)})
+
+
+def test_final_observations_that_name_a_row_twice_are_refused() -> None:
+    """A fragment has one at most for each row, so that what a replay needs for it is bounded by its rows."""
+    arrays = {c.OBS: np.zeros((3, 2, 1)), c.LAST_OBS: np.zeros((2, 1))}
+    rows = np.array([[0, 1], [1, 0], [2, 1]], np.int32)
+    check_new_obs(arrays | {c.FINAL_INDEX: rows, c.FINAL_OBS: np.zeros((3, 1))})
+    with pytest.raises(BatchError, match=r"final_index.*each row once"):
+        check_new_obs(arrays | {c.FINAL_INDEX: rows[[0, 1, 0]], c.FINAL_OBS: np.zeros((3, 1))})

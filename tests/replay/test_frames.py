@@ -178,6 +178,17 @@ def test_a_step_of_more_frames_than_there_are_is_refused_before_anything_is_stor
         replay.check_fragment(arrays)
 
 
+@pytest.mark.usefixtures("few_spare_frames")
+def test_a_fragment_of_more_final_observations_than_rows_is_refused_before_anything_is_stored() -> None:
+    """As by a worker that lies: they would take more frames than there are, which no count of rows bounds."""
+    replay = make(50, 4)
+    obs = np.zeros((1, 1, *SHAPE), np.uint8)
+    finals = np.random.default_rng(0).integers(0, 256, (20, *SHAPE)).astype(np.uint8)
+    arrays = {c.OBS: obs, c.ACTIONS: np.zeros((1, 1), np.int64), c.LAST_OBS: obs[0]}
+    with pytest.raises(BatchError, match="final_index"):
+        replay.check_fragment(arrays | {c.FINAL_INDEX: np.zeros((20, 2), np.int32), c.FINAL_OBS: finals})
+
+
 @pytest.mark.parametrize("min_group", [1, 256])
 @pytest.mark.usefixtures("few_spare_frames")
 def test_rows_that_share_frames_older_than_those_of_others_are_not_kept_longer_than_these(

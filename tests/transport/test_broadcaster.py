@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -12,7 +12,7 @@ import zmq
 from zmtp import RawPeer, frame
 
 from aiorl.transport.broadcaster import MAX_SUBSCRIBER_BYTES, Broadcaster
-from aiorl.transport.connections import ConnectionTable
+from aiorl.transport.connections import Connection, ConnectionTable
 from aiorl.transport.endpoint import EndpointStats, Event, EventKind
 from aiorl.transport.listening_port import ListeningPort
 from aiorl.transport.zmq_sockets import bind_pair
@@ -21,14 +21,16 @@ _FLOOD = frame(b"\x01") * (MAX_SUBSCRIBER_BYTES // 2)
 
 
 @contextmanager
-def _listening(told: list[Event]) -> Iterator[tuple[ListeningPort, int]]:
+def _listening(
+    told: list[Event], check_key: Callable[[ListeningPort, Connection], None] = lambda *checked: None
+) -> Iterator[tuple[ListeningPort, int]]:
     """A broadcast port whose peers are served by ZeroMQ's own thread while the loop stands still."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket, other = context.socket(zmq.XPUB), context.socket(zmq.XPUB)
     socket.setsockopt(zmq.XPUB_VERBOSER, 1)
     port = ListeningPort(socket, ConnectionTable(), None, EndpointStats(), told.append, lambda *gone: None, 100)
     number = bind_pair(socket, other, "127.0.0.1", 0)
-    broadcaster = Broadcaster(socket, port, lambda *checked: None, lambda: None)
+    broadcaster = Broadcaster(socket, port, check_key, lambda: None)
     try:
         yield port, number
     finally:
@@ -76,5 +78,26 @@ def test_a_message_in_parts_is_no_subscription_though_it_ends_with_one() -> None
         with _listening(told) as (_, number), RawPeer(number, "SUB") as flooder:
             flooder.socket.sendall(frame(b"x", more=True) * 3 + frame(b"\x01"))
             assert "more than a subscription" in (await _until_dropped(told)).reason
+
+    asyncio.run(main())
+
+
+def test_a_key_that_a_connection_was_taken_to_have_is_mended_by_its_own_message() -> None:
+    """What came last over its descriptor before it may be read as its own, and have told the key of another."""
+
+    async def main() -> None:
+        checked: list[str] = []
+        listening = _listening([], lambda _, connection: checked.append(connection.user_id))
+        with listening as (port, number), RawPeer(number, "SUB") as subscriber:
+            subscriber.socket.sendall(frame(b"\x01"))
+            async with asyncio.timeout(5):
+                while not checked:
+                    await asyncio.sleep(0)
+                (connection,) = port.table
+                connection.user_id = "another's"
+                subscriber.socket.sendall(frame(b"\x00"))
+                while len(checked) < 2:
+                    await asyncio.sleep(0)
+        assert (checked, connection.user_id) == (["", ""], "")
 
     asyncio.run(main())

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from aiorl.config.parts import TransportConfig
 from aiorl.data.arena import allocate_together
 from aiorl.errors import BadFrame, LocalProtocolError, MessageTooBig, RemoteProtocolError, VersionMismatch
 from aiorl.wire import decoding, encoding
@@ -22,7 +23,7 @@ from aiorl.wire import messages as m
 from aiorl.wire.decoding import decode, decode_hello, peek_counts
 from aiorl.wire.encoding import encode
 from aiorl.wire.format import CONTINUED, LZ4, PACK_MAX_BYTES, PACK_TOTAL_BYTES, PACKED, RAW, STACKED
-from aiorl.wire.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits, max_workers_of
+from aiorl.wire.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits, limits_of, max_workers_of
 from aiorl.wire.schema import MAX_TEXT, MESSAGE_TYPES
 
 names = st.text(min_size=1, max_size=12).filter(str.isprintable)
@@ -597,6 +598,23 @@ def test_huge_claims_take_no_memory(number: int) -> None:
         assert tracemalloc.get_traced_memory()[1] < 40_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_of_messages_with_more_names_than_any_of_ours_nothing_is_kept() -> None:
+    """In 20 messages of 1 MB each, that have nothing in common for a cache to keep."""
+    frames = [wire(samples(batches={f"{number}_{name:0250}": {} for name in range(3900)})) for number in range(20)]
+    decode(frames.pop())
+    tracemalloc.start()
+    try:
+        for each in frames:
+            decode(each)
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_limits_without_a_configuration_are_those_of_its_defaults() -> None:
+    assert dataclasses.asdict(DEFAULT_LIMITS) == dataclasses.asdict(limits_of(TransportConfig()))
 
 
 HOSTILE = (
