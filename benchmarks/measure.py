@@ -99,5 +99,5 @@ def run_command(command: Sequence[str], timeout_s: float = 180.0, env: Mapping[s
     """
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command[1:8])} failed: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(command)[:200]} failed: {done.stderr[-2000:]}")
     return done.stdout

@@ -66,7 +66,7 @@ def _bare_pong() -> float:
 
 
 def _measured(role: str, *directory: str) -> float:
-    return float(json.loads(run_command([sys.executable, "-m", _SELF, role, *directory])))
+    return float(json.loads(run_command([sys.executable, "-m", _SELF, role, *directory], timeout_s=300.0)))
 
 
 def _learn_pong(directory: Path) -> float:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 from aiorl.algorithms.replay_config import ReplayConfig
 from aiorl.config.key import changed, key
-from aiorl.errors import ConfigError
 
 __all__ = ["ActorReplayConfig"]
 
@@ -15,13 +13,7 @@ _learning = partial(key, group="Learning")
 
 
 class ActorReplayConfig(ReplayConfig):
-    """The settings of such algorithms, and their defaults of the common ones.
-
-    Attributes:
-        other_model_keys: settings of networks that are not those of its own.
-    """
-
-    other_model_keys: ClassVar[tuple[str, ...]] = ("free_log_std", "vf_share_layers")
+    """The settings of such algorithms, and their defaults of the common ones."""
 
     lr: float = changed(ReplayConfig, "lr", 3e-4)
     num_envs_per_worker: int = changed(ReplayConfig, "num_envs_per_worker", 1)
@@ -42,16 +34,3 @@ class ActorReplayConfig(ReplayConfig):
     random_timesteps: int = _learning(
         1000, "Env steps, of all workers together, of uniformly random actions at first.", unit="env steps", ge=0
     )
-
-    def check(self) -> None:
-        """Refuse values that don't go together.
-
-        Raises: ConfigError naming the key that should change.
-        """
-        super().check()
-        for name in self.other_model_keys:
-            if getattr(self.model, name):
-                raise ConfigError(
-                    f"{self.algo} has a network that acts, and critics apart from it: model.{name} is not for it.",
-                    key=f"model.{name}", value=True, hint="Leave it out.",
-                )  # fmt: skip

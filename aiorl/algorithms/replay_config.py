@@ -24,10 +24,12 @@ class ReplayConfig(CommonConfig):
     Attributes:
         is_offline: what it trains on was stored by others.
         trains_recurrent_models: its networks may be recurrent, and are then trained on sequences.
+        other_model_keys: switches of networks that its own ones don't have.
     """
 
     is_offline: ClassVar[bool] = False
     trains_recurrent_models: ClassVar[bool] = False
+    other_model_keys: ClassVar[tuple[str, ...]] = ("free_log_std", "vf_share_layers")
     trains_on_what_comes: ClassVar[bool] = False
 
     lr: float = changed(CommonConfig, "lr", 5e-4)
@@ -189,6 +191,12 @@ class ReplayConfig(CommonConfig):
                 key=f"model.{name}", value=getattr(self.model, name),
                 hint=f"{'ppo, a2c and impala' if self.model.custom_model else 'ppo, impala and dqn'} take such models.",
             )  # fmt: skip
+        for name in self.other_model_keys:
+            if getattr(self.model, name):
+                raise ConfigError(
+                    f"{self.algo} trains networks of its own: model.{name} is not for them.",
+                    key=f"model.{name}", value=True, hint="Leave it out.",
+                )  # fmt: skip
         if self.input != "sampler" and not self.is_offline:
             raise ConfigError(
                 f"{self.algo} trains on what it samples, not on stored experience.", key="input", value=self.input,

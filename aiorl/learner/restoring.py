@@ -95,8 +95,7 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
                 raise CheckpointError(
                     checkpoint.path, f"it holds no {name!r}; a run can begin with the policies and networks of its own"
                 )
-            if not np.isfinite(found).all():
-                raise CheckpointError(checkpoint.path, f"{name!r} holds numbers that are not finite")
+            _check_finite(name, found, checkpoint)
             tensors[name] = found
     for policy_id in learning.group.algorithms:
         tensors |= _critics_of(policy_id, checkpoint, state.tensors)
@@ -111,18 +110,28 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
 
 
 def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Critics and their targets of a policy as a checkpoint holds them; none if they don't fit all of its own ones."""
+    """Critics and their targets of a policy as a checkpoint holds them; none if they don't fit all of its own ones.
+
+    Raises:
+        CheckpointError: they are not finite.
+    """
     prefixes = f"{policy_id}/critics/", f"{policy_id}/target/critics/"
     found: dict[str, NDArray[Any]] = {}
     for name, tensor in own.items():
         if not name.startswith(prefixes):
             continue
         other = checkpoint.tensors.get(f"algorithm/{name}")
-        if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype) or not np.isfinite(other).all():
+        if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
             _log.warning("policy %r begins with new critics: %s holds none that fit", policy_id, checkpoint.path)
             return {}
+        _check_finite(name, other, checkpoint)
         found[name] = other
     return found
+
+
+def _check_finite(name: str, found: NDArray[Any], checkpoint: Checkpoint) -> None:
+    if not np.isfinite(found).all():
+        raise CheckpointError(checkpoint.path, f"{name!r} holds numbers that are not finite")
 
 
 def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:

@@ -133,7 +133,7 @@ class Admission:
         before = self._waiting.get(peer)
         is_new = not (
             hello.incarnation in self._roster.by_incarnation
-            or self._has_ended(hello)  # what it said for minutes may come at once
+            or self._has_ended(hello)  # its Hellos of minutes may come at once, and cost no snapshot
             or (before is not None and before.hello.incarnation == hello.incarnation)
         )
         if not self._hellos.take(peer, now, _NEW_COST if is_new else 1.0):

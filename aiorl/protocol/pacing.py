@@ -157,7 +157,7 @@ class Pacing:
         self._update_s = 0.0
         self._last_update = float("-inf")
         self._looked_at_slow = float("-inf")
-        self._next_probe = _PROBE_EVERY  # how many fragments have come by then
+        self._next_probe = _PROBE_EVERY  # a probe is due once so many fragments have come
         self._held_back = False
         self._starved = 0.0
         self._is_scarce = False
@@ -300,25 +300,25 @@ class Pacing:
             for left_out in [pace for pace in self._slow.values() if self._keeps_up(pace, waiting, now)]:
                 del self._slow[left_out.slot]
                 self._line_up(left_out)
-        for pace in self._moved.values():
-            self._line_up(pace)
+        for moved in self._moved.values():
+            self._line_up(moved)
         self._moved.clear()
         chosen: list[int] = []
         while self.budget - waiting - self.outstanding > 0:
-            if (first := self._whose_turn()) is None:
+            if (pace := self._whose_turn()) is None:
                 return chosen
-            first.turn = 0
-            if not self._keeps_up(first, waiting, now):
-                self._slow[first.slot] = first
+            pace.turn = 0
+            if not self._keeps_up(pace, waiting, now):
+                self._slow[pace.slot] = pace
                 continue
-            chosen.append(first.slot)
-            first.owed += 1
+            chosen.append(pace.slot)
+            pace.owed += 1
             self.outstanding += 1
-            self._on_trial += first.mean_s < 0
-            if first.mean_s > 0:
-                first.share_s += first.mean_s
-            if self._max_lag is None or not self._shows_speed(first):  # else this one is to show it
-                self._line_up(first)
+            self._on_trial += pace.mean_s < 0
+            if pace.mean_s > 0:
+                pace.share_s += pace.mean_s
+            if self._max_lag is None or not self._shows_speed(pace):  # else this one is to show it
+                self._line_up(pace)
         self._held_back = True
         return chosen
 

@@ -98,7 +98,7 @@ class FrameStore:
         sites, finals, follows, final_follows = self._compared(seen)
         times, envs = seen.final_index[:, 0], seen.final_index[:, 1]
         first = self._known(sites[0])
-        most = self._most(follows, final_follows)
+        most = self._most_frames(follows, final_follows)
         if most > self.ring.capacity:
             raise BatchError(c.OBS, f"at most {self.ring.capacity} frames in a fragment", most)
         make_room(self.ring.written + most - self.ring.capacity)
@@ -123,9 +123,17 @@ class FrameStore:
         self._remember(sites[-1], numbers[-1])
         return numbers[:-1], following
 
+    def most_rows(self) -> int:
+        """Rows of a fragment, of one step at least, that there are frames for whatever was observed.
+
+        A row takes a whole stack for its observation, and another where its episode ended; the last step's rows take
+        one more for what followed them.
+        """
+        return self.ring.capacity // (3 * self._stack)
+
     def num_needed(self, seen: Observed) -> int:
         """Frames that the observations of a fragment take at most."""
-        return self._most(*self._compared(seen)[2:])
+        return self._most_frames(*self._compared(seen)[2:])
 
     def slots(self, numbers: I64) -> NDArray[np.int32]:
         """Slots in which frames lie."""
@@ -176,8 +184,9 @@ class FrameStore:
         before_finals = np.array([sites[t][n] for t, n in seen.final_index]).reshape(finals.shape)
         return sites, finals, follows, self._goes_on(before_finals, finals)
 
-    def _most(self, *goes_on: NDArray[np.bool_]) -> int:
-        return sum(int(np.count_nonzero(each) + np.count_nonzero(~each) * self._stack) for each in goes_on)
+    def _most_frames(self, *follows: NDArray[np.bool_]) -> int:
+        """Frames of as many observations: one of those that go on, a stack of the others."""
+        return sum(int(np.count_nonzero(each) + np.count_nonzero(~each) * self._stack) for each in follows)
 
     def _goes_on(self, before: Array, after: Array) -> NDArray[np.bool_]:
         return np.ones(len(before), np.bool_) if self._stack == 1 else goes_on(before, after, self._stack)

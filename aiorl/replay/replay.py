@@ -105,13 +105,13 @@ class Replay:
         """
         _, num_envs = check_fragment(self.spec.columns, arrays)
         most = self.spec.capacity
-        if self._frames is not None:  # before, behind, and behind an episode's end
-            most = min(most, self._frames.ring.capacity // (3 * self.spec.stack))
+        if self._frames is not None:
+            most = min(most, self._frames.most_rows())
         if num_envs > most:
             raise BatchError(self.spec.columns[0].name, f"at most {most} rows a step, as the replay has", num_envs)
 
     def insert_fragment(self, arrays: Mapping[str, Array], *, priorities: Any = None) -> int:
-        """Store the transitions of a fragment, its newest steps if it has more than the replay; on an error, none.
+        """Store the transitions of a fragment, its newest steps if there is no room for all; on an error, none.
 
         Args:
             arrays: of the fragment by name: columns [T, N, ...], and what `new_obs` can be made of where it is not
@@ -327,10 +327,9 @@ class Replay:
         most = min(length, self.spec.capacity // num_envs)
         if self._frames is None:
             return most
-        capacity, stack = self._frames.ring.capacity, self.spec.stack
-        while 3 * most * num_envs * stack > capacity:
+        while most * num_envs > self._frames.most_rows():
             newest = newest_steps(self.spec.columns, arrays, length - most)
-            if self._frames.num_needed(observed(newest)) <= capacity:
+            if self._frames.num_needed(observed(newest)) <= self._frames.ring.capacity:
                 break
             most //= 2
         return most

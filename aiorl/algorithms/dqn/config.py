@@ -127,11 +127,6 @@ class DQNConfig(ReplayConfig):
         hint = "Leave it out, or set num_atoms: 1."
         self.refuse_unless(not has_atoms, ("huber_delta",), "expected returns; atoms have another loss", hint=hint)
         self.refuse_unless(self.dueling, ("dueling_hiddens",), "dueling", hint="Set dueling, or leave it out.")
-        if self.model.vf_share_layers:
-            raise ConfigError(
-                f"{self.algo} has one network, of Q values: model.vf_share_layers is not for it.",
-                key="model.vf_share_layers", value=True, hint="Leave it out.",
-            )  # fmt: skip
 
     def _check_sequences(self) -> None:
         """Refuse sequences that there can't be.
@@ -139,12 +134,12 @@ class DQNConfig(ReplayConfig):
         Raises: ConfigError naming the key that should change.
         """
         shape = self.sequence_shape
+        names = ("replay_sequence_length", "burn_in", "sequence_overlap", "sequence_priority_eta")
+        self.refuse_unless(
+            shape is not None, names, "recurrent networks, which are trained on sequences",
+            hint="Set model.use_lstm or model.use_gru, or leave it out.",
+        )  # fmt: skip
         if shape is None:
-            names = ("replay_sequence_length", "burn_in", "sequence_overlap", "sequence_priority_eta")
-            self.refuse_unless(
-                False, names, "recurrent networks, which are trained on sequences",
-                hint="Set model.use_lstm or model.use_gru, or leave it out.",
-            )  # fmt: skip
             return
         if self.replay_sequence_length is None and shape.length < _LEAST_SEQUENCE:
             raise ConfigError(

@@ -102,6 +102,7 @@ def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
         ({"num_atoms": 5, "huber_delta": 2}, "huber_delta"),
         ({"dueling": False, "dueling_hiddens": [4]}, "dueling_hiddens"),
         ({"model": {"vf_share_layers": True}}, "model.vf_share_layers"),
+        ({"model": {"free_log_std": True}}, "model.free_log_std"),
         ({"prioritized_replay_alpha": 0.5}, "prioritized_replay_alpha"),
         ({"per_worker_epsilon": True, "num_workers": 0}, "per_worker_epsilon"),
         ({"n_step": 5}, "n_step"),
