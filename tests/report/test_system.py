@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -36,7 +37,7 @@ def test_what_cannot_be_measured_is_left_out_and_said_once(
     def denied(*_: object) -> None:
         raise psutil.AccessDenied(1)
 
-    usage = SystemUsage()
+    usage = SystemUsage(itertools.count().__next__)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "aiorl"):
         patch.setattr(psutil, "cpu_percent", out_of_descriptors)
         patch.setattr(psutil.Process, "memory_info", denied)
@@ -46,7 +47,19 @@ def test_what_cannot_be_measured_is_left_out_and_said_once(
     assert "cpu_util_percent can't be measured" in caplog.text
     assert len(usage.look()) == 4
     monkeypatch.setattr(psutil, "Process", out_of_descriptors)
-    later = SystemUsage()
+    later = SystemUsage(itertools.count().__next__)
     assert set(later.look()) == {"cpu_util_percent", "ram_util_percent"}
     monkeypatch.undo()
     assert len(later.look()) == 4
+
+
+def test_shares_of_a_time_too_short_for_them_are_those_of_the_look_before() -> None:
+    now = 0.0
+    usage = SystemUsage(lambda: now)
+    first = usage.look()
+    grown = bytearray(b"x" * (64 << 20))  # resident memory differs from here on
+    now = 0.09
+    assert usage.look() == first
+    now = 0.1
+    assert usage.look()["learner_rss_bytes"] > first["learner_rss_bytes"]
+    assert len(grown) == 64 << 20
