@@ -177,7 +177,10 @@ TASKS = (
     Task("a3c-cartpole", "a3c-cartpole", "CartPole-v1", 500_000, 475, f"500 at 500 k with A2C ({_ZOO})"),
     Task("a2c-acrobot", "a2c-acrobot", "Acrobot-v1", 500_000, -90, f"-83.3 at 500 k ({_ZOO})"),
     Task("dqn-cartpole", "dqn-cartpole", "CartPole-v1", 100_000, 475, f"500 at 50 k ({_ZOO})"),
-    Task("dqn-cartpoles", "dqn-cartpole", _SEVERAL, 100_000, 400, "", options=_TWO_POLICIES),
+    Task(
+        "dqn-cartpoles", "dqn-cartpole", _SEVERAL, 100_000, 400, "",
+        options={**_TWO_POLICIES, "replay-capacity": 200_000},  # each policy has the rows of two agents
+    ),
     Task(
         "c51-cartpole", "dqn-cartpole", "CartPole-v1", 200_000, 490, "493 at 200 k (XuanCe)", options=_C51,
     ),
