@@ -8,7 +8,7 @@ from typing import Any
 
 from aiorl.errors import ConfigError, nearest
 
-__all__ = ["import_object", "is_import_path"]
+__all__ = ["import_object", "import_path_of", "is_import_path"]
 
 _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SCHEMES = ("minari",)
@@ -17,6 +17,15 @@ _SCHEMES = ("minari",)
 def is_import_path(text: str) -> bool:
     """Whether a text has the form ``package.module:Name``, and no prefix that means something else."""
     return _FORM.fullmatch(text) is not None and text.partition(":")[0] not in _SCHEMES
+
+
+def import_path_of(thing: object) -> str | None:
+    """The import path of a class or function; None where only this process knows it, as with one of a notebook's."""
+    module = getattr(thing, "__module__", None)
+    name = getattr(thing, "__qualname__", None)
+    if module is None or name is None or module == "__main__" or "<" in name:
+        return None
+    return f"{module}:{name}"
 
 
 def import_object(path: str, *, key: str) -> Any:

@@ -46,6 +46,7 @@ def load_config(
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     warn: Callable[[str], None] = _log.warning,
+    env_hint: str = "Give one: --env CartPole-v1",
 ) -> CommonConfig:
     """The effective config, of the class that belongs to its `algo`, which is imported where it is the user's own.
 
@@ -55,6 +56,7 @@ def load_config(
         overrides: what the command line sets, nested as the config is; it wins.
         environ: the process's environment, which values that a saved config withholds are taken from.
         warn: told what somebody else's config names (see `foreign_code`), before any of it is imported.
+        env_hint: what to do where there is no environment.
     Raises: ConfigError naming file and line where a file is at fault.
     """
     overrides = dict(overrides or {})
@@ -91,11 +93,7 @@ def load_config(
         raise
     config = config_class.from_layers(layers, environ=environ)
     if config.env is None:
-        raise ConfigError(
-            located("There is no environment to train in.", "env", layers),
-            key="env",
-            hint="Give one: --env CartPole-v1",
-        )
+        raise ConfigError(located("There is no environment to train in.", "env", layers), key="env", hint=env_hint)
     return config
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from pydantic import PrivateAttr, ValidationError, field_validator
 from aiorl.config.address import is_open_bind
 from aiorl.config.check import check_known, check_model, check_supported, plain_error, warn_unheeded
 from aiorl.config.effective import render_effective
+from aiorl.config.import_path import import_path_of
 from aiorl.config.key import all_keys, key
 from aiorl.config.layers import Layer, Origins, file_layer, located, merged
 from aiorl.config.legacy import check_removed, rename_legacy
@@ -37,8 +38,11 @@ __all__ = [
     "MultiAgentConfig",
     "TransportConfig",
     "key",
+    "samples_alone",
     "with_common_config",
 ]
+
+_NOT_FOR_WORKERS = "workers can't import it; put it at the top of a module, and give 'module:name'"
 
 _run = partial(key, group="Run")
 _learning = partial(key, group="Learning")
@@ -207,6 +211,7 @@ class CommonConfig(WorkerConfig):
     """What it learns from is wrong where a fragment cuts an episode: nothing stands for the rewards that follow."""
 
     _origins: Origins = PrivateAttr(default_factory=Origins)
+    _local_env: Callable[..., Any] | None = PrivateAttr(None)
 
     def __init__(self, **settings: Any) -> None:
         """The algorithm's defaults, deep-updated by `settings` (a sub-dict merges), checked as a whole.
@@ -275,7 +280,8 @@ class CommonConfig(WorkerConfig):
         own = self._origins.as_layer(self.to_dict())
         if "preset" in changes or self.preset == AUTO:
             own = replace(own, values=self.users_values(), is_record=False)
-        return type(self).from_layers([own, Layer(changes)])
+        local = {} if self._local_env is None or "env" in changes else {"env": self._local_env}
+        return type(self).from_layers([own, Layer({**changes, **local})])
 
     def _put_together(
         self, layers: Sequence[Layer], *, allow_unknown: bool = False, environ: Mapping[str, str] | None = None
@@ -289,10 +295,15 @@ class CommonConfig(WorkerConfig):
             values = deep_update(kind().to_dict(), merged(layers))
             if any(layer.is_file for layer in layers):
                 restore_withheld(values, os.environ if environ is None else environ)
+            env = values["env"]
+            is_local = callable(env) and import_path_of(env) is None and samples_alone(values)
+            if is_local:
+                values["env"] = getattr(env, "__qualname__", type(env).__name__)
             try:
                 super().__init__(**values)
             except ValidationError as error:
                 raise plain_error(kind, error) from None
+            self._local_env = env if is_local else None
             self._origins = Origins.of(layers)
             self.model_fields_set.intersection_update(self._origins.users_keys())
             check_supported(self)
@@ -358,7 +369,12 @@ class CommonConfig(WorkerConfig):
     @property
     def is_alone(self) -> bool:
         """Whether nobody but the learner's process is to sample: no workers are started, and none expected."""
-        return self.num_workers == 0 and self.bind == CommonConfig.model_fields["bind"].default
+        return samples_alone({"num_workers": self.num_workers, "bind": self.bind})
+
+    @property
+    def local_env(self) -> Callable[..., Any] | None:
+        """What makes the environment, where only this process knows it; ``env`` is what it is called then."""
+        return self._local_env
 
     def to_dict(self) -> dict[str, Any]:
         """All keys as plain data: dicts, lists, strings, numbers, None."""
@@ -457,10 +473,10 @@ class CommonConfig(WorkerConfig):
         """A class is named by its import path, so that workers in other processes find it."""
         if not isinstance(env, type) and not callable(env):
             return env
-        module, name = getattr(env, "__module__", "__main__"), getattr(env, "__qualname__", "<locals>")
-        if module == "__main__" or "<" in name:
-            raise ValueError("workers can't import it; put it at the top of a module, and give 'module:name'")
-        return f"{module}:{name}"
+        path = import_path_of(env)
+        if path is None:
+            raise ValueError(_NOT_FOR_WORKERS)
+        return path
 
     @field_validator("input_evaluation", mode="before")
     @classmethod
@@ -468,6 +484,13 @@ class CommonConfig(WorkerConfig):
         if not isinstance(value, list):
             raise ValueError("must be a list, such as [is, wis]")
         return value
+
+
+def samples_alone(settings: Mapping[str, Any]) -> bool:
+    """Whether settings, checked or not, have the learner's process sample by itself; see `CommonConfig.is_alone`."""
+    fields = CommonConfig.model_fields
+    found = {name: settings.get(name, fields[name].default) for name in ("num_workers", "bind")}
+    return found == {"num_workers": 0, "bind": fields["bind"].default}
 
 
 def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:

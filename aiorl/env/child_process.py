@@ -24,6 +24,7 @@ from aiorl.errors import (
     EnvError,
     UnknownEnvError,
 )
+from aiorl.process.python_path import python_path
 
 __all__ = ["ChildProcess"]
 
@@ -74,7 +75,7 @@ class ChildProcess:
                 [sys.executable, "-m", module, str(theirs.fileno()), str(their_life)],
                 pass_fds=(theirs.fileno(), their_life),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, **python_path()},
             )
         except OSError as error:
             self.hang_up()

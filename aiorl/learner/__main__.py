@@ -66,8 +66,7 @@ def _main(argv: Sequence[str], early: _EarlyLog) -> int:
             f"aiorl: training needs {', '.join(absent)}, not installed here: {install_command('learner')}\n"
         )
         return 2
-    for name, value in config.extra_python_environs_for_driver.items():
-        os.environ[name] = value
+    os.environ.update(config.extra_python_environs_for_driver)
     logging.getLogger("aiorl").setLevel(config.log_level.replace("WARN", "WARNING"))
     logging.captureWarnings(True)
     try:
@@ -85,8 +84,7 @@ def _main(argv: Sequence[str], early: _EarlyLog) -> int:
     except (ConfigError, CheckpointError) as error:
         sys.stderr.write(f"aiorl: {error}\n")
         return 1
-    logs = [directory.log, *map(directory.worker_log, range(1, config.num_workers + 1))]
-    _log_to(logs, early, config.log_max_bytes)
+    _log_to(directory.logs(config.num_workers), early, config.log_max_bytes)
     with directory:
         if config.is_alone:
             return _train_here(config, directory, plan)
@@ -143,7 +141,7 @@ async def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPl
 
     run = Run(config, directory, plan=plan)
     on_stop_signals(lambda name: run.request_stop(f"Ended by {name}."))
-    return await _status_of(run, directory.log)
+    return await _status_of(run, directory.shown / directory.log.name)
 
 
 def _train_here(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | None) -> int:
@@ -165,7 +163,7 @@ def _train_here(config: CommonConfig, directory: RunDirectory, plan: LearningPla
             _end_process(run_ended.result())
 
     on_debugger(make_way)
-    ended = loop.start(_status_of(run, directory.log))
+    ended = loop.start(_status_of(run, directory.shown / directory.log.name))
     ended.add_done_callback(lambda ended: threading.Thread(target=end_without, args=(ended,), daemon=True).start())
     loop.on_stop_signals(lambda name: run.request_stop(f"Ended by {name}."), here.break_off)
     try:
@@ -204,7 +202,7 @@ def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
 
     From now on that file and the others, to which the local workers write, are kept small.
     """
-    from aiorl.report.log_files import LogFile, keep_small
+    from aiorl.report.log_files import KeptSmall, LogFile
 
     handler = LogFile.of_run(logs[0])
     root = logging.getLogger()
@@ -213,7 +211,7 @@ def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
     early.setTarget(handler)
     early.flush()
     early.close()
-    keep_small(logs, max_bytes)
+    KeptSmall(logs, max_bytes)
 
 
 def command() -> None:

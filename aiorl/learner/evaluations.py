@@ -23,11 +23,12 @@ from aiorl.config.regular_file import parse_json, read_regular
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, EvaluationError
 from aiorl.process.cores import usable_cores
+from aiorl.process.python_path import python_path
 from aiorl.process.tasks import Tasks
 from aiorl.report.replaced_file import replaced_directory
 from aiorl.text import one_line
 
-__all__ = ["BEST", "Evaluations", "Play", "as_result"]
+__all__ = ["BEST", "Evaluations", "Play", "as_result", "manner_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ _DIRECTORY = "evaluation"
 _SUMMARY = "evaluation.json"
 _MAX_BYTES = 1 << 26
 _MAX_REASON = 500
+_FINISH_S = 10.0
 _SEED = 0x65766131  # apart from the seeds of workers
 
 
@@ -86,27 +88,38 @@ class Evaluations:
         self._tasks = Tasks(lambda error: None)
         self._running: asyncio.Task[None] | None = None
         self._finished: dict[str, Any] | None = None
+        self._is_written = asyncio.Event()
 
     def is_due(self, iteration: int) -> bool:
         """Whether an iteration of that number has an evaluation; 0 is the beginning of a run."""
         interval = self._config.evaluation_interval
         return interval is not None and interval > 0 and iteration % interval == 0
 
-    def begin(self, iteration: int) -> None:
-        """Evaluate beside training; nothing if the evaluation before is still going on, which is told."""
+    def begin(self, iteration: int) -> bool:
+        """Evaluate beside training; nothing, and False, if the evaluation before is still going on, which is told."""
         if self._running is not None and not self._running.done():
             self._tell(
                 f"iteration {iteration} is not evaluated, since the evaluation before it is still going on; "
                 "a longer evaluation_interval or more evaluation_num_workers would let it",
                 logging.WARNING,
             )
-            return
+            return False
+        self._is_written.clear()
         self._running = self._tasks.start(self.run(iteration), "evaluation")
+        return True
+
+    async def begin_and_write(self, iteration: int) -> None:
+        """As `begin`, and wait until what is to be evaluated is written: what is trained stands still until then."""
+        if self.begin(iteration):
+            await self._is_written.wait()
 
     async def run(self, iteration: int) -> None:
         """Evaluate and wait for it; nothing goes wrong that training would not survive."""
         with self._surviving():
-            path = await self.checkpoint()
+            try:
+                path = await self.checkpoint()
+            finally:
+                self._is_written.set()
             self.conclude(path, await self._play(path, iteration), iteration)
 
     def run_here(
@@ -138,9 +151,9 @@ class Evaluations:
             self._tell(f"the evaluation failed: {one_line(str(error), _MAX_REASON)}; training goes on", logging.ERROR)
 
     async def finish(self) -> None:
-        """Wait for the evaluation that goes on beside training, if there is one."""
+        """Wait a while for the evaluation that goes on beside training: what is being evaluated may be the best."""
         if self._running is not None:
-            await asyncio.wait([self._running])
+            await asyncio.wait([self._running], timeout=_FINISH_S)
 
     def take(self) -> dict[str, Any]:
         """What belongs into the next result of training: ``{"evaluation": {...}}`` if one is finished, else nothing."""
@@ -149,15 +162,13 @@ class Evaluations:
 
     def request(self, iteration: int) -> dict[str, Any]:
         """What `aiorl.evaluate` is to be told for an iteration."""
-        config, changes = self._config, dict(self._config.evaluation_config)
-        seed = None
+        config, seed = self._config, None
         if config.seed is not None:
             seed = int(np.random.SeedSequence((config.seed, _SEED, iteration)).generate_state(1)[0] >> 1)
         return {
             "episodes": config.evaluation_num_episodes,
             "seed": seed,
-            "explore": bool(changes.pop("explore", False)),
-            "config": changes,
+            **manner_of(config),
         }
 
     async def checkpoint(self) -> Path:
@@ -226,6 +237,12 @@ class Evaluations:
             summary = parse_json(read_regular(self._best / _SUMMARY, max_bytes=_MAX_BYTES))
             return float(summary["episode_reward_mean"])
         return -math.inf
+
+
+def manner_of(config: CommonConfig) -> dict[str, Any]:
+    """How evaluations are played by ``evaluation_config``, as arguments of `aiorl.evaluate`."""
+    changes = dict(config.evaluation_config)
+    return {"explore": bool(changes.pop("explore", False)), "config": changes}
 
 
 def as_result(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -299,7 +316,7 @@ class _Child:
                 stdout=asyncio.subprocess.PIPE,
                 limit=_MAX_BYTES,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **python_path(), "OMP_NUM_THREADS": "1"},
             )
         process = self._process
         assert process.stdin is not None

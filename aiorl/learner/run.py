@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from aiorl.callbacks import DefaultCallbacks
@@ -40,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 _SAY_WAITING_S = 10.0
 _PACE_S, _PACE_SHARE = 1.0, 0.02
-_EVALUATION_S = 10.0
 _MAX_EVENT = 24_000  # characters: a failure's sentence and its traceback
 
 
@@ -139,7 +139,7 @@ class Run:
         self,
         config: CommonConfig,
         directory: RunDirectory,
-        display: Display | None = None,
+        display: Callable[[Headline], Display] = make_display,
         plan: LearningPlan | None = None,
         make_training: Callable[[TrainingSetup], _Training] = Training,
     ) -> None:
@@ -148,7 +148,7 @@ class Run:
         Args:
             config: the effective configuration.
             directory: where the run's files go.
-            display: shows the run; None is a live panel, or plain lines, on stdout.
+            display: makes what shows the run; a live panel, or plain lines, on stdout unless said otherwise.
             plan: what was made of the config before, if that was done.
             make_training: makes what trains, on the running loop.
         """
@@ -167,7 +167,7 @@ class Run:
             config.stop_time_s,
             is_alone=config.is_alone,
         )
-        self._display = display or make_display(self._headline)
+        self._display = display(self._headline)
         self._is_watched = False
         self._display_logs = DisplayHandler()
         self._display_logs.addFilter(lambda record: not hasattr(record, "shown"))
@@ -374,8 +374,7 @@ class Run:
         ok = True
         await training.await_last_update()
         if self._evaluations is not None and not training.end.hurry.is_set():
-            with contextlib.suppress(TimeoutError):  # what is being evaluated may be the best there is
-                await asyncio.wait_for(self._evaluations.finish(), _EVALUATION_S)
+            await self._evaluations.finish()
         if training.iteration.has_trained:
             try:
                 self._finish_iteration(training)
@@ -425,15 +424,20 @@ class Run:
 
     def summary(self, outcome: Outcome) -> Summary:
         """What to show at the end."""
-        directory = shlex.quote(str(self._directory.path))
+        where = self._directory
+
+        def shown(path: str) -> str:
+            return path and str(where.shown / Path(path).relative_to(where.path))
+
+        directory = shlex.quote(str(where.shown))
         if self.training is None or (outcome.ok and not outcome.result):
             return Summary(f"{outcome.reason} (run directory: {directory})", "")
         checkpoint = self.training.newest_checkpoint
         steps = []
         if checkpoint:
             steps.append(("see how well it does", f"python -m aiorl.evaluate {directory}"))
-            if (self._directory.path / BEST).is_dir():
-                best = shlex.quote(str(self._directory.path / BEST))
+            if (where.path / BEST).is_dir():
+                best = shlex.quote(str(where.shown / BEST))
                 steps.append(("the one that did best in an evaluation", f"python -m aiorl.evaluate {best}"))
             steps.append(("go on training from here", f"python -m aiorl.learner --resume {directory}"))
         steps.append(("draw the learning curve again", f"python -m aiorl.report.plot {directory}"))
@@ -442,10 +446,10 @@ class Run:
             steps.append(("add workers while it trains, from any host", self.training.join_command))
         return Summary(
             reason=outcome.reason,
-            run_dir=str(self._directory.path),
+            run_dir=str(where.shown),
             ok=outcome.ok,
-            checkpoint=checkpoint,
-            picture=self._picture,
+            checkpoint=shown(checkpoint),
+            picture=shown(self._picture),
             next_steps=steps,
         )
 

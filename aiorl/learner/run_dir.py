@@ -47,7 +47,7 @@ class RunDirectory:
     """Paths of one run, and the right to write there: no two learners have it at a time.
 
     Attributes:
-        path: the directory.
+        path: the directory, absolute.
         run_id: random name of the run, kept over a resume.
         last_address: where the learner listened before the resume, "" for a new run.
     """
@@ -77,6 +77,17 @@ class RunDirectory:
         """Log file of the local worker of a slot."""
         return self.path / "logs" / f"worker-{slot}.txt"
 
+    def logs(self, num_workers: int) -> list[Path]:
+        """All log files of a run with so many local workers."""
+        return [self.log, *map(self.worker_log, range(1, num_workers + 1))]
+
+    @property
+    def shown(self) -> Path:
+        """The path for people, shorter where it is below the working directory."""
+        with contextlib.suppress(OSError, ValueError):  # there is none any more; or it is elsewhere
+            return self.path.relative_to(Path.cwd())
+        return self.path
+
     @classmethod
     def open(cls, config: CommonConfig) -> Self:
         """Create the directory of a new run and write ``config.yaml``, or take that of the run to resume.
@@ -89,10 +100,10 @@ class RunDirectory:
                 it holds no run to resume.
         """
         if config.resume is not None:
-            path = Path(config.resume)
+            path = Path(config.resume).absolute()  # also where somebody changes the working directory
             run_id, address = _facts(path)
         else:
-            path = _make_new(config)
+            path = _make_new(config).absolute()
             run_id, address = secrets.token_hex(8), ""
         directory = cls(path, _locked(path), run_id, address, seed=config.seed)
         try:

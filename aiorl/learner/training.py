@@ -46,6 +46,7 @@ from aiorl.learner.update_thread import (
 )
 from aiorl.learner.worker_failures import WorkerFailures
 from aiorl.learner.worker_set import LocalWorkers
+from aiorl.process.python_path import python_path
 from aiorl.process.tasks import Tasks, end_in_time
 from aiorl.protocol.ledger import Ledger
 from aiorl.report.results import Results
@@ -133,7 +134,11 @@ class Training:
             reachable_from_here(self.service.address),
             max_restarts=config.max_worker_restarts,
             keys=worker_keys,
-            environment={"OMP_NUM_THREADS": str(config.num_cpus_per_worker), **config.extra_python_environs_for_worker},
+            environment={
+                **python_path(),
+                "OMP_NUM_THREADS": str(config.num_cpus_per_worker),
+                **config.extra_python_environs_for_worker,
+            },
             log_path=directory.worker_log,
             reserve=session.reserve_slot,
             on_ended=lambda worker_id, reason: session.lose_worker_id(worker_id, reason, time.monotonic()),

@@ -10,14 +10,13 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 from aiorl.report.appended_file import AppendedFile
 
-__all__ = ["LogFile", "keep_small", "rotate"]
+__all__ = ["KeptSmall", "LogFile", "rotate"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,34 +63,42 @@ def _copy_end(source: Path, target: Path, size: int, max_bytes: int) -> None:
             left -= len(chunk)
 
 
-def keep_small(logs: Sequence[Path], max_bytes: int, *, look_s: float = _LOOK_S) -> threading.Thread:
-    """Look at logs from now on, and rotate those that have grown, until the process ends.
+class KeptSmall:
+    """Looks at logs, and rotates those that have grown, until it is closed or the process ends."""
 
-    Args:
-        logs: the files; those that are not there are passed over.
-        max_bytes: each takes twice that at most, NAME.1 included, and what is written between two looks.
-        look_s: time between two looks.
-    Returns: the thread, started.
-    """
-    paths = [path.absolute() for path in logs]  # also where somebody changes the working directory
+    def __init__(self, logs: Sequence[Path], max_bytes: int, *, look_s: float = _LOOK_S) -> None:
+        """Begin, in a thread of its own.
 
-    def look() -> None:
+        Args:
+            logs: the files; those that are not there are passed over.
+            max_bytes: each takes twice that at most, NAME.1 included, and what is written between two looks.
+            look_s: time between two looks.
+        """
+        self._paths = [path.absolute() for path in logs]  # also where somebody changes the working directory
+        self._max_bytes = max_bytes
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look, args=(look_s,), name="log-rotation", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _look(self, look_s: float) -> None:
         failing: set[Path] = set()
         while True:
-            for path in paths:
+            for path in self._paths:
                 try:
-                    if rotate(path, max_bytes):
+                    if rotate(path, self._max_bytes):
                         logger.info("%s was full; what it held is in %s.1", path, path.name)
                     failing.discard(path)
                 except OSError as error:
                     if path not in failing:
                         failing.add(path)
                         logger.warning("%s can't be kept small: %s", path, error.strerror or error)
-            time.sleep(look_s)
-
-    thread = threading.Thread(target=look, name="log-rotation", daemon=True)
-    thread.start()
-    return thread
+            if self._is_over.wait(look_s):
+                return
 
 
 class LogFile(logging.Handler):

@@ -8,6 +8,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.registry import EnvCreator
-from aiorl.errors import CheckpointError, ConfigError, UnknownPolicyError
+from aiorl.errors import CheckpointError, ConfigError, PolicyError, UnknownPolicyError
 from aiorl.evaluation import Evaluation, evaluate
 from aiorl.export.writing import export_policy
 from aiorl.learner.acting_state import ActingState
 from aiorl.learner.build import plan_learning
-from aiorl.learner.evaluations import Evaluations
+from aiorl.learner.evaluations import Evaluations, manner_of
 from aiorl.learner.setup import TrainingSetup
 from aiorl.learner.tf_runtime import prepare_environment
 from aiorl.observation.filters import ObservationFilter
@@ -117,7 +118,13 @@ class AlgorithmTrainer(Trainer):
         Raises:
             BatchError: the observation does not fit the space (also a ValueError).
             UnknownPolicyError: there is no such policy (also a KeyError).
+            PolicyError: it is of a class of your own, and takes observations as `get_policy` of it says.
         """
+        if self._is_users(policy_id):
+            raise PolicyError(
+                f"policy {policy_id!r} is of a class of your own: ask get_policy({policy_id!r}) for actions, with what "
+                "the preprocessor makes of observations"
+            )
         given = [] if state is None else list(state)
         found = self._actor(policy_id).compute_single_action(
             observation, given, prev_action, prev_reward, explore=explore
@@ -125,11 +132,13 @@ class AlgorithmTrainer(Trainer):
         return found if given or full_fetch else found[0]
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy:
-        """A policy as workers have it, with the weights of now.
+        """A policy as workers have it, with the weights of now; one of a class of your own is the local worker's.
 
         Raises:
             UnknownPolicyError: there is no such policy (also a KeyError).
         """
+        if self._is_users(policy_id):
+            return self._local_worker().policy_map[policy_id]
         return self._actor(policy_id).policy
 
     def get_weights(self, policies: Collection[str] | None = None) -> dict[str, dict[str, NDArray[Any]]]:
@@ -159,6 +168,10 @@ class AlgorithmTrainer(Trainer):
             raise UnknownPolicyError(sorted(unknown)[0], known)
         tensors = dict(state.tensors)
         for policy_id, own in weights.items():
+            prefix = f"{policy_id}/weights/"
+            names = [name.removeprefix(prefix) for name in state.tensors if name.startswith(prefix)]
+            if missing := [name for name in names if name not in own]:
+                raise ConfigError(f"these weights can't be set: {missing[0]!r} of {policy_id!r} is missing")
             for name, value in own.items():
                 tensors[f"{policy_id}/weights/{name}"] = array = np.array(value)
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -205,7 +218,8 @@ class AlgorithmTrainer(Trainer):
         Raises: what `aiorl.export_policy` raises.
         """
         with tempfile.TemporaryDirectory(prefix="aiorl-") as folder:
-            written = export_policy(self._write_checkpoint(Path(folder)), export_dir, formats, policy_id=policy_id)
+            checkpoint = self._write_checkpoint(Path(folder), with_experience=False)
+            written = export_policy(checkpoint, export_dir, formats, policy_id=policy_id)
         return {name: str(path) for name, path in written.items()}
 
     def export_policy_checkpoint(
@@ -242,7 +256,9 @@ class AlgorithmTrainer(Trainer):
         Args:
             episodes: how many; None takes ``evaluation_num_episodes``.
             seed: of the environment and of all that is drawn; None takes a fresh one, which the result names.
-            **how: ``explore``, ``video`` and others of `aiorl.evaluate`.
+            **how: ``explore``, ``config``, ``video`` and others of `aiorl.evaluate`; the first two are as
+                ``evaluation_config`` says where they are not given.
+        Returns: what was played, of no checkpoint.
 
         Raises: what `aiorl.evaluate` raises.
         """
@@ -250,7 +266,9 @@ class AlgorithmTrainer(Trainer):
         self._before_evaluate()
         count = self.config.evaluation_num_episodes if episodes is None else episodes
         with tempfile.TemporaryDirectory(prefix="aiorl-") as folder:
-            return evaluate(self._write_checkpoint(Path(folder)), episodes=count, seed=seed, **how)
+            checkpoint = self._write_checkpoint(Path(folder), with_experience=False)
+            found = evaluate(checkpoint, episodes=count, seed=seed, **{**manner_of(self.config), **how})
+        return replace(found, checkpoint="")
 
     # Trainer ------------------------------------------------------------------------------------------------------
 
@@ -286,10 +304,10 @@ class AlgorithmTrainer(Trainer):
         self._acting = ActingState.of(config, learning.worker_part, learning.graphs, learning.spaces)
         training.flow.is_enough = training.iteration.is_due
         if config.evaluation_interval:
-            alone = False if isinstance(training, InProcessTraining) else None
+            is_beside = False if config.is_alone and not config.evaluation_num_workers else None
             saver, run_dir = training.saver, self._directory.path
             save = partial(saver.save_last, with_experience=False)
-            self._evaluations = Evaluations(config, run_dir, save, tell=self._tell, is_beside=alone)
+            self._evaluations = Evaluations(config, run_dir, save, tell=self._tell, is_beside=is_beside)
             self._evaluate_if_due(self._evaluations)
 
     @property
@@ -340,14 +358,17 @@ class AlgorithmTrainer(Trainer):
         if not evaluations.is_due(iteration):
             return
         self._before_evaluate()
-        if isinstance(self._training, InProcessTraining):
+        is_here = isinstance(self._training, InProcessTraining)
+        if evaluations.is_beside and is_here:
+            self._loop.call(evaluations.begin_and_write(iteration))
+        elif evaluations.is_beside:
+            self._loop.do(lambda: evaluations.begin(iteration))
+        elif is_here:
             evaluations.run_here(
                 iteration,
                 lambda: self._loop.call(evaluations.checkpoint()),
                 lambda path, request: evaluate(path, **request).to_dict(),
             )
-        elif evaluations.is_beside:
-            self._loop.do(lambda: evaluations.begin(iteration))
         else:
             self._loop.call(evaluations.run(iteration))
 
@@ -372,15 +393,22 @@ class AlgorithmTrainer(Trainer):
             if self._evaluations is not None:
                 evaluations = self._evaluations
                 stack.callback(lambda: self._loop.call(evaluations.close()))
+                if not self._is_hurried:
+                    stack.callback(lambda: self._loop.call(evaluations.finish()))
             if self._worker is not None:
                 stack.callback(self._worker.close)
 
     # Inside -----------------------------------------------------------------------------------------------------
 
-    def _write_checkpoint(self, directory: Path | None) -> str:
+    def _write_checkpoint(self, directory: Path | None, *, with_experience: bool = True) -> str:
         """Write one that training does not notice; see ``save``."""
         self._check_running()
-        return str(self._loop.call(self._training.saver.save_last(directory)))
+        return str(self._loop.call(self._training.saver.save_last(directory, with_experience=with_experience)))
+
+    def _is_users(self, policy_id: str) -> bool:
+        """Whether a policy is of a user's class, and none of the learner's networks."""
+        self._check_running()
+        return policy_id in self._acting.part.policies and policy_id not in self._acting.graphs
 
     def _actor(self, policy_id: str) -> Actor:
         """A policy that acts, with the weights and statistics of now."""

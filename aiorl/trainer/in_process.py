@@ -271,7 +271,14 @@ class InProcessTraining:
             check_heap(self._config.memory, "memory")
             self._sample()
         with _uninterrupted():
-            self.take_update(self.update(self.next_batch()))
+            batch = self.next_batch()
+            try:
+                done = self.update(batch)
+            except BaseException:
+                self.flow.drop_batch(batch)
+                self.flow.stand_still()  # so that the next iteration begins with a new batch
+                raise
+            self.take_update(done)
 
     def _sample(self) -> None:
         try:

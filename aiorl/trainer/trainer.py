@@ -15,6 +15,7 @@ import itertools
 import logging
 import math
 import numbers
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,10 +23,12 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TextIO
 
 from aiorl.callbacks import DefaultCallbacks
-from aiorl.config.import_path import is_import_path
+from aiorl.config.import_path import import_path_of, is_import_path
+from aiorl.config.load import load_config
 from aiorl.config.merge import with_base_config, without_defaults_of
 from aiorl.config.resources import ResourceRequest, default_resource_request, resource_help
-from aiorl.config.schema import CommonConfig
+from aiorl.config.schema import CommonConfig, samples_alone
+from aiorl.config.withheld import restore_withheld
 from aiorl.env.registry import EnvCreator, register_env, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
 from aiorl.learner.acting_state import ActingState
@@ -38,11 +41,13 @@ from aiorl.learner.worker_failures import HINT
 from aiorl.report.loggers import Logger
 from aiorl.trainer.run_log import RunLog
 
-__all__ = ["Trainer", "is_sampled_here", "named_env"]
+__all__ = ["ENV_HINT", "Trainer", "named_env", "settings_of"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_RETRIES = 3
+
+ENV_HINT = "Give one: env='CartPole-v1'."
 
 
 class Restore:
@@ -57,7 +62,8 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
     """A trainer that goes on from a checkpoint; ``changes`` are keys of its config."""
     restored = Restored.find(path)
     checkpoint = restored.checkpoint
-    config = ActingState.from_checkpoint(checkpoint).config
+    config = dict(ActingState.from_checkpoint(checkpoint).config)
+    restore_withheld(config, os.environ)
     if not kind._name:
         algo = config.get("algo")
         found = [own for own in _subclasses(kind) if own._name == algo]
@@ -108,6 +114,8 @@ class Trainer:
     _allow_unknown_configs: ClassVar[bool] = False
     _is_final = True
     """Whether `stop` is the end; else training goes on in place."""
+    _is_hurried = False
+    """Whether somebody waits who has pressed Ctrl-C."""
 
     def __init__(
         self,
@@ -133,11 +141,13 @@ class Trainer:
         """
         self._is_stopped = True
         self.raw_user_config, self.config = self._effective(config, env)
+        os.environ.update(self.config.extra_python_environs_for_driver)
         creator = _creator_of(self.config)
         self._restored = Restored.find(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
         self.global_vars: dict[str, Any] = {"timestep": 0}
         self.iteration = 0
         self._logger_creator = logger_creator
+        self._unwritten: dict[str, Any] | None = None
         self._open(creator)
 
     @classmethod
@@ -164,11 +174,13 @@ class Trainer:
         self.config.describe(file)
 
     restore = Restore()
-    """``Trainer.restore(checkpoint)`` is a new trainer that goes on from a checkpoint, which is all that it takes:
-    class and config are those that it was written with. ``trainer.restore(checkpoint)`` goes on from one in place;
-    what was learned since the last checkpoint is saved before.
+    """``Trainer.restore(checkpoint)`` is a new trainer that goes on from a checkpoint, which is all that it takes: with
+    the config that it was written with, and aiorl's class for its algorithm; a class of your own has a ``restore`` that
+    makes one of its own. ``trainer.restore(checkpoint)`` goes on from one in place; what was learned since the last
+    checkpoint is saved before.
 
-    Raises: CheckpointError where there is none, or it is of another algorithm; and what a new trainer raises.
+    Raises: CheckpointError where there is none, or it is of another algorithm; ConfigError where a secret that it was
+        saved without is not in the environment; and what a new trainer raises.
     """
 
     # Training -------------------------------------------------------------------------------------------------
@@ -199,7 +211,8 @@ class Trainer:
         try:
             result |= self._evaluate()
         finally:  # what was trained is written down, also where its evaluation was interrupted or failed
-            report(result, self._callbacks(), self, self._write)
+            self._unwritten = result
+            report(result, self._callbacks(), self, lambda _: self._write_result())
         return result
 
     def iterate(
@@ -219,10 +232,11 @@ class Trainer:
             stop_time_s: seconds from the first call on.
             stop_evaluation_return: mean return of an evaluation, see ``evaluation_interval``.
             stop_iterations: iterations from the first call on.
-        Yields: the result of each iteration.
+        Yields: the result of each iteration; the last one is that in which the trainer is stopped, if it is.
 
         Raises:
-            ConfigError: what is to be reached is no number; and what ``train`` raises.
+            ConfigError: what is to be reached is no number, or by an evaluation although there are none; and what
+                ``train`` raises.
         """
         given = (stop_return, stop_timesteps, stop_time_s, stop_evaluation_return, stop_iterations)
         if odd := [value for value in given if not isinstance(value, numbers.Real | None)]:
@@ -232,6 +246,11 @@ class Trainer:
         timesteps = stop_timesteps if stop_timesteps is not None else config.stop_timesteps
         limit_s = stop_time_s if stop_time_s is not None else config.stop_time_s
         evaluated = stop_evaluation_return if stop_evaluation_return is not None else config.stop_evaluation_return
+        if evaluated is not None and not config.evaluation_interval:
+            raise ConfigError(
+                "stop_evaluation_return needs evaluations, and there are none.", key="stop_evaluation_return",
+                value=evaluated, hint="Set evaluation_interval in the trainer's config.",
+            )  # fmt: skip
         while True:
             try:
                 result = self.train()
@@ -245,6 +264,7 @@ class Trainer:
                 or (limit_s is not None and time.monotonic() - began >= limit_s)
                 or (evaluated is not None and _evaluated(result) >= evaluated)
                 or (stop_iterations is not None and count >= stop_iterations)
+                or self._is_stopped
             ):
                 return
 
@@ -260,6 +280,7 @@ class Trainer:
             stack.callback(self._files.close)
             if self._logger is not None:
                 stack.callback(self._logger.close)
+            stack.callback(self._write_result)
             if self._is_built:
                 stack.callback(self._stop)
 
@@ -267,6 +288,7 @@ class Trainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._is_hurried = isinstance(error, KeyboardInterrupt)
         self.stop()
 
     # What a subclass has ------------------------------------------------------------------------------------------
@@ -323,8 +345,8 @@ class Trainer:
     def _config_class(cls) -> type[CommonConfig]:
         if not cls._name or cls._default_config is None:
             raise NotImplementedError(
-                f"{cls.__name__} names no algorithm: a trainer has _name, _default_config and _init; those of aiorl "
-                "are PPOTrainer and IMPALATrainer"
+                f"{cls.__name__} names no algorithm: a trainer has _name, _default_config and _init, as PPOTrainer and "
+                "the others of aiorl have"
             )
         return cls._default_config
 
@@ -332,16 +354,18 @@ class Trainer:
         self, config: Mapping[str, Any] | CommonConfig | None, env: Any
     ) -> tuple[dict[str, Any], CommonConfig]:
         if isinstance(config, CommonConfig):
-            is_here = config.is_alone
+            found = self._as_config(config)
+            env = config.local_env if env is None else env
+            if env is not None:
+                found = found.updated({"env": named_env(env, is_here=config.is_alone)})
         else:
-            config = dict(config or {})
-            is_here = is_sampled_here(config)
-            config["env"] = named_env(config.get("env"), is_here=is_here)
-        found = self._as_config(config)
-        if env is not None:
-            found = found.updated({"env": named_env(env, is_here=is_here)})
+            settings = settings_of(config)
+            env = settings.get("env") if env is None else env
+            if env is not None:
+                settings["env"] = named_env(env, is_here=samples_alone(settings))
+            found = self._as_config(settings)
         if found.env is None:
-            raise ConfigError("There is no environment to train in.", key="env", hint="Give one: env='CartPole-v1'.")
+            raise ConfigError("There is no environment to train in.", key="env", hint=ENV_HINT)
         return {name: getattr(found, name) for name in found.model_fields_set}, found
 
     @classmethod
@@ -360,14 +384,17 @@ class Trainer:
                 f"algo is {algo!r}, and this is a {cls.__name__}.", key="algo", value=algo,
                 hint=f"Leave it out, or take the trainer of {algo}.",
             )  # fmt: skip
-        return kind.from_mapping({"algo": cls._name, **config}, allow_unknown=cls._allow_unknown_configs)
+        values = {"algo": cls._name, **config}
+        if values.get("resume") is not None and not kind.model_fields.keys() <= values.keys():  # the run's own beneath
+            return load_config(lambda algo: kind, overrides=values, env_hint=ENV_HINT)
+        return kind.from_mapping(values, allow_unknown=cls._allow_unknown_configs)
 
     def _open(self, creator: EnvCreator) -> None:
         """Make the run directory, and build."""
         self.config = self._planned(self.config)
         self._directory = RunDirectory.open(self.config)
         self.logdir = str(self._directory.path)
-        self._log = RunLog(self._directory.log, self.config.log_level)
+        self._log = RunLog(self._directory, self.config)
         self._files = RunFiles(self.config, self._directory, self._tell)
         self._logger: Logger | None = None
         self._is_stopped = self._is_built = False
@@ -404,11 +431,11 @@ class Trainer:
         if self._is_stopped:
             raise RuntimeError("this trainer was stopped; a new one goes on with Trainer.restore(checkpoint)")
 
-    def _write(self, result: Mapping[str, Any]) -> None:
-        if self._logger is None:
-            self._files.write(result)
-        else:
-            self._logger.write(result)
+    def _write_result(self) -> None:
+        """Write the newest result down, once: where a hook stops the trainer, before the files are closed."""
+        result, self._unwritten = self._unwritten, None
+        if result is not None:
+            (self._files if self._logger is None else self._logger).write(result)
 
     def _tell(self, text: str, level: int) -> None:
         logger.log(level, "%s", text)
@@ -437,18 +464,28 @@ def _evaluated(result: Mapping[str, Any]) -> float:
     return float(result.get("evaluation", {}).get("episode_reward_mean", -math.inf))
 
 
-def is_sampled_here(settings: Mapping[str, Any]) -> bool:
-    """Whether settings that are not checked yet have their process sample by itself; see `CommonConfig.is_alone`."""
-    return settings.get("num_workers") == 0 and "bind" not in settings
+def settings_of(config: Mapping[str, Any] | CommonConfig | None) -> dict[str, Any]:
+    """The keys that a caller sets by a config.
+
+    Raises:
+        ConfigError: it is no config.
+    """
+    if isinstance(config, CommonConfig):
+        local = {} if config.local_env is None else {"env": config.local_env}
+        return {**config.users_values(), "algo": config.algo, **local}
+    if not isinstance(config, Mapping | None):
+        raise ConfigError(
+            f"config is {config!r:.100}, expected a dict of keys, or a config.", key="config",
+            hint="An environment is given as env='CartPole-v1', a file read by PPOConfig.from_file(path).",
+        )  # fmt: skip
+    return dict(config or {})
 
 
 def named_env(env: Any, *, is_here: bool) -> Any:
     """An environment by name; a class or function that only this process knows, if only this process makes it."""
-    if isinstance(env, str) or not callable(env):
+    if not callable(env) or not is_here or import_path_of(env) is not None:
         return env
-    module, name = getattr(env, "__module__", "__main__"), getattr(env, "__qualname__", type(env).__name__)
-    if not is_here or (module != "__main__" and "<" not in name):
-        return env
+    name = getattr(env, "__qualname__", type(env).__name__)
     taken = {trainer.config.env for trainer in _running}
     for number in itertools.count(1):
         free = name if number == 1 else f"{name}-{number}"

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from aiorl.algorithms.registry import config_class
-from aiorl.errors import ConfigError
+from aiorl.config.load import load_config
+from aiorl.config.schema import CommonConfig, samples_alone
+from aiorl.errors import AiorlError
 from aiorl.learner.build import plan_learning
 from aiorl.learner.run import Run
 from aiorl.learner.run_dir import RunDirectory
 from aiorl.learner.training import Training
+from aiorl.report.console import Display, Headline, PlainDisplay, make_display
 from aiorl.trainer.alone import AloneTraining
 from aiorl.trainer.caller_thread import CallerThread
 from aiorl.trainer.loop_thread import LoopThread
 from aiorl.trainer.run_log import RunLog
-from aiorl.trainer.trainer import is_sampled_here, named_env
+from aiorl.trainer.trainer import ENV_HINT, named_env, settings_of
 
 __all__ = ["train"]
 
 
 def train(
-    env: Any = None, *, algo: str = "ppo", config: Mapping[str, Any] | None = None, **settings: Any
+    env: Any = None,
+    *,
+    algo: str | None = None,
+    config: Mapping[str, Any] | CommonConfig | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Train until a stop criterion is met, or for as long as nobody presses Ctrl-C.
 
@@ -30,28 +39,34 @@ def train(
     (``num_workers=0``, no ``bind``) all of it is sampled and learned in the caller's thread, for a debugger to see.
 
     Args:
-        env: the environment, as for `aiorl.Trainer`; with workers, one that they can import.
-        algo: the algorithm.
-        config: keys of its config, nested as it is.
-        **settings: more of them, such as ``stop_return=475`` or ``num_workers=4``; they win.
+        env: the environment, as for `aiorl.Trainer`; with workers, one that they can import. None takes that of the
+            config, or of a preset that is for one.
+        algo: the algorithm; None takes that of the config or the preset, or else PPO.
+        config: keys of its config, nested as it is, or a config.
+        **settings: more of them, such as ``stop_return=475``, ``num_workers=4`` or ``resume="runs/mine"``; they win.
     Returns: the last result (empty if nothing was trained) with ``reason``, why it ended, ``run_dir`` and
         ``checkpoint``.
 
     Raises:
         ConfigError: a setting that cannot be honoured (also a ValueError).
-        AiorlError: training failed; what was learned until then is saved.
+        AiorlError: training failed, or its last checkpoint can't be written; what was learned until then is saved where
+            that can be.
     """
-    values = {**(config or {}), "algo": algo, **settings}
-    values["env"] = named_env(values.get("env") if env is None else env, is_here=is_sampled_here(values))
-    found = config_class(algo).from_mapping(values)
-    if found.env is None:
-        raise ConfigError("There is no environment to train in.", key="env", hint="Give one: train('CartPole-v1').")
+    values = {**settings_of(config), **settings}
+    for name, value in (("algo", algo), ("env", env)):
+        if value is not None:
+            values[name] = value
+    if values.get("env") is not None:
+        values["env"] = named_env(values["env"], is_here=samples_alone(values))
+    found = load_config(config_class, overrides=values, env_hint=ENV_HINT)
+    os.environ.update(found.extra_python_environs_for_driver)
     plan = plan_learning(found)
     loop, here = LoopThread("aiorl-run"), CallerThread() if plan.config.is_alone else None
     make_training = Training if here is None else partial(AloneTraining, here=here)
     try:
-        with RunDirectory.open(plan.config) as directory, RunLog(directory.log, plan.config.log_level):
-            run = Run(plan.config, directory, plan=plan, make_training=make_training)
+        with RunDirectory.open(plan.config) as directory, RunLog(directory, plan.config):
+            display = make_display if here is None else _plain_lines
+            run = Run(plan.config, directory, display, plan, make_training)
 
             def stop() -> None:
                 run.request_stop("Ended by Ctrl-C.")
@@ -60,13 +75,19 @@ def train(
                 outcome = loop.finish(run.run(), stop)
             else:
                 outcome = here.serve(loop.start(run.run()), lambda: loop.soon(stop))
-            summary = run.summary(outcome)
-            run.show(summary)
+            run.show(run.summary(outcome))
     finally:
         loop.close()
+    if not outcome.ok:
+        raise AiorlError(outcome.reason)
     return {
         **outcome.result,
         "reason": outcome.reason,
         "run_dir": str(directory.path),
-        "checkpoint": summary.checkpoint,
+        "checkpoint": "" if run.training is None else run.training.newest_checkpoint,
     }
+
+
+def _plain_lines(headline: Headline) -> Display:
+    """What a debugger's prompt is not drawn over by."""
+    return PlainDisplay(headline, sys.stdout)

@@ -26,6 +26,7 @@ from aiorl.data import columns as c
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import EnvError, SamplerDied
+from aiorl.log_once import log_once
 from aiorl.observation.filters import ObservationFilter
 from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.policy.graph_policy import GraphPolicy
@@ -168,13 +169,13 @@ class SamplerUnit:
                 num_workers=place.num_workers,
                 monitor_path=monitor_directory(part, place),
                 log_dir=part.log_dir,
-                log_level=part.log_level,
                 callbacks=named_callbacks(part.callbacks),
                 **_stored_experience(own, place),
                 sample_plan=None if default is None else default.sample_plan,
             ),
             on_turn=self._between_turns,
         )
+        log_once.set_up(place.slot, part.log_level)  # the level itself is this process's, which may be a user's program
         self._learning = {
             policy_id: policy.learning
             for policy_id, policy in self.worker.policy_map.items()

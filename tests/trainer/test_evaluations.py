@@ -252,3 +252,30 @@ def test_the_checkpoint_that_did_best_is_kept_also_over_a_resume(
     asyncio.run(run())
     assert aiorl.load_policy(best).env == ENV
     assert not [path for path in best.parent.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_the_last_evaluation_beside_training_is_waited_for_at_the_end(tmp_path: Path) -> None:
+    """It is of what was trained, and may be the best."""
+    settings = {
+        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 2, "evaluation_num_workers": 1,
+        "evaluation_config": {"env_config": {"length": 3}},
+    }  # fmt: skip
+    with Noting(settings) as trainer:
+        results = list(trainer.iterate(stop_iterations=2))
+    assert trainer.before == (0, 2)
+    assert len(results) == 2
+    told = [result["evaluation"]["training_iteration"] for result in results if "evaluation" in result]
+    assert told in ([], [0])  # by a process beside training, which goes on meanwhile
+    assert json.loads((tmp_path / "run" / BEST / "evaluation.json").read_text())["episode_len_mean"] == 3
+
+
+def test_a_trainers_own_evaluate_plays_as_evaluation_config_says_unless_told_otherwise(tmp_path: Path) -> None:
+    settings = {
+        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_num_episodes": 2,
+        "evaluation_config": {"env_config": {"length": 7}, "explore": True},
+    }  # fmt: skip
+    with aiorl.PPOTrainer(settings) as trainer:
+        found = trainer.evaluate()
+        assert (found.lengths, found.explore, found.checkpoint) == ([7, 7], True, "")
+        other = trainer.evaluate(1, explore=False, config={"env_config": {"length": 5}})
+        assert (other.lengths, other.explore) == ([5], False)

@@ -109,13 +109,26 @@ def test_r172_an_environment_is_a_gymnasium_id_a_registered_name_or_a_class_and_
     assert make(counting).train()["episode_len_mean"] == 4
 
 
-def test_r172_a_class_that_only_this_process_knows_works_without_workers_and_is_refused_with_them(make: Make) -> None:
+def test_r172_a_class_that_only_this_process_knows_works_without_workers_and_is_refused_with_them(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     class Own(Counting):
         pass
 
     assert make(Own).train()["episode_len_mean"] == 4
     with pytest.raises(ConfigError, match="workers can't import it"):
         make(Own, num_workers=1)
+    config = PPOConfig(env=Own, **SMALL)
+    with pytest.raises(ConfigError, match="workers can't import it"):
+        config.updated({"num_workers": 1})
+    for given in (config, config.updated({"run_dir": str(tmp_path / "updated")})):
+        with given.build() as trainer:
+            assert trainer.train()["episode_len_mean"] == 4
+    everything = aiorl.PPOTrainer.with_common_config({**SMALL, "run_dir": str(tmp_path / "everything")})
+    with aiorl.PPOTrainer(everything, env=Own) as trainer:
+        assert trainer.train()["episode_len_mean"] == 4
 
 
 @pytest.mark.parametrize("env", [None, 5, "NoSuchEnv-v0"])
@@ -239,6 +252,112 @@ def test_r180_what_on_train_result_changes_is_returned_and_logged(make: Make) ->
     trainer.save()  # until then it may still be on its way
     (line,) = (Path(trainer.logdir) / "result.jsonl").read_text().splitlines()
     assert json.loads(line)["mine"] == result["mine"]
+
+
+class Ends(aiorl.DefaultCallbacks):
+    """Stops the trainer in its second iteration."""
+
+    def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        if trainer.iteration == 2:
+            result["is_last"] = True
+            trainer.stop()
+
+
+def test_a_hook_may_stop_the_trainer_whose_last_result_is_written_and_which_leaves_nothing_open(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make(callbacks=f"{__name__}:Ends")
+    run_dir = Path(trainer.logdir)
+    results = list(trainer.iterate(stop_iterations=5))
+    assert len(results) == 2
+    lines = [json.loads(line) for line in (run_dir / "result.jsonl").read_text().splitlines()]
+    assert [line.get("is_last") for line in lines] == [None, True]
+    assert "removed or renamed" not in caplog.text
+    held = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+    assert not [path for path in held if path.startswith(str(run_dir))]
+    with aiorl.PPOTrainer({"resume": str(run_dir)}) as again:  # nobody holds its lock
+        assert again.train()["training_iteration"] == 3
+
+
+def test_a_program_that_changes_its_working_directory_has_all_of_a_run_in_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with aiorl.PPOTrainer({**SMALL, "run_dir": "mine"}, env="CartPole-v1") as trainer:
+        os.chdir(elsewhere)
+        trainer.train()
+        saved = trainer.save()
+    assert not list(elsewhere.iterdir())
+    assert trainer.logdir == str(tmp_path / "mine")
+    assert Path(saved).parent == tmp_path / "mine" / "checkpoints"
+    assert (tmp_path / "mine" / "result.jsonl").read_text().count("\n") == 1
+
+
+def test_variables_of_the_driver_are_set_before_the_environment_is_found(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIORL_TEST_OF_DRIVER", raising=False)
+    with pytest.raises(ConfigError, match="NoSuch"):
+        make("NoSuch-v0", extra_python_environs_for_driver={"AIORL_TEST_OF_DRIVER": "set"})
+    assert os.environ.pop("AIORL_TEST_OF_DRIVER") == "set"
+
+
+def test_a_restored_trainer_takes_secrets_from_the_environment_and_says_which_is_missing(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUB_TOKEN", "mine")
+    first = make(extra_python_environs_for_worker={"HUB_TOKEN": "mine"})
+    path = first.save(tmp_path / "saved")
+    with aiorl.Trainer.restore(path, run_dir=str(tmp_path / "again")) as again:
+        assert again.config.extra_python_environs_for_worker == {"HUB_TOKEN": "mine"}
+        assert os.environ["HUB_TOKEN"] == "mine"
+    monkeypatch.delenv("HUB_TOKEN")
+    with pytest.raises(ConfigError, match="HUB_TOKEN is not set here"):
+        aiorl.Trainer.restore(path, run_dir=str(tmp_path / "third"))
+
+
+def test_after_an_update_that_failed_the_next_one_is_made_of_a_new_batch(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer: Any = make()
+    trainer.train()
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer._training.learning.group, "update", lambda *batch: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trainer.train()
+    result = trainer.train()
+    ledger = result["ledger"]
+    assert ledger["discarded"].keys() == {"the update failed"}
+    assert ledger["sampled"] == ledger["trained"] + ledger["discarded"]["the update failed"] > 2 * 64
+    assert trainer._training.flow.is_idle
+
+
+def test_what_is_played_or_exported_is_written_without_the_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be gigabytes, while the policy is some kilobytes."""
+    written = []
+    original = saving.Saver.save_last
+
+    async def noting(self: Any, directory: Any = None, **how: Any) -> Any:
+        path = await original(self, directory, **how)
+        written.append(sum(file.stat().st_size for file in path.rglob("*")))
+        return path
+
+    settings = {
+        "num_workers": 0, "run_dir": str(tmp_path / "run"), "model": {"fcnet_hiddens": [8]}, "learning_starts": 8000,
+        "replay_capacity": 10000, "rollout_fragment_length": 500, "eager": True, "seed": 1,
+    }  # fmt: skip
+    with aiorl.DQNTrainer(settings, env="CartPole-v1") as trainer:
+        trainer.train()
+        monkeypatch.setattr(saving.Saver, "save_last", noting)
+        trainer.save(tmp_path / "saved")
+        trainer.evaluate(1)
+        trainer.export_policy_model(tmp_path / "exported")
+    saved, *others = written[:3]
+    assert all(size < saved / 2 for size in others), written
 
 
 def test_results_go_to_a_logger_of_the_callers_where_there_is_one(tmp_path: Path) -> None:
@@ -458,7 +577,9 @@ def test_weights_that_are_set_are_acted_with_and_those_that_do_not_fit_are_refus
     trainer.train()
     assert trainer.get_weights()["default_policy"]["policy/head/bias"].any()
     with pytest.raises(ConfigError, match="can't be set"):
-        trainer.set_weights({"default_policy": {"policy/head/kernel": np.zeros((3, 3), np.float32)}})
+        trainer.set_weights({"default_policy": {**weights, "policy/head/kernel": np.zeros((3, 3), np.float32)}})
+    with pytest.raises(ConfigError, match="'policy/dense_0/kernel' of 'default_policy' is missing"):
+        trainer.set_weights({"default_policy": {"policy/head/bias": weights["policy/head/bias"]}})
     for call in (
         trainer.get_policy,
         lambda name: trainer.get_weights([name]),
@@ -556,6 +677,13 @@ def test_a_checkpoint_that_is_none_or_of_another_environment_is_refused_by_name(
 
 
 def test_odd_arguments_are_refused_in_a_sentence_that_says_what_is_expected(shared: Any) -> None:
+    for odd in ("CartPole-v1", 5, ["env"]):
+        with pytest.raises(ConfigError, match="expected a dict of keys, or a config"):
+            aiorl.PPOTrainer(odd)
+        with pytest.raises(ConfigError, match="expected a dict of keys, or a config"):
+            aiorl.train("CartPole-v1", config=odd)
+    with pytest.raises(ConfigError, match="stop_evaluation_return needs evaluations"):
+        next(iter(shared.iterate(stop_evaluation_return=1.0)))
     for odd in (None, 3, {"default_policy": None}, {"default_policy": [1.0]}):
         with pytest.raises(ConfigError, match="a dict for each policy id"):
             shared.set_weights(odd)

@@ -222,3 +222,33 @@ def test_train_says_at_once_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="stop_return"):
         aiorl.train("CartPole-v1", stop_retrun=1.0)
     assert not (tmp_path / "run").exists()
+
+
+BESIDE = """
+import gymnasium
+
+
+class Own(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+"""
+
+
+def test_workers_and_evaluations_find_the_modules_beside_a_script_wherever_it_is_started(tmp_path: Path) -> None:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "beside.py").write_text(BESIDE)
+    config = {**PPO, "run_dir": str(tmp_path / "run"), "evaluation_interval": 1, "evaluation_num_episodes": 1}
+    text = f"""
+import aiorl
+import beside
+
+if __name__ == "__main__":
+    with aiorl.PPOTrainer({config!r}, env=beside.Own) as trainer:
+        trainer.train()
+        print("RESULT", trainer.train()["evaluation"]["episodes_this_iter"])
+"""
+    with script(folder, text) as process:
+        printed, said = process.communicate(timeout=90)
+    assert process.returncode == 0, said
+    assert printed.endswith("RESULT 1\n")
