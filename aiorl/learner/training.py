@@ -381,6 +381,7 @@ class Training:
     async def _build(self) -> Learning:
         """Load TensorFlow and build, in a daemon thread: a stop during the import need not wait for it."""
         done: asyncio.Future[Learning] = self._loop.create_future()
+        restored, self._restored = self._restored, None  # it may hold a whole replay
 
         def tell(set_it: Callable[[Any], None], value: object) -> None:
             if not done.done():
@@ -389,7 +390,7 @@ class Training:
         def build() -> None:
             try:
                 learning = build_learning(self._config, self._directory.log, self._directory.path, self._plan)
-                give_back(self._restored, self._config, learning)
+                give_back(restored, self._config, learning)
             except BaseException as error:
                 self._call_soon(tell, done.set_exception, error)
             else:

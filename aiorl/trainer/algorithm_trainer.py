@@ -27,6 +27,7 @@ from aiorl.evaluation import Evaluation, evaluate
 from aiorl.export.writing import export_policy
 from aiorl.learner.acting_state import ActingState
 from aiorl.learner.build import plan_learning
+from aiorl.learner.checkpoint import Checkpoint
 from aiorl.learner.evaluations import Evaluations, manner_of
 from aiorl.learner.setup import TrainingSetup
 from aiorl.learner.tf_runtime import prepare_environment
@@ -371,6 +372,17 @@ class AlgorithmTrainer(Trainer):
             )
         else:
             self._loop.call(evaluations.run(iteration))
+
+    def _check_fits(self, checkpoint: Checkpoint) -> None:
+        super()._check_fits(checkpoint)
+        for name, own in self._settled().learning.group.get_state().tensors.items():
+            found = checkpoint.tensors.get(f"algorithm/{name}")
+            if "/weights/" in name and (found is None or found.shape != own.shape):
+                said = "none" if found is None else f"one of shape {list(found.shape)}"
+                raise CheckpointError(
+                    checkpoint.path,
+                    f"belongs to another network: {name} has shape {list(own.shape)} here, and there is {said}",
+                )
 
     def _recover(self) -> None:
         left = len(self.workers.remote_workers())

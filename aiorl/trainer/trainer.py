@@ -32,7 +32,7 @@ from aiorl.config.withheld import restore_withheld
 from aiorl.env.registry import EnvCreator, register_env, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
 from aiorl.learner.acting_state import ActingState
-from aiorl.learner.checkpoint import check_compatible
+from aiorl.learner.checkpoint import Checkpoint, check_compatible
 from aiorl.learner.iterations import report
 from aiorl.learner.restoring import Restored, checkpoint_to_resume
 from aiorl.learner.run_dir import RunDirectory
@@ -78,9 +78,9 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
 
 
 def _restore_into(trainer: Trainer, path: str | Path) -> None:
-    """Go on from a checkpoint, in the run's directory; one of another environment is refused before anything ends."""
+    """Go on from a checkpoint, in the run's directory; one that doesn't fit is refused before anything ends."""
     restored = Restored.find(path)
-    check_compatible(restored.checkpoint, {"env": trainer.config.env, "algo": trainer.config.algo})
+    trainer._check_fits(restored.checkpoint)
     trainer._is_final = False
     trainer.stop()
     trainer._is_final = True
@@ -325,6 +325,14 @@ class Trainer:
     def _before_evaluate(self) -> None:
         """Called before each evaluation, for a subclass."""
 
+    def _check_fits(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint that a trainer like this one can't go on from.
+
+        Raises:
+            CheckpointError: it is of another environment, algorithm or network.
+        """
+        check_compatible(checkpoint, {"env": self.config.env, "algo": self.config.algo})
+
     def _save_unsaved(self) -> None:
         """Write a checkpoint of what was learned since the last one, if there is anything."""
 
@@ -410,6 +418,7 @@ class Trainer:
                 self._files.open(resume_iteration=int(iteration), resume_step=steps)
             self._is_built = True
             self._init(self.config, creator)
+            self._restored = None  # it may hold a whole replay
         except BaseException:
             self.stop()
             raise

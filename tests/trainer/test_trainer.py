@@ -664,6 +664,10 @@ def test_restored_in_place_it_goes_back_to_the_checkpoint(make: Make) -> None:
     trainer.save()
     lines = (Path(trainer.logdir) / "result.jsonl").read_text().splitlines()
     assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2]
+    other = make(model={"fcnet_hiddens": [9]}).save()
+    with pytest.raises(CheckpointError, match="another network"):
+        trainer.restore(other)
+    assert trainer.train()["training_iteration"] == 3, "it goes on as if nothing had been asked"
 
 
 def test_a_checkpoint_that_is_none_or_of_another_environment_is_refused_by_name(
