@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from aiorl.callbacks import DefaultCallbacks, named_callbacks
+from aiorl.config.worker import OF_EVALUATIONS
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.errors import ConfigError
 from aiorl.rollout.arguments import WorkerArguments
@@ -109,7 +110,7 @@ def evaluate(
         output: directory or URI where the episodes are stored, for others to learn from or to be judged on. Rows hold
             what the network got: where a filter is between, filtered observations.
         config: keys of workers that are otherwise than in training, nested as the config is, such as
-            ``{"env_config": {...}}``.
+            ``{"env_config": {...}}``; not ``seed``, nor how environments are stepped.
         on_episode: told of each episode as it ends.
 
     Raises:
@@ -125,16 +126,17 @@ def evaluate(
     if video is not None and render is not None:
         raise ConfigError("an evaluation is filmed or shown in a window, not both.", key="video", value=str(video))
     run = SavedRun.open(path)
-    if seed is None and run.acting.part.seed is not None:  # else the environment takes none
+    # where the run's own samples are stored is not for this
+    part = run.acting.part.for_evaluation({"output": None if output is None else str(output), **(config or {})})
+    if seed is None and part.seed is not None:  # else the environment takes none
         seed = secrets.randbits(31)
-    config = {"output": None if output is None else str(output), **(config or {})}  # the run's own is not for this
     film_or_none = contextlib.nullcontext() if video is None else Film(Path(video))
-    with film_or_none as film, _worker(run, seed, explore, film, render, config) as worker:
+    with film_or_none as film, _worker(run, part, seed, explore, film, render) as worker:
         played = _play(worker, episodes, on_episode)
-    columns, part = EpisodeColumns.of(played), run.acting.part
+    columns = EpisodeColumns.of(played)
     return Evaluation(
         checkpoint=str(run.checkpoint.path),
-        algo=part.algo,
+        algo=run.acting.part.algo,
         env=part.env,
         env_steps=run.env_steps,
         seed=seed,
@@ -149,29 +151,19 @@ def evaluate(
 
 def _worker(
     run: SavedRun,
+    part: WorkerPart,
     seed: int | None,
     explore: bool,
     film: Film | None,
     render: Literal["human"] | None,
-    config: Mapping[str, Any],
 ) -> RolloutWorker:
     """A worker that samples whole episodes with a run's policies."""
-    part = run.acting.part.updated(config)
     mode = "rgb_array" if film is not None else render
     settings = part.model_copy(
         update={
+            **OF_EVALUATIONS,
             "seed": seed,
             "env_config": {**part.env_config, **({} if mode is None else {"render_mode": mode})},
-            "num_envs_per_worker": 1,
-            "rollout_fragment_length": 1,
-            "batch_mode": "complete_episodes",
-            "sample_async": False,
-            "fake_sampler": False,
-            "remote_worker_envs": False,
-            "vectorize": "auto",
-            "soft_horizon": False,
-            "no_done_at_end": False,
-            "extra_python_environs_for_worker": {},
         }
     )
     callbacks = named_callbacks(part.callbacks) or DefaultCallbacks

@@ -97,7 +97,7 @@ class LoadedPolicy:
     def compute_single_action(
         self,
         obs: Any,
-        state: Sequence[Array] = (),
+        state: Sequence[Array] | None = None,
         prev_action: Any = None,
         prev_reward: float | None = None,
         *,
@@ -108,7 +108,7 @@ class LoadedPolicy:
 
         Args:
             obs: the observation, as the environment gives it.
-            state: recurrent state; empty = that of an episode's start.
+            state: recurrent state; None or empty is that of an episode's start.
             prev_action: action before this one, for a policy that looks back; None at an episode's start.
             prev_reward: reward before this one.
             explore: True draws from the action distribution, False takes its most likely action.
@@ -120,13 +120,14 @@ class LoadedPolicy:
             BatchError: the observation does not fit the space (also a ValueError).
             PolicyError: its action mask forbids every action, or the state does not fit (also a ValueError).
         """
-        result = self._actor.compute_single_action(obs, state, prev_action, prev_reward, explore=explore)
-        return result if len(state) or full_fetch else result[0]
+        given = () if state is None else state
+        result = self._actor.compute_single_action(obs, given, prev_action, prev_reward, explore=explore)
+        return result if len(given) or full_fetch else result[0]
 
     def compute_actions(
         self,
         observations: Sequence[Any],
-        states: Sequence[Array] = (),
+        states: Sequence[Array] | None = None,
         prev_actions: Sequence[Any] | None = None,
         prev_rewards: Sequence[float] | None = None,
         *,
@@ -136,7 +137,7 @@ class LoadedPolicy:
 
         Args:
             observations: N observations, as environments give them.
-            states: recurrent state, [N, ...] of each component; empty = that of an episode's start.
+            states: recurrent state, [N, ...] of each component; None or empty is that of an episode's start.
             prev_actions: N actions before, as environments take them; None = none yet.
             prev_rewards: N rewards before.
             explore: see `compute_single_action`.
@@ -144,7 +145,7 @@ class LoadedPolicy:
 
         Raises: as `compute_single_action`.
         """
-        return self._actor.compute_actions(observations, states, prev_actions, prev_rewards, explore=explore)
+        return self._actor.compute_actions(observations, states or (), prev_actions, prev_rewards, explore=explore)
 
     def __repr__(self) -> str:
         return f"<LoadedPolicy {self.policy_id!r} of {self.path}, {self.env_steps:,} env steps>"

@@ -12,6 +12,7 @@ What goes wrong in it is said once, and training goes on.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,8 @@ class WeightsAndBiases:
         """Begin the run; WANDB_MODE=offline keeps it in files beside the run's."""
         import wandb
 
-        self._run = wandb.init(
-            project=f"{config['algo']}-{config['env']}", name=run_dir.name, dir=run_dir, config=config
-        )
+        project = re.sub(r"[/\\#?%:]", "-", f"{config['algo']}-{config['env']}")  # which names there may not hold
+        self._run = wandb.init(project=project[:128], name=run_dir.name, dir=run_dir, config=config)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Log a result."""

@@ -105,6 +105,30 @@ def test_a_seed_repeats_an_evaluation_also_the_one_that_was_drawn_for_it(run: Pa
     assert len(others) == 3
 
 
+def test_the_result_names_the_environment_that_was_played(run: Path) -> None:
+    register_env("drifting-elsewhere", lambda context: Drifting(**context))
+    result = aiorl.evaluate(run, episodes=1, seed=1, config={"env": "drifting-elsewhere"})
+    assert (result.env, result.algo) == ("drifting-elsewhere", "ppo")
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"seed": 3}, "argument of aiorl.evaluate"),
+        ({"num_envs_per_worker": 4}, "Leave it out"),
+        ({"vectorize": "remote"}, "Leave it out"),
+        ({"extra_python_environs_for_worker": {"A": "1"}}, "before the evaluation starts"),
+    ],
+)
+def test_what_an_evaluation_decides_itself_is_refused_not_ignored(
+    run: Path, changes: dict[str, Any], hint: str
+) -> None:
+    with pytest.raises(ConfigError, match="decides it itself") as caught:
+        aiorl.evaluate(run, episodes=1, config=changes)
+    assert caught.value.key in changes
+    assert hint in str(caught.value)
+
+
 def test_the_command_prints_each_episode_and_writes_what_it_found(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

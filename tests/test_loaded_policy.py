@@ -152,6 +152,18 @@ def test_actions_are_drawn_only_where_that_is_asked_for(tmp_path: Path) -> None:
     assert [again.compute_single_action(obs, explore=True) for _ in range(50)] == drawn
 
 
+def test_an_episode_may_begin_with_none_as_its_state(tmp_path: Path) -> None:
+    register_env("shown", lambda context: Shown(BOX, FOUR))
+    save_run(tmp_path, env="shown", model={"use_lstm": True, "lstm_cell_size": 8})
+    policy = aiorl.load_policy(tmp_path)
+    obs = np.full(3, 0.5, np.float32)
+    assert policy.compute_single_action(obs, None) == policy.compute_single_action(obs)
+    _, begun, _ = policy.compute_single_action(obs, None, full_fetch=True)
+    _, expected, _ = policy.compute_single_action(obs, policy.get_initial_state())
+    np.testing.assert_array_equal(begun, expected)
+    np.testing.assert_array_equal(policy.compute_actions([obs], None)[1][0][0], expected[0])
+
+
 def test_what_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
     register_env("shown", lambda context: Shown(BOX, FOUR))
     save_run(tmp_path, env="shown", model={"use_lstm": True, "lstm_cell_size": 8})

@@ -29,7 +29,7 @@ from aiorl.config.merge import deep_update, to_plain, with_base_config
 from aiorl.config.parts import ModelConfig, MultiAgentConfig, SDESettings, TransportConfig
 from aiorl.config.presets import AUTO, with_preset
 from aiorl.config.withheld import restore_withheld
-from aiorl.config.worker import WorkerConfig
+from aiorl.config.worker import WorkerConfig, check_evaluation_keys
 from aiorl.errors import ConfigError
 
 __all__ = [
@@ -198,7 +198,8 @@ class CommonConfig(WorkerConfig):
         "a core is free, else 0.", unit="processes", ge=0,
     )  # fmt: skip
     evaluation_config: dict[str, Any] = _reports(
-        {}, "Keys of workers that are otherwise in an evaluation, such as env_config; explore: true draws actions.",
+        {}, "Keys of workers that are otherwise in an evaluation, such as env_config; not seed, nor how environments "
+        "are stepped. explore: true draws actions.",
     )  # fmt: skip
 
     action_spaces: ClassVar[tuple[str, ...] | None] = None
@@ -427,7 +428,7 @@ class CommonConfig(WorkerConfig):
     def _check_evaluation(self) -> None:
         changes = {name: value for name, value in self.evaluation_config.items() if name != "explore"}
         try:
-            check_known(WorkerConfig, changes)
+            check_evaluation_keys(changes)
         except ConfigError as error:
             raise ConfigError(
                 f"evaluation_config: {error.message}", key="evaluation_config", value=self.evaluation_config,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,15 +20,38 @@ from aiorl.config.merge import deep_update, to_plain
 from aiorl.config.parts import TransportConfig, WorkerModelConfig, WorkerMultiAgentConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
+from aiorl.errors import ConfigError
 
 if TYPE_CHECKING:
     from aiorl.config.schema import CommonConfig
 
-__all__ = ["PolicyPart", "WorkerConfig", "WorkerPart"]
+__all__ = ["OF_EVALUATIONS", "PolicyPart", "WorkerConfig", "WorkerPart", "check_evaluation_keys"]
 
 _run = partial(key, group="Run", where="both")
 _sampling = partial(key, group="Sampling", where="workers")
 _offline = partial(key, group="Offline data", where="workers")
+
+OF_EVALUATIONS: Mapping[str, Any] = MappingProxyType(
+    {
+        "num_envs_per_worker": 1,
+        "rollout_fragment_length": 1,
+        "batch_mode": "complete_episodes",
+        "sample_async": False,
+        "fake_sampler": False,
+        "remote_worker_envs": False,
+        "vectorize": "auto",
+        "soft_horizon": False,
+        "no_done_at_end": False,
+        "extra_python_environs_for_worker": {},
+    }
+)
+"""Values that every evaluation gives these keys, whatever its run has; it decides its seed as well."""
+
+_INSTEAD = {
+    "seed": "It is an argument of aiorl.evaluate; evaluations during a run draw theirs from the seed of the run.",
+    "extra_python_environs_for_worker": "Set the variables before the evaluation starts; during a run it has those of "
+    "the learner, see extra_python_environs_for_driver.",
+}
 
 
 class WorkerConfig(BaseModel):
@@ -182,6 +206,21 @@ class WorkerConfig(BaseModel):
         return float(self.clip_rewards or 0.0)
 
 
+def check_evaluation_keys(changes: Mapping[str, Any]) -> None:
+    """Refuse keys that workers don't have, and those that an evaluation decides itself.
+
+    Raises: ConfigError naming the key.
+    """
+    check_known(WorkerConfig, changes)
+    for name in changes:
+        if name == "seed" or name in OF_EVALUATIONS:
+            raise ConfigError(
+                f"{name} can't be set for an evaluation, which decides it itself: it plays whole episodes, one after "
+                "the other, in one environment in its own process.",
+                key=name, value=changes[name], hint=_INSTEAD.get(name, "Leave it out."),
+            )  # fmt: skip
+
+
 class PolicyPart(BaseModel):
     """What a worker needs to know of one policy.
 
@@ -267,12 +306,12 @@ class WorkerPart(WorkerConfig):
         except ValidationError as error:
             raise plain_error(cls, error) from None
 
-    def updated(self, changes: Mapping[str, Any]) -> Self:
-        """This part with keys of workers deep-merged into it, checked again.
+    def for_evaluation(self, changes: Mapping[str, Any]) -> Self:
+        """This part with the settings of an evaluation deep-merged into it, checked again.
 
-        Raises: ConfigError naming a key that workers do not have, or the first one at fault.
+        Raises: ConfigError naming a key that can't be set for an evaluation, or the first one at fault.
         """
-        check_known(WorkerConfig, changes)
+        check_evaluation_keys(changes)
         return self.from_dict(deep_update(self.to_dict(), changes))
 
     def to_dict(self) -> dict[str, Any]:

@@ -29,8 +29,8 @@ _COLUMNS = ("timesteps_total", "time_total_s", "episode_reward_mean")
 _POINTS = 300
 _RESAMPLES = 2000
 _OF_A_RUN = (
-    "bind", "checkpoint_", "compilation_cache", "extra_python_environs", "insecure", "keys", "log_", "max_worker_",
-    "resume", "run_dir", "seed", "stop_", "transport",
+    "bind", "checkpoint_", "compilation_cache", "extra_python_environs", "insecure", "keys", "log_", "loggers",
+    "max_worker_", "output", "replay_spill_dir", "resume", "run_dir", "seed", "stop_", "transport",
 )  # fmt: skip
 """Beginnings of keys that don't make a run another experiment."""
 

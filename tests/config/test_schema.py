@@ -221,6 +221,21 @@ def test_a_bind_beyond_loopback_needs_keys_or_insecure_said_aloud() -> None:
     assert CommonConfig.from_mapping({"bind": "tcp://0.0.0.0:5557", "keys": "k"}).keys == "k"
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"seed": 1}, "seed can't be set for an evaluation.*draw theirs from the seed of the run"),
+        ({"remote_worker_envs": True}, "remote_worker_envs can't be set for an evaluation.*Leave it out"),
+    ],
+)
+def test_an_evaluation_config_with_what_an_evaluation_decides_itself_is_refused(
+    changes: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        CommonConfig.from_mapping({"evaluation_config": changes})
+    assert caught.value.key == "evaluation_config"
+
+
 def test_a_config_cannot_be_changed_but_updated() -> None:
     config = CommonConfig()
     with pytest.raises(ValidationError):

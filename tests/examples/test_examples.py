@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -102,7 +103,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 def test_every_example_is_under_100_lines_and_begins_with_what_it_shows_and_a_command(name: str) -> None:
     assert len((EXAMPLES / name).read_text().splitlines()) < 100
     assert head_of(name).splitlines()[0].endswith((".", ":"))
-    assert commands_of(name)[0].startswith(LEARNER)
+    assert commands_of(name)[0].startswith((LEARNER, f"python -m examples.{Path(name).stem}"))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -133,6 +134,21 @@ def test_custom_env(folder: Folder) -> None:
     assert 0.25 - 1e-6 <= mean < 0.301  # a run ends by its return but for the rounding of float32 rewards
 
 
+@pytest.mark.parametrize("env", ["ALE/Pong-v5", "my_envs:Env", "a\\b#c?d%e", "long_names:" + "E" * 200])
+def test_experiment_tracking_names_projects_as_they_may_be_called(
+    env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.syspath_prepend(str(ROOT))
+    tracking = importlib.import_module("examples.experiment_tracking")
+    named: list[str] = []
+    monkeypatch.setattr(wandb, "init", lambda project, **rest: named.append(project))
+    tracking.WeightsAndBiases(tmp_path, {"algo": "my_code:Algo", "env": env})
+    (project,) = named
+    assert wandb.Settings(project=project).project == project, "it would be refused"
+    assert project.startswith(f"my_code-Algo-{env[:1]}")
+
+
 @pytest.mark.slow
 def test_experiment_tracking(folder: Folder) -> None:
     short = (*SMALL, "--stop-timesteps=1500", "--num-workers=1")
@@ -142,6 +158,45 @@ def test_experiment_tracking(folder: Folder) -> None:
     assert len(metric.read_text().splitlines()) >= 1
     (tracked,) = folder.path.glob("runs/*/wandb/offline-run-*/*.wandb")
     assert tracked.stat().st_size > 1000
+
+
+def test_optuna_sweep_prunes_what_does_worse_than_most_trials_in_its_file(folder: Folder) -> None:
+    optuna = pytest.importorskip("optuna")
+    storage = f"sqlite:///{folder.path}/sweep.db"
+    study = optuna.create_study(study_name="ppo-cartpole", storage=storage, direction="maximize")
+    told = {"value": 500.0, "intermediate_values": dict.fromkeys(range(1, 21), 500.0), "user_attrs": {"run": "runs/a"}}
+    study.add_trials([optuna.trial.create_trial(**told)] * 5)
+    shown = folder.run(stored_sweep(), "--trials=1", "--iterations=20")
+    assert "Best of 6 trials, 1 of them pruned: a mean return of 500.0 with" in shown
+    *_, last = study.trials
+    assert last.state == optuna.trial.TrialState.PRUNED
+    assert last.intermediate_values.keys() == {1, 2}, "a tenth of the iterations go by before one may be the last"
+    assert last.params.keys() == {"lr", "entropy_coeff", "clip_param", "lambda_", "num_sgd_iter"}
+    assert (folder.path / last.user_attrs["run"] / "progress.csv").exists()
+
+
+@pytest.mark.slow
+def test_optuna_sweep_goes_on_from_its_file_with_other_settings(folder: Folder) -> None:
+    optuna = pytest.importorskip("optuna")
+    for number in (2, 4):
+        shown = folder.run(stored_sweep(), "--trials=2", "--iterations=2")
+        assert f"Best of {number} trials, 0 of them pruned: a mean return of " in shown
+    study = optuna.load_study(study_name="ppo-cartpole", storage=f"sqlite:///{folder.path}/sweep.db")
+    assert len({trial.params["lr"] for trial in study.trials}) == 4
+    assert f"lr: {study.best_params['lr']:.4g}" in shown
+
+
+@pytest.mark.slow
+def test_optuna_sweep_finds_settings_that_learn(folder: Folder) -> None:
+    shown = folder.run(commands_of("optuna_sweep.py")[0], timeout_s=280)
+    ((pruned, mean),) = re.findall(r"Best of 20 trials, (\d+) of them pruned: a mean return of ([\d.]+) with", shown)
+    assert int(pruned) >= 3
+    assert float(mean) > 200
+
+
+def stored_sweep() -> str:
+    """The command of a sweep that is stored, without what is said of it."""
+    return commands_of("optuna_sweep.py")[1].partition(" #")[0]
 
 
 @pytest.mark.slow

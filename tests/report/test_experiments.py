@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.algorithms.registry import config_class
 from aiorl.config.load import save_config
 from aiorl.errors import ConfigError
 from aiorl.plot import main
@@ -23,7 +24,8 @@ def write_run(path: Path, points: list[tuple[float, float, float]], **settings: 
         for steps, seconds, value in points
     ]
     (path / "result.jsonl").write_text("\n".join(lines) + "\n")
-    save_config(PPOConfig.from_mapping({"env": "CartPole-v1", **settings}), path)
+    config = config_class(str(settings.get("algo", "ppo")))
+    save_config(config.from_mapping({"env": "CartPole-v1", **settings}), path)
     return path
 
 
@@ -34,6 +36,19 @@ def test_runs_that_differ_in_their_seed_alone_are_one_experiment(tmp_path: Path)
     experiments = group_runs([RunCurve.read(path) for path in find_runs([tmp_path])])
     assert [(one.name.partition(", ")[0], len(one.runs)) for one in experiments] == [("ppo on CartPole-v1", 3)] * 2
     assert {one.name.partition(", ")[2] for one in experiments} == {"lr=0.001", f"lr={PPOConfig().lr}"}
+
+
+def test_where_a_run_writes_does_not_make_it_another_experiment(tmp_path: Path) -> None:
+    for seed, own in enumerate(
+        [
+            {"output": "data/0", "replay_spill_dir": "spill/0"},
+            {"output": "data/1", "replay_spill_dir": "spill/1", "output_max_file_size": 2**20},
+            {"loggers": ["my_code:Logger"], "output": "data/2", "output_compress_columns": []},
+        ]
+    ):
+        write_run(tmp_path / str(seed), [(0, 0, 1.0), (10, 1, 2.0)], algo="dqn", seed=seed, **own)
+    (experiment,) = group_runs([RunCurve.read(path) for path in find_runs([tmp_path])])
+    assert (experiment.name, len(experiment.runs)) == ("dqn on CartPole-v1", 3)
 
 
 @pytest.mark.parametrize(("values", "expected"), [([3.0], 3.0), ([1.0, 5.0], 3.0), ([0, 1, 2, 3, 94], 2.0),
