@@ -37,8 +37,9 @@ class ActorReplayConfig(ReplayConfig):
     replay_capacity: int = changed(ReplayConfig, "replay_capacity", 1_000_000)
 
     actor_lr: float | None = _learning(
-        None, "Learning rate of the network that acts; null: lr, which is that of the critics.", gt=0
-    )
+        None, "Learning rate of the network that acts, without a schedule; null: that of the critics, lr with its "
+        "lr_schedule.", gt=0,
+    )  # fmt: skip
     twin_q: bool = _learning(True, "Two critics, of whose values the smaller one counts.")
     random_timesteps: int = _learning(
         1000, "Env steps, of all workers together, of uniformly random actions at first.", unit="env steps", ge=0
