@@ -6,15 +6,24 @@ from functools import partial
 
 from aiorl.algorithms.replay_config import ReplayConfig
 from aiorl.config.key import changed, key
+from aiorl.config.parts import Activation, ModelConfig
 
-__all__ = ["ActorReplayConfig"]
+__all__ = ["ActorReplayConfig", "CriticsModelConfig"]
 
 _learning = partial(key, group="Learning")
+
+
+class CriticsModelConfig(ModelConfig):
+    """Shape of the networks, by default as in the papers of SAC and IQL and in the code of TD3's authors."""
+
+    fcnet_hiddens: tuple[int, ...] = changed(ModelConfig, "fcnet_hiddens", (256, 256))
+    fcnet_activation: Activation = changed(ModelConfig, "fcnet_activation", "relu")
 
 
 class ActorReplayConfig(ReplayConfig):
     """The settings of such algorithms, and their defaults of the common ones."""
 
+    model: CriticsModelConfig = changed(ReplayConfig, "model", CriticsModelConfig())
     lr: float = changed(ReplayConfig, "lr", 3e-4)
     num_envs_per_worker: int = changed(ReplayConfig, "num_envs_per_worker", 1)
     rollout_fragment_length: int = changed(ReplayConfig, "rollout_fragment_length", 8)
@@ -28,8 +37,9 @@ class ActorReplayConfig(ReplayConfig):
     replay_capacity: int = changed(ReplayConfig, "replay_capacity", 1_000_000)
 
     actor_lr: float | None = _learning(
-        None, "Learning rate of the network that acts; null: lr, which is that of the critics.", gt=0
-    )
+        None, "Learning rate of the network that acts, without a schedule; null: that of the critics, lr with its "
+        "lr_schedule.", gt=0,
+    )  # fmt: skip
     twin_q: bool = _learning(True, "Two critics, of whose values the smaller one counts.")
     random_timesteps: int = _learning(
         1000, "Env steps, of all workers together, of uniformly random actions at first.", unit="env steps", ge=0

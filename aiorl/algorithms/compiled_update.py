@@ -42,6 +42,7 @@ Gradients = Callable[[Tensors, Tensors], tuple[list[tf.Tensor], tf.Tensor, Tenso
 """(minibatch, coefficients) -> (gradients in the order of the variables, loss, metrics)."""
 
 ROWS = "rows"
+_LAST_EPOCH = "last_epoch"
 STEPS_BEFORE = "steps_before"
 """Coefficient: steps made before this update, as far as what is made at every so many steps goes by them."""
 
@@ -84,6 +85,8 @@ class UpdateSpec:
         metric_names: what `loss` reports; "loss" and "grad_gnorm" are added.
         coefficient_names: what it may be told anew at each update; "lr" is among them.
         stop_when: (metric, coefficient): the update ends after a minibatch whose metric is above the coefficient.
+        last_epoch: (metric, epochs): steps are so many equal passes over a batch, and the metric's mean over the last
+            one that was begun is reported, too, as "METRIC_last_epoch".
         is_stacked: batches come as minibatches, [K, M, ...], and not as rows that an order puts together.
         gives_rows: `loss` gives a number for each row.
         followers: variables that `follow` changes, such as the weights of a target network.
@@ -95,6 +98,7 @@ class UpdateSpec:
     metric_names: tuple[str, ...]
     coefficient_names: tuple[str, ...]
     stop_when: tuple[str, str] | None = None
+    last_epoch: tuple[str, int] | None = None
     is_stacked: bool = False
     gives_rows: bool = False
     followers: tuple[Any, ...] = ()
@@ -213,6 +217,9 @@ class CompiledUpdate:
             if times := phase.times(int(steps), int(coefficients.get(STEPS_BEFORE, 0))):
                 metrics |= {name: total / times for name, total in zip(names, given, strict=True)}
         metrics["num_sgd_steps"] = steps
+        if self._spec.last_epoch is not None and steps:
+            name, epochs = self._spec.last_epoch
+            metrics[f"{name}_last_epoch"] = sums[-1] / ((steps - 1) % max(limit // epochs, 1) + 1)
         return metrics, bool(ok)
 
     def _run(
@@ -228,28 +235,40 @@ class CompiledUpdate:
         zeros = tf.zeros([len(self._metric_names) + sum(map(len, self._phase_names))])
 
         def body(
-            step: tf.Tensor, ok: tf.Tensor, go_on: tf.Tensor, sums: tf.Tensor, *rows: tf.Tensor
-        ) -> tuple[tf.Tensor, ...]:
+            step: tf.Tensor, ok: tf.Tensor, go_on: tf.Tensor, sums: tf.Tensor, others: Tensors
+        ) -> tuple[tf.Tensor | Tensors, ...]:
             index = step if order is None else order[step]
             minibatch = {name: tf.gather(column, index) for name, column in batch.items()}
             fine, enough, metrics, own_rows = self._sgd_step(step, minibatch, coefficients)
             if self._spec.follow is not None:
                 self._spec.follow(step, coefficients)
-            written = [tf.tensor_scatter_nd_update(rows[0], [[step]], [own_rows])] if rows else []
-            return step + 1, fine, ~enough, sums + metrics, *written
+            more = {}
+            if ROWS in others:
+                more[ROWS] = tf.tensor_scatter_nd_update(others[ROWS], [[step]], [own_rows])
+            if self._spec.last_epoch is not None:
+                metric, epochs = self._spec.last_epoch
+                is_first = tf.equal(step % tf.maximum(limit // epochs, 1), 0)
+                own = metrics[self._metric_names.index(metric)]
+                more[_LAST_EPOCH] = own + tf.where(is_first, 0.0, others[_LAST_EPOCH])
+            return step + 1, fine, ~enough, sums + metrics, more
 
         first = next(iter(batch.values()))
-        all_rows = [tf.zeros(first.shape[:2] if order is None else order.shape)] if self._spec.gives_rows else []
-        steps, ok, _, sums, *all_rows = tf.while_loop(
-            lambda step, ok, go_on, *others: (step < limit) & ok & go_on,
+        others = {}
+        if self._spec.gives_rows:
+            others[ROWS] = tf.zeros(first.shape[:2] if order is None else order.shape)
+        if self._spec.last_epoch is not None:
+            others[_LAST_EPOCH] = tf.constant(0.0)
+        steps, ok, _, sums, others = tf.while_loop(
+            lambda step, ok, go_on, *_: (step < limit) & ok & go_on,
             body,
-            (tf.constant(0), tf.constant(True), tf.constant(True), zeros, *all_rows),
+            (tf.constant(0), tf.constant(True), tf.constant(True), zeros, others),
             parallel_iterations=1,
         )
         for variable, old in zip(changed, before, strict=True):
             variable.assign(tf.where(ok, tf.convert_to_tensor(variable), old))
-        figures = tf.concat([[tf.cast(ok, tf.float32)], [tf.cast(steps, tf.float32)], sums], axis=0)
-        return figures, all_rows[0] if all_rows else None
+        last = [others[_LAST_EPOCH]] if _LAST_EPOCH in others else []
+        figures = tf.concat([[tf.cast(ok, tf.float32)], [tf.cast(steps, tf.float32)], sums, last], axis=0)
+        return figures, others.get(ROWS)
 
     def _sgd_step(
         self, step: tf.Tensor, minibatch: Tensors, coefficients: Tensors

@@ -17,7 +17,10 @@ class StreamingConfig(ActorCriticConfig):
     """The settings of such algorithms."""
 
     opt_type: Literal["adam", "rmsprop"] = _learning("adam", "Optimizer.")
-    epsilon: float = _learning(1e-5, "The optimizer's epsilon; with rmsprop the papers take 0.1.", gt=0)
+    epsilon: float = _learning(
+        1e-5, "The optimizer's epsilon. With rmsprop the papers take 0.1, for losses that are sums over rows; here "
+        "they are means over the n rows of a minibatch, for which that is 0.1 / n^2.", gt=0,
+    )  # fmt: skip
     decay: float = _learning(0.99, "rmsprop: decay of the mean square.", ge=0, lt=1)
     momentum: float = _learning(0.0, "rmsprop: momentum.", ge=0, lt=1)
     max_policy_lag: int | None = _learning(

@@ -41,11 +41,18 @@ class Surrogate(CompiledAlgorithm[SurrogateT]):
         }
 
     def after_update(self, metrics: dict[str, float]) -> None:
-        """Adapt the penalty's weight: more where the policy moved more than twice as far as wanted, and back."""
+        """Adapt the penalty's weight: more where the policy moved more than twice as far as wanted, and back.
+
+        The divergence is the mean over the last epoch. Bounds and factors are RLlib's; those of the paper are 1.5 and
+        1 / 1.5 times the target, and 2 and 1/2.
+
+        Source: Schulman et al. 2017, section 4.
+        """
         metrics["cur_kl_coeff"] = self._kl_coeff
-        if metrics["kl"] > 2.0 * self._config.kl_target:
+        kl = metrics.get("kl_last_epoch", metrics["kl"])
+        if kl > 2.0 * self._config.kl_target:
             self._kl_coeff *= 1.5
-        elif metrics["kl"] < 0.5 * self._config.kl_target:
+        elif kl < 0.5 * self._config.kl_target:
             self._kl_coeff *= 0.5
 
     def extra_state(self) -> dict[str, Any]:
@@ -78,4 +85,5 @@ def surrogate_spec(
         (*_METRICS, *metrics),
         (*_COEFFICIENTS, *config.clips(), *coefficients),
         None if config.kl_stop is None else ("kl", "kl_stop"),
+        ("kl", config.num_sgd_iter) if config.kl_coeff > 0 else None,
     )

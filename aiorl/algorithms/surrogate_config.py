@@ -26,7 +26,9 @@ class SurrogateConfig(ActorCriticConfig):
     kl_coeff: float = _ppo(
         0.0, "First weight of the divergence from the old policy; it adapts towards kl_target. 0: no penalty.", ge=0
     )
-    kl_target: float = _ppo(0.01, "Divergence that kl_coeff aims at.", unit="nats", gt=0)
+    kl_target: float = _ppo(
+        0.01, "Divergence that kl_coeff aims at, in the last epoch of an update.", unit="nats", gt=0
+    )
     kl_stop: float | None = _ppo(
         None, "An update ends after a minibatch whose divergence is above this; null: never.", unit="nats", gt=0
     )

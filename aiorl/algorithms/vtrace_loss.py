@@ -70,7 +70,7 @@ def vtrace_returns(
     returns = vtrace(
         tf.stop_gradient(judged.values),
         tf.stop_gradient(judged.last_values),
-        columns[c.REWARDS],
+        columns.get(c.SCALED_REWARDS, columns[c.REWARDS]),
         columns[c.TERMINATEDS],
         columns[c.TRUNCATEDS],
         columns[c.BOOTSTRAP_VALUES],

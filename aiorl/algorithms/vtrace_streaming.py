@@ -21,11 +21,17 @@ class VTraceStreaming(Streaming[VTraceT]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Raw transitions; values only where an episode was cut from outside."""
+        """Raw transitions; values only where an episode was cut from outside.
+
+        A network that looks back sees rewards as they are, also the last one of a sequence: so they are sent beside
+        those that are learned from.
+        """
         own = cls._own(config)
+        previous = previous_columns(own)
+        scaled = (c.SCALED_REWARDS,) if previous and own.normalize_rewards else ()
         columns = (
             c.OBS, c.ACTIONS, c.ACTION_LOGP, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES,
-            *previous_columns(own), c.LAST_OBS, *state_columns(own),
+            *previous, *scaled, c.LAST_OBS, *state_columns(own),
         )  # fmt: skip
         return SamplePlan("none", {}, columns)
 

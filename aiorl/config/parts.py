@@ -13,6 +13,7 @@ from aiorl.config.key import key
 from aiorl.errors import ConfigError
 
 __all__ = [
+    "Activation",
     "ModelConfig",
     "MultiAgentConfig",
     "SDESettings",
@@ -23,6 +24,8 @@ __all__ = [
 
 Sizes = int | tuple[int, int]
 """Of both sides of an image, or of each."""
+
+Activation = Literal["tanh", "relu", "swish", "silu", "gelu", "elu", "linear"]
 
 _model = partial(key, group="Model")
 _agents = partial(key, group="Multi-agent")
@@ -47,9 +50,7 @@ class ModelConfig(WorkerModelConfig):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     fcnet_hiddens: tuple[int, ...] = _model((64, 64), "Width of each hidden layer.")
-    fcnet_activation: Literal["tanh", "relu", "swish", "silu", "gelu", "elu", "linear"] = _model(
-        "tanh", "Activation of the hidden layers."
-    )
+    fcnet_activation: Activation = _model("tanh", "Activation of the hidden layers.")
     conv_filters: tuple[tuple[int, Sizes, Sizes], ...] | None = _model(
         None, "Convolutions as [channels, kernel, stride] each; null takes the Nature CNN for images of about 84x84 "
         "and fitting ones for other sizes.",

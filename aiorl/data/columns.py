@@ -55,7 +55,7 @@ REWARDS = "rewards"
 """float32 reward of the step."""
 SCALED_REWARDS = "scaled_rewards"
 """float32: the reward as it is learned from, where ``normalize_rewards`` is set. What is sent to the learner has it
-under the name of REWARDS."""
+under the name of REWARDS, unless the sample plan asks for both."""
 PREV_ACTIONS = "prev_actions"
 PREV_REWARDS = "prev_rewards"
 TERMINATEDS = "terminateds"

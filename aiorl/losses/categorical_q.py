@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from aiorl.losses.q_learning import best_legal, chosen
+from aiorl.losses.q_learning import best_legal, chosen, has_legal
 
 __all__ = ["categorical_targets", "cross_entropy", "expected_q", "project", "relative_entropy", "support"]
 
@@ -59,10 +59,13 @@ def categorical_targets(
         next_logits: [B, A, Z] float32, by the target network, of the observation that followed.
         atoms: [Z] float32.
         next_logits_online: [B, A, Z], by the network that learns, which then chooses the action (double DQN).
-        mask: [B, A], 1 where the action was legal after the step; None = all are.
+        mask: [B, A], 1 where the action was legal after the step; None = all are. Where none was, as behind a
+            truncation, what followed has the return 0.
     Returns: probabilities [B, Z]; no gradient flows through them.
     """
     by = next_logits if next_logits_online is None else next_logits_online
+    if mask is not None:
+        discounts *= has_legal(mask, discounts.dtype)
     best = chosen(next_logits, best_legal(expected_q(by, atoms), mask))
     return tf.stop_gradient(project(rewards, discounts, tf.nn.softmax(best), atoms))
 

@@ -15,6 +15,7 @@ __all__ = [
     "best_legal",
     "chosen",
     "dueling",
+    "has_legal",
     "huber",
     "legal_q",
     "q_targets",
@@ -43,6 +44,11 @@ def legal_q(q: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
 def best_legal(q: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
     """Index [...] int32 of the legal action with the largest of the Q values [..., A], the first of several."""
     return tf.argmax(legal_q(q, mask), axis=-1, output_type=tf.int32)
+
+
+def has_legal(mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """1 [...] where any action of a mask [..., A] is legal, else 0, as numbers of a dtype."""
+    return tf.cast(tf.reduce_any(mask > 0, axis=-1), dtype)
 
 
 def chosen(values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
@@ -94,13 +100,16 @@ def q_targets(
             then be anything finite.
         next_q: [B, A] float32, by the target network.
         next_q_online: [B, A] float32, by the network that learns, which then chooses the action (double DQN).
-        mask: [B, A], 1 where the action was legal after the step; None = all are.
+        mask: [B, A], 1 where the action was legal after the step; None = all are. Where none was, as behind a
+            truncation, what followed has the value 0.
         is_rescaled: Q values are rescaled returns: ``h(r + discount h^-1(max_a Q'(s', a)))``, see `rescaled`.
     Returns: [B] float32; no gradient flows through it.
     Source: van Hasselt et al. 2016, eq. 4; Kapturowski et al. 2019, section 2.3.
     """
     best = best_legal(next_q if next_q_online is None else next_q_online, mask)
     following = chosen(next_q, best)
+    if mask is not None:
+        following *= has_legal(mask, following.dtype)
     if is_rescaled:
         return tf.stop_gradient(rescaled(rewards + discounts * unrescaled(following)))
     return tf.stop_gradient(rewards + discounts * following)

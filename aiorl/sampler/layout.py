@@ -34,14 +34,16 @@ _STATE = "state_in_"
 def laid_out(rows: Mapping[str, Array], plan: SamplePlan, sequence_length: int | None) -> dict[str, Array]:
     """What is learned from: the rows one by one, or as sequences of a length, with rewards as the plan scales them.
 
+    A plan that asks for SCALED_REWARDS gets them beside REWARDS, else they take the place of these.
+
     Raises:
         BatchError: see `to_rows` and `to_sequences`.
     """
-    if plan.return_discount is not None and c.REWARDS in plan.columns:
+    replaces = plan.return_discount is not None and c.REWARDS in plan.columns and c.SCALED_REWARDS not in plan.columns
+    if replaces:
         plan = dataclasses.replace(plan, columns=(*plan.columns, c.SCALED_REWARDS))
-    if sequence_length is None:
-        return with_scaled_rewards(to_rows(rows, plan))
-    return with_scaled_rewards(to_sequences(rows, plan, sequence_length))
+    columns = to_rows(rows, plan) if sequence_length is None else to_sequences(rows, plan, sequence_length)
+    return with_scaled_rewards(columns) if replaces else columns
 
 
 def with_scaled_rewards(columns: dict[str, Array]) -> dict[str, Array]:

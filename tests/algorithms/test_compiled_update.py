@@ -120,6 +120,23 @@ def test_ends_after_the_minibatch_whose_metric_is_above_the_limit() -> None:
     assert metrics["num_sgd_steps"] == 6
 
 
+@pytest.mark.parametrize("xla", ["on", "off"])
+def test_a_metric_of_the_last_epoch_is_its_mean_over_the_minibatches_of_that_alone(xla: str) -> None:
+    """Two epochs of three minibatches: errors 4 to 6, or the fourth alone where the update ends after it."""
+    means = [plain_loop(-0.1, 1.0, None, steps=steps)[2] for steps in range(1, 7)]
+    errors = [(n + 1) * mean - n * before for n, (mean, before) in enumerate(zip(means, [0.0, *means], strict=False))]
+    assert max(errors[:3]) < errors[3], "it goes uphill, so that the fourth can be the first above a limit"
+    update, w, b = make(xla, last_epoch=("mse", 2), stop_when=("mse", "limit"))
+    metrics, _ = update(BATCH, ORDER, {"lr": -0.1, "scale": 1.0, "limit": 1e9})
+    assert metrics["mse"] == pytest.approx(means[5], rel=1e-4)
+    assert metrics["mse_last_epoch"] == pytest.approx(np.mean(errors[3:]), rel=1e-4)
+    w.assign([0.5, 0.0, 0.0])
+    b.assign(0.0)
+    metrics, _ = update(BATCH, ORDER, {"lr": -0.1, "scale": 1.0, "limit": (max(errors[:3]) + errors[3]) / 2})
+    assert metrics["num_sgd_steps"] == 4
+    assert metrics["mse_last_epoch"] == pytest.approx(errors[3], rel=1e-4)
+
+
 def test_auto_takes_xla_for_dense_layers_and_a_plain_graph_for_convolutions(caplog: Any) -> None:
     dense, _, _ = make("auto")
     assert dense.mode == "xla"

@@ -126,6 +126,14 @@ def test_targets_equal_the_slow_reference(left_out: tuple[str, ...], compiled: b
     np.testing.assert_allclose(function({n: tf.constant(a) for n, a in x.items()}), expected, atol=1e-5)
 
 
+def test_behind_a_truncation_where_nothing_is_legal_only_the_reward_counts() -> None:
+    """Reward 1, discount 1, atoms 0, 1, 2; the first action's return is surely 1, which with the reward makes 2."""
+    logits = tf.constant([[[-99.0, 0.0, -99.0], [0.0, 0.0, 0.0]]] * 2)
+    mask = tf.constant([[0.0, 0.0], [1.0, 0.0]])
+    found = categorical_targets(tf.ones(2), tf.ones(2), logits, support(0.0, 2.0, 3), mask=mask)
+    np.testing.assert_allclose(found, [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], atol=1e-6)
+
+
 def test_the_mean_of_a_distribution_is_its_q_value() -> None:
     logits = tf.math.log(tf.constant([[[0.5, 0.25, 0.25], [0.0001, 0.0001, 0.9998]]]))
     np.testing.assert_allclose(expected_q(logits, tf.constant([-4.0, 0.0, 8.0])), [[0.0, 7.998]], rtol=1e-4, atol=1e-6)

@@ -84,6 +84,26 @@ def test_after_a_terminal_state_nothing_may_be_legal() -> None:
     assert targets.numpy().tolist() == [3.0]
 
 
+@pytest.mark.parametrize(("is_rescaled", "expected"), [(False, [3.0, 4.0]), (True, [1.003, 5**0.5 - 1 + 0.004])])
+def test_behind_a_truncation_where_nothing_is_legal_only_the_reward_counts(
+    is_rescaled: bool, expected: list[float]
+) -> None:
+    """Reward 3, discount 0.5; in the second row the second action is legal, of value 2, rescaled h(2).
+
+    Targets 3 and 3 + 0.5 * 2 = 4; rescaled h(3) = sqrt(4) - 1 + 0.003 and h(4) = sqrt(5) - 1 + 0.004.
+    """
+    value = 3**0.5 - 1 + 0.002 if is_rescaled else 2.0
+    targets = q_targets(
+        tf.constant([3.0, 3.0]),
+        tf.constant([0.5, 0.5]),
+        tf.constant([[8.0, value], [8.0, value]]),
+        next_q_online=tf.constant([[9.0, 1.0], [9.0, 1.0]]),
+        mask=tf.constant([[0.0, 0.0], [0.0, 1.0]]),
+        is_rescaled=is_rescaled,
+    )
+    np.testing.assert_allclose(targets, expected, rtol=1e-5)
+
+
 def test_errors_are_those_of_the_action_taken() -> None:
     q = tf.constant([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     assert td_errors(q, tf.constant([2, 0]), tf.constant([10.0, 10.0])).numpy().tolist() == [7.0, 6.0]

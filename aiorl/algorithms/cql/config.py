@@ -30,8 +30,9 @@ class CQLConfig(OfflineReplayConfig, SACConfig):
         allow_inf_nan=False,
     )  # fmt: skip
     cql_weight_lr: float | None = _cql(
-        None, "With target_gap: learning rate of the logarithm of the weight; null: lr.", gt=0
-    )
+        None, "With target_gap: learning rate of the logarithm of the weight, without a schedule; null: lr with its "
+        "lr_schedule.", gt=0,
+    )  # fmt: skip
     cql_actions: int = _cql(
         10, "Over a Box, actions drawn for each row in each of three ways: uniformly, by the policy, and by the policy "
         "after the step.", unit="actions", ge=1,

@@ -25,8 +25,9 @@ class SACConfig(ActorReplayConfig, SDEConfig):
 
     initial_alpha: float = _sac(1.0, "Temperature at first: what a nat of entropy is worth, in units of reward.", gt=0)
     alpha_lr: float | None = _sac(
-        None, "Learning rate of the logarithm of the temperature; null: lr; 0: it stays as at first.", ge=0
-    )
+        None, "Learning rate of the logarithm of the temperature, without a schedule; null: lr with its lr_schedule; "
+        "0: it stays as at first.", ge=0,
+    )  # fmt: skip
     entropy_backup: bool = _sac(True, "Targets of the critics count the entropy of what follows, too.")
     target_entropy: float | Literal["auto"] = _sac(
         "auto", "Entropy that the temperature aims at, over a Box of actions scaled to [-1, 1]; auto: minus the number "

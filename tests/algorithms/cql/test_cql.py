@@ -26,7 +26,8 @@ CHOICES = spaces.Discrete(NUM_ACTIONS, start=START)
 
 def make_config(**settings: Any) -> CQLConfig:
     small = {
-        "env": "E", "input": "data", "seed": 7, "model": {"fcnet_hiddens": [8]}, "rollout_fragment_length": 8,
+        "env": "E", "input": "data", "seed": 7, "model": {"fcnet_hiddens": [8], "fcnet_activation": "tanh"},
+        "rollout_fragment_length": 8,
         "train_batch_size": 4, "training_intensity": 0.5, "replay_capacity": 64, "lr": 0.01, "cql_actions": 3,
         "initial_alpha": 0.5, "cql_weight": 2.0, "eager": True,
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from aiorl.algorithms.impala.config import IMPALAConfig
 from aiorl.algorithms.impala.update import impala_spec
 from aiorl.data import columns as c
 from aiorl.losses.vtrace import vtrace
+from aiorl.sampler.layout import laid_out
 
 COEFFICIENTS = {
     "lr": 0.0, "gamma": 0.9, "rho_bar": 1.1, "rho_bar_pg": 0.9, "vf_loss_coeff": 0.7, "entropy_coeff": 0.03,
@@ -69,3 +71,41 @@ def test_loss_equals_the_formula_in_numpy(
     assert metrics["mean_rho"].numpy() == pytest.approx(np.minimum(rhos, 1.1).mean(), rel=1e-4)
     assert metrics["clipped_rhos"].numpy() == pytest.approx((rhos > 1.1).mean(), abs=1e-6)
     assert total.numpy() == pytest.approx(policy_loss + 0.7 * vf_loss - 0.03 * entropy, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
+def test_a_cell_that_sees_rewards_sees_those_of_the_environment_where_scaled_ones_are_learned_from(
+    make_model: Callable[..., Any], cell: str
+) -> None:
+    """Two steps with rewards 4 and -2, scaled 0.5 and -0.25: targets are vs_1 = -0.25 + 0.9 V, vs_0 = 0.5 + 0.9 vs_1.
+
+    V is the value of the last observation, by a cell that sees -2 there.
+    """
+    settings = {cell: True, "vf_share_layers": True, "lstm_use_prev_action_reward": True}
+    config = IMPALAConfig(env="x", normalize_rewards=True, vtrace=False, model=settings)
+    model = make_model(**settings)
+    obs = np.random.default_rng(1).normal(size=(3, 3)).astype(np.float32)
+    actions, rewards = np.array([1, 0, 1], np.int32), np.array([0, 4, -2], np.float32)
+    flags = dict.fromkeys((c.TERMINATEDS, c.TRUNCATEDS), np.zeros(2, np.bool_))
+    states = {c.state_in(index): np.zeros((2, *shape), np.float32) for index, shape in enumerate(model.state_shapes)}
+    zeros = np.zeros(2, np.float32)
+    rows = {
+        c.EPS_ID: np.zeros(2, np.int64), c.AGENT_INDEX: np.zeros(2, np.int32), c.OBS: obs[:2], c.NEW_OBS: obs[1:],
+        c.ACTIONS: actions[1:], c.PREV_ACTIONS: actions[:2], c.REWARDS: rewards[1:], c.PREV_REWARDS: rewards[:2],
+        c.SCALED_REWARDS: rewards[1:] / 8, c.ACTION_LOGP: zeros, c.BOOTSTRAP_VALUES: zeros, **flags, **states,
+    }  # fmt: skip
+    plan = dataclasses.replace(IMPALA.sample_plan(config), return_discount=0.9)
+    buffers = BatchBuffers(model_columns(model, plan.columns))
+    batch = buffers.sequences([laid_out(rows, plan, 2)], 1, 2)
+    coefficients = {name: tf.constant(value) for name, value in COEFFICIENTS.items()}
+    loss = impala_spec(config, model, buffers).loss
+    _, metrics = loss({name: tf.constant(array) for name, array in batch.items()}, coefficients)
+
+    state = [component[:1] for component in states.values()]
+    values = []
+    for t in range(3):
+        _, value, state = model.forward_step(obs[t : t + 1], state, actions[t : t + 1], rewards[t : t + 1])
+        values.append(float(value[0]))
+    later = -0.25 + 0.9 * values[2]
+    expected = ((values[0] - (0.5 + 0.9 * later)) ** 2 + (values[1] - later) ** 2) / 2
+    assert metrics["vf_loss"].numpy() == pytest.approx(expected, rel=1e-5)

@@ -26,7 +26,8 @@ CHOICES = spaces.Discrete(3, start=START)
 
 def make_config(**settings: Any) -> IQLConfig:
     small = {
-        "env": "E", "input": "data", "seed": 7, "model": {"fcnet_hiddens": [8]}, "rollout_fragment_length": 8,
+        "env": "E", "input": "data", "seed": 7, "model": {"fcnet_hiddens": [8], "fcnet_activation": "tanh"},
+        "rollout_fragment_length": 8,
         "train_batch_size": 4, "training_intensity": 2, "replay_capacity": 64, "lr": 0.01, "eager": True,
         "learning_starts": 8,
     }  # fmt: skip

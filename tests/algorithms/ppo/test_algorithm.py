@@ -81,6 +81,22 @@ def test_the_penalty_adapts_towards_its_target_and_is_kept(
         other.set_state(state)
 
 
+def test_the_penalty_goes_by_the_divergence_of_the_last_epoch(train: Callable[..., Any]) -> None:
+    """Three times the mean over three epochs is twice that over the first two, and that of the third.
+
+    These rows are of another policy, so the divergence falls. With a target between twice the one and twice the other,
+    the mean over all would leave the weight as it was.
+    """
+    settings = {"kl_coeff": 0.2, "lr": 1e-2}
+    two, three = (train(num_sgd_iter=epochs, **settings)[1]["kl"] for epochs in (2, 3))
+    last = 3 * three - 2 * two
+    assert last < 0.95 * three
+    algorithm, metrics = train(num_sgd_iter=3, kl_target=last + three, **settings)
+    assert metrics["kl"] == pytest.approx(three)
+    assert algorithm.coefficients(0)["kl_coeff"] == pytest.approx(0.2 * 0.5)
+    assert metrics["kl_last_epoch"] == pytest.approx(last, rel=1e-4)
+
+
 def test_stops_early_once_the_policy_has_moved_too_far(train: Callable[..., Any]) -> None:
     _, metrics = train(num_sgd_iter=3)
     assert metrics["num_sgd_steps"] == 12

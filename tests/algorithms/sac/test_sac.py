@@ -29,7 +29,8 @@ CHOICES = spaces.Discrete(NUM_ACTIONS, start=START)
 
 def make_config(**settings: Any) -> SACConfig:
     small = {
-        "env": "E", "seed": 7, "model": {"fcnet_hiddens": [8]}, "num_envs_per_worker": 2, "rollout_fragment_length": 4,
+        "env": "E", "seed": 7, "model": {"fcnet_hiddens": [8], "fcnet_activation": "tanh"}, "num_envs_per_worker": 2,
+        "rollout_fragment_length": 4,
         "train_batch_size": 4, "training_intensity": 3, "learning_starts": 16, "replay_capacity": 64, "lr": 0.01,
         "initial_alpha": 0.5, "eager": True,  # the few minibatches here are over before they would be compiled
     }  # fmt: skip

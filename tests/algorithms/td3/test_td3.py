@@ -34,7 +34,8 @@ DDPG = {
 
 def make_config(**settings: Any) -> TD3Config:
     small = {
-        "env": "E", "seed": 7, "model": {"fcnet_hiddens": [8]}, "num_envs_per_worker": 2, "rollout_fragment_length": 4,
+        "env": "E", "seed": 7, "model": {"fcnet_hiddens": [8], "fcnet_activation": "tanh"}, "num_envs_per_worker": 2,
+        "rollout_fragment_length": 4,
         "train_batch_size": 4, "training_intensity": 2.5, "learning_starts": 16, "replay_capacity": 64, "lr": 0.01,
         "eager": True,  # the few minibatches here are over before they would be compiled
     }  # fmt: skip
