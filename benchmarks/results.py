@@ -87,7 +87,7 @@ class Task:
         preset: name of the preset.
         env: environment.
         env_steps: that are trained on.
-        bar: mean return that the mean over seeds is to reach.
+        bar: mean return that the mean over seeds is to reach; infinitely low for none.
         published: figure of others and where it is from.
         seeds: which are run.
         options: of the command line, beside.
@@ -171,6 +171,12 @@ TASKS = (
     Task("ppo-hopper", "ppo-hopper", "Hopper-v5", 1_000_000, 2400, f"v3: 2,410 at 1 M ({_ZOO})"),
     Task("ppo-walker2d", "ppo-walker2d", "Walker2d-v5", 1_000_000, 3500, f"v3: 3,479 at 1 M ({_ZOO})"),
     Task("ppo-pong", "ppo-pong", "ALE/Pong-v5", 3_000_000, 18, f"20.99 at 10 M ({_ZOO})", seeds=(0,)),
+    Task("impala-acrobot", "impala-acrobot", "Acrobot-v1", 1_000_000, _NO_BAR, ""),
+    Task("impala-mountaincar", "impala-mountaincar", "MountainCar-v0", 1_000_000, _NO_BAR, ""),
+    Task("impala-pendulum", "impala-pendulum", "Pendulum-v1", 1_000_000, _NO_BAR, ""),
+    Task("impala-lunarlander", "impala-lunarlander", "LunarLander-v3", 1_000_000, _NO_BAR, ""),
+    Task("appo-lunarlander", "appo-lunarlander", "LunarLander-v3", 1_000_000, _NO_BAR, ""),
+    Task("impala-halfcheetah", "impala-mujoco", "HalfCheetah-v5", 1_000_000, _NO_BAR, ""),
     Task("ppo-cartpoles", "ppo-cartpole", _SEVERAL, 100_000, 400, "", options=_TWO_POLICIES),
     Task("pg-cartpole", "pg-cartpole", "CartPole-v1", 500_000, 450, "249 at 200 k (XuanCe)"),
     Task("a2c-cartpole", "a2c-cartpole", "CartPole-v1", 500_000, 475, f"500 at 500 k ({_ZOO})"),
@@ -307,19 +313,19 @@ def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:
     lines = [_HEAD]
     for task in (task for task in tasks if not isinstance(task, OfflineTask)):
         rows = read_rows(task, folder)
-        steps = f"{task.env_steps:,}"
+        steps, has_bar = f"{task.env_steps:,}", task.bar > _NO_BAR
+        bar = f"{task.bar:g}" if has_bar else "none"
         if not rows:
-            lines.append(
-                f"| `{task.name}` | {steps} | 0 | not measured yet | | | | {task.bar:g} | | {task.published} | |"
-            )
+            lines.append(f"| `{task.name}` | {steps} | 0 | not measured yet | | | | {bar} | | {task.published} | |")
             continue
         means = np.array([row.return_mean for row in rows])
         holds = means.mean() >= task.bar and means.min() >= task.bar - _WORST * abs(task.bar)
         said = ("yes" if holds else "no") if len(rows) >= len(task.seeds) else "so far" if holds else "not so far"
+        said = said if has_bar else ""
         middle = float(interquartile_mean(means[:, None])[0])
         cells = [
             f"[`{task.name}`](results/{task.name}.csv)", steps, str(len(rows)), _readable(means.mean()),
-            _readable(means.std()), _readable(middle), _readable(means.min()), f"{task.bar:g}", said, task.published,
+            _readable(means.std()), _readable(middle), _readable(means.min()), bar, said, task.published,
             f"{np.median([row.wall_s for row in rows]):,.0f} s on {rows[-1].cores} cores",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
