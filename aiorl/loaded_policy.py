@@ -145,7 +145,8 @@ class LoadedPolicy:
 
         Raises: as `compute_single_action`.
         """
-        return self._actor.compute_actions(observations, states or (), prev_actions, prev_rewards, explore=explore)
+        given = () if states is None else states
+        return self._actor.compute_actions(observations, given, prev_actions, prev_rewards, explore=explore)
 
     def __repr__(self) -> str:
         return f"<LoadedPolicy {self.policy_id!r} of {self.path}, {self.env_steps:,} env steps>"
