@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import os
+import site
 import sys
+import sysconfig
 
 __all__ = ["python_path"]
 
 
 def python_path() -> dict[str, str]:
-    """The environment variable by which another Python finds the modules that this one finds.
+    """The environment variable by which another Python finds the modules that this one does; none if it does anyway.
 
-    Such as those beside the script that is run, which are on no other process's path.
+    Such as those beside the script that is run, which are on no other process's path. Python's own folders and those of
+    installed packages are left out: what a process starts in its turn may be a Python of another version.
     """
-    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    standard = sysconfig.get_path("stdlib")
+    installed = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
+    known = {*map(os.path.realpath, (*installed, os.path.join(standard, "lib-dynload")))}
+    archive = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    own = [
+        place
+        for place in sys.path
+        if place and os.path.realpath(place) not in known and os.path.basename(place) != archive
+    ]
+    return {"PYTHONPATH": os.pathsep.join(own)} if own else {}
