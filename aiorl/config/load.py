@@ -83,7 +83,8 @@ def load_config(
     values = merged(layers)
     try:
         for name, own in fixed.items():
-            if os.path.normpath(str(values.get(name, own))) != os.path.normpath(own):
+            wanted = own if values.get(name) is None else values[name]
+            if os.path.normpath(str(wanted)) != os.path.normpath(own):
                 raise _not_resumable(name, values[name], own, saved[0])
         if said := foreign_code(values, saved):
             warn(said)

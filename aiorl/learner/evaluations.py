@@ -88,7 +88,7 @@ class Evaluations:
         self._tasks = Tasks(lambda error: None)
         self._running: asyncio.Task[None] | None = None
         self._finished: dict[str, Any] | None = None
-        self._is_written = asyncio.Event()
+        self._is_written, self._hurry = asyncio.Event(), asyncio.Event()
 
     def is_due(self, iteration: int) -> bool:
         """Whether an iteration of that number has an evaluation; 0 is the beginning of a run."""
@@ -153,7 +153,13 @@ class Evaluations:
     async def finish(self) -> None:
         """Wait a while for the evaluation that goes on beside training: what is being evaluated may be the best."""
         if self._running is not None:
-            await asyncio.wait([self._running], timeout=_FINISH_S)
+            hurry = asyncio.ensure_future(self._hurry.wait())
+            await asyncio.wait([self._running, hurry], timeout=_FINISH_S, return_when=asyncio.FIRST_COMPLETED)
+            hurry.cancel()
+
+    def hurry(self) -> None:
+        """Have `finish` wait no longer."""
+        self._hurry.set()
 
     def take(self) -> dict[str, Any]:
         """What belongs into the next result of training: ``{"evaluation": {...}}`` if one is finished, else nothing."""

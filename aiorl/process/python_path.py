@@ -25,4 +25,6 @@ def python_path() -> dict[str, str]:
         for place in sys.path
         if place and os.path.realpath(place) not in known and os.path.basename(place) != archive
     ]
-    return {"PYTHONPATH": os.pathsep.join(own)} if own else {}
+    said = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # also what was added to it since this Python began
+    places = dict.fromkeys([*own, *filter(None, said)])
+    return {"PYTHONPATH": os.pathsep.join(places)} if places else {}

@@ -403,14 +403,19 @@ class AlgorithmTrainer(Trainer):
             if isinstance(training, InProcessTraining) and (saver := training.saver).has_unsaved:
                 stack.callback(lambda: self._loop.call(saver.save_last()))
             if self._evaluations is not None:
-                evaluations = self._evaluations
-                stack.callback(lambda: self._loop.call(evaluations.close()))
-                if not self._is_hurried:
-                    stack.callback(lambda: self._loop.call(evaluations.finish()))
+                stack.callback(self._end_evaluations, self._evaluations)
             if self._worker is not None:
                 stack.callback(self._worker.close)
 
     # Inside -----------------------------------------------------------------------------------------------------
+
+    def _end_evaluations(self, evaluations: Evaluations) -> None:
+        async def end() -> None:
+            if not self._is_hurried:
+                await evaluations.finish()
+            await evaluations.close()
+
+        self._loop.end(end(), evaluations.hurry)
 
     def _write_checkpoint(self, directory: Path | None, *, with_experience: bool = True) -> str:
         """Write one that training does not notice; see ``save``."""

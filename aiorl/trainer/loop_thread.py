@@ -99,6 +99,23 @@ class LoopThread:
             except KeyboardInterrupt:
                 self.soon(on_interrupt)
 
+    def end(self, step: Coroutine[Any, Any, None], hurry: Callable[[], None]) -> None:
+        """As `finish`, for what ends something: Ctrl-C is not lost, but raised when all has ended.
+
+        Raises:
+            KeyboardInterrupt: it came meanwhile.
+        """
+        interrupts = 0
+
+        def on_interrupt() -> None:
+            nonlocal interrupts
+            interrupts += 1
+            hurry()
+
+        self.finish(step, on_interrupt)
+        if interrupts:
+            raise KeyboardInterrupt
+
     def soon(self, function: Callable[[], object]) -> None:
         """Have a function called on the loop; may be called by a signal handler."""
         self._loop.call_soon_threadsafe(function)

@@ -158,7 +158,7 @@ class TrainingWithWorkers:
             CheckpointError: it can't be written; all else has ended.
             KeyboardInterrupt: Ctrl-C came meanwhile; an update under way was not waited for, and all has ended.
         """
-        reason, interrupts = "the trainer was stopped", 0
+        reason = "the trainer was stopped"
 
         async def close() -> None:
             training = self.training
@@ -170,12 +170,5 @@ class TrainingWithWorkers:
             finally:
                 await training.close(reason, final=final)
 
-        def hurry() -> None:
-            nonlocal interrupts
-            interrupts += 1
-            self.training.end.hurry.set()
-
-        self._loop.finish(close(), hurry)
-        if interrupts:
-            raise KeyboardInterrupt
+        self._loop.end(close(), self.training.end.hurry.set)
         self.training.learner.updates.join(_JOIN_S)

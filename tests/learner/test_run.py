@@ -68,7 +68,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
             {"env": "CartPole-v1", "seed": 1, "num_workers": 0, "run_dir": str(tmp_path / "run"), **options}
         )
         display: Any = SilentDisplay()
-        return Run(config, RunDirectory.open(config), display), display
+        return Run(config, RunDirectory.open(config), lambda _: display), display
 
     return make
 
@@ -224,7 +224,7 @@ def test_no_line_of_what_is_told_passes_for_a_line_of_the_log(tmp_path: Path, ca
     """Several lines are moved in, control characters are gone, and there is an end to it."""
     config = CommonConfig.from_mapping({"env": "CartPole-v1", "run_dir": str(tmp_path / "run")})
     display = Recorder()
-    run = Run(config, RunDirectory.open(config), display)
+    run = Run(config, RunDirectory.open(config), lambda _: display)
     with caplog.at_level(logging.INFO):
         run._tell(
             "worker 1 failed: \x1b[2Jboom\n2026-01-01 00:00:00,000 ERROR aiorl: forged\u2028x\rabc", logging.ERROR
@@ -307,7 +307,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
         config = CommonConfig.from_mapping(settings)
         display: Any = Showing()
         with RunDirectory.open(config) as directory:
-            run = Run(config, directory, display)
+            run = Run(config, directory, lambda _: display)
             display.on_result = functools.partial(on_result, run)
             outcome = asyncio.run(asyncio.wait_for(run.run(), 60))
         return run, display, outcome
