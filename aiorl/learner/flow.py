@@ -271,6 +271,10 @@ class Flow:
         self._num_in_thread -= 1
         self._session.ledger.discard("the update failed", batch.env_steps)
 
+    def leave_batches(self, count: int) -> None:
+        """The update thread has ended, and leaves train batches that it has not touched; they stay queued."""
+        self._num_in_thread -= count
+
     def next_snapshot(self, weights: PolicyArrays) -> Snapshot:
         """The snapshot of the next version."""
         return self.publisher.next_snapshot(weights, {"timestep": self._counters.env_steps_sampled})

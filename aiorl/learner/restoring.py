@@ -135,7 +135,7 @@ def _check_finite(name: str, found: NDArray[Any], checkpoint: Checkpoint) -> Non
 
 
 def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
-    """Give policies back what they had stored; one of which the checkpoint holds none begins to store anew.
+    """Give policies back what they had stored; one of which the checkpoint holds none begins to store anew, as is said.
 
     Raises:
         CheckpointError: it does not fit.
@@ -143,6 +143,12 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
     stored = checkpoint.meta.get("experience", {})
     if not isinstance(stored, dict):
         raise CheckpointError(checkpoint.path, f"its experience makes no sense: {stored!r:.100}")
+    for policy_id, algorithm in learning.group.algorithms.items():
+        if algorithm.stores_experience and policy_id not in stored:
+            _log.warning(
+                "policy %r goes on with an empty replay, which fills with what is sampled now: %s holds nothing of what "
+                "was stored", policy_id, checkpoint.path,
+            )  # fmt: skip
     for policy_id, values in stored.items():
         algorithm = learning.group.algorithms.get(policy_id)
         if algorithm is None or not isinstance(values, dict):

@@ -452,7 +452,8 @@ class Training:
                 self.service.take_update(event)
                 saver.keep(event.state, event.experience)
                 self._news.set()
-            case UpdatesEnded():
+            case UpdatesEnded(num_left):
+                self.service.flow.leave_batches(num_left)
                 self.learner.last_update.come()
             case UpdateFailed(error, batch):
                 if batch is not None:

@@ -91,7 +91,13 @@ class UpdateFailed:
 
 @dataclass(frozen=True, slots=True)
 class UpdatesEnded:
-    """The thread has ended since it was to; no update follows."""
+    """The thread has ended since it was to; no update follows.
+
+    Attributes:
+        num_left: train batches that it was handed, and has not touched.
+    """
+
+    num_left: int = 0
 
 
 UpdateEvent = WarmUpDone | UpdateDone | UpdateFailed | UpdatesEnded
@@ -257,7 +263,7 @@ class UpdateThread:
                 self._on_event(self._updater.update(batch, time.perf_counter() - waiting_since))
                 batch = None
                 waiting_since = time.perf_counter()
-            self._on_event(UpdatesEnded())
+            self._on_event(UpdatesEnded(self._batches_queued))
         except BaseException as error:  # the owner decides what follows, so nothing may get lost in this thread
             _log.debug("the update thread ends with an error", exc_info=True)
             self._stopping.set()

@@ -20,6 +20,7 @@ import pytest
 
 import aiorl
 from aiorl.errors import ConfigError, WorkerError
+from aiorl.learner.checkpoint import find_checkpoint
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1", "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64, "xla": "off",
@@ -252,3 +253,25 @@ if __name__ == "__main__":
         printed, said = process.communicate(timeout=90)
     assert process.returncode == 0, said
     assert printed.endswith("RESULT 1\n")
+
+
+def test_the_last_checkpoint_of_a_run_holds_what_is_stored_also_where_batches_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where learning takes longer than sampling: the update thread leaves the batch that waits."""
+    config = {
+        **SMALL, "algo": "dqn", "num_workers": 1, "train_batch_size": 32, "training_intensity": 64,
+        "learning_starts": 64, "replay_capacity": 20_000, "eager": True, "run_dir": str(tmp_path / "run"),
+    }  # fmt: skip
+    result = aiorl.train(config=config, stop_timesteps=1000)
+    assert "is without stored experience" not in caplog.text
+    checkpoint = find_checkpoint(result["checkpoint"])
+    assert checkpoint.meta["experience"].keys() == {"default_policy"}
+    with aiorl.Trainer.restore(result["checkpoint"], run_dir=str(tmp_path / "again"), num_workers=0) as trainer:
+        assert trainer.train()["learner"]["replay_rows"] >= 1000
+    assert "empty replay" not in caplog.text
+    bare = Path(trainer.logdir) / "bare"
+    with aiorl.Trainer.restore(result["checkpoint"], run_dir=str(tmp_path / "third"), num_workers=0) as trainer:
+        trainer._write_checkpoint(bare, with_experience=False)
+    aiorl.Trainer.restore(bare, run_dir=str(tmp_path / "fourth"), num_workers=0).stop()
+    assert "policy 'default_policy' goes on with an empty replay" in caplog.text
