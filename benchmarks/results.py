@@ -204,7 +204,7 @@ TASKS = (
     Task(
         "td3-halfcheetah", "td3-halfcheetah", "HalfCheetah-v5", 200_000, 5000, "7,993 at 1 M (XuanCe)", seeds=(0,)
     ),
-    Task("dqn-pong", "dqn-atari", "ALE/Pong-v5", 1_500_000, -10, "", seeds=(0,)),
+    Task("dqn-pong", "dqn-pong", "ALE/Pong-v5", 1_500_000, -10, "", seeds=(0,)),
     OfflineTask("bc-cartpole-expert", "bc-cartpole", "CartPole-v1", 1_000_000, 475, "", data=("cartpole-expert",)),
     OfflineTask(
         "bc-cartpole-medium", "bc-cartpole", "CartPole-v1", 1_000_000, _NO_BAR, "", data=("cartpole-medium",),

@@ -38,7 +38,7 @@ class ActorReplayConfig(ReplayConfig):
 
     actor_lr: float | None = _learning(
         None, "Learning rate of the network that acts, without a schedule; null: that of the critics, lr with its "
-        "lr_schedule.", gt=0,
+        "lr_schedule.", gt=0, allow_inf_nan=False,
     )  # fmt: skip
     twin_q: bool = _learning(True, "Two critics, of whose values the smaller one counts.")
     random_timesteps: int = _learning(

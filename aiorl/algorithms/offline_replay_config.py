@@ -14,7 +14,7 @@ __all__ = ["OfflineReplayConfig"]
 class OfflineReplayConfig(ActorReplayConfig):
     """The settings of such algorithms, and their defaults of the common ones."""
 
-    action_spaces: ClassVar[tuple[str, ...] | None] = ("Box", "Discrete")
+    action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box", "Discrete")
     is_offline: ClassVar[bool] = True
 
     rollout_fragment_length: int = changed(ActorReplayConfig, "rollout_fragment_length", 256)

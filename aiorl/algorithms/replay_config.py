@@ -47,7 +47,10 @@ class ReplayConfig(CommonConfig):
         unit="steps", ge=1,
     )  # fmt: skip
     training_intensity: float = _learning(
-        8.0, "Rows trained on per row sampled: minibatches are made as they become due.", gt=0
+        8.0,
+        "Rows trained on per row sampled: minibatches are made as they become due.",
+        gt=0,
+        allow_inf_nan=False,
     )
     fragments_per_update: int = _learning(
         1, "Fragments that are stored before the minibatches that are due by them are made, in one call.",
@@ -170,6 +173,12 @@ class ReplayConfig(CommonConfig):
                 f"a fragment has {self.fragment_steps} env steps, and the replay holds {self.replay_capacity} rows.",
                 key="replay_capacity", value=self.replay_capacity,
                 hint="Set a larger one, or a smaller rollout_fragment_length or num_envs_per_worker.",
+            )  # fmt: skip
+        if self.fragments_per_update * self.fragment_steps > self.replay_capacity:
+            raise ConfigError(
+                f"each update waits for {self.fragments_per_update} fragments of {self.fragment_steps} env steps, and "
+                f"the replay holds {self.replay_capacity} rows.",
+                key="fragments_per_update", value=self.fragments_per_update, hint="Set a smaller one.",
             )  # fmt: skip
         if self.n_step > self.rollout_fragment_length and self.is_truncating:
             raise ConfigError(

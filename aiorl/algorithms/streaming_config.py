@@ -30,3 +30,12 @@ class StreamingConfig(ActorCriticConfig):
         3, "Fragments that a worker may owe or have under way at a time, within the budget of the whole run.",
         unit="fragments", ge=1,
     )  # fmt: skip
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        hint = "Set opt_type: rmsprop, or leave it out."
+        self.refuse_unless(self.opt_type == "rmsprop", ("decay", "momentum"), "rmsprop", hint=hint)

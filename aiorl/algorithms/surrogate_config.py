@@ -55,3 +55,5 @@ class SurrogateConfig(ActorCriticConfig):
         """
         super().check()
         self.clip_schedules()
+        hint = "Set kl_coeff above 0, or leave it out."
+        self.refuse_unless(self.kl_coeff > 0, ("kl_target",), "the penalty that kl_coeff weighs", hint=hint)

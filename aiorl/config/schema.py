@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TextIO
+from typing import Any, ClassVar, Literal, Self, TextIO, cast
 
 from pydantic import PrivateAttr, ValidationError, field_validator
 
@@ -88,7 +88,7 @@ class CommonConfig(WorkerConfig):
 
     # Learning
     gamma: float = _learning(0.99, "Discount of future rewards.", ge=0, le=1)
-    lr: float = _learning(1e-4, "Learning rate.", gt=0)
+    lr: float = _learning(1e-4, "Learning rate.", gt=0, allow_inf_nan=False)
     train_batch_size: int = _learning(
         200, "Env steps in one train batch. On-policy: a whole number of fragments.", unit="env steps", ge=1
     )
@@ -320,9 +320,17 @@ class CommonConfig(WorkerConfig):
         """What a user set, nested as the config is: neither defaults nor what a preset says."""
         return self._origins.users_values(self.to_dict(), type(self)().to_dict())
 
+    @classmethod
+    def learns_actions_of(cls, space: object) -> bool:
+        """Whether the algorithm learns actions of a space, by what the space is or is derived from."""
+        kinds = {base.__name__ for base in type(space).__mro__}
+        if "Box" in kinds and cast(Any, space).is_bounded():
+            kinds.add("bounded Box")
+        return cls.action_spaces is None or not kinds.isdisjoint(cls.action_spaces)
+
     def is_default(self, name: str) -> bool:
         """Whether a key has the value that it has unless somebody says otherwise."""
-        return bool(getattr(self, name) == type(self).model_fields[name].default)
+        return bool(getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True))
 
     def refuse_unless(self, applies: bool, names: Iterable[str], needed: str, *, hint: str) -> None:
         """Refuse values of keys that would do nothing as the others are.

@@ -93,9 +93,9 @@ def _said(limit: float | None) -> str:
 
 def _that_agree(config: CommonConfig, policy: PlannedPolicy, leases: LeasePlan) -> list[str]:
     """Names of the other algorithms that want these leases in this run, and choose the policy's actions."""
-    found, actions = [], type(policy.action_space).__name__
+    found = []
     for name, (kind, _) in sorted(ALGORITHMS.items()):
-        if kind is type(config) or _is_cut_short(config, kind) or actions not in (kind.action_spaces or [actions]):
+        if kind is type(config) or _is_cut_short(config, kind) or not kind.learns_actions_of(policy.action_space):
             continue
         try:
             if algorithm_class(name).lease_plan(config_of(config, kind, policy.policy_id, {})) == leases:

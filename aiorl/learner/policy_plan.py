@@ -261,12 +261,8 @@ def _planned(
 def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> None:
     """Raise UnsupportedSpaceError, with the way out, for actions that the algorithm, or any network, can't choose."""
     known = config.action_spaces
-    if known is not None and type(action_space).__name__ not in known:
-        others = [
-            name
-            for name, (kind, _) in ALGORITHMS.items()
-            if kind.action_spaces is None or type(action_space).__name__ in kind.action_spaces
-        ]
+    if known is not None and not config.learns_actions_of(action_space):
+        others = [name for name, (kind, _) in ALGORITHMS.items() if kind.learns_actions_of(action_space)]
         hint = f"These algorithms learn such actions: {', '.join(sorted(others))}."
         raise UnsupportedSpaceError(f"{config.algo} over the action space", action_space, known, hint)
     try:

@@ -143,11 +143,11 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
     stored = checkpoint.meta.get("experience", {})
     if not isinstance(stored, dict):
         raise CheckpointError(checkpoint.path, f"its experience makes no sense: {stored!r:.100}")
-    for policy_id, algorithm in learning.group.algorithms.items():
-        if algorithm.stores_experience and policy_id not in stored:
+    for policy_id, own in learning.group.algorithms.items():
+        if own.stores_experience and policy_id not in stored:
             _log.warning(
-                "policy %r goes on with an empty replay, which fills with what is sampled now: %s holds nothing of what "
-                "was stored", policy_id, checkpoint.path,
+                "policy %r goes on with an empty replay, which fills with what is sampled now: %s holds nothing of "
+                "what was stored", policy_id, checkpoint.path,
             )  # fmt: skip
     for policy_id, values in stored.items():
         algorithm = learning.group.algorithms.get(policy_id)

@@ -334,11 +334,11 @@ class AlgorithmTrainer(Trainer):
         interval_s, now, training = self.config.checkpoint_interval_s, time.monotonic(), self._training
         if not interval_s or now - self._checkpointed < interval_s:
             return
-        self._checkpointed = now
         if isinstance(training, TrainingWithWorkers):
             self._loop.do(training.saver.save_in_passing)
-            return
-        self._save_unsaved()  # at once: the next iteration would change what is written
+        else:  # at once: the next iteration would change what is written
+            self._save_unsaved()
+        self._checkpointed = time.monotonic()  # so that a large replay doesn't take all the time
 
     def _save_unsaved(self) -> None:
         saver = self._training.saver

@@ -22,7 +22,7 @@ from aiorl.config.key import changed
 from aiorl.config.load import load_config, save_config
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import KINDS, EnvFacts
-from aiorl.errors import ConfigError
+from aiorl.errors import ConfigError, UnsupportedSpaceError
 from aiorl.learner.policy_config import learning_settings
 from aiorl.learner.policy_plan import PlannedPolicy, plan_policies, with_settings_said
 
@@ -321,3 +321,32 @@ def test_functions_that_cannot_be_called_are_refused_before_any_agent_is_seen() 
         plan(fn=None, multiagent={"observation_fn": "users_own:no_episode"})
     with pytest.raises(ConfigError, match="observation_fn is 'users_own:number', which is no function"):
         plan(fn=None, multiagent={"observation_fn": "users_own:number"})
+
+
+class Moves(spaces.Discrete):
+    """A space of a user's own."""
+
+
+class Steering(spaces.Box):
+    """Another one."""
+
+
+@pytest.mark.parametrize(
+    ("algo", "action_space", "is_taken"),
+    [
+        ("dqn", Moves(3), True), ("sac", Moves(3), True), ("td3", Moves(3), False), ("td3", Steering(-1.0, 1.0), True),
+        ("dqn", Steering(-1.0, 1.0), False), ("sac", spaces.Box(-np.inf, np.inf, (2,)), False),
+        ("ppo", spaces.Box(-np.inf, np.inf, (2,)), True),
+    ],
+)  # fmt: skip
+def test_an_algorithm_takes_spaces_derived_from_those_it_learns_and_says_before_anything_starts_which_it_needs(
+    algo: str, action_space: spaces.Space[Any], is_taken: bool
+) -> None:
+    config = config_class(algo)(env="E-v1")
+    facts = EnvFacts(KIND["a gymnasium.Env"], BOX, action_space)
+    if is_taken:
+        (policy,) = plan_policies(config, facts).values()
+        assert policy.action_space is action_space
+    else:
+        with pytest.raises(UnsupportedSpaceError, match=rf"{algo} over the action space.*These algorithms learn such"):
+            plan_policies(config, facts)

@@ -92,6 +92,10 @@ class DQNConfig(ReplayConfig):
                 key="per_worker_epsilon", value=True,
                 hint="Set num_workers, or bind for workers from elsewhere; or turn it off for epsilon_schedule.",
             )  # fmt: skip
+        self.refuse_unless(
+            not self.per_worker_epsilon, ("epsilon_schedule",), "workers that have one share of random actions",
+            hint="Leave it out, or set per_worker_epsilon: false.",
+        )  # fmt: skip
         if self.worker_priorities and not self.prioritized_replay:
             raise ConfigError(
                 "worker_priorities has workers find by what rows are drawn, and without prioritized_replay all are "

@@ -17,16 +17,18 @@ _sac = partial(key, group="SAC")
 class SACConfig(ActorReplayConfig, SDEConfig):
     """SAC's own settings, and its defaults of the common ones."""
 
-    action_spaces: ClassVar[tuple[str, ...] | None] = ("Box", "Discrete")
+    action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box", "Discrete")
 
     algo: str = changed(ActorReplayConfig, "algo", "sac")
     sde_initial_log_std: float = changed(SDEConfig, "sde_initial_log_std", -3.0)
     sde_learn_features: bool = changed(SDEConfig, "sde_learn_features", True)
 
-    initial_alpha: float = _sac(1.0, "Temperature at first: what a nat of entropy is worth, in units of reward.", gt=0)
+    initial_alpha: float = _sac(
+        1.0, "Temperature at first: what a nat of entropy is worth, in units of reward.", gt=0, allow_inf_nan=False
+    )
     alpha_lr: float | None = _sac(
         None, "Learning rate of the logarithm of the temperature, without a schedule; null: lr with its lr_schedule; "
-        "0: it stays as at first.", ge=0,
+        "0: it stays as at first.", ge=0, allow_inf_nan=False,
     )  # fmt: skip
     entropy_backup: bool = _sac(True, "Targets of the critics count the entropy of what follows, too.")
     target_entropy: float | Literal["auto"] = _sac(

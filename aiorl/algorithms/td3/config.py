@@ -17,7 +17,7 @@ _td3 = partial(key, group="TD3")
 class TD3Config(ActorReplayConfig):
     """TD3's own settings, and its defaults of the common ones."""
 
-    action_spaces: ClassVar[tuple[str, ...] | None] = ("Box",)
+    action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box",)
 
     algo: str = changed(ActorReplayConfig, "algo", "td3")
     lr: float = changed(ActorReplayConfig, "lr", 1e-3)
@@ -28,7 +28,9 @@ class TD3Config(ActorReplayConfig):
         ge=1,
     )  # fmt: skip
     smooth_target_policy: bool = _td3(True, "Noise on the actions that the target critics value.")
-    target_noise: float = _td3(0.2, "Its standard deviation, as a share of half the range of an action.", ge=0)
+    target_noise: float = _td3(
+        0.2, "Its standard deviation, as a share of half the range of an action.", ge=0, allow_inf_nan=False
+    )
     target_noise_clip: float = _td3(0.5, "Most that it moves an action, likewise.", ge=0)
     exploration_noise: float = _td3(
         0.1, "Standard deviation of the noise that workers add to actions, likewise; of each step's part of it where "

@@ -45,7 +45,8 @@ def test_minibatches_are_whole_sequences(make_model: Any, minibatch: int | None,
 
 @pytest.mark.parametrize("opt_type", ["adam", "rmsprop"])
 def test_takes_the_optimiser_that_was_asked_for(make_model: Any, make_fragment: Any, opt_type: str) -> None:
-    config = IMPALAConfig.from_mapping({**SHAPE, "opt_type": opt_type, "momentum": 0.5, "eager": True})
+    own = {"momentum": 0.5} if opt_type == "rmsprop" else {}
+    config = IMPALAConfig.from_mapping({**SHAPE, "opt_type": opt_type, "eager": True, **own})
     model = make_model()
     algorithm = IMPALA(config, model)
     assert type(algorithm.compiled.optimizer).__name__.lower() == opt_type
