@@ -139,6 +139,23 @@ def test_a_second_learner_is_told_who_the_first_is_until_that_one_is_dead(tmp_pa
     assert (tmp_path / "lock").read_text() == ""
 
 
+def test_only_its_owner_can_lock_a_directory_also_one_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    for _ in ("new", "of before"):
+        with RunDirectory.open(config(run_dir=str(tmp_path))):
+            assert path.stat().st_mode & 0o777 == 0o600
+        path.chmod(0o644)
+
+
+def test_a_lock_that_nobody_has_signed_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match=f"if none runs, some process locks {tmp_path / 'lock'}: remove it"):
+            RunDirectory.open(config(run_dir=str(tmp_path)))
+        (tmp_path / "lock").unlink()
+        RunDirectory.open(config(run_dir=str(tmp_path))).close()
+
+
 def test_two_new_runs_in_one_directory_exclude_each_other_from_the_beginning(tmp_path: Path) -> None:
     with RunDirectory.open(config(run_dir=str(tmp_path))), pytest.raises(ConfigError, match="in use"):
         RunDirectory.open(config(run_dir=str(tmp_path)))
