@@ -96,6 +96,20 @@ def test_nothing_is_written_through_a_pipe_or_a_link(tmp_path: Path, make, name:
     RunDirectory.open(config(run_dir=str(tmp_path.parent / "other"))).close()
 
 
+@pytest.mark.parametrize("name", ["logs", "checkpoints", "checkpoints/superseded", "best", "evaluation"])
+def test_nothing_is_written_or_removed_where_a_linked_directory_leads(tmp_path: Path, name: str) -> None:
+    run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    with RunDirectory.open(config(run_dir=str(run_dir))) as directory:
+        directory.save_address("tcp://127.0.0.1:1")
+    (elsewhere / ".partial-checkpoint-000007").mkdir(parents=True)
+    if (run_dir / name).exists():
+        (run_dir / name).rmdir()
+    (run_dir / name).symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match=f"{run_dir / name} is a link, so nothing is written to"):
+        RunDirectory.open(config(resume=str(run_dir)))
+    assert [path.name for path in elsewhere.iterdir()] == [".partial-checkpoint-000007"]
+
+
 def test_a_lock_that_is_a_pipe_is_refused_too(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     with pytest.raises(ConfigError, match="can't be written: it is no regular file"):
