@@ -11,8 +11,9 @@ import json
 import math
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 __all__ = ["check_regular", "open_regular", "parse_json", "read_regular", "whose_else"]
 
@@ -44,7 +45,7 @@ def read_regular(path: Path, *, max_bytes: int) -> bytes:
         return file.read(size)
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """A regular file, open to read from piece by piece; a symbolic link is not followed.
 
     Raises: OSError, with a reason in plain words, if it is missing, unreadable or no regular file.
