@@ -470,7 +470,7 @@ def _iteration(result: Any) -> int | None:  # Any: whatever JSON holds
 def _csv_iteration(header: list[str], row: list[str]) -> int | None:
     try:
         return int(row[header.index("training_iteration")])
-    except ValueError:
+    except (ValueError, IndexError):
         return None
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from full_disk import disk_full_after
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from aiorl.errors import ConfigError
 from aiorl.report import loggers as loggers_module
@@ -149,6 +151,31 @@ def test_files_of_absurd_size_are_named_and_a_resumed_run_goes_on(
     assert [name in text for name, text in zip((JSONL_FILE, JSONL_FILE, CSV_FILE), said, strict=True)] == [True] * 3
     assert f"it is {JSONL_FILE}.damaged now, and a new one is begun" in said[1]
     assert (tmp_path / f"{JSONL_FILE}.damaged").stat().st_size == 1 << 40, "nothing is lost"
+
+
+PARTS = [
+    b"\n", b",", b'"', b"\0", b"\r", b"\xff", b"a", b"2", b"training_iteration", b'{"training_iteration":2}\n', b"{",
+    b"[", b"training_iteration,a\n", b"a,training_iteration\n", b"2,1\n", b'1,"x\ny"\n', b"5,5\n",
+    b'{"training_iteration":5}\n',
+]  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.lists(st.sampled_from(PARTS), max_size=12).map(b"".join),
+    after=st.sampled_from([None, 0, 2]),
+)
+def test_whatever_the_files_hold_a_resumed_run_keeps_what_came_first_and_goes_on(
+    tmp_path: Path, content: bytes, after: int | None
+) -> None:
+    for name in (JSONL_FILE, CSV_FILE):
+        (tmp_path / name).write_bytes(content)
+    with open_loggers(tmp_path, resume_iteration=after, tensorboard=False) as loggers:
+        for name in (JSONL_FILE, CSV_FILE):
+            assert content.startswith((tmp_path / name).read_bytes())
+        loggers.write(result(3, new=1))
+        assert read_results(tmp_path)[-1]["training_iteration"] == 3
+        assert (tmp_path / CSV_FILE).read_bytes().endswith(b"\n")
 
 
 def test_what_was_set_aside_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
