@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aiorl.report import whole_lines as module
 from aiorl.report.whole_lines import TooLongLine, last_lines, sampled_lines, whole_lines
 
-HERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+HERE = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @HERE
