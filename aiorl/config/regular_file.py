@@ -11,10 +11,11 @@ import json
 import math
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["check_regular", "parse_json", "read_regular", "whose_else"]
+__all__ = ["check_regular", "open_regular", "parse_json", "read_regular", "whose_else"]
 
 _MAX_DEPTH = 32
 
@@ -35,6 +36,20 @@ def read_regular(path: Path, *, max_bytes: int) -> bytes:
         max_bytes: the size is checked against it before anything is read.
     Raises: OSError, with a reason in plain words, if it is missing, unreadable, no regular file or too large.
     """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise OSError(
+                errno.EFBIG, f"it has {size:,} bytes, more than the {max_bytes:,} that it may have", str(path)
+            )
+        return file.read(size)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """A regular file, open to read from piece by piece; a symbolic link is not followed.
+
+    Raises: OSError, with a reason in plain words, if it is missing, unreadable or no regular file.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -43,15 +58,10 @@ def read_regular(path: Path, *, max_bytes: int) -> bytes:
         raise
     try:
         check_regular(descriptor, path)
-        size = os.fstat(descriptor).st_size
-        if size > max_bytes:
-            raise OSError(
-                errno.EFBIG, f"it has {size:,} bytes, more than the {max_bytes:,} that it may have", str(path)
-            )
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(size)
-    finally:
+        return open(descriptor, "rb")
+    except BaseException:
         os.close(descriptor)
+        raise
 
 
 def check_regular(descriptor: int, path: Path) -> None:

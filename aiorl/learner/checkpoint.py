@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from aiorl.config.regular_file import parse_json, read_regular
+from aiorl.config.regular_file import open_regular, parse_json, read_regular
 from aiorl.data.column_spec import Piece
 from aiorl.errors import CheckpointError
 
@@ -94,19 +94,27 @@ class _PieceFile:
             raise ValueError(f"{piece.file!r:.100} is no name of a piece")
         return piece
 
+    def check(self, checkpoint: Path) -> None:
+        try:
+            with open_regular(checkpoint / _PIECES / self.file) as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(checkpoint, f"{self.file} can't be read: {error.strerror or error}") from error
+        if digest != self.sha256:
+            raise self._damaged(checkpoint)
+
     def read(self, checkpoint: Path) -> NDArray[Any]:
         payload = _read(checkpoint, f"{_PIECES}/{self.file}", self.num_bytes)
         if hashlib.sha256(payload).hexdigest() != self.sha256:
-            raise CheckpointError(
-                checkpoint,
-                f"{self.file} is damaged: its digest is not the one in {_META}. To go on from the "
-                "checkpoint before it, move it elsewhere",
-            )
+            raise self._damaged(checkpoint)
         try:
             rows: NDArray[Any] = load_tensors(payload)[self.name]
         except (SafetensorError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(checkpoint, f"{self.file} is damaged: {error}") from error
         return rows
+
+    def _damaged(self, checkpoint: Path) -> CheckpointError:
+        return CheckpointError(checkpoint, f"{self.file} is damaged: its digest is not the one in {_META}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,14 @@ class Checkpoint:
     tensors: dict[str, NDArray[Any]]
     meta: dict[str, Any]
     pieces: tuple[_PieceFile, ...] = ()
+
+    def check_pieces(self) -> None:
+        """Read all pieces and compare their digests, in little memory; takes as long as the disk does.
+
+        Raises: CheckpointError if one is missing or damaged.
+        """
+        for piece in self.pieces:
+            piece.check(self.path)
 
     def pieces_of(self, owner: str) -> Iterator[Piece]:
         """The pieces of one owner, in order; each is read when its turn comes.
@@ -188,6 +204,7 @@ def save_checkpoint(
         _write(temporary / _TENSORS, payload)
         if written := _write_pieces(temporary / _PIECES, pieces or {}):
             header["pieces"] = [dataclasses.astuple(piece) for piece in written]
+            header["pieces_sha256"] = _digest_of(header["pieces"])
         text = json.dumps(header, indent=1, allow_nan=False).encode()
         if len(text) > _MAX_META_BYTES:
             raise CheckpointError(path, f"{_META} would have {len(text):,} bytes, more than would be read back")
@@ -240,7 +257,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _described_pieces(path: Path, header: Mapping[str, Any]) -> tuple[_PieceFile, ...]:
-    """The pieces that a header names, each there and of its size; their contents are checked when they are read."""
+    """The pieces that a header names, each there and of its size; of their contents, see `Checkpoint.check_pieces`."""
+    if "pieces_sha256" in header and _digest_of(header.get("pieces")) != header["pieces_sha256"]:  # older ones lack it
+        raise CheckpointError(path, f"{_META} is damaged: its pieces are not those of their digest")
     try:
         pieces = tuple(_PieceFile.of(described) for described in header.get("pieces", []))
     except (TypeError, ValueError) as error:
@@ -356,8 +375,8 @@ def _as_json(value: Any) -> Any:  # Any: whatever JSON holds
     return json.loads(json.dumps(value))
 
 
-def _digest_of(meta: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(meta, sort_keys=True, allow_nan=False).encode()).hexdigest()
+def _digest_of(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def _read(path: Path, name: str, max_bytes: int) -> bytes:

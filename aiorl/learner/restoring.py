@@ -256,8 +256,12 @@ class Restored:
     def read(cls, read: Callable[[Callable[[Checkpoint], object]], Checkpoint]) -> Restored:
         """What a reader gives that takes the newest checkpoint in which a check finds no fault."""
         states: list[RunState] = []
-        found = read(lambda checkpoint: states.append(RunState.from_meta(checkpoint)))
-        return cls(found, states[-1])
+
+        def check(checkpoint: Checkpoint) -> None:
+            states.append(RunState.from_meta(checkpoint))
+            checkpoint.check_pieces()
+
+        return cls(read(check), states[-1])
 
 
 def _check_counts(where: str, values: Mapping[str, Any]) -> None:

@@ -42,6 +42,8 @@ _OWN_FILE = re.compile(
     rf"{re.escape(CONFIG_FILE)}(\.tmp)?|{re.escape(_RUN)}(\.tmp)?|log\.txt.*|progress\.csv.*|result\.jsonl.*|worker-\d+\.txt.*"
 )
 
+_OWN_DIRECTORIES = ("logs", "checkpoints", "checkpoints/superseded", "best", "evaluation")
+
 
 class RunDirectory:
     """Paths of one run, and the right to write there: no two learners have it at a time.
@@ -178,6 +180,10 @@ class RunDirectory:
     def _prepare(self) -> None:
         """Make what is missing, and see that nothing in it leads a writer elsewhere."""
         try:
+            for name in _OWN_DIRECTORIES:
+                if (self.path / name).is_symlink():
+                    said = f"{self.path / name} is a link, so nothing is written to or removed from where it leads."
+                    raise _unusable(self.path, said, "Remove it, or move what it leads to here.")
             (self.path / "logs").mkdir(exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
             for path in (*self.path.iterdir(), *(self.path / "logs").iterdir()):

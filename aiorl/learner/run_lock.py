@@ -28,6 +28,8 @@ _HOST = re.compile(r"[0-9A-Za-z._:-]{1,255}")
 class RunLock:
     """An advisory lock on the file ``lock``, which says who has it.
 
+    Only its owner can open it: whoever may read a file may lock it, and keep every learner from it.
+
     It is free as soon as its process has ended, however it ended. Where the file system has no locks, the file's word
     is taken instead: a process of this host is looked for, one of another host is believed to live.
     """
@@ -46,10 +48,11 @@ class RunLock:
             OSError: the file can't be made or written.
         """
         path = directory / _NAME
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         lock = cls(path, descriptor)
         try:
             check_regular(descriptor, path)
+            _close_to_others(descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -89,6 +92,13 @@ class RunLock:
         self._descriptor = None
 
 
+def _close_to_others(descriptor: int) -> None:
+    found = os.fstat(descriptor)
+    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        with contextlib.suppress(OSError):  # where the file system has no modes
+            os.fchmod(descriptor, 0o600)
+
+
 def _owner(path: Path) -> dict[str, Any] | None:
     """Host, pid and start of who has the lock; None where the file does not tell."""
     try:
@@ -102,7 +112,10 @@ def _owner(path: Path) -> dict[str, Any] | None:
 
 def _in_use(directory: Path, owner: dict[str, Any] | None) -> ConfigError:
     if owner is None:
-        who, hint = "another learner", "End it first, or give another directory."
+        who = "another learner"
+        hint = (
+            f"End it first, or give another directory; if none runs, some process locks {directory / _NAME}: remove it."
+        )
     elif owner["host"] == socket.gethostname():
         who = f"the learner with pid {owner['pid']} on this host, {owner['host']}, since {owner['since']}"
         hint = "End it first, or give another directory."

@@ -19,7 +19,16 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, WRONG_USAGE, Restarts, status_text
+from aiorl.process.restarts import (
+    FAILED,
+    HOPELESS,
+    RUN_IS_OVER,
+    TRY_AGAIN_S,
+    WRONG_USAGE,
+    Restarts,
+    may_pass,
+    status_text,
+)
 
 __all__ = ["Keeper"]
 
@@ -35,6 +44,7 @@ class _Child:
         process: the one that runs, None between two and at the end.
         due: when the next one is to be started; None if there is none to come.
         status: exit status of the last one.
+        is_lacking: the next one could not be started for a lack that may pass, which was told.
     """
 
     def __init__(self, number: int, restarts: Restarts) -> None:
@@ -44,6 +54,7 @@ class _Child:
         self.due: float | None = 0.0
         self.began = 0.0
         self.status = 0
+        self.is_lacking = False
 
     @property
     def is_over(self) -> bool:
@@ -53,7 +64,15 @@ class _Child:
 class Keeper:
     """Runs copies of one command, and starts again those that end before they should."""
 
-    def __init__(self, command: Sequence[str], num_children: int, max_restarts: int, *, leave_s: float = 6.0) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        num_children: int,
+        max_restarts: int,
+        *,
+        leave_s: float = 6.0,
+        try_again_s: float = TRY_AGAIN_S,
+    ) -> None:
         """Nothing is started yet.
 
         Args:
@@ -61,10 +80,12 @@ class Keeper:
             num_children: how many copies of it.
             max_restarts: restarts in a row after which one stays down.
             leave_s: seconds that children get for an orderly end before they are killed.
+            try_again_s: seconds after which a start is tried again that failed for a lack of processes or the like.
         """
         self._command = list(command)
         self._children = [_Child(number, Restarts(max_restarts)) for number in range(1, num_children + 1)]
         self._leave_s = leave_s
+        self._try_again_s = try_again_s
         self._signals: list[int] = []
         self._stopped_at: float | None = None
         self._status = 0
@@ -150,12 +171,23 @@ class Keeper:
             if is_first:
                 self._tell_all(signal.SIGKILL)
                 raise
+            self._plan_start_after(error, child, now)
+            return
+        child.is_lacking = False
+        if len(self._children) > 1:
+            logger.info("worker process %d of %d runs (pid %d)", child.number, len(self._children), child.process.pid)
+
+    def _plan_start_after(self, error: OSError, child: _Child, now: float) -> None:
+        if not may_pass(error):
             logger.warning("worker process%s could not be started: %s", self._name(child), error)
             child.status = FAILED
             self._plan_restart(child, now)
             return
-        if len(self._children) > 1:
-            logger.info("worker process %d of %d runs (pid %d)", child.number, len(self._children), child.process.pid)
+        child.due = now + self._try_again_s
+        if not child.is_lacking:
+            child.is_lacking = True
+            text = "worker process%s can't be started for now (%s); tried again every %g s"
+            logger.warning(text, self._name(child), error.strerror, self._try_again_s)
 
     def _plan_restart(self, child: _Child, now: float) -> None:
         pause_s = child.restarts.pause_after(child.status, now - child.began)

@@ -7,6 +7,7 @@ no use. A status of 0 says nothing: an environment may have called ``exit``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 
 __all__ = [
@@ -15,8 +16,10 @@ __all__ = [
     "HOPELESS",
     "RUN_IS_OVER",
     "STOPPED",
+    "TRY_AGAIN_S",
     "WRONG_USAGE",
     "Restarts",
+    "may_pass",
     "status_text",
 ]
 
@@ -33,6 +36,13 @@ STOPPED = 128 + signal.SIGTERM
 
 DEFAULT_MAX_RESTARTS = 3
 
+TRY_AGAIN_S = 10.0
+"""How long to wait before a start is tried again that failed for a lack which may pass."""
+
+_UVLOOP_MEANS_EMFILE = -1  # what its spawn raises where some descriptors are left, but too few
+_LACKS = frozenset(
+    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, _UVLOOP_MEANS_EMFILE}
+)
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _HEALTHY_BEFORE_A_SIGNAL_S = 10.0
 
@@ -42,6 +52,11 @@ def status_text(status: int) -> str:
     with contextlib.suppress(ValueError):
         return f"status {status} ({signal.Signals(-status).name})"
     return f"status {status}"
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether a start failed for want of processes, memory, descriptors or disk, which says nothing of the child."""
+    return error.errno in _LACKS
 
 
 class Restarts:

@@ -1,6 +1,7 @@
 """Supervisor: keeps a set of child processes alive and leaves none behind, within an event loop.
 
-Whatever ends a child, with whatever status, it is started again as `aiorl.process.restarts` says.
+Whatever ends a child, with whatever status, it is started again as `aiorl.process.restarts` says. A start that fails
+for a lack of processes, memory or descriptors is tried again every ten seconds, and does not count.
 
 Children are started by ``exec`` (never forked copies of a process that has loaded TensorFlow or ZeroMQ), in a
 session of their own so that a terminal's Ctrl-C reaches only the supervisor, and with a pipe as standard
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiorl.process.restarts import FAILED, RUN_IS_OVER, Restarts
+from aiorl.process.restarts import FAILED, RUN_IS_OVER, TRY_AGAIN_S, Restarts, may_pass
 from aiorl.process.tasks import Tasks
 
 __all__ = ["ChildEvent", "ChildGaveUp", "ChildKilled", "ChildRestarting", "ChildStarted", "Supervisor"]
@@ -94,6 +95,7 @@ class Supervisor:
         on_event: Callable[[ChildEvent], None] = lambda event: None,
         environment_of: Callable[[int], dict[str, str]] = lambda slot: {},
         has_worked: Callable[[int], bool] = lambda slot: True,
+        try_again_s: float = TRY_AGAIN_S,
     ) -> None:
         """Take the command line of each slot.
 
@@ -107,10 +109,12 @@ class Supervisor:
             on_event: told of every start, restart and surrender.
             environment_of: slot -> variables added to this process's own, asked after ``command`` before each start.
             has_worked: slot -> whether its child has done anything of what it is there for, asked when it has ended.
+            try_again_s: seconds after which a start is tried again that failed for a lack of processes or the like.
         """
         self._command = command
         self._environment_of = environment_of
         self._has_worked = has_worked
+        self._try_again_s = try_again_s
         self._log_path = log_path
         self._on_event = on_event
         self._children = {slot: _Child(slot, Restarts(max_restarts, healthy_after_s=healthy_after_s)) for slot in slots}
@@ -202,9 +206,25 @@ class Supervisor:
                 return
             began = loop.time()
             try:
-                await self._spawn(child)
-            except OSError:  # out of descriptors, processes or memory
+                await self._spawn_in_time(child)
+            except OSError:
                 logger.exception("worker %d could not be started again", child.slot)
                 status = FAILED
             else:
+                began = loop.time()
                 status = await child.process.wait()
+
+    async def _spawn_in_time(self, child: _Child) -> None:
+        """Start a child again, as soon as nothing is lacking that may come back."""
+        has_said = False
+        while not self._stopping.is_set():
+            try:
+                return await self._spawn(child)
+            except OSError as error:
+                if not may_pass(error):
+                    raise
+                if not has_said:
+                    has_said = True
+                    text = "worker %d can't be started for now (%s); tried again every %g s"
+                    logger.warning(text, child.slot, error.strerror, self._try_again_s)
+            await asyncio.sleep(self._try_again_s)

@@ -6,6 +6,7 @@ seeds, with a stratified bootstrap interval around it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from aiorl.config.load import CONFIG_FILE
 from aiorl.config.yaml_text import read_yaml
 from aiorl.errors import ConfigError
 from aiorl.report.figures import number_at
-from aiorl.report.loggers import read_results
+from aiorl.report.loggers import each_result
 
 __all__ = ["Band", "Experiment", "RunCurve", "band_of", "find_runs", "group_runs", "interquartile_mean"]
 
@@ -61,9 +62,8 @@ class RunCurve:
             ConfigError: it holds no results, no episode has ended yet, or its config can't be read.
             OSError: a file can't be read.
         """
-        rows = [[number_at(result, name) for name in _COLUMNS] for result in read_results(path)]
-        table = np.asarray(rows, np.float64).reshape(-1, len(_COLUMNS))
-        table = table[np.isfinite(table).all(axis=1)]
+        rows = ([number_at(result, name) for name in _COLUMNS] for result in each_result(path))
+        table = np.asarray([row for row in rows if all(map(math.isfinite, row))], np.float64)
         if not len(table):
             raise ConfigError(f"{path}: no episode has ended yet, so there is no curve.", key="run", value=str(path))
         table = table[np.unique(table[:, 0], return_index=True)[1]]

@@ -1,29 +1,36 @@
 """Results into files: progress.csv, result.jsonl and TensorBoard events.
 
 Every file is only ever appended to in whole records, so a run that is killed leaves at most one damaged last line,
-which a resumed run takes off. A disk that fails while training is reported once and costs the training nothing.
+which a resumed run cuts off, with what is of later iterations than its checkpoint. Files may be of any size: they are
+read line by line. A disk that fails while training is reported once and costs the training nothing.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
 import io
+import itertools
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
+import orjson
 
 from aiorl.config.import_path import import_object
+from aiorl.config.regular_file import open_regular
 from aiorl.config.user_function import check_takes
 from aiorl.errors import ConfigError
 from aiorl.report.appended_file import AppendedFile
 from aiorl.report.replaced_file import replaced
 from aiorl.report.tensorboard_events import EventFile
+from aiorl.report.whole_lines import MAX_LINE_BYTES, TooLongLine, last_lines, sampled_lines, whole_lines
 
 __all__ = [
     "CSV_FILE",
@@ -34,6 +41,7 @@ __all__ = [
     "Loggers",
     "TensorBoardLogger",
     "check_loggers",
+    "each_result",
     "flatten",
     "make_loggers",
     "open_loggers",
@@ -71,6 +79,8 @@ class Logger(Protocol):
 class JsonlLogger:
     """result.jsonl: one result a line, all keys, strict JSON (NaN and infinities become null).
 
+    A file whose last line is longer than any may be is none of ours: it is renamed, and a new one begun.
+
     Args:
         path: file to append to.
         resume_after: drop what is there of later training iterations; None keeps all.
@@ -78,13 +88,21 @@ class JsonlLogger:
     """
 
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
-        kept = [line for line in _whole_lines(path) if _is_kept(_json_iteration(line), resume_after)]
-        _replace_if_changed(path, kept)
+        if path.exists():
+            try:
+                _cut(path, _end_of_kept_lines(path, resume_after))
+            except TooLongLine as error:
+                aside = _set_aside(path)
+                _log.warning("%s is damaged (%s): it is %s now, and a new one is begun", path, error, aside.name)
         self._file = AppendedFile(path)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Records one result."""
-        self._file.append(json.dumps(to_json(result), allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        line = json.dumps(to_json(result), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        if len(line) > MAX_LINE_BYTES:
+            text = f"a result takes {len(line):,} bytes, more than the {MAX_LINE_BYTES:,} that it may have"
+            raise OSError(errno.EFBIG, text)
+        self._file.append(line)
 
     def close(self) -> None:
         """Closes the file."""
@@ -106,11 +124,13 @@ class CsvLogger:
 
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
         self._path = path
-        header, rows = _table(path)
+        header: list[str] = []
+        if path.exists():
+            header, kept_to = _end_of_kept_rows(path, resume_after)
+            _cut(path, kept_to)
         self._columns = dict.fromkeys(header[:_MAX_COLUMNS])
-        if header:
-            kept = (row[:_MAX_COLUMNS] for row in rows if _is_kept(_csv_iteration(header, row), resume_after))
-            _replace_if_changed(path, list(self._lines(self._columns, kept)))
+        if len(header) > _MAX_COLUMNS:
+            _replace(path, self._lines(self._columns, (row[:_MAX_COLUMNS] for row in _rows(path))))
         self._file: AppendedFile | None = AppendedFile(path)
         self._grown = path.stat().st_size
         self._has_said_full = False
@@ -143,8 +163,7 @@ class CsvLogger:
         if not new or (size > _SMALL_FILE and self._grown < size / 8):
             return
         wider = {**self._columns, **dict.fromkeys(new)}
-        _, rows = _table(self._path)
-        _replace(self._path, self._lines(wider, ([*row, *[""] * len(new)] for row in rows)))
+        _replace(self._path, self._lines(wider, ([*row, *[""] * len(new)] for row in _rows(self._path))))
         self._columns, self._grown = wider, 0
         if self._file is not None:
             self._file.close()
@@ -304,20 +323,30 @@ def open_loggers(
     return Loggers(named)
 
 
-def read_results(run_dir: Path) -> list[dict[str, Any]]:
-    """The results of a run so far; lines that a crash damaged are left out.
+def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """The results of a run so far, one at a time; of very many a thousand, evenly spread, first and last included.
+
+    Lines that a crash damaged are left out. One that is longer than any may be is named and ends them.
 
     Raises: OSError when there is no result.jsonl to read.
     """
-    results = []
-    for line in (run_dir / JSONL_FILE).read_text(encoding="utf-8", errors="replace").splitlines():
+    path = run_dir / JSONL_FILE
+    with open_regular(path) as file:
         try:
-            result = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(result, dict):
-            results.append(result)
-    return results
+            for line in sampled_lines(file):
+                result = _json(line)
+                if isinstance(result, dict):
+                    yield result
+        except TooLongLine as error:
+            _log.warning("%s is damaged: %s; what follows is left out", path, error)
+
+
+def read_results(run_dir: Path) -> list[dict[str, Any]]:
+    """The results of a run so far, as `each_result` gives them.
+
+    Raises: OSError when there is no result.jsonl to read.
+    """
+    return list(each_result(run_dir))
 
 
 def flatten(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -351,34 +380,69 @@ def to_json(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | bool) else str(value)
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file that end as lines do; a damaged last one is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return [line + "\n" for line in text.split("\n")[:-1]]  # str.splitlines parts at more characters than that
+def _end_of_kept_lines(path: Path, resume_after: int | None) -> int:
+    """Where the last line of result.jsonl ends that a resumed run keeps: sought from the end, where it is near.
+
+    Raises: TooLongLine where a line is longer than any may be.
+    """
+    with open_regular(path) as file:
+        for end, line in last_lines(file):
+            if resume_after is None or _is_kept(_iteration(_json(line)), resume_after):
+                return end
+    return 0
 
 
-def _table(path: Path) -> tuple[list[str], Iterator[list[str]]]:
-    """The names of the columns of a CSV file, and its rows, each with a cell for every name."""
-    lines = csv.reader(_whole_lines(path))
-
-    def rows() -> Iterator[list[str]]:
-        try:
-            for row in lines:
-                yield [*row, *[""] * (len(header) - len(row))]
-        except csv.Error as error:
-            text = "%s is damaged in line %d (%s); its rows from there on are dropped, %s has them"
-            _log.warning(text, path, lines.line_num, error, JSONL_FILE)
-
+def _end_of_kept_rows(path: Path, resume_after: int | None) -> tuple[list[str], int]:
+    """The names of the columns of a CSV file, and where the last row ends that a resumed run keeps."""
     header: list[str] = []
-    header = next(rows(), [])
-    return header, rows()
+    kept_to = 0
+    for end, row in _table(path):
+        if not header:
+            header, kept_to = row, end
+        elif _is_kept(_csv_iteration(header, row), resume_after):
+            kept_to = end
+    return header, kept_to
 
 
-def _replace_if_changed(path: Path, lines: list[str]) -> None:
-    if path.exists() and path.read_text(encoding="utf-8", errors="replace") != "".join(lines):
-        _replace(path, lines)
+def _rows(path: Path) -> Iterator[list[str]]:
+    """The rows of a CSV file below its header, each with a cell for every name."""
+    table = (row for _, row in _table(path))
+    header = next(table, [])
+    for row in table:
+        yield [*row, *[""] * (len(header) - len(row))]
+
+
+def _table(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file, the header first: where each ends, and its cells; those that are damaged end it."""
+    begins, ends, is_quoted = 1, 0, False  # lines of the row
+    row: list[bytes] = []
+    try:
+        with open_regular(path) as file:
+            for number, (end, line) in enumerate(whole_lines(file), start=1):
+                row.append(line)
+                is_quoted ^= line.count(b'"') % 2 == 1
+                if is_quoted and end - ends <= MAX_LINE_BYTES:
+                    continue  # a line break within a cell
+                yield end, next(csv.reader([b"".join(row).decode("utf-8", "replace")]))
+                row.clear()
+                begins, ends = number + 1, end
+        if row:
+            raise csv.Error("a quote has no end")
+    except (csv.Error, TooLongLine) as error:
+        text = "%s is damaged in line %d (%s); its rows from there on are dropped, %s has them"
+        _log.warning(text, path, begins, error, JSONL_FILE)
+
+
+def _cut(path: Path, end: int) -> None:
+    if path.stat().st_size > end:
+        os.truncate(path, end)
+
+
+def _set_aside(path: Path) -> Path:
+    """Give a file a name that no other has."""
+    names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
+    aside = next(name for name in names if not os.path.lexists(name))
+    return path.rename(aside)
 
 
 def _replace(path: Path, lines: Iterable[str]) -> None:
@@ -390,17 +454,23 @@ def _is_kept(iteration: int | None, resume_after: int | None) -> bool:
     return iteration is not None and (resume_after is None or iteration <= resume_after)
 
 
-def _json_iteration(line: str) -> int | None:
+def _json(line: bytes) -> Any:  # Any: whatever JSON holds
+    """What a line holds; None if it is no JSON."""
     try:
-        return int(json.loads(line)["training_iteration"])
-    except (ValueError, KeyError, TypeError):
+        return orjson.loads(line)
+    except ValueError:
         return None
+
+
+def _iteration(result: Any) -> int | None:  # Any: whatever JSON holds
+    found = result.get("training_iteration") if isinstance(result, dict) else None
+    return found if isinstance(found, int) else None
 
 
 def _csv_iteration(header: list[str], row: list[str]) -> int | None:
     try:
         return int(row[header.index("training_iteration")])
-    except ValueError:
+    except (ValueError, IndexError):
         return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.report.figures import number_at
-from aiorl.report.loggers import read_results
+from aiorl.report.loggers import each_result
 from aiorl.report.replaced_file import replaced
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def plot_learning_curve(run_dir: Path, *, title: str = "", stop_return: float | 
     Returns: the picture's path, or None when no episode has ended yet.
     Raises: OSError when a file can't be read or written; ImportError without matplotlib.
     """
-    curve = _Curve(read_results(run_dir))
+    curve = _Curve(each_result(run_dir))
     if not curve.steps.size:
         return None
     # Imported here: 0.2 s that only runs with a picture need.
@@ -95,7 +95,7 @@ class _Curve:
         seconds: [P] training time.
     """
 
-    def __init__(self, results: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, results: Iterable[Mapping[str, Any]]) -> None:
         rows = [
             [number_at(result, name) for name in _COLUMNS]
             for result in results

@@ -9,6 +9,7 @@ frames of 128 KiB that costs half to two thirds of the throughput (measured: 0.6
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 
 __all__ = ["give_back_idle_memory", "give_back_regularly", "keep_message_buffers", "share_one_heap"]
@@ -56,7 +57,8 @@ async def give_back_regularly(every_s: float = 60.0) -> None:
     """`give_back_idle_memory` again and again, beside the loop, until cancelled."""
     while True:
         await asyncio.sleep(every_s)
-        await asyncio.to_thread(give_back_idle_memory)
+        with contextlib.suppress(RuntimeError):  # no thread can be started: there is a next time
+            await asyncio.to_thread(give_back_idle_memory)
 
 
 def _set(settings: dict[int, int]) -> bool:

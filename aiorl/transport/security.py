@@ -7,16 +7,22 @@ Key files are ZeroMQ certificates, as `python -m aiorl.keys` makes them::
     DIR/worker.key_secret    a worker's private key, mode 0600
     DIR/worker.key           its public key
     DIR/admitted/worker.key  who may connect: public keys the learner admits; a file's name is the worker's name
+
+Whoever can write there could admit himself, or pass for the learner. So all of it has to belong to this user or to
+root, and nobody else may write it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import logging
 import os
+import pwd
 import socket
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,15 +106,18 @@ def load_learner_keys(directory: Path | str) -> LearnerKeys:
     """The learner's keys in a directory made by `python -m aiorl.keys`.
 
     Raises:
-        SecurityError: a file is missing, unreadable, malformed or readable by others.
+        SecurityError: a file is missing, unreadable, malformed or readable by others, or others could change who is
+            admitted.
     """
     directory = Path(directory)
     _check_directory(directory)
-    public_key, secret_key = read_secret_key(directory / "learner.key_secret")
+    secret_file = directory / "learner.key_secret"
+    public_key, secret_key = read_secret_key(secret_file)
     admitted = directory / ADMITTED
     if not admitted.is_dir():
         hint = f"make it, and copy each worker's .key file there, or run `python -m aiorl.keys {directory}`."
         raise unusable(admitted, " is missing: it holds the public keys of the workers to admit;", hint)
+    _check_trusted(directory, secret_file, admitted)
     return LearnerKeys(public_key, secret_key, admitted)
 
 
@@ -121,7 +130,8 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
             a learner made for its run.
 
     Raises:
-        SecurityError: a file is missing, unreadable, malformed or readable by others, or the choice is unclear.
+        SecurityError: a file is missing, unreadable, malformed or readable by others, the choice is unclear, or others
+            could put another learner's key there.
     """
     path = Path(path)
     if path.suffix == ".key_secret":
@@ -130,7 +140,10 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
         directory = path
         _check_directory(directory)
         secret_file = _own_secret_file(directory)
-    return read_worker_file(secret_file)
+    keys = read_worker_file(secret_file)
+    if keys.public_key_file:
+        _check_trusted(directory, secret_file, directory / "learner.key")
+    return keys
 
 
 def read_worker_file(path: Path, *, directory: int | None = None) -> WorkerKeys:
@@ -204,8 +217,9 @@ def unusable(path: Path, why: str, hint: str) -> SecurityError:
 class AdmittedKeys:
     """The public keys in a directory, each file read again when it has changed, and those made for the run.
 
-    A file that is no key is left out and named in the log. A directory that is gone admits nobody; one that cannot
-    be read for another reason (no descriptors left, a file server away) leaves everything as it was.
+    A file that is no key, or that others could have written, is left out and named in the log. A directory that is gone
+    admits nobody, and one that others may write to by now nobody else; one that cannot be read for another reason (no
+    descriptors left, a file server away) leaves everything as it was.
     """
 
     def __init__(
@@ -223,6 +237,7 @@ class AdmittedKeys:
             clock: seconds.
         """
         self._directory = directory
+        self._owners = _trusted_owners(directory) if directory else frozenset()
         self._own = own or {}
         self._clock = clock
         self._looked = -_LOOK_EVERY_S
@@ -254,6 +269,7 @@ class AdmittedKeys:
 
     def _look(self, directory: Path) -> dict[str, tuple[object, bytes | None]]:
         try:
+            _check_owner_and_mode(directory, os.stat(directory), self._owners)
             with os.scandir(directory) as entries:
                 files = {entry.name: self._look_at(entry) for entry in entries if entry.name.endswith(".key")}
         except (FileNotFoundError, NotADirectoryError):
@@ -263,6 +279,11 @@ class AdmittedKeys:
                 logger.warning("%s cannot be read (%s): admitted keys stay as they are", directory, error)
             self._readable = False
             return self._files
+        except SecurityError as error:
+            if self._readable:
+                logger.warning("no further keys are admitted: %s", error)
+            self._readable = False
+            return {name: known for name, known in self._files.items() if (directory / name).exists()}
         self._readable = True
         return files
 
@@ -278,6 +299,7 @@ class AdmittedKeys:
         if stamp == known[0]:
             return known
         try:
+            _check_owner_and_mode(Path(entry.path), found, self._owners)
             return stamp, read_public_key(Path(entry.path))
         except SecurityError as error:
             logger.warning("left out of the admitted keys: %s", error)
@@ -287,6 +309,59 @@ class AdmittedKeys:
 def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
         raise unusable(directory, " is no directory of keys:", f"make one with `python -m aiorl.keys {directory}`.")
+
+
+def _check_trusted(directory: Path, *within: Path) -> None:
+    """Refuse a directory of keys, or what is in it, that somebody else could change.
+
+    Raises:
+        SecurityError: one of them belongs to somebody else, or can be written by others.
+    """
+    owners = _trusted_owners(directory)
+    for path in (directory, *within):
+        _check_owner_and_mode(path, path.stat(), owners)
+
+
+def _trusted_owners(directory: Path) -> frozenset[int]:
+    """Whose keys are taken: this user's and root's.
+
+    Root may be told to use somebody's, such as a directory of the host in a container.
+    """
+    user = os.geteuid()
+    owner = user
+    if user == 0:
+        with contextlib.suppress(OSError):
+            owner = directory.stat().st_uid
+    return frozenset({0, user, owner})
+
+
+def _check_owner_and_mode(path: Path, found: os.stat_result, owners: Collection[int]) -> None:
+    mode = stat.S_IMODE(found.st_mode)
+    facts = f"owner {_name_of(found.st_uid)}, mode {mode:04o}"
+    if found.st_uid not in owners:
+        hint = f"run `sudo chown -R {_name_of(os.geteuid())} {path}` if it should be yours, or take keys of your own."
+        raise unusable(path, f" belongs to somebody else ({facts}), who could put other keys there:", hint)
+    is_sticky = bool(stat.S_ISDIR(found.st_mode) and mode & stat.S_ISVTX)  # others can replace nothing there
+    by_group = mode & 0o020 and not _is_group_of_one(found.st_gid, found.st_uid)
+    if (mode & 0o002 or by_group) and not is_sticky:
+        hint = f"run `chmod go-w {path}`; look at what is in it first."
+        raise unusable(path, f" can be written by others ({facts}), who could put other keys there:", hint)
+
+
+def _is_group_of_one(group: int, user: int) -> bool:
+    """Whether a group is a user's private one, as on systems where files are made writable by their group."""
+    try:
+        own, found = pwd.getpwuid(user), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return own.pw_gid == group and found.gr_name == own.pw_name and set(found.gr_mem) <= {own.pw_name}
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
 
 
 def _own_secret_file(directory: Path) -> Path:

@@ -96,9 +96,29 @@ def test_pieces_that_are_described_as_none_can_be_are_refused(tmp_path: Path, de
     path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
     header = json.loads((path / "meta.json").read_text())
     header["pieces"] = [described]
+    del header["pieces_sha256"]
     (path / "meta.json").write_text(json.dumps(header))
     with pytest.raises(CheckpointError, match="is damaged"):
         load_checkpoint(path)
+
+
+def test_a_piece_that_is_described_otherwise_than_it_was_is_refused(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    header = json.loads((path / "meta.json").read_text())
+    header["pieces"][1][2] = 5  # the row where it begins
+    (path / "meta.json").write_text(json.dumps(header))
+    with pytest.raises(CheckpointError, match=r"meta\.json is damaged: its pieces are not those of their digest"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_of_before_pieces_had_a_digest_is_read(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    header = json.loads((path / "meta.json").read_text())
+    del header["pieces_sha256"]
+    (path / "meta.json").write_text(json.dumps(header))
+    found = load_checkpoint(path)
+    found.check_pieces()
+    assert len(list(found.pieces_of("one"))) == 2
 
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("f4", "f8", "i4", "i8", "u1", "?", "f2")])

@@ -96,6 +96,20 @@ def test_nothing_is_written_through_a_pipe_or_a_link(tmp_path: Path, make, name:
     RunDirectory.open(config(run_dir=str(tmp_path.parent / "other"))).close()
 
 
+@pytest.mark.parametrize("name", ["logs", "checkpoints", "checkpoints/superseded", "best", "evaluation"])
+def test_nothing_is_written_or_removed_where_a_linked_directory_leads(tmp_path: Path, name: str) -> None:
+    run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    with RunDirectory.open(config(run_dir=str(run_dir))) as directory:
+        directory.save_address("tcp://127.0.0.1:1")
+    (elsewhere / ".partial-checkpoint-000007").mkdir(parents=True)
+    if (run_dir / name).exists():
+        (run_dir / name).rmdir()
+    (run_dir / name).symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match=f"{run_dir / name} is a link, so nothing is written to"):
+        RunDirectory.open(config(resume=str(run_dir)))
+    assert [path.name for path in elsewhere.iterdir()] == [".partial-checkpoint-000007"]
+
+
 def test_a_lock_that_is_a_pipe_is_refused_too(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     with pytest.raises(ConfigError, match="can't be written: it is no regular file"):
@@ -137,6 +151,23 @@ def test_a_second_learner_is_told_who_the_first_is_until_that_one_is_dead(tmp_pa
         with RunDirectory.open(config(resume=str(tmp_path))):
             assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     assert (tmp_path / "lock").read_text() == ""
+
+
+def test_only_its_owner_can_lock_a_directory_also_one_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    for _ in ("new", "of before"):
+        with RunDirectory.open(config(run_dir=str(tmp_path))):
+            assert path.stat().st_mode & 0o777 == 0o600
+        path.chmod(0o644)
+
+
+def test_a_lock_that_nobody_has_signed_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match=f"if none runs, some process locks {tmp_path / 'lock'}: remove it"):
+            RunDirectory.open(config(run_dir=str(tmp_path)))
+        (tmp_path / "lock").unlink()
+        RunDirectory.open(config(run_dir=str(tmp_path))).close()
 
 
 def test_two_new_runs_in_one_directory_exclude_each_other_from_the_beginning(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from aiorl.errors import CheckpointError
 from aiorl.learner import saving as module
 from aiorl.learner.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest_valid, save_checkpoint
 from aiorl.learner.flow import Counters
-from aiorl.learner.restoring import RunState, take_up
+from aiorl.learner.restoring import Restored, RunState, take_up
 from aiorl.learner.saving import Saver
 from aiorl.learner.update_thread import LastUpdate
 from aiorl.observation.filters import MeanStdFilter, make_filter
@@ -409,6 +409,20 @@ def test_counters_results_and_ledger_come_back() -> None:
 def test_meta_that_makes_no_sense_is_refused_before_anything_is_built(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(CheckpointError, match=re.escape(said)):
         RunState.from_meta(whole(**changed))
+
+
+def test_a_checkpoint_of_which_a_piece_of_experience_is_damaged_gives_way_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = whole()
+    for number in (1, 2):
+        pieces = {"default_policy": [("rows", 0, np.arange(3)), ("rows", 3, np.arange(3))]}
+        path = save_checkpoint(tmp_path / "checkpoints", number, state.tensors, state.meta, pieces=pieces)
+    assert Restored.find(tmp_path).checkpoint.number == 2
+    file = path / "pieces" / "000001.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert Restored.find(tmp_path).checkpoint.number == 1
+    assert "000001.safetensors is damaged: its digest is not the one in meta.json; taking the one before" in caplog.text
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:

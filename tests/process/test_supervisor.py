@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import os
 import sys
 from pathlib import Path
 
@@ -109,6 +112,55 @@ def test_a_child_that_cannot_be_started_for_now_is_tried_again() -> None:
 
     kinds = [type(event) for event in asyncio.run(main())]
     assert kinds == [ChildStarted, ChildRestarting, ChildRestarting, ChildStarted]
+
+
+def test_a_child_that_lacks_a_process_for_now_is_tried_again_until_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spawn = asyncio.create_subprocess_exec
+    errors: list[Exception] = [OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))] * 5
+    errors.append(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+
+    async def lacking(*command: str, **options: object) -> asyncio.subprocess.Process:
+        if has_started and errors:
+            raise errors.pop()
+        has_started.append(True)
+        return await spawn(*command, **options)  # type: ignore[arg-type]
+
+    has_started: list[bool] = []
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", lacking)
+
+    async def main() -> list[ChildEvent]:
+        supervisor, events = supervise(exits_with(1), [1], max_restarts=1, try_again_s=0.01)
+        await supervisor.start()
+        await supervisor.wait()
+        return events
+
+    with caplog.at_level(logging.WARNING, "aiorl"):
+        events = asyncio.run(main())
+    assert not errors
+    assert [type(event) for event in events] == [ChildStarted, ChildRestarting, ChildStarted, ChildGaveUp]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "worker 1 can't be started for now (Too many open files); tried again every 0.01 s"
+
+
+def test_a_child_that_lacks_a_process_keeps_nobody_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        supervisor, events = supervise(exits_with(1), [1], try_again_s=60.0)
+        await supervisor.start()
+
+        async def lacking(*command: str, **options: object) -> asyncio.subprocess.Process:
+            tried.set()
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        tried = asyncio.Event()
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", lacking)
+        await tried.wait()
+        async with asyncio.timeout(10):
+            await supervisor.stop()
+        assert [type(event) for event in events] == [ChildStarted, ChildRestarting]
+
+    asyncio.run(main())
 
 
 def test_an_error_of_the_supervisor_itself_is_told() -> None:

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from full_disk import disk_full_after
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from aiorl.errors import ConfigError
 from aiorl.report import loggers as loggers_module
+from aiorl.report import whole_lines
 from aiorl.report.loggers import (
     CSV_FILE,
     JSONL_FILE,
@@ -102,8 +105,99 @@ def test_results_past_the_checkpoint_that_is_resumed_are_taken_off(tmp_path: Pat
     assert [(int(row["training_iteration"]), row["run"]) for row in rows_of(tmp_path / CSV_FILE)] == wanted
 
 
+def test_what_a_resumed_run_keeps_is_not_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        for iteration in range(1, 6):
+            loggers.write(result(iteration, text="a\nb"))
+    paths = [tmp_path / JSONL_FILE, tmp_path / CSV_FILE]
+    before = [(path.stat().st_ino, path.read_bytes()) for path in paths]
+    monkeypatch.setattr(loggers_module, "_replace", pytest.fail)
+    open_loggers(tmp_path, resume_iteration=3, tensorboard=False).close()
+    for path, (inode, content) in zip(paths, before, strict=True):
+        assert path.stat().st_ino == inode, "there is no moment in which it is half there"
+        assert content.startswith(path.read_bytes())
+    assert [row["training_iteration"] for row in read_results(tmp_path)] == [1, 2, 3]
+    assert [row["training_iteration"] for row in rows_of(tmp_path / CSV_FILE)] == ["1", "2", "3"]
+
+
+def test_a_resume_reads_no_more_of_a_long_file_than_it_takes_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / JSONL_FILE
+    path.write_bytes(b"".join(b'{"training_iteration":%d}\n' % number for number in range(1, 100_001)))
+    read: list[bytes] = []
+    parse = loggers_module._json
+    monkeypatch.setattr(loggers_module, "_json", lambda line: read.append(line) or parse(line))
+    JsonlLogger(path, resume_after=99_990).close()
+    assert len(read) == 11
+    assert path.read_bytes().endswith(b'{"training_iteration":99990}\n')
+
+
+def test_files_of_absurd_size_are_named_and_a_resumed_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        loggers.write(result(1))
+    for name in (JSONL_FILE, CSV_FILE):
+        with (tmp_path / name).open("r+b") as file:
+            file.truncate(1 << 40)  # sparse
+    with caplog.at_level(logging.WARNING, "aiorl"):
+        assert [row["training_iteration"] for row in read_results(tmp_path)] == [1]
+        with open_loggers(tmp_path, resume_iteration=1, tensorboard=False) as loggers:
+            loggers.write(result(2))
+    assert [row["training_iteration"] for row in read_results(tmp_path)] == [2]
+    assert [row["training_iteration"] for row in rows_of(tmp_path / CSV_FILE)] == ["1", "2"]
+    said = [record.getMessage() for record in caplog.records]
+    assert [name in text for name, text in zip((JSONL_FILE, JSONL_FILE, CSV_FILE), said, strict=True)] == [True] * 3
+    assert f"it is {JSONL_FILE}.damaged now, and a new one is begun" in said[1]
+    assert (tmp_path / f"{JSONL_FILE}.damaged").stat().st_size == 1 << 40, "nothing is lost"
+
+
+PARTS = [
+    b"\n", b",", b'"', b"\0", b"\r", b"\xff", b"a", b"2", b"training_iteration", b'{"training_iteration":2}\n', b"{",
+    b"[", b"training_iteration,a\n", b"a,training_iteration\n", b"2,1\n", b'1,"x\ny"\n', b"5,5\n",
+    b'{"training_iteration":5}\n',
+]  # fmt: skip
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.lists(st.sampled_from(PARTS), max_size=12).map(b"".join),
+    after=st.sampled_from([None, 0, 2]),
+)
+def test_whatever_the_files_hold_a_resumed_run_keeps_what_came_first_and_goes_on(
+    tmp_path: Path, content: bytes, after: int | None
+) -> None:
+    for name in (JSONL_FILE, CSV_FILE):
+        (tmp_path / name).write_bytes(content)
+    with open_loggers(tmp_path, resume_iteration=after, tensorboard=False) as loggers:
+        for name in (JSONL_FILE, CSV_FILE):
+            assert content.startswith((tmp_path / name).read_bytes())
+        loggers.write(result(3, new=1))
+        assert read_results(tmp_path)[-1]["training_iteration"] == 3
+        assert (tmp_path / CSV_FILE).read_bytes().endswith(b"\n")
+
+
+def test_what_was_set_aside_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_lines, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / JSONL_FILE
+    for _ in range(3):
+        path.write_bytes(bytes(2000))
+        JsonlLogger(path).close()
+    names = [f"{JSONL_FILE}{end}" for end in ("", ".damaged", ".damaged1", ".damaged2")]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
+
+
+def test_a_result_that_could_not_be_read_back_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Loggers({JSONL_FILE: JsonlLogger(tmp_path / JSONL_FILE)}) as loggers:
+        for iteration in (1, 2, 3):
+            loggers.write(result(iteration, text="x" * (17 << 20) if iteration == 2 else ""))
+    assert [row["training_iteration"] for row in read_results(tmp_path)] == [1, 3]
+    assert "result.jsonl can't be written (a result takes 17,8" in caplog.text
+
+
 def test_damaged_lines_are_passed_over_when_results_are_read(tmp_path: Path) -> None:
-    (tmp_path / JSONL_FILE).write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n{"b"\n{"a": 2}\n{"a')
+    (tmp_path / JSONL_FILE).write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n{"b"\n' + b"[" * 100_000 + b'\n{"a": 2}\n{"a')
     assert read_results(tmp_path) == [{"a": 1}, {"a": 2}]
 
 

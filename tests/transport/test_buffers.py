@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from aiorl.transport import buffers
 
 _CHURN = """
 import ctypes, resource, sys
@@ -89,3 +92,24 @@ def test_threads_share_one_heap_where_asked_to():
         for mode in ("one", "as it comes")
     }
     assert heaps["one"] <= 2 < heaps["as it comes"], heaps  # the first heap may lie across a border
+
+
+def test_memory_is_given_back_later_where_no_thread_can_be_started_for_now(monkeypatch):
+    async def run() -> None:
+        given_back = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        tries = iter([RuntimeError("can't start new thread"), None])
+
+        async def to_thread(call):
+            if error := next(tries):
+                raise error
+            loop.call_soon(given_back.set)
+
+        monkeypatch.setattr(asyncio, "to_thread", to_thread)
+        task = asyncio.create_task(buffers.give_back_regularly(0.001))
+        waiting = asyncio.create_task(given_back.wait())
+        await asyncio.wait([task, waiting], timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        assert given_back.is_set(), task
+        task.cancel()
+
+    asyncio.run(run())

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import grp
 import itertools
 import os
+import pwd
 import shutil
 import socket
+import stat
 from dataclasses import replace
 
 import pytest
@@ -69,6 +72,138 @@ def test_a_private_key_that_others_can_reach_is_refused_with_the_command_that_me
     path.chmod(mode)
     with pytest.raises(SecurityError, match=rf"mode {mode:04o}.*chmod 600 {path}"):
         load_worker_keys(keys)
+
+
+WHERE = ["", "admitted", "learner.key_secret", "learner.key", "worker.key_secret"]
+
+
+def read_by_whom(name):
+    """What reads a file or directory of keys: the loaders of the two sides, or one of them."""
+    return {"admitted": [load_learner_keys], "learner.key_secret": [load_learner_keys]}.get(
+        name, [load_worker_keys] if name else [load_learner_keys, load_worker_keys]
+    )
+
+
+@pytest.mark.parametrize("mode", [0o020, 0o002, 0o022])
+@pytest.mark.parametrize("name", ["", "admitted", "learner.key"])
+def test_keys_that_others_could_change_are_refused_with_the_command_that_mends_it(keys, name, mode, monkeypatch):
+    monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group(("staff", "x", number, [])))
+    path = keys / name
+    path.chmod(path.stat().st_mode | mode)
+    found = stat.S_IMODE(path.stat().st_mode)
+    said = rf"{path} can be written by others \(owner \w+, mode {found:04o}\).*run `chmod go-w {path}`;"
+    for load in read_by_whom(name):
+        with pytest.raises(SecurityError, match=said):
+            load(keys)
+    path.chmod(path.stat().st_mode & ~0o022)
+    load_learner_keys(keys)
+    load_worker_keys(keys)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", WHERE)
+def test_keys_that_belong_to_somebody_else_are_refused_with_owner_and_command(keys, name, monkeypatch):
+    for path in (keys, *keys.rglob("*")):
+        os.chown(path, 12345, 12345)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    load_learner_keys(keys)
+    load_worker_keys(keys)
+    os.chown(keys / name, 54321, -1)
+    said = rf"{keys / name} belongs to somebody else \(owner 54321, mode 0\d+\).*`sudo chown -R 12345 {keys / name}`"
+    for load in read_by_whom(name):
+        with pytest.raises(SecurityError, match=said):
+            load(keys)
+    os.chown(keys / name, 0, -1)  # root's, as where a system is set up for its users
+    load_learner_keys(keys)
+    load_worker_keys(keys)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_root_takes_a_directory_of_somebody_as_in_a_container_but_nothing_there_of_a_third(keys):
+    for path in (keys, *keys.rglob("*")):
+        os.chown(path, 12345, 12345)
+    assert load_learner_keys(keys).public_key == load_worker_keys(keys).learner_key
+    os.chown(keys / "learner.key", 54321, -1)
+    with pytest.raises(SecurityError, match=r"learner\.key belongs to somebody else"):
+        load_worker_keys(keys)
+
+
+def test_keys_made_under_any_umask_are_taken(tmp_path):
+    for umask in (0o000, 0o002, 0o022, 0o077):
+        before = os.umask(umask)
+        try:
+            make_keys(tmp_path / f"{umask:o}" / "keys")
+        finally:
+            os.umask(before)
+        load_learner_keys(tmp_path / f"{umask:o}" / "keys")
+        load_worker_keys(tmp_path / f"{umask:o}" / "keys")
+
+
+def test_a_directory_that_a_users_private_group_may_write_to_is_taken_and_one_with_members_is_not(keys, monkeypatch):
+    """As made by `mkdir` where the umask is 0002."""
+    name, members = pwd.getpwuid(os.geteuid()).pw_name, []
+    monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group((name, "x", number, members)))
+    os.chown(keys, -1, pwd.getpwuid(os.geteuid()).pw_gid)
+    keys.chmod(0o775)
+    load_learner_keys(keys)
+    load_worker_keys(keys)
+    members.append("bob")
+    with pytest.raises(SecurityError, match="can be written by others"):
+        load_learner_keys(keys)
+
+
+def test_a_secret_mounted_by_kubernetes_is_taken(keys, tmp_path):
+    """A sticky directory of links to links, whose files nobody else can replace."""
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    mount.chmod(0o1777)
+    data = mount / "..2026_01_31_12_00_00.1"
+    shutil.copytree(keys, data)
+    (mount / "..data").symlink_to(data.name)
+    for path in data.iterdir():
+        (mount / path.name).symlink_to(f"..data/{path.name}")
+    for path in data.rglob("*.key*"):
+        path.chmod(0o400)
+    learner = load_learner_keys(mount)
+    assert load_worker_keys(mount).learner_key == learner.public_key
+    assert len(AdmittedKeys(learner.admitted).refresh()) == 2
+
+
+def test_a_file_of_all_keys_of_a_run_may_be_anywhere(keys, tmp_path):
+    worker = load_worker_keys(keys)
+    place = tmp_path / "5557.key_secret"
+    place.write_text((keys / "worker.key_secret").read_text() + f'learner-key = "{worker.learner_key.decode()}"\n')
+    place.chmod(0o600)
+    tmp_path.chmod(0o777)
+    assert load_worker_keys(place).learner_key == worker.learner_key
+
+
+def test_whoever_can_write_where_keys_are_admitted_is_not_admitted_while_a_run_goes_on(keys, tmp_path, caplog):
+    admitted = AdmittedKeys(keys / "admitted")
+    make_keys(tmp_path / "intruder", ("intruder",))
+    before = admitted.refresh()
+    (keys / "admitted").chmod(0o757)
+    shutil.copy(tmp_path / "intruder" / "intruder.key", keys / "admitted")
+    for _ in range(3):
+        assert admitted.refresh() == before
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "no further keys are admitted" in said
+    assert f"chmod go-w {keys / 'admitted'}" in said
+    (keys / "admitted" / "other.key").unlink()
+    assert [*admitted.refresh().values()] == ["worker"], "to shut one out takes effect all the same"
+    (keys / "admitted").chmod(0o755)
+    (keys / "admitted" / "intruder.key").chmod(0o646)
+    assert [*admitted.refresh().values()] == ["worker"]
+    assert "intruder.key can be written by others" in caplog.text
+    (keys / "admitted" / "intruder.key").chmod(0o644)
+    assert [*admitted.refresh().values()] == ["intruder", "worker"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_an_admitted_key_that_somebody_else_has_put_there_is_left_out(keys, caplog):
+    os.chown(keys / "admitted" / "other.key", 54321, -1)
+    assert [*AdmittedKeys(keys / "admitted").refresh().values()] == ["worker"]
+    assert "other.key belongs to somebody else (owner 54321, mode 0644)" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["learner.key_secret", "admitted"])
