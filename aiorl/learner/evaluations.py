@@ -24,7 +24,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, EvaluationError
 from aiorl.process.cores import usable_cores
 from aiorl.process.python_path import python_path
-from aiorl.process.tasks import Tasks
+from aiorl.process.tasks import Tasks, first_of
 from aiorl.report.replaced_file import replaced_directory
 from aiorl.text import one_line
 
@@ -153,9 +153,8 @@ class Evaluations:
     async def finish(self) -> None:
         """Wait a while for the evaluation that goes on beside training: what is being evaluated may be the best."""
         if self._running is not None:
-            hurry = asyncio.ensure_future(self._hurry.wait())
-            await asyncio.wait([self._running, hurry], timeout=_FINISH_S, return_when=asyncio.FIRST_COMPLETED)
-            hurry.cancel()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(first_of(self._hurry.wait(), self._running), _FINISH_S)
 
     def hurry(self) -> None:
         """Have `finish` wait no longer."""
