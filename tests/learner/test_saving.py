@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -409,6 +410,19 @@ def test_counters_results_and_ledger_come_back() -> None:
 def test_meta_that_makes_no_sense_is_refused_before_anything_is_built(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(CheckpointError, match=re.escape(said)):
         RunState.from_meta(whole(**changed))
+
+
+def test_a_ledger_that_peers_filled_for_years_is_taken_up_again() -> None:
+    ledger = Ledger()
+    for number in range(2000):
+        ledger.open(f"{number}")
+        ledger.report(f"{number}", 2**53, 2**52)
+        ledger.close(f"{number}", "left")
+    assert ledger.lost["left"] > 2**62
+    assert (
+        RunState.from_meta(whole(ledger=json.loads(json.dumps(ledger.as_dict())), counters__env_steps_trained=0)).ledger
+        == ledger.as_dict()
+    )
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:
