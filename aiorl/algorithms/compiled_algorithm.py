@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -34,10 +35,15 @@ __all__ = [
     "state_columns",
 ]
 
+logger = logging.getLogger(__name__)
+
 ConfigT = TypeVar("ConfigT", bound=ActorCriticConfig)
 
 _ROOMY = 4
 """Batches are laid out in room for so many times their size at most, rather than compile for another size."""
+
+_MAX_PADDED, _MAX_PADDING = 1 << 24, 8
+"""Rows of a batch of sequences, where they are more than so many times those of its fragments."""
 
 _REPORTED = ("clip_param", "vf_clip_param")
 """Coefficients that only some algorithms have."""
@@ -144,9 +150,10 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
         if not self._has_sequences:
             return self.buffers.rows(fragments, self.fitted(sum(steps * num_envs for steps, num_envs in shapes)))
-        num_sequences = self.fitted(sum(num_envs for _, num_envs in shapes))
-        length = rounded_up(max(steps for steps, _ in shapes), self._config.sequence_length())
-        return self.buffers.sequences(fragments, num_sequences, length)
+        kept = _without_far_longer_ones(shapes)
+        num_sequences = self.fitted(sum(shapes[number][1] for number in kept))
+        length = rounded_up(max(shapes[number][0] for number in kept), self._config.sequence_length())
+        return self.buffers.sequences([fragments[number] for number in kept], num_sequences, length)
 
     def nominal_batch(self) -> Batch:
         """A batch of zeros of the usual shape, of rows or sequences."""
@@ -158,10 +165,17 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
         Raises: BatchError naming the column at fault.
         """
-        if self._received is None:
-            self.buffers.check(fragment, self._fragment_length)
-        else:
+        if self._received is not None:
             self._received.check(fragment)
+            return
+        self.buffers.check(fragment, self._fragment_length)
+        if self._has_sequences:
+            steps, num_sequences = self.buffers.shape_of(fragment)
+            length = self._config.sequence_length()
+            if steps != length and (num_sequences > 1 or steps < length):
+                raise BatchError(
+                    c.OBS, f"sequences of {length} steps, or one of more", f"{num_sequences} of {steps} steps"
+                )
 
     def warm_up(self) -> None:
         """Compile the update for batches of the usual shape; changes neither weights nor random states."""
@@ -289,6 +303,24 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         minibatches = rows.reshape(-1, self.minibatch_size)
         order[: len(minibatches)] = minibatches
         return order, len(minibatches)
+
+
+def _without_far_longer_ones(shapes: Sequence[tuple[int, int]]) -> list[int]:
+    """Numbers of the fragments that are laid out, in order, of so many steps and sequences each.
+
+    The longest ones are left out of a batch that would be next to nothing but padding.
+    """
+    kept = list(range(len(shapes)))
+    while True:
+        longest = max(kept, key=lambda number: shapes[number][0])
+        padded = shapes[longest][0] * sum(shapes[number][1] for number in kept)
+        rows = sum(shapes[number][0] * shapes[number][1] for number in kept)
+        if padded <= max(_MAX_PADDED, _MAX_PADDING * rows):
+            return kept
+        logger.warning(
+            "a sequence of %d steps is left out of a train batch: the others are far shorter", shapes[longest][0]
+        )
+        kept.remove(longest)
 
 
 def _all_at_once(batch: Batch) -> NDArray[np.int32]:

@@ -124,7 +124,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         own = self._config
         spec = replay_spec(own, model)
         self.replay = Replay(spec, seed=int(self._rng.integers(1 << 62)))
-        self._has_priorities = c.PRIORITIES in self.sample_plan(config).columns
+        columns = self.sample_plan(config).columns
+        self._has_priorities = c.PRIORITIES in columns
+        self._known = {*columns, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
         self._sequences = sequences_of(own, model)
         self._pieces = Pieces()
         self._lr = Schedule.of(own.lr, own.lr_schedule, key="lr_schedule")
@@ -169,6 +171,10 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
         Raises: BatchError naming the column at fault.
         """
+        if unknown := sorted(fragment.keys() - self._known):
+            raise BatchError(
+                "batches", f"no other columns than {', '.join(sorted(self._known))}", f"{unknown[0]!r:.100}"
+            )
         if self._sequences is not None:
             self._sequences.check(fragment)
         else:

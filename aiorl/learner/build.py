@@ -51,6 +51,7 @@ class LearningPlan:
         callbacks: class of the learner's callbacks; None for none.
         begins_with: checkpoint of another run whose weights and filter statistics it begins with; None for none.
         seconds: what it took.
+        has_one_agent: each environment has one agent.
     """
 
     config: CommonConfig
@@ -58,6 +59,7 @@ class LearningPlan:
     callbacks: type[DefaultCallbacks] | None
     begins_with: Checkpoint | None
     seconds: float
+    has_one_agent: bool
 
 
 def plan_learning(config: CommonConfig) -> LearningPlan:
@@ -87,6 +89,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         callbacks=callbacks_class(config.callbacks),
         begins_with=begins_with,
         seconds=time.monotonic() - began,
+        has_one_agent=not facts.kind.has_agents,
     )
 
 
@@ -130,6 +133,7 @@ class Learning:
         seconds: what took how long.
         callbacks: told of each iteration's result; None for none.
         begins_with: checkpoint of another run that is still to be taken up; None for none.
+        has_one_agent: each environment has one agent.
     """
 
     group: PolicyGroup
@@ -141,6 +145,7 @@ class Learning:
     seconds: dict[str, float]
     callbacks: DefaultCallbacks | None = None
     begins_with: Checkpoint | None = None
+    has_one_agent: bool = False
 
 
 def build_learning(
@@ -210,6 +215,7 @@ def build_learning(
         },
         callbacks=callbacks,
         begins_with=plan.begins_with,
+        has_one_agent=plan.has_one_agent,
     )
 
 

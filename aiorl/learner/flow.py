@@ -15,6 +15,7 @@ from typing import Protocol
 
 from aiorl.errors import BatchError
 from aiorl.learner.build import Learning
+from aiorl.learner.fragment_bounds import FragmentBounds
 from aiorl.learner.ingest import STALE, AssembledBatch, BatchAssembler, QueuedFragment, check_samples
 from aiorl.learner.publish import Publisher
 from aiorl.learner.update_thread import UpdateDone
@@ -131,6 +132,7 @@ class Flow:
         self.is_enough: Callable[[], bool] = lambda: False
         self._plan = plan = learning.lease_plan
         self._check_fragment = learning.group.check_fragment
+        self._bounds = FragmentBounds.of(learning.worker_part, has_one_agent=learning.has_one_agent)
         self._assembler = BatchAssembler(plan)
         self._pacing: Pacing | None = None
         if plan.mode == "streaming":
@@ -175,8 +177,8 @@ class Flow:
         """A fragment has come: it is checked, counted and queued; one that is no good costs its worker its place."""
         message = event.message
         try:
+            episodes = check_samples(message, self._bounds)
             self._check_fragment(message.batches)
-            episodes = check_samples(message)
         except BatchError as error:
             self._session.ledger.discard("malformed", message.env_steps)
             said = f"worker {event.slot} sent what can't be trained on: {one_line(str(error), _MAX_REASON)}"
@@ -309,8 +311,9 @@ class Flow:
         if not self.is_granting or self._pacing is None:
             return
         plan, version = self._plan, self.publisher.version
-        coming = self.queued_fragments + self._pacing.outstanding
-        if coming >= plan.fragments_per_batch and self._assembler.size_of(coming) >= self._max_queued_bytes:
+        coming = self._pacing.outstanding
+        is_enough = self.queued_fragments + coming >= plan.fragments_per_batch
+        if is_enough and self._assembler.bytes_with(coming) >= self._max_queued_bytes:
             return
         oldest = version if plan.max_policy_lag is None else version - plan.max_policy_lag
         waiting = self.queued_fragments + self._num_in_thread * plan.fragments_per_batch

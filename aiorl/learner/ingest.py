@@ -18,55 +18,75 @@ from numpy.typing import NDArray
 from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.data.columns import OBS, VALID
 from aiorl.data.gradient_columns import is_gradient, num_rows
-from aiorl.data.metrics import MAX_NAME, MAX_NAMES, EpisodeColumns
+from aiorl.data.metrics import MAX_HIST, MAX_NAME, MAX_NAMES, EpisodeColumns
 from aiorl.errors import BatchError, InternalError
+from aiorl.learner.fragment_bounds import FragmentBounds
 from aiorl.wire.messages import Samples
 
 __all__ = ["STALE", "AssembledBatch", "BatchAssembler", "Discarded", "QueuedFragment", "check_samples"]
 
 
 STALE = "stale"
-_MAX_STEPS = 1 << 24
-"""Of one fragment; what it may hold is bounded by the size of messages long before."""
 _MAX_NAME = MAX_NAME + 20  # with what stands before it
 
 PolicyColumns = Mapping[str, Mapping[str, NDArray[Any]]]
 
 
-def check_samples(samples: Samples) -> EpisodeColumns:
-    """Refuse counts and episodes that do not belong to the columns; a peer may send anything.
+def check_samples(samples: Samples, bounds: FragmentBounds) -> EpisodeColumns:
+    """Refuse counts, columns and episodes that are too large, or do not belong together; a peer may send anything.
 
-    An env step may have any number of rows, and rows of policies that don't learn are counted, but not there.
+    With several agents an env step may have any number of rows, and rows of policies that don't learn are counted, but
+    not there.
 
     Args:
-        samples: what came; the columns themselves are checked elsewhere.
+        samples: what came; what is in the columns is checked elsewhere.
+        bounds: of the run.
     Returns: the finished episodes.
     Raises: BatchError naming what is wrong.
     """
-    rows = sum(_rows_of(columns) for columns in samples.batches.values())
-    if max(samples.env_steps, samples.agent_steps) > _MAX_STEPS:
-        raise BatchError("env_steps, agent_steps", f"at most {_MAX_STEPS}", (samples.env_steps, samples.agent_steps))
+    rows = sum(_rows_of(columns, bounds) for columns in samples.batches.values())
+    for name, steps, most in (
+        ("env_steps", samples.env_steps, bounds.env_steps),
+        ("agent_steps", samples.agent_steps, bounds.agent_steps),
+    ):
+        if steps > most:
+            raise BatchError(name, f"at most {most}", steps)
     if samples.agent_steps < rows:
         raise BatchError("agent_steps", f"at least {rows}", samples.agent_steps)
+    if bounds.has_one_row_a_step and samples.env_steps < rows:
+        raise BatchError("env_steps", f"at least {rows}", samples.env_steps)
     for name, value in samples.perf.items():
         if not math.isfinite(value):
             raise BatchError(f"perf {name:.50}", "a finite number", value)
-    return _checked_episodes(samples.episodes)
+    for policy_id, delta in samples.filter_deltas.items():
+        count = delta.get("n")
+        if count is not None and count.size == 1 and count.item() > bounds.observations:
+            raise BatchError(f"filter delta {policy_id:.50}", f"at most {bounds.observations} samples", count.item())
+    return _checked_episodes(samples.episodes, bounds.values)
 
 
-def _rows_of(columns: Mapping[str, NDArray[Any]]) -> int:
+def _rows_of(columns: Mapping[str, NDArray[Any]], bounds: FragmentBounds) -> int:
+    """The transitions among the columns of a policy."""
     if is_gradient(columns):
-        return num_rows(columns)
-    obs, valid = columns.get(OBS), columns.get(VALID)
-    if obs is None or obs.ndim < 2:
-        raise BatchError("batches", "columns [T, N, ...]", "none")
-    return obs.shape[0] * obs.shape[1] if valid is None else int(np.count_nonzero(valid))
+        held = found = num_rows(columns)
+    else:
+        obs, valid = columns.get(OBS), columns.get(VALID)
+        if obs is None or obs.ndim < 2:
+            raise BatchError("batches", "columns [T, N, ...]", "none")
+        held = obs.shape[0] * obs.shape[1]
+        found = held if valid is None else int(np.count_nonzero(valid))
+    if held > bounds.rows:
+        raise BatchError("batches", f"at most {bounds.rows} rows, padding included", held)
+    return found
 
 
-def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
+def _checked_episodes(arrays: Mapping[str, NDArray[Any]], most: int) -> EpisodeColumns:
+    """The finished episodes, none of whose columns holds more values than ``most``."""
     lengths, rewards = arrays.get("lengths"), arrays.get("rewards")
     if lengths is None or rewards is None or lengths.ndim != 1 or lengths.shape != rewards.shape:
         raise BatchError("episodes", "lengths and rewards [E]", ", ".join(sorted(arrays))[:100])
+    if lengths.size > most:
+        raise BatchError("episodes", f"at most {most}", lengths.size)
     if lengths.dtype.kind != "i" or lengths.dtype.itemsize > 4 or (lengths < 0).any():
         raise BatchError("episodes", "lengths int32 >= 0", lengths.dtype)
     if longest := next((name for name in arrays if len(name) > _MAX_NAME), ""):
@@ -76,6 +96,9 @@ def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
     if odd := next((name for name in arrays if name.startswith("estimate/") and not _is_estimate(name)), ""):
         raise BatchError("episodes", "an estimator and its metric in the name of an estimate", f"{odd!r:.100}")
     for name, values in arrays.items():
+        allowed = min(most, MAX_HIST) if name.startswith("hist/") else most
+        if values.size > allowed:
+            raise BatchError(f"episodes {name}", f"at most {allowed} values", values.size)
         if name != "lengths" and (values.ndim != 1 or values.dtype.kind != "f" or not np.isfinite(values).all()):
             raise BatchError(f"episodes {name}", "finite numbers [E]", f"{values.dtype} {values.shape}")
     return EpisodeColumns.from_arrays(arrays)
@@ -98,6 +121,7 @@ class QueuedFragment:
         env_steps: env steps it took.
         incarnation: registration life of the worker.
         filter_deltas: policy id -> what its observations add to the filter.
+        num_bytes: of the columns.
     """
 
     slot: int
@@ -107,6 +131,11 @@ class QueuedFragment:
     env_steps: int
     incarnation: str = ""
     filter_deltas: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict, repr=False)
+    num_bytes: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        num_bytes = sum(array.nbytes for columns in self.batches.values() for array in columns.values())
+        object.__setattr__(self, "num_bytes", num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +186,7 @@ class BatchAssembler:
     def __init__(self, plan: LeasePlan) -> None:
         """Start empty, at version 0, with the algorithm's plan."""
         self._plan = plan
-        self._fragment_bytes = 0
+        self._newest_bytes = self._queued_bytes = 0
         self._queue: deque[QueuedFragment] = deque()
         self._version = 0
         self._queued_env_steps = 0
@@ -178,9 +207,9 @@ class BatchAssembler:
         """Fragments that wait."""
         return len(self._queue)
 
-    def size_of(self, fragments: int) -> int:
-        """Bytes that so many fragments take, if they are as large as the newest one; 0 before there is any."""
-        return fragments * self._fragment_bytes
+    def bytes_with(self, coming: int) -> int:
+        """Bytes that wait, and those of so many more fragments, if they are as large as the newest one."""
+        return self._queued_bytes + coming * self._newest_bytes
 
     @property
     def is_ready(self) -> bool:
@@ -200,7 +229,8 @@ class BatchAssembler:
         if self._plan.mode == "on_policy" and len(self._queue) >= self._plan.fragments_per_batch:
             return self._discard("surplus", fragment)
         self._queue.append(fragment)
-        self._fragment_bytes = sum(array.nbytes for columns in fragment.batches.values() for array in columns.values())
+        self._newest_bytes = fragment.num_bytes
+        self._queued_bytes += fragment.num_bytes
         self._queued_env_steps += fragment.env_steps
         return True
 
@@ -216,6 +246,7 @@ class BatchAssembler:
             taken.sort(key=lambda fragment: (fragment.slot, fragment.seq))
         env_steps = sum(fragment.env_steps for fragment in taken)
         self._queued_env_steps -= env_steps
+        self._queued_bytes -= sum(fragment.num_bytes for fragment in taken)
         return AssembledBatch(tuple(taken), env_steps, tuple(self._version - fragment.version for fragment in taken))
 
     def set_version(self, version: int) -> None:
@@ -234,6 +265,7 @@ class BatchAssembler:
         for fragment in self._queue:
             if self._is_stale(fragment, ahead):
                 self._queued_env_steps -= fragment.env_steps
+                self._queued_bytes -= fragment.num_bytes
                 self._discard(STALE, fragment)
             else:
                 kept.append(fragment)
@@ -245,7 +277,9 @@ class BatchAssembler:
         return discarded
 
     def check_valid(self) -> None:
-        """Raise AssertionError if the count of queued env steps or the bound is wrong."""
+        """Raise AssertionError if the counts of queued env steps and bytes or the bound are wrong."""
+        if self._queued_bytes != sum(fragment.num_bytes for fragment in self._queue):
+            raise AssertionError("queued bytes are miscounted")
         if self._queued_env_steps != sum(fragment.env_steps for fragment in self._queue):
             raise AssertionError("queued env steps are miscounted")
         if any(self._is_stale(fragment) for fragment in self._queue):

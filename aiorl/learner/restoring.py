@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,7 +192,7 @@ class RunState:
             state = cls(Counters(**meta["counters"]), dict(meta["results"]), dict(meta["ledger"]))
             dict(meta["algorithm"])
             _check_counts("counters", meta["counters"])
-            _check_counts("ledger", state.ledger)
+            _check_counts("ledger", state.ledger, most=math.inf)  # the sum of what any number of workers claim
             _check_counts("results", {name: state.results[name] for name in ("training_iteration", "episodes_total")})
             _check_lists("results", state.results)
             Results(1, 0.0).from_state(state.results, 0.0, Progress(0, 0))
@@ -264,12 +265,12 @@ class Restored:
         return cls(read(check), states[-1])
 
 
-def _check_counts(where: str, values: Mapping[str, Any]) -> None:
-    """Raise ValueError unless all values, those of inner mappings too, are counts."""
+def _check_counts(where: str, values: Mapping[str, Any], most: float = 2**63 - 1) -> None:
+    """Raise ValueError unless all values, those of inner mappings too, are counts, no more than ``most``."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            _check_counts(f"{where}.{name}", value)
-        elif type(value) is not int or not 0 <= value < 2**63:
+            _check_counts(f"{where}.{name}", value, most)
+        elif type(value) is not int or not 0 <= value <= most:
             raise ValueError(f"{f'{where}.{name}'!r:.100} is {value!r:.50}")
 
 

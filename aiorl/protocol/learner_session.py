@@ -23,7 +23,7 @@ from aiorl.protocol import events as ev
 from aiorl.protocol.learner_admission import Admission
 from aiorl.protocol.learner_members import BROADCAST, LearnerSettings, Members, Target
 from aiorl.protocol.leases import LeaseBook
-from aiorl.protocol.ledger import Ledger
+from aiorl.protocol.ledger import MAX_FRAGMENT_STEPS, Ledger
 from aiorl.protocol.rates import Allowances
 from aiorl.protocol.roster import MAX_REMEMBERED, Worker
 from aiorl.text import MAX_NAME, is_name, one_line
@@ -318,11 +318,18 @@ class LearnerSession:
     def _report(self, worker: Worker, sampled_total: int, abandoned_total: int) -> bool:
         """What a worker says it has sampled so far; False if that cannot be, and the worker is lost for it."""
         try:
-            self.ledger.report(worker.incarnation, sampled_total, abandoned_total)
+            self._enter(worker, sampled_total, abandoned_total)
         except RemoteProtocolError as error:
             self._members.worker_violated(worker, _BROKE_ACCOUNT, f"sent counts that do not add up: {error}")
             return False
         return True
+
+    def _enter(self, worker: Worker, sampled_total: int, abandoned_total: int) -> None:
+        """Enter a worker's totals, as far as its leases allow, and one fragment more: that which has just come."""
+        fragments = self.leases.outstanding(worker.slot) + 1
+        self.ledger.report(
+            worker.incarnation, sampled_total, abandoned_total, max_in_flight=fragments * MAX_FRAGMENT_STEPS
+        )
 
     def _accept(self, worker: Worker, samples: m.Samples, now: float) -> str:
         """Enter a fragment into ledger and lease book; what is wrong with it in plain words, or ""."""
@@ -335,7 +342,7 @@ class LearnerSession:
         if wrong:
             return wrong
         try:
-            self.ledger.report(worker.incarnation, samples.sampled_total, samples.abandoned_total)
+            self._enter(worker, samples.sampled_total, samples.abandoned_total)
             self.ledger.receive(worker.incarnation, samples.env_steps)
         except RemoteProtocolError as error:
             return f"counts that do not add up: {error}"

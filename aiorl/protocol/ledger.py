@@ -9,6 +9,7 @@ when its incarnation ended, or waited in a learner that is no more.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from typing import Any
 
 from aiorl.errors import InternalError, RemoteProtocolError
 
-__all__ = ["ABANDONED", "LEARNER_RESTARTED", "Ledger"]
+__all__ = ["ABANDONED", "LEARNER_RESTARTED", "MAX_FRAGMENT_STEPS", "Ledger"]
 
 ABANDONED = "abandoned by the worker"
 LEARNER_RESTARTED = "learner restarted"
+MAX_FRAGMENT_STEPS = 1 << 24
+"""Env steps, and rows, that one fragment may hold, whatever the run; the size of messages bounds most far below."""
 
 
 @dataclass(slots=True)
@@ -60,14 +63,29 @@ class Ledger:
             raise InternalError(f"incarnation {incarnation} has an account already")
         self._accounts[incarnation] = _Account()
 
-    def report(self, incarnation: str, sampled_total: int, abandoned_total: int = 0) -> None:
+    def report(
+        self, incarnation: str, sampled_total: int, abandoned_total: int = 0, *, max_in_flight: float = math.inf
+    ) -> None:
         """Take over what an incarnation says it has sampled and abandoned so far; lower figures are old news.
 
-        Raises: RemoteProtocolError if it abandoned more than it had in flight; nothing is changed then.
+        Args:
+            incarnation: whose account it is.
+            sampled_total: env steps it has taken so far.
+            abandoned_total: those of them that will never be sent.
+            max_in_flight: env steps that it can have taken and neither brought nor reported as abandoned before.
+
+        Raises: RemoteProtocolError if it took more than that, or abandoned more than it had in flight; nothing is
+            changed then.
         """
         account = self._accounts[incarnation]
         fresh = max(0, sampled_total - account.reported)
         dropped = max(0, abandoned_total - account.abandoned)
+        if fresh and account.in_flight + fresh > max_in_flight:
+            raise RemoteProtocolError(
+                f"claims {sampled_total} env steps sampled, {account.received} of which have arrived, where its leases "
+                f"allow {max_in_flight:.0f} on their way",
+                field="sampled_total",
+            )
         if dropped > account.in_flight + fresh:
             raise RemoteProtocolError(
                 f"claims {abandoned_total} env steps abandoned of {sampled_total} sampled, "

@@ -15,24 +15,33 @@ __all__ = ["Pieces"]
 
 Array = NDArray[Any]
 
+_MAX_KNOWN = 1 << 20
+"""So many fit into the meta.json of a checkpoint; what comes beyond them is new each time."""
+
 
 class Pieces:
     """Stored experience is read over and over, by workers that come and go: its numbers tell what is there already.
 
     Attributes:
         has_come_round: something was read again, so that whoever read it has read all of its share.
-        numbers: of the pieces that are there, in the order in which they came.
     """
 
     def __init__(self) -> None:
         """Nothing is there yet."""
         self.has_come_round = False
-        self.numbers: tuple[int, ...] = ()
-        self._known: set[int] = set()
+        self._known: dict[int, None] = {}  # in the order in which they came
+        self._numbers: tuple[int, ...] | None = None
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the pieces that are there, in the order in which they came."""
+        if self._numbers is None:
+            self._numbers = tuple(self._known)
+        return self._numbers
 
     def take(self, numbers: Sequence[int], *, has_come_round: bool) -> None:
         """Go on where another one was."""
-        self.numbers, self._known, self.has_come_round = tuple(numbers), set(numbers), has_come_round
+        self._known, self._numbers, self.has_come_round = dict.fromkeys(numbers), None, has_come_round
 
     @staticmethod
     def check(arrays: Mapping[str, Array]) -> None:
@@ -58,16 +67,17 @@ class Pieces:
         if not is_whole:
             self.take((), has_come_round=True)
             return arrays
-        column = arrays[c.PIECE]
-        found = [int(number) for number in np.unique(column) if number]
+        column, transitions = arrays[c.PIECE], arrays.get(c.VALID)
+        found = np.unique(column if transitions is None else column[transitions]).tolist()
         again = [number for number in found if number in self._known]
-        new = [number for number in found if number not in self._known]
-        self.numbers += tuple(new)
-        self._known.update(new)
+        new = [number for number in found if number and number not in self._known]
+        if new and len(self._known) + len(new) <= _MAX_KNOWN:
+            self._known.update(dict.fromkeys(new))
+            self._numbers = None
         if not again:
             return arrays
         self.has_come_round = True
         valid = ~np.isin(column, again)
-        if c.VALID in arrays:
-            valid &= arrays[c.VALID]
+        if transitions is not None:
+            valid &= transitions
         return {**arrays, c.VALID: valid} if valid.any() else None

@@ -330,9 +330,9 @@ class Results:
         return perf.get()
 
 
-def _sum(values: NDArray[np.float64]) -> float:
+def _sum(values: NDArray[Any]) -> float:
     with np.errstate(over="ignore", invalid="ignore"):  # of numbers as large as a peer likes
-        return float(values.sum())
+        return float(values.sum(dtype=np.float64))
 
 
 def _mean(values: NDArray[np.float64]) -> float:
@@ -361,7 +361,11 @@ class _Window:
         self._is_wide = False  # it took more than the least values
 
     def add(self, values: NDArray[Any]) -> None:
-        """Take new values, in order; they are copied."""
+        """Take new values, in order; those that are kept are copied."""
+        if values.size > self._keep:
+            self._sum_up()
+            self._note(values[: -self._keep])
+            values = values[-self._keep :]
         self._values.frombytes(np.ascontiguousarray(values, np.float64).tobytes())
         self._unsummed += values.size
         if len(self._values) > 2 * self._keep + _SLACK:
@@ -401,12 +405,14 @@ class _Window:
 
     def _sum_up(self) -> None:
         if self._unsummed:
-            new = self.newest(self._unsummed)
-            self._sum += _sum(new)
-            self._min, self._max = min(self._min, float(new.min())), max(self._max, float(new.max()))
-            self._num_new += self._unsummed
+            self._note(self.newest(self._unsummed))
             self._unsummed = 0
         del self._values[: -self._keep]
+
+    def _note(self, new: NDArray[Any]) -> None:
+        self._sum += _sum(new)
+        self._min, self._max = min(self._min, float(new.min())), max(self._max, float(new.max()))
+        self._num_new += new.size
 
     def _summarise(self, values: NDArray[np.float64]) -> None:
         if values.size:

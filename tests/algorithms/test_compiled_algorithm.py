@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
+from aiorl.algorithms import compiled_algorithm
 from aiorl.algorithms.algorithm import Algorithm, AlgorithmState
 from aiorl.algorithms.compiled_algorithm import MAX_SKIPS_IN_A_ROW, state_columns
 from aiorl.algorithms.registry import algorithm_class, config_class
@@ -320,6 +321,31 @@ def test_fragments_of_whole_episodes_are_padded_to_few_shapes(
         assert valid.size <= 4 * length
         assert not it.algorithm.update(batch, 0).skipped
     assert it.algorithm.compiled.traces <= 2  # type: ignore[attr-defined]
+
+
+def test_whole_episodes_come_as_one_sequence_or_as_many_of_the_length_that_was_asked_for(
+    setup: Callable[..., Setup],
+) -> None:
+    """One of [1, 100_000], and one of [100_000, 1], would be 10^10 rows of padding together."""
+    it = setup("ppo", batch_mode="complete_episodes", model={"use_gru": True, "vf_share_layers": True})
+    for steps, num_sequences in ((24, 1), (40, 1), (24, 5)):
+        it.algorithm.check_fragment(it.make_fragment(it.plan, it.model, steps, num_sequences, 0))
+    for steps, num_sequences in ((1, 50), (25, 2), (23, 1)):
+        with pytest.raises(BatchError, match="sequences of 24 steps"):
+            it.algorithm.check_fragment(it.make_fragment(it.plan, it.model, steps, num_sequences, 0))
+
+
+def test_a_batch_of_next_to_nothing_but_padding_is_made_without_the_longest_sequence(
+    setup: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled_algorithm, "_MAX_PADDED", 5000)
+    it = setup("ppo", batch_mode="complete_episodes", model={"use_gru": True, "vf_share_layers": True})
+    short, one, long = (it.make_fragment(it.plan, it.model, *shape, 0) for shape in ((24, 30), (40, 1), (600, 1)))
+    batch = it.algorithm.make_batch([long, short, one])
+    assert it.algorithm.buffers.column(batch, c.VALID).sum() == 24 * 30 + 40  # type: ignore[attr-defined]
+    assert "a sequence of 600 steps is left out" in caplog.text
+    batch = it.algorithm.make_batch([long, one])
+    assert it.algorithm.buffers.column(batch, c.VALID).sum() == 640  # type: ignore[attr-defined]
 
 
 @ALL

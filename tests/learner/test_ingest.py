@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -10,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorl.algorithms.algorithm import LeasePlan
+from aiorl.config.worker import WorkerPart
+from aiorl.data.metrics import EpisodeColumns
 from aiorl.errors import BatchError, InternalError
+from aiorl.learner.fragment_bounds import FragmentBounds
 from aiorl.learner.ingest import BatchAssembler, QueuedFragment, check_samples
 from aiorl.wire.messages import Samples
 
@@ -106,6 +110,21 @@ def test_streaming_takes_whatever_was_leased() -> None:
     assert assembler.queued_fragments == 50
 
 
+def test_the_bytes_that_wait_are_those_of_each_fragment_whatever_size_the_newest_has() -> None:
+    def of_bytes(seq: int, count: int) -> QueuedFragment:
+        return QueuedFragment(0, seq, 0, {"default_policy": {"obs": np.zeros((count, 1), np.uint8)}}, count)
+
+    assembler = streaming(2, lag=0)
+    for seq, count in enumerate((1000, 500, 10)):
+        assembler.add(of_bytes(seq, count))
+    assert assembler.bytes_with(0) == 1510
+    assert assembler.bytes_with(4) == 1550
+    assembler.take()
+    assert assembler.bytes_with(1) == 20
+    assembler.set_version(1)
+    assert assembler.bytes_with(0) == 0
+
+
 def test_versions_from_the_future_and_versions_that_go_back_are_bugs() -> None:
     assembler = on_policy(1)
     with pytest.raises(InternalError, match="version 1 at version 0"):
@@ -148,37 +167,41 @@ def samples(*, env_steps: int = 6, agent_steps: int = 6, episodes: dict | None =
     return Samples(1, 1, env_steps, agent_steps, 0, 0, 2, 3, batches, {**plain, **(episodes or {})}, {}, {"iters": 1.0})
 
 
+def checked(message: Samples) -> EpisodeColumns:
+    return check_samples(message, FragmentBounds())
+
+
 TIMES, HALF = {"obs": np.zeros((3, 2, 4))}, {"obs": np.zeros((3, 1, 4))}
 
 
 def test_counts_must_be_those_of_the_rows() -> None:
-    check_samples(samples(a=TIMES))
-    check_samples(samples(env_steps=2, a=HALF, b=HALF))
-    check_samples(samples(env_steps=9, agent_steps=20))  # of policies that don't learn
+    checked(samples(a=TIMES))
+    checked(samples(env_steps=2, a=HALF, b=HALF))
+    checked(samples(env_steps=9, agent_steps=20))  # of policies that don't learn
     padded = {"obs": np.zeros((4, 2)), "valid": np.array([[1, 1], [1, 1], [1, 1], [0, 0]], bool)}
-    check_samples(samples(a=padded))
+    checked(samples(a=padded))
     for wrong in (samples(a={}), samples(a={"obs": np.zeros(6)})):
         with pytest.raises(BatchError):
-            check_samples(wrong)
+            checked(wrong)
     with pytest.raises(BatchError, match="agent_steps"):
-        check_samples(samples(agent_steps=5, a=HALF, b=HALF))
+        checked(samples(agent_steps=5, a=HALF, b=HALF))
 
 
 def test_rows_are_those_of_the_observations_whatever_else_comes_first() -> None:
-    check_samples(samples(a={"junk": np.zeros((10, 10)), **TIMES}))
+    checked(samples(a={"junk": np.zeros((10, 10)), **TIMES}))
     with pytest.raises(BatchError, match="agent_steps"):
-        check_samples(samples(agent_steps=5, a={"junk": np.zeros((1, 1)), **TIMES}))
+        checked(samples(agent_steps=5, a={"junk": np.zeros((1, 1)), **TIMES}))
     for steps in ({"env_steps": 2**53}, {"agent_steps": 2**53}):
         with pytest.raises(BatchError, match="at most"):
-            check_samples(samples(a=TIMES, **steps))
+            checked(samples(a=TIMES, **steps))
 
 
 def test_episodes_are_given_by_kind() -> None:
-    found = check_samples(
+    found = checked(
         samples(a=TIMES, episodes={"policy_reward/a": np.ones(2), "custom/x/y": np.ones(1), "hist/h": np.zeros(5)})
     )
     estimates = {"estimate/is/V_prev": np.array([2.0])}
-    assert check_samples(samples(a=TIMES, episodes=estimates)).estimates == {"is/V_prev": np.array([2.0])}
+    assert checked(samples(a=TIMES, episodes=estimates)).estimates == {"is/V_prev": np.array([2.0])}
     assert found.policy_rewards["a"].tolist() == [1.0, 1.0]
     assert list(found.custom) == ["x/y"]
     assert len(found.hist["h"]) == 5
@@ -204,7 +227,7 @@ def test_episodes_are_given_by_kind() -> None:
 )
 def test_episodes_that_are_no_finite_numbers_or_too_many_are_refused(episodes: dict) -> None:
     with pytest.raises(BatchError, match="episodes"):
-        check_samples(samples(a=TIMES, episodes=episodes))
+        checked(samples(a=TIMES, episodes=episodes))
 
 
 def test_a_refusal_does_not_repeat_all_that_a_peer_sent() -> None:
@@ -212,7 +235,60 @@ def test_a_refusal_does_not_repeat_all_that_a_peer_sent() -> None:
     flooding = samples(a=TIMES)
     object.__setattr__(flooding, "perf", many)
     with pytest.raises(BatchError, match="perf 0xxx") as one:
-        check_samples(flooding)
+        checked(flooding)
     with pytest.raises(BatchError, match="lengths and rewards") as other:
-        check_samples(samples(a=TIMES, episodes={"rewards": np.zeros(2), **{name: np.zeros(1) for name in many}}))
+        checked(samples(a=TIMES, episodes={"rewards": np.zeros(2), **{name: np.zeros(1) for name in many}}))
     assert max(len(str(one.value)), len(str(other.value))) < 300
+
+
+ASKED = FragmentBounds.of(WorkerPart(env="E", rollout_fragment_length=3, num_envs_per_worker=2), has_one_agent=True)
+"""Of workers that were asked for three steps of two environments."""
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"obs": np.zeros((7, 1, 4))},
+        {"obs": np.zeros((4, 2, 4)), "valid": np.arange(8).reshape(4, 2) < 6},
+        {"num_rows": np.array([7], np.int32)},
+    ],
+)
+def test_no_more_rows_are_taken_than_were_asked_for(columns: dict) -> None:
+    check_samples(samples(a=TIMES), ASKED)
+    check_samples(samples(a={"num_rows": np.array([6], np.int32)}), ASKED)
+    with pytest.raises(BatchError, match="at most 6 rows"):
+        check_samples(samples(env_steps=8, agent_steps=8, a=columns), ASKED)
+
+
+def test_env_steps_and_agent_steps_are_believed_as_far_as_they_were_asked_for() -> None:
+    check_samples(samples(env_steps=1000, a=TIMES), ASKED)  # of which only some are to be trained on
+    for steps in ({"env_steps": 1 << 20}, {"env_steps": 1 << 20, "agent_steps": 1 << 20}, {"env_steps": 5}):
+        with pytest.raises(BatchError, match="env_steps"):
+            check_samples(samples(a=TIMES, **steps), ASKED)
+    with pytest.raises(BatchError, match="agent_steps"):
+        check_samples(samples(a=TIMES, agent_steps=1 << 20), ASKED)
+
+
+@pytest.mark.parametrize(
+    "episodes",
+    [
+        {"lengths": np.zeros(ASKED.values + 1, np.int8), "rewards": np.zeros(ASKED.values + 1, np.float16)},
+        {"custom/x": np.zeros(ASKED.values + 1, np.float16)},
+        {"hist/x": np.zeros(1001, np.float16)},
+    ],
+)
+def test_episodes_and_histories_beyond_what_workers_send_are_refused(episodes: dict) -> None:
+    check_samples(samples(a=TIMES, episodes={"hist/x": np.zeros(1000), "custom/x": np.zeros(1)}), ASKED)
+    with pytest.raises(BatchError, match="episodes"):
+        check_samples(samples(a=TIMES, episodes=episodes), ASKED)
+
+
+def test_a_filter_delta_that_would_freeze_the_statistic_for_good_is_refused() -> None:
+    def seen(count: float) -> Samples:
+        delta = {"n": np.array(count), "mean": np.zeros(4), "m2": np.zeros(4)}
+        return dataclasses.replace(samples(a=TIMES), filter_deltas={"default_policy": delta})
+
+    check_samples(seen(1_000_000), ASKED)  # also what was seen in fragments that were given up
+    for count in (2**53 - 9, 1e300):
+        with pytest.raises(BatchError, match="filter delta default_policy"):
+            check_samples(seen(count), ASKED)

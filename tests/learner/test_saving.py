@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -424,6 +425,19 @@ def test_a_checkpoint_of_which_a_piece_of_experience_is_damaged_gives_way_to_the
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     assert Restored.find(tmp_path).checkpoint.number == 1
     assert "000001.safetensors is damaged: its digest is not the one in meta.json; taking the one before" in caplog.text
+
+
+def test_a_ledger_that_peers_filled_for_years_is_taken_up_again() -> None:
+    ledger = Ledger()
+    for number in range(2000):
+        ledger.open(f"{number}")
+        ledger.report(f"{number}", 2**53, 2**52)
+        ledger.close(f"{number}", "left")
+    assert ledger.lost["left"] > 2**62
+    assert (
+        RunState.from_meta(whole(ledger=json.loads(json.dumps(ledger.as_dict())), counters__env_steps_trained=0)).ledger
+        == ledger.as_dict()
+    )
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:

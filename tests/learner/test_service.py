@@ -323,6 +323,34 @@ def test_a_malformed_fragment_costs_its_worker_and_nothing_else() -> None:
     assert all(batch.shape == (LENGTH, NUM_ENVS, 4) for f in both.algorithm.batches for batch in [f[0][c.OBS]])
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda sent: dataclasses.replace(sent, env_steps=1 << 24, agent_steps=1 << 24, sampled_total=1 << 24),
+        lambda sent: dataclasses.replace(sent, episodes={**sent.episodes, "hist/x": np.zeros(1 << 20, np.float16)}),
+        lambda sent: dataclasses.replace(
+            sent, filter_deltas={DEFAULT_POLICY_ID: {"n": np.array(2.0**52), "mean": np.zeros(4), "m2": np.zeros(4)}}
+        ),
+    ],
+    ids=["env steps", "histories", "samples of a filter"],
+)
+def test_a_fragment_that_claims_more_than_was_asked_for_costs_its_sender_its_place_before_it_is_counted(
+    spoil: Any,
+) -> None:
+    async def change(both: InProcess, villains: list[Peer]) -> None:
+        (peer,) = villains
+        peer.say(peer.hello)
+        version = (await peer.hears(m.Welcome)).snapshot.version
+        lease = await peer.hears(m.Lease)
+        peer.say(spoil(fragment_under(lease, max(lease.min_version, version))))
+        assert (await peer.hears(m.Refused)).code
+
+    both = among("v1", change=change, observation_filter="MeanStdFilter")
+    assert both.service.session.ledger.as_dict()["discarded"]["malformed"] > 0
+    assert both.service.counters.env_steps_sampled < 1 << 20
+    assert both.service.flow.publisher.filters[DEFAULT_POLICY_ID].state()["n"] < 1 << 20
+
+
 def test_a_failing_update_is_told_and_its_env_steps_are_accounted_for() -> None:
     async def main() -> InProcess:
         both = InProcess()

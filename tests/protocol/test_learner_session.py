@@ -334,6 +334,7 @@ def test_a_gap_is_asked_for_and_a_violation_only_if_it_stays() -> None:
         ({"first_version": 1, "last_version": 0}, "versions 1 to 0"),
         ({"sampled_total": 5}, "do not add up"),
         ({"abandoned_total": 11}, "do not add up"),
+        ({"sampled_total": 2**53}, "where its leases allow"),
     ],
 )
 def test_a_fragment_against_the_rules_costs_the_peer_its_place(changes: dict[str, Any], words: str) -> None:
@@ -348,6 +349,22 @@ def test_a_fragment_against_the_rules_costs_the_peer_its_place(changes: dict[str
     lost, rejected = told(session)
     assert (lost.slot, rejected.peer, rejected.dropped) == (1, A, True)
     assert session.slots == [2]
+    session.ledger.check()
+
+
+@pytest.mark.parametrize(
+    "claim", [m.Beat(2**53, "sampling"), m.Beat(2**53, "sampling", abandoned_total=2**53), m.Leaving("bye", 2**53)]
+)
+def test_nobody_is_believed_to_have_sampled_more_than_its_leases_allow(claim: m.Message) -> None:
+    session = make()
+    join(session)
+    lease(session, fragments=3)
+    session.receive(A, m.Beat(4 << 24, "sampling"), 1.0)
+    assert session.slots == [1]
+    session.receive(A, claim, 2.0)
+    assert session.slots == []
+    assert session.violations["broke its lease or its account"] == 1
+    assert session.ledger.sampled == 4 << 24
     session.ledger.check()
 
 

@@ -121,3 +121,17 @@ def test_the_ledger_balances_after_any_history(history: list[tuple[str, str, int
         except RemoteProtocolError:
             pass
         ledger.check()
+
+
+def test_more_than_leases_allow_cannot_be_on_its_way() -> None:
+    ledger = Ledger()
+    ledger.open("a")
+    ledger.report("a", 100, max_in_flight=100)
+    ledger.receive("a", 60)
+    before = ledger.as_dict()
+    for abandoned in (0, 50):
+        with pytest.raises(RemoteProtocolError, match="where its leases allow 100 on their way"):
+            ledger.report("a", 161, abandoned, max_in_flight=100)
+    assert ledger.as_dict() == before
+    ledger.report("a", 160, 50, max_in_flight=100)
+    ledger.report("a", 160, 50, max_in_flight=1)  # nothing new

@@ -8,6 +8,7 @@ import pytest
 from aiorl.data import columns as c
 from aiorl.errors import BatchError
 from aiorl.replay import Pieces
+from aiorl.replay import pieces as module
 
 
 def fragment(*numbers: int) -> dict[str, np.ndarray]:
@@ -35,6 +36,24 @@ def test_rows_that_are_no_transitions_stay_so() -> None:
     found = pieces.new_rows(given, is_whole=True)
     assert found is not None
     assert found[c.VALID][:, 0].tolist() == [False, False, True]
+
+
+def test_pieces_are_known_by_their_transitions_alone() -> None:
+    """Else what stores nothing, and so never makes old rows go, could fill the memory."""
+    pieces = Pieces()
+    nothing = {**fragment(1, 2, 3), c.VALID: np.array([[False], [True], [False]])}
+    assert pieces.new_rows(nothing, is_whole=True) is nothing
+    assert pieces.numbers == (2,)
+
+
+def test_so_many_pieces_are_known_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_KNOWN", 3)
+    pieces, beyond = Pieces(), fragment(3, 4)
+    pieces.new_rows(fragment(1, 2), is_whole=True)
+    for _ in range(2):
+        assert pieces.new_rows(beyond, is_whole=True) is beyond
+    assert pieces.new_rows(fragment(1, 2), is_whole=True) is None
+    assert pieces.numbers == (1, 2)
 
 
 def test_rows_of_no_piece_are_new_each_time() -> None:

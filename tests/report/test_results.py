@@ -292,6 +292,24 @@ def test_values_of_one_iteration_are_summed_up_and_not_kept() -> None:
     assert result["hist_stats"]["h"] == everything[-1, -1000:].tolist()
 
 
+def test_of_very_many_values_at_once_only_those_that_are_kept_are_copied() -> None:
+    results = Results(10, 0.0)
+    many = np.tile(np.array([0.0, 1.0, 2.0, 3.0], np.float16), 1_000_000)
+    columns = EpisodeColumns(many.astype(np.int8), many)
+    tracemalloc.start()
+    try:
+        results.add_episodes(columns)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+    found = results.finish_iteration(1.0, Progress(0, 0))
+    assert found["episodes_this_iter"] == many.size
+    assert found["episode_reward_mean"] == found["episode_len_mean"] == 1.5
+    assert (found["episode_reward_min"], found["episode_reward_max"]) == (0.0, 3.0)
+    assert results.mean_last(4) == 1.5
+
+
 def test_a_window_that_was_wide_is_its_usual_one_again_when_nothing_new_came() -> None:
     results = Results(2, now=0.0)
     results.add_episodes(episode(custom={"x": [9.0, 1.0, 2.0]}))

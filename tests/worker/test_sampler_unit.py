@@ -20,6 +20,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, ConfigError, EnvError, PolicyError
+from aiorl.learner.fragment_bounds import FragmentBounds
 from aiorl.learner.ingest import check_samples
 from aiorl.offline.estimators import ImportanceSamplingEstimator
 from aiorl.report.results import Progress, Results
@@ -136,7 +137,7 @@ def test_estimates_of_a_worker_come_out_in_the_runs_results(make: Make) -> None:
     assert estimator.get_metrics() == []
     arrived: Any = decode([bytes(frame) for frame in encode(produced.to_samples(0, 0, {}))])
     results = Results(100, now=0.0)
-    results.add_episodes(check_samples(arrived))
+    results.add_episodes(check_samples(arrived, FragmentBounds()))
     found = results.finish_iteration(1.0, Progress(0, 0))["off_policy_estimator"]
     assert found["is"].keys() == {"V_prev", "V_step_IS", "V_gain_est"}
     assert found["is"]["V_prev"] == pytest.approx(sent["estimate/is/V_prev"].mean())

@@ -16,6 +16,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.gradient_columns import GRADIENT_OF, NUM_ROWS
 from aiorl.errors import BatchError, ConfigError
 from aiorl.learner.build import Learning, build_learning
+from aiorl.learner.fragment_bounds import FragmentBounds
 from aiorl.learner.ingest import check_samples
 from aiorl.wire.decoding import decode
 from aiorl.wire.encoding import encode
@@ -92,13 +93,14 @@ def test_a_gradient_is_that_of_the_rows_that_would_have_been_sent(request: Any, 
 
 
 def test_what_is_sent_comes_through_the_wire_and_the_learners_checks(units: Units) -> None:
-    unit = units.unit()
+    unit, learning = units.unit(), units.learning
+    bounds = FragmentBounds.of(learning.worker_part, has_one_agent=learning.has_one_agent)
     for number in (1, 2):
         produced = unit.sample()
         frames = encode(produced.to_samples(number, 1, unit.take_deltas(number)))
         message: Any = decode([memoryview(frame) for frame in frames])
         units.learning.group.check_fragment(message.batches)
-        check_samples(message)
+        check_samples(message, bounds)
         columns = message.batches[DEFAULT_POLICY_ID]
         assert columns[NUM_ROWS].tolist() == [produced.env_steps]
         assert message.filter_deltas[DEFAULT_POLICY_ID]["n"] > 0
@@ -106,7 +108,7 @@ def test_what_is_sent_comes_through_the_wire_and_the_learners_checks(units: Unit
         assert not units.learning.group.update(batch, 0).skipped
     boastful = {**columns, NUM_ROWS: columns[NUM_ROWS] + 1}  # it would count for more than was sampled
     with pytest.raises(BatchError, match="agent_steps"):
-        check_samples(dataclasses.replace(message, batches={DEFAULT_POLICY_ID: boastful}))
+        check_samples(dataclasses.replace(message, batches={DEFAULT_POLICY_ID: boastful}), bounds)
 
 
 def test_without_tensorflow_a_worker_says_what_to_install(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:

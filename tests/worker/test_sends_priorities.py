@@ -12,6 +12,7 @@ from aiorl.algorithms.apex.config import ApexConfig
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.learner.build import Learning, build_learning
+from aiorl.learner.fragment_bounds import FragmentBounds
 from aiorl.learner.ingest import check_samples
 from aiorl.losses.categorical_q import expected_q
 from aiorl.policy.n_step import n_step_new_obs
@@ -46,7 +47,7 @@ def sampled(request: pytest.FixtureRequest) -> tuple[Learning, dict[str, Any]]:
     unit.close()
     message: Any = decode([memoryview(frame) for frame in frames])
     learning.group.check_fragment(message.batches)
-    check_samples(message)
+    check_samples(message, FragmentBounds.of(learning.worker_part, has_one_agent=learning.has_one_agent))
     return learning, message.batches[DEFAULT_POLICY_ID]
 
 

@@ -321,6 +321,15 @@ def test_an_update_that_is_not_finite_leaves_weights_target_and_optimizer_as_the
             np.testing.assert_array_equal(after.tensors[name], tensor, name)
 
 
+def test_columns_that_nobody_asked_for_are_refused() -> None:
+    """Numbers of stored pieces among them, which would be kept for good."""
+    algorithm = DQN(make_config(), make_model(make_config()))
+    fragment = make_fragment(1)
+    for name, column in ((c.PIECE, np.ones(fragment[c.DISCOUNTS].shape, np.int64)), ("junk", np.zeros(1))):
+        with pytest.raises(BatchError, match=name):
+            algorithm.check_fragment({**fragment, name: column})
+
+
 def test_a_fragment_that_would_spoil_the_replay_is_refused() -> None:
     algorithm = DQN(make_config(), make_model(make_config()))
     fragment = make_fragment(1)
