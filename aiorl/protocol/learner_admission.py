@@ -303,7 +303,7 @@ class Admission:
         worker = self._roster.add(slot, hello, peer, waiting.key, now, waiting.source)
         self._strangers.forget(peer)
         self._members.ledger.open(worker.incarnation)
-        self._members.leases.join(slot)
+        self._members.leases.join(slot, waiting.source)
         self._members.tell(
             ev.WorkerJoined(slot, worker.incarnation, worker.worker_id, worker.host, worker.pid, worker.local)
         )

@@ -183,7 +183,7 @@ class Members:
         for call in self._calls_of(worker):
             self._fail_call(call, f"the worker was lost: {reason}")
         lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
-        self.leases.drop_slot(worker.slot)
+        self.leases.drop_slot(worker.slot, self.now)
         self.tell(ev.WorkerLost(worker.slot, worker.incarnation, worker.worker_id, reason, lost))
         self.redeal()
 
