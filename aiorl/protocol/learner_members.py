@@ -123,15 +123,14 @@ class Members:
         message = m.Call(self._next_call, method, args)
         self._next_call += 1
         self._calls[message.call_id] = _Call(worker, message, deadline)
+        worker.open_calls.add(message.call_id)
         self.to_worker(worker, message)
         return message.call_id
 
     def answer_call(self, worker: Worker, reply: m.Reply) -> None:
-        """A worker has replied; to a call that is over, or another's, this means nothing."""
-        call = self._calls.get(reply.call_id)
-        if call is not None and call.worker is worker:
-            del self._calls[reply.call_id]
-            self.tell(ev.CallReplied(worker.slot, reply.call_id, reply.ok, reply.result))
+        """A worker has replied to a call that is open."""
+        self._end_call(self._calls[reply.call_id])
+        self.tell(ev.CallReplied(worker.slot, reply.call_id, reply.ok, reply.result))
 
     def expire_calls(self, now: float) -> None:
         """Calls that have waited long enough fail."""
@@ -141,8 +140,12 @@ class Members:
     def _calls_of(self, worker: Worker) -> list[_Call]:
         return [call for call in self._calls.values() if call.worker is worker]
 
-    def _fail_call(self, call: _Call, reason: str) -> None:
+    def _end_call(self, call: _Call) -> None:
         del self._calls[call.message.call_id]
+        call.worker.open_calls.remove(call.message.call_id)
+
+    def _fail_call(self, call: _Call, reason: str) -> None:
+        self._end_call(call)
         self.tell(ev.CallReplied(call.worker.slot, call.message.call_id, False, reason))
 
     # Leases -----------------------------------------------------------------------------------------------
