@@ -135,6 +135,7 @@ class LearnerService:
         self._loop = asyncio.get_running_loop()
         self._endpoint.on_message = self._on_message
         self._endpoint.on_event = self._on_endpoint_event
+        self.session.set_has_unsent(self._endpoint.has_unsent)
         self._endpoint.start()
         self._tasks.start(self._tick(), "tick")
         self._tasks.start(give_back_regularly(), "memory")
@@ -222,7 +223,7 @@ class LearnerService:
         else:
             if message is None:
                 session.unread(peer, sum(frame.nbytes for frame in frames))
-            elif type(message) is Unwanted:
+            elif isinstance(message, Unwanted):
                 session.unwanted(peer, message.kind, message.number, now)
             else:
                 host = self._endpoint.host_of(peer) if isinstance(message, Hello) else ""

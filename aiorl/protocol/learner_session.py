@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
@@ -99,6 +99,10 @@ class LearnerSession:
         self._admission.config = config
         self._admission.graphs = graphs
         self._admission.admit_waiting(now)
+
+    def set_has_unsent(self, has_unsent: Callable[[bytes], bool]) -> None:
+        """Who gets no other snapshot yet: asked with a peer, tells whether what was said to it has yet to leave us."""
+        self._members.has_unsent = has_unsent
 
     def publish(self, snapshot: m.Snapshot, now: float) -> None:
         """Broadcast a snapshot; it is kept for joiners and for workers that missed it.

@@ -833,15 +833,44 @@ def test_snapshots_for_those_that_ask_are_bounded_over_all_of_them() -> None:
 
 def test_a_connection_that_says_hello_without_end_is_dropped_before_it_has_cost_many_snapshots() -> None:
     session = make()
+    welcomes = 0
     for number in range(10_000):
         session.receive(A, hello(str(number)), 1.0)
-    assert 10 < len(sent(session, m.Welcome)) < 100
+        welcomes += len(sent(session, m.Welcome))
+    assert 10 < welcomes < 100
     assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
     assert session.slots == []
     for number in range(10_000):
         session.receive(B, hello("b"), 1.0 + number / 1000)
     assert len(sent(session, m.Welcome)) <= 4
     assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
+
+
+def test_nobody_gets_another_snapshot_before_the_last_one_has_left() -> None:
+    session = make()
+    unsent: set[bytes] = set()
+    session.set_has_unsent(unsent.__contains__)
+    for name in ("a", "a2", "a3"):
+        session.receive(A, hello(name), 0.0)
+    assert len(sent(session, m.Welcome)) == 1, "what is to be said yet counts"
+    join(session, B, "b")
+    unsent.add(A)
+    for second in range(1, 10):
+        session.publish(snapshot(second + 1), float(second))
+        sent(session)
+        session.receive(A, m.SnapshotRequest(1), float(second))
+        session.receive(A, hello("a"), float(second))
+        session.receive(A, hello(f"a{second}"), float(second))
+        session.receive(B, m.SnapshotRequest(1), float(second))
+        assert [target for target, message in session.messages_to_send() if isinstance(message, m.Snapshot)] == [B]
+    assert len(session.slots) == 2
+    unsent.clear()
+    session.receive(A, m.SnapshotRequest(1), 10.0)
+    assert [message.version for message in sent(session, m.Snapshot)] == [10]
+    session.receive(A, hello("a"), 11.0)
+    assert len(sent(session, m.Welcome)) == 1
+    session.receive(A, hello("a9"), 12.0)
+    assert len(sent(session, m.Welcome)) == 1, "a new incarnation was only kept waiting"
 
 
 def test_a_worker_whose_hellos_of_ten_minutes_come_at_once_is_told_of_its_end_not_dropped() -> None:
