@@ -30,7 +30,7 @@ from aiorl.transport.endpoint import Event, EventKind
 from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
 from aiorl.wire import messages as m
-from aiorl.wire.decoding import decode
+from aiorl.wire.decoding import Unwanted, decode, decode_wanted
 from aiorl.wire.encoding import encode
 from benchmarks.measure import SINGLE_THREADED, alternate, run_fresh
 from benchmarks.result import Figure
@@ -213,7 +213,11 @@ class _SessionReceiver(_ColumnReceiver):
         return address
 
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
-        self._session.receive(peer, decode(frames), time.monotonic(), user_id)
+        message = decode_wanted(frames, self._session.speaker(peer))
+        if isinstance(message, Unwanted):
+            self._session.unwanted(peer, message.kind, message.number, time.monotonic())
+        else:
+            self._session.receive(peer, message, time.monotonic(), user_id)
         if not self._pending:
             self._pending = True
             asyncio.get_running_loop().call_soon(self._settle)

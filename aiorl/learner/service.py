@@ -30,7 +30,7 @@ from aiorl.report.results import Progress, Results
 from aiorl.text import without_numbers
 from aiorl.transport.buffers import give_back_regularly
 from aiorl.transport.endpoint import Event, EventKind, LearnerEndpoint
-from aiorl.wire.decoding import decode, decode_hello
+from aiorl.wire.decoding import Unwanted, decode_hello, decode_wanted
 from aiorl.wire.encoding import encode
 from aiorl.wire.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
 from aiorl.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArrays, Welcome
@@ -135,6 +135,7 @@ class LearnerService:
         self._loop = asyncio.get_running_loop()
         self._endpoint.on_message = self._on_message
         self._endpoint.on_event = self._on_endpoint_event
+        self.session.set_has_unsent(self._endpoint.has_unsent)
         self._endpoint.start()
         self._tasks.start(self._tick(), "tick")
         self._tasks.start(give_back_regularly(), "memory")
@@ -215,12 +216,15 @@ class LearnerService:
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
         now, session = time.monotonic(), self.session
         try:
-            message = decode(frames, self._limits) if session.is_registered(peer) else decode_hello(frames)
+            worker = session.speaker(peer)
+            message = decode_hello(frames) if worker is None else decode_wanted(frames, worker, self._limits)
         except RemoteProtocolError as error:
             session.bad_frames(peer, error, now)
         else:
             if message is None:
                 session.unread(peer, sum(frame.nbytes for frame in frames))
+            elif isinstance(message, Unwanted):
+                session.unwanted(peer, message.kind, message.number, now)
             else:
                 host = self._endpoint.host_of(peer) if isinstance(message, Hello) else ""
                 session.receive(peer, message, now, user_id or None, host)

@@ -146,6 +146,8 @@ class Admission:
         waiting = _Waiting(peer, hello, key, key or host, now)
         if self._is_settled(waiting, now):
             return
+        if not self._members.may_get_snapshot(peer):
+            return  # it says Hello once more
         self.admit_waiting(now)
         if self._waiting.put(waiting):
             self.admit_waiting(now)
@@ -203,16 +205,18 @@ class Admission:
             self._members.say(waiting.peer, beat)
 
     def give_snapshot(self, worker: Worker, have_version: int, now: float) -> None:
-        """The newest snapshot for a worker that asks for it, but not too often."""
+        """The newest snapshot for a worker that asks for it, but not too often, nor before the last one has left us."""
         snapshot = self.snapshot
         if (
             snapshot is not None
             and have_version < snapshot.version
             and now - worker.gave_snapshot >= _SNAPSHOT_AGAIN_S
+            and worker.peer is not None
+            and self._members.may_get_snapshot(worker.peer)
             and self._answers.take(now, self._snapshot_cost())
         ):
             worker.gave_snapshot = now
-            self._members.to_worker(worker, snapshot)
+            self._members.give_snapshot(worker, snapshot)
 
     def _snapshot_cost(self) -> float:
         """What one more worker that gets the newest snapshot costs us, in registrations."""
@@ -303,7 +307,7 @@ class Admission:
         worker = self._roster.add(slot, hello, peer, waiting.key, now, waiting.source)
         self._strangers.forget(peer)
         self._members.ledger.open(worker.incarnation)
-        self._members.leases.join(slot)
+        self._members.leases.join(slot, waiting.source)
         self._members.tell(
             ev.WorkerJoined(slot, worker.incarnation, worker.worker_id, worker.host, worker.pid, worker.local)
         )
@@ -315,7 +319,7 @@ class Admission:
             return
         worker.welcomed = worker.gave_snapshot = now
         life = self.config.get("life", 0) + self._roster.lives[worker.slot]
-        self._members.to_worker(
+        self._members.give_snapshot(
             worker,
             m.Welcome(
                 worker.slot,
@@ -333,8 +337,10 @@ class Admission:
     def _welcome_again(self, worker: Worker, now: float) -> None:
         """All that may have been lost on the way: what has arrived, what is leased, what is called.
 
-        Too many at once are left to say Hello once more.
+        Too many at once, and those to whom the last one is still under way, are left to say Hello once more.
         """
+        if worker.peer is not None and not self._members.may_get_snapshot(worker.peer):
+            return
         if not self._answers.take(now, self._snapshot_cost()):
             return
         self._welcome(worker, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -60,17 +60,20 @@ class Members:
         ledger: the account of env steps.
         leases: what each may sample.
         now: the time of the newest input.
+        has_unsent: whether what was said to a peer has yet to leave us.
     """
 
     def __init__(self, settings: LearnerSettings, ledger: Ledger, leases: LeaseBook) -> None:
         self.settings = settings
         self.now = 0.0
+        self.has_unsent: Callable[[bytes], bool] = lambda peer: False
         self.roster = Roster(settings.max_workers)
         self.strangers = Strangers()
         self.ledger = ledger
         self.leases = leases
         self._calls: dict[int, _Call] = {}  # those not answered yet; only we make any
         self._next_call = 1
+        self._snapshots_due: set[bytes] = set()  # peers that one of the messages below is for
         self._messages: list[tuple[Target, m.DownMessage]] = []
         self._events: list[ev.LearnerEvent] = []
         self._ack_due: dict[Worker, None] = {}  # in the order in which they brought something
@@ -96,6 +99,16 @@ class Members:
         if worker.peer is not None:
             self._messages.append((worker.peer, message))
 
+    def give_snapshot(self, worker: Worker, message: m.Snapshot | m.Welcome) -> None:
+        """To a worker that `may_get_snapshot`."""
+        if worker.peer is not None:
+            self._snapshots_due.add(worker.peer)
+        self.to_worker(worker, message)
+
+    def may_get_snapshot(self, peer: bytes) -> bool:
+        """Whether all that was said over a connection has left us, so that nobody who does not read holds many."""
+        return peer not in self._snapshots_due and not self.has_unsent(peer)
+
     def ack(self, worker: Worker) -> None:
         """The worker will hear how far its fragments have come."""
         self._ack_due.setdefault(worker)
@@ -109,6 +122,7 @@ class Members:
         messages, self._messages = self._messages, []
         messages += [(worker.peer, m.Ack(worker.last_seq)) for worker in self._ack_due if worker.peer is not None]
         self._ack_due.clear()
+        self._snapshots_due.clear()
         return messages
 
     def take_events(self) -> list[ev.LearnerEvent]:
@@ -123,15 +137,14 @@ class Members:
         message = m.Call(self._next_call, method, args)
         self._next_call += 1
         self._calls[message.call_id] = _Call(worker, message, deadline)
+        worker.open_calls.add(message.call_id)
         self.to_worker(worker, message)
         return message.call_id
 
     def answer_call(self, worker: Worker, reply: m.Reply) -> None:
-        """A worker has replied; to a call that is over, or another's, this means nothing."""
-        call = self._calls.get(reply.call_id)
-        if call is not None and call.worker is worker:
-            del self._calls[reply.call_id]
-            self.tell(ev.CallReplied(worker.slot, reply.call_id, reply.ok, reply.result))
+        """A worker has replied to a call that is open."""
+        self._end_call(self._calls[reply.call_id])
+        self.tell(ev.CallReplied(worker.slot, reply.call_id, reply.ok, reply.result))
 
     def expire_calls(self, now: float) -> None:
         """Calls that have waited long enough fail."""
@@ -141,8 +154,12 @@ class Members:
     def _calls_of(self, worker: Worker) -> list[_Call]:
         return [call for call in self._calls.values() if call.worker is worker]
 
-    def _fail_call(self, call: _Call, reason: str) -> None:
+    def _end_call(self, call: _Call) -> None:
         del self._calls[call.message.call_id]
+        call.worker.open_calls.remove(call.message.call_id)
+
+    def _fail_call(self, call: _Call, reason: str) -> None:
+        self._end_call(call)
         self.tell(ev.CallReplied(call.worker.slot, call.message.call_id, False, reason))
 
     # Leases -----------------------------------------------------------------------------------------------
@@ -183,7 +200,7 @@ class Members:
         for call in self._calls_of(worker):
             self._fail_call(call, f"the worker was lost: {reason}")
         lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
-        self.leases.drop_slot(worker.slot)
+        self.leases.drop_slot(worker.slot, self.now)
         self.tell(ev.WorkerLost(worker.slot, worker.incarnation, worker.worker_id, reason, lost))
         self.redeal()
 

@@ -5,9 +5,12 @@ batch of messages (not each message: acknowledgements are put together) it drain
 ``events()``. A peer is a connection, an incarnation is a worker's registration life; an incarnation may come
 back over another peer, a peer may bring a new incarnation. Nothing a peer sends disturbs the others.
 
-Of a peer that speaks for no registered worker (``is_registered``) nothing but a Hello is decoded; of all else it sends
-``unread`` is told. Whatever peers can fill is bounded where it is declared: by the workers (``max_workers``), by the
-connections remembered (`roster.MAX_REMEMBERED`), or by kinds that are ours.
+Of a peer that speaks for no registered worker (``speaker``) nothing but a Hello is decoded; of all else it sends
+``unread`` is told. Of a worker's messages with arrays the due fragment and answers to its open calls are decoded; of
+others ``unwanted`` is told.
+
+Whatever peers can fill is bounded where it is declared: by the workers (``max_workers``), by the connections remembered
+(`roster.MAX_REMEMBERED`), or by kinds that are ours.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
@@ -35,7 +38,14 @@ _MAX_REASON = 300
 _RESEND_ASK_S = 0.25
 """How often at most a worker is asked to send again what is missing."""
 _CALL_TIMEOUT_S = 60.0
+_NOT_A_WORKERS = "sent what only a learner sends"
 _BROKE_ACCOUNT = "broke its lease or its account"
+_UNWANTED_AT_ONCE, _UNWANTED_PER_S = 1 << 16, 256.0
+"""Of one incarnation: doubles, fragments ahead of a missing one, replies that nobody asked for.
+
+A worker keeps 1,024 fragments at most and sends them all again after each welcome, when asked to, and every 16 s while
+it is not answered; those of ten minutes may come at once, after a standstill.
+"""
 _FAILURES_AT_ONCE, _FAILURES_PER_S = 60, 1.0
 """Of one source, whatever it registers as. One that ends its worker is none of them: it costs a registration."""
 
@@ -77,6 +87,7 @@ class LearnerSession:
         self._roster = self._members.roster
         self._strangers = self._members.strangers
         self._failures = Allowances(_FAILURES_AT_ONCE, _FAILURES_PER_S, MAX_REMEMBERED)
+        self._unwanted = Allowances(_UNWANTED_AT_ONCE, _UNWANTED_PER_S, MAX_REMEMBERED)
         self._last_tick: float | None = None
         self._last_beat = float("-inf")
 
@@ -88,6 +99,10 @@ class LearnerSession:
         self._admission.config = config
         self._admission.graphs = graphs
         self._admission.admit_waiting(now)
+
+    def set_has_unsent(self, has_unsent: Callable[[bytes], bool]) -> None:
+        """Who gets no other snapshot yet: asked with a peer, tells whether what was said to it has yet to leave us."""
+        self._members.has_unsent = has_unsent
 
     def publish(self, snapshot: m.Snapshot, now: float) -> None:
         """Broadcast a snapshot; it is kept for joiners and for workers that missed it.
@@ -230,9 +245,34 @@ class LearnerSession:
         else:
             self._other(worker, message, now)
 
-    def is_registered(self, peer: bytes) -> bool:
-        """Whether a registered worker speaks over this peer; of others nothing but a Hello is to be decoded."""
-        return peer in self._roster.by_peer
+    def speaker(self, peer: bytes) -> Worker | None:
+        """The registered worker that speaks over this peer, to be looked at only: it says what is wanted of it.
+
+        None: nothing but a Hello is to be decoded.
+        """
+        return self._roster.by_peer.get(peer)
+
+    def unwanted(self, peer: bytes, kind: type[m.Message], number: int, now: float) -> None:
+        """A registered worker has sent a message with arrays that is not wanted, and it was not decoded.
+
+        Args:
+            peer: the connection.
+            kind: the message's type.
+            number: ``seq`` of a fragment, ``call_id`` of a reply.
+            now: the time.
+        """
+        self._note_time(now)
+        worker = self._roster.by_peer.get(peer)
+        if worker is None:
+            return
+        worker.last_heard = now
+        worker.claimant = None
+        if kind is m.Samples:
+            self._out_of_order(worker, number, now)
+        elif kind is m.Reply:
+            self._may_send_unwanted(worker, "replies that nobody asked for", now)
+        else:
+            self._members.worker_violated(worker, _NOT_A_WORKERS, f"sent a {kind.__name__}")
 
     def unread(self, peer: bytes, num_bytes: int) -> None:
         """A peer that is not registered has sent so much that is no Hello, and it was not decoded."""
@@ -304,7 +344,7 @@ class LearnerSession:
         """Take a fragment: each once, in order, within a lease, and accounted for."""
         due = worker.last_seq + 1
         if samples.seq != due:
-            self._out_of_order(worker, samples.seq, due, now)
+            self._out_of_order(worker, samples.seq, now)
             return
         wrong = self._accept(worker, samples, now)
         if wrong:
@@ -348,12 +388,22 @@ class LearnerSession:
             return f"counts that do not add up: {error}"
         return ""
 
-    def _out_of_order(self, worker: Worker, seq: int, due: int, now: float) -> None:
-        if seq < due:
-            self._members.count("double fragments (sent again after a reconnect)")
+    def _may_send_unwanted(self, worker: Worker, kind: str, now: float) -> bool:
+        """Count what a worker need not have sent; False if that was too much of it, and the worker is lost for it."""
+        self._members.count(kind)
+        if self._unwanted.take(worker.incarnation, now):
+            return True
+        self._members.worker_violated(worker, "sent without end what nobody asked for", f"sent {kind} without end")
+        return False
+
+    def _out_of_order(self, worker: Worker, seq: int, now: float) -> None:
+        is_double = seq <= worker.last_seq
+        kind = "double fragments (sent again after a reconnect)" if is_double else "fragments ahead of a missing one"
+        if not self._may_send_unwanted(worker, kind, now):
+            return
+        if is_double:
             self._members.ack(worker)
             return
-        self._members.count("fragments ahead of a missing one")
         if worker.gap_since is None:
             worker.gap_since = now
         if now - worker.asked_resend >= _RESEND_ASK_S:
@@ -385,13 +435,16 @@ class LearnerSession:
                 if message.fatal:
                     self._members.bury(worker, f"failed: {one_line(message.message, _MAX_REASON)}", notify=False)
             case m.Reply():
-                self._members.answer_call(worker, message)
+                if message.call_id in worker.open_calls:
+                    self._members.answer_call(worker, message)
+                else:
+                    self._may_send_unwanted(worker, "replies that nobody asked for", now)
             case m.Leaving():
                 if self._report(worker, message.sampled_total, message.abandoned_total):
                     self._members.bury(worker, f"left: {one_line(message.reason, _MAX_REASON)}", notify=False)
             case _:
                 name = type(message).__name__
-                self._members.worker_violated(worker, "sent what only a learner sends", f"sent a {name}")
+                self._members.worker_violated(worker, _NOT_A_WORKERS, f"sent a {name}")
 
     def _watch(self, worker: Worker, now: float) -> None:
         transport = self.settings.transport

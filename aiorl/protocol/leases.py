@@ -7,18 +7,27 @@ harmless.
 
 A lease has a time. Where a worker has brought nothing for so long, while others bring theirs, it is *overdue*: what it
 owes is leased to the others, and it gets no other lease until it brings one.
+
+Workers that have brought nothing yet may never do so. Beside others they get half of a deal at most. Where workers of
+one source have held deals up too often, those of it that have brought nothing since are *doubted*: no deal waits for
+them. Each is leased one fragment apart, which counts if it comes in time; who has brought it is doubted no more once
+the source has been at peace for long enough.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from aiorl.errors import InternalError
 from aiorl.protocol.events import LeaseOverdue
 from aiorl.protocol.pacing import Pacing
+from aiorl.protocol.rates import Allowances
+from aiorl.protocol.roster import MAX_REMEMBERED
 from aiorl.wire.messages import Lease
 
 __all__ = ["Grant", "LeaseBook", "WorkerLeases"]
@@ -26,6 +35,10 @@ __all__ = ["Grant", "LeaseBook", "WorkerLeases"]
 _KEPT_EXHAUSTED = 256
 _PATIENCE = 4.0
 """A worker may take so many times as long for a fragment as the slowest of the others did for its newest one."""
+_FIRST_PATIENCE = 24
+"""Where nobody brings anything and some have not been asked, those who were have so many times as long."""
+_HOLDUPS_AT_ONCE, _HOLDUPS_PER_S = 16, 1 / 30
+"""How often workers of one source may hold a deal up, whatever they register as, before no deal waits for new ones."""
 
 
 class Grant(NamedTuple):
@@ -40,14 +53,20 @@ class _Holder:
     """What a slot's worker has done with its leases.
 
     Attributes:
+        source: where it comes from, its key or else its host.
         since: when it was given a lease after it owed nothing, or brought a fragment, whichever was later.
         fragment_s: seconds it took for its newest fragment, -1 before the first.
         is_overdue: whether what it owes is not waited for.
+        has_brought: whether it has brought a fragment since it registered or was overdue.
+        is_proven: the same, and its source was trusted then or later.
     """
 
+    source: str = ""
     since: float = 0.0
     fragment_s: float = -1.0
     is_overdue: bool = False
+    has_brought: bool = False
+    is_proven: bool = False
 
 
 @dataclass(slots=True)
@@ -83,7 +102,8 @@ class LeaseBook:
         self._open: dict[int, _Open] = {}
         self._by_slot: dict[int, dict[int, _Open]] = {}
         self._streaming: dict[int, _Open] = {}
-        self._holders: dict[int, _Holder] = {}
+        self._holders: dict[int, _Holder] = {}  # in the order in which they joined
+        self._holdups = Allowances(_HOLDUPS_AT_ONCE, _HOLDUPS_PER_S, MAX_REMEMBERED)
         self._held = 0
         self._deal_version = -1
 
@@ -101,9 +121,9 @@ class LeaseBook:
         """Fragments of the current deal not received yet, the held ones included."""
         return self._held + sum(lease.left for lease in self._open.values() if lease.deal)
 
-    def join(self, slot: int) -> None:
-        """A worker is there."""
-        self._holders[slot] = _Holder()
+    def join(self, slot: int, source: str = "") -> None:
+        """A worker is there; ``source`` is where it comes from, its key or else its host."""
+        self._holders[slot] = _Holder(source)
         if self.pacing is not None:
             self.pacing.join(slot)
 
@@ -117,32 +137,43 @@ class LeaseBook:
         """Lease one train batch: ``fragments`` in all, at ``version`` or newer.
 
         The shares are contiguous in slot order and differ by at most one, the first slots having the larger
-        ones. Without workers all of it is held until `redeal`. An unfinished deal before it is no longer
-        looked after: what is still out of it may come in, what was held is forgotten.
+        ones; but workers that have brought nothing yet get half at most where others have. Without workers all of it
+        is held until `redeal`. An unfinished deal before it is no longer looked after: what is still out of it may come
+        in, what was held is forgotten. Doubted workers are leased one fragment each beside it, half as many at a time.
         """
         for lease in self._open.values():
             lease.deal = False
         self._held = fragments
         self._deal_version = version
-        return self.redeal(now)
+        return self.redeal(now) + self._try_doubted(max(1, fragments // 2), now)
 
     def hold(self, fragments: int) -> None:
         """Fragments of the current deal are wanted again; `redeal` leases them."""
         self._held += fragments
 
     def redeal(self, now: float) -> list[Grant]:
-        """Lease the held fragments of the current deal, in shares as `deal` makes them; overdue workers come last."""
-        order = sorted(slot for slot, holder in self._holders.items() if not holder.is_overdue) or sorted(self._holders)
-        if not order or not self._held:
+        """Lease the held fragments of the current deal, in shares as `deal` makes them.
+
+        Overdue workers come last, and doubted ones before them.
+        """
+        if not self._held or not self._holders:
             return []
-        share, larger = divmod(self._held, len(order))
-        self._held = 0
-        grants = []
-        for position, slot in enumerate(order):
-            fragments = share + (position < larger)
-            if fragments:
-                grants.append(self.grant(slot, fragments, self._deal_version, now, deal=True))
-        return grants
+        held, self._held = self._held, 0
+        proven, new, doubted = self._by_standing(now)
+        if proven and new:
+            shares = _even_shares(sorted(proven + new), held)
+            most = max(1, held // 2)
+            if sum(shares.get(slot, 0) for slot in new) > most:
+                shares = _even_shares(self._in_turn(new), most) | _even_shares(proven, held - most)
+        else:
+            tried = [slot for slot in doubted if self._holders[slot].has_brought]
+            order = proven or self._in_turn(new or tried or doubted or sorted(self._holders))
+            shares = _even_shares(order, held)
+        return [
+            self.grant(slot, shares[slot], self._deal_version, now, deal=True)
+            for slot in sorted(shares)
+            if shares[slot]
+        ]
 
     def grant(self, slot: int, fragments: int, min_version: int, now: float, *, deal: bool = False) -> Grant:
         """A lease of its own, as a part of the current deal or apart from any."""
@@ -193,6 +224,8 @@ class LeaseBook:
             self.pacing.arrived(slot, holder.since, now)
         holder.since = now
         holder.is_overdue = False
+        if not holder.is_proven:
+            holder.has_brought, holder.is_proven = True, self._holdups.is_left(holder.source, now)
         if not lease.left and not lease.streaming:
             self._close(lease)
         return ""
@@ -201,7 +234,8 @@ class LeaseBook:
         """Workers that have become overdue, each told once; what they owe of the current deal is held.
 
         A worker is overdue when it has brought nothing for ``timeout_s`` seconds and for several times as long as the
-        slowest of the others took for its newest fragment. Where there are no others that bring theirs, nobody is.
+        slowest of the others took for its newest fragment. Where there are no others that bring theirs, that takes much
+        longer, and there must be others that owe nothing.
         """
         taken: list[LeaseOverdue] = []
         slowest: list[tuple[float, int]] | None = None
@@ -212,8 +246,9 @@ class LeaseBook:
             if slowest is None:
                 slowest = self._slowest_two()
             others_s = [fragment_s for fragment_s, number in slowest if number != slot]
-            if others_s and waited_s > _PATIENCE * others_s[0]:
+            if waited_s > _PATIENCE * others_s[0] if others_s else self._may_pass_over(waited_s, timeout_s):
                 taken.append(LeaseOverdue(slot, self.outstanding(slot), waited_s))
+                self._note_holdup(slot, holder, now)
                 self._write_off(slot)
                 slowest = None
         return taken
@@ -235,10 +270,12 @@ class LeaseBook:
         """The leases of a slot that have fragments left, to be said again after a reconnect."""
         return [lease.grant().lease for lease in self._by_slot.get(slot, {}).values() if lease.left]
 
-    def drop_slot(self, slot: int) -> int:
+    def drop_slot(self, slot: int, now: float) -> int:
         """End all leases of a lost worker; its part of the current deal is held. Returns what was out."""
         gone = 0
-        self._holders.pop(slot, None)
+        holder = self._holders.pop(slot, None)
+        if holder is not None:
+            self._note_holdup(slot, holder, now)
         if self.pacing is not None:
             self.pacing.leave(slot)
         for lease in list(self._by_slot.get(slot, {}).values()):
@@ -260,6 +297,44 @@ class LeaseBook:
         if self.pacing is not None:
             self.pacing.check_valid()
 
+    def _by_standing(self, now: float) -> tuple[list[int], list[int], list[int]]:
+        """Slots of those that are not overdue: proven ones, new ones, and doubted ones; each rising."""
+        proven: list[int] = []
+        new: list[int] = []
+        doubted: list[int] = []
+        for slot, holder in sorted(self._holders.items()):
+            if not holder.is_overdue:
+                is_trusted = holder.is_proven or self._holdups.is_left(holder.source, now)
+                holder.is_proven = is_trusted and holder.has_brought
+                (proven if holder.is_proven else new if is_trusted else doubted).append(slot)
+        return proven, new, doubted
+
+    def _in_turn(self, slots: Iterable[int]) -> list[int]:
+        """Sources take turns, so that many workers of one do not stand before the first of another."""
+        turns: Counter[str] = Counter()
+        ranked: list[tuple[int, int]] = []
+        for slot in slots:
+            source = self._holders[slot].source
+            ranked.append((turns[source], slot))
+            turns[source] += 1
+        return [slot for _, slot in sorted(ranked, key=itemgetter(0))]
+
+    def _try_doubted(self, most: int, now: float) -> list[Grant]:
+        """One fragment apart from the deal for each doubted worker, ``most`` at a time, in the order they joined."""
+        proven, _, doubted = self._by_standing(now)
+        if not proven or not doubted:
+            return []
+        untried = {slot for slot in doubted if not self._holders[slot].has_brought}
+        line = [slot for slot in self._holders if slot in untried and not self._owes(slot)]
+        room = most - (len(untried) - len(line))
+        return [self.grant(slot, 1, self._deal_version, now) for slot in self._in_turn(line)[: max(0, room)]]
+
+    def _may_pass_over(self, waited_s: float, timeout_s: float) -> bool:
+        """Whether a worker that owes may be overdue though nobody has brought anything: others wait to be asked."""
+        return waited_s > _FIRST_PATIENCE * timeout_s and any(
+            not holder.is_overdue and not self._owes(slot) for slot, holder in self._holders.items()
+        )
+
     def _slowest_two(self) -> list[tuple[float, int]]:
         """Time for the newest fragment and slot of the two slowest workers that bring theirs, the slowest first."""
         return heapq.nlargest(
@@ -279,9 +354,15 @@ class LeaseBook:
         if not self._owes(slot):
             self._holders[slot].since = now
 
+    def _note_holdup(self, slot: int, holder: _Holder, now: float) -> None:
+        """A worker will not bring what it owes in time: that is held against its source if a deal waits for it."""
+        if any(lease.deal for lease in self._by_slot.get(slot, {}).values()):
+            self._holdups.take(holder.source, now)
+
     def _write_off(self, slot: int) -> None:
         """Wait no longer for what a worker owes; it may still come."""
-        self._holders[slot].is_overdue = True
+        holder = self._holders[slot]
+        holder.is_overdue, holder.has_brought, holder.is_proven = True, False, False
         for lease in self._by_slot.get(slot, {}).values():
             if lease.deal:
                 self._held += lease.left
@@ -295,6 +376,12 @@ class LeaseBook:
         del leases[lease.lease_id]
         if not leases:
             del self._by_slot[lease.slot]
+
+
+def _even_shares(slots: Sequence[int], fragments: int) -> dict[int, int]:
+    """Slot -> its share; they differ by at most one, the first ones having the larger ones."""
+    share, larger = divmod(fragments, len(slots))
+    return {slot: share + (position < larger) for position, slot in enumerate(slots)}
 
 
 @dataclass(slots=True)

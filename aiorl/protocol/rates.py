@@ -40,12 +40,16 @@ class Allowance:
         self._per_s = per_s
         self._at = float("inf")
 
-    def take(self, now: float, cost: float = 1.0) -> bool:
-        """Whether this much is still allowed; it is used up then."""
+    def is_left(self, now: float, cost: float = 1.0) -> bool:
+        """Whether this much is still allowed."""
         regained = min(self._at_once, self._left + max(0.0, now - self._at) * self._per_s)
         self._left = max(self._left, regained)
         self._at = now
-        if self._left < cost:
+        return self._left >= cost
+
+    def take(self, now: float, cost: float = 1.0) -> bool:
+        """Whether this much is still allowed; it is used up then."""
+        if not self.is_left(now, cost):
             return False
         self._left -= cost
         return True
@@ -66,6 +70,11 @@ class Allowances:
         """Whether this source is still allowed so much; it is used up then."""
         allowance = self._of[source] = self._of.get(source) or Allowance(self._at_once, self._per_s)
         return allowance.take(now, cost)
+
+    def is_left(self, source: Hashable, now: float, cost: float = 1.0) -> bool:
+        """Whether this source is still allowed so much; nothing is used up."""
+        allowance = self._of.get(source)
+        return allowance is None or allowance.is_left(now, cost)
 
     def forget(self, source: Hashable) -> None:
         """There is no such source any more."""

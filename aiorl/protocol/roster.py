@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiorl.errors import InternalError
 from aiorl.protocol.rates import Newest
@@ -31,6 +31,7 @@ class Worker:
         peer: what it speaks over; None while its connection is gone.
         last_heard: when anything was heard from it.
         last_seq: fragments received.
+        open_calls: ids of the calls that it has not answered.
         gap_since: since when a fragment is missing before those that came; None if none is.
         asked_resend: when it was asked to send again.
         welcomed: when it was last welcomed.
@@ -53,6 +54,7 @@ class Worker:
     peer: bytes | None
     last_heard: float
     last_seq: int = 0
+    open_calls: set[int] = field(default_factory=set)
     gap_since: float | None = None
     asked_resend: float = float("-inf")
     welcomed: float = float("-inf")

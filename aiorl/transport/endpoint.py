@@ -86,6 +86,7 @@ class EndpointLimits:
         queue_messages: messages that wait in a worker's own send queue before ``send`` takes no more.
         peer_queue_messages: messages that wait for one peer in the learner's before that peer is cut off.
         queue_bytes: bytes that wait in either queue; one message is taken whatever its size.
+        max_queued_bytes: bytes that wait in the learner's for all peers together; whose queue is largest is cut off.
         max_peers: connections accepted at a time, per port; fewer where the limit of open files allows no more.
         messages_per_turn: messages handled before other tasks of the loop get their turn.
         heartbeat_s: an endpoint that has nothing else to say shows this often that it lives, seconds.
@@ -107,6 +108,7 @@ class EndpointLimits:
     queue_messages: int = 64
     peer_queue_messages: int = 4096
     queue_bytes: int = 256 << 20
+    max_queued_bytes: int = 1 << 30
     max_peers: int = 4096
     messages_per_turn: int = 64
     heartbeat_s: float = 2.0
@@ -192,6 +194,10 @@ class LearnerEndpoint(Protocol):
 
     def drop(self, peer: bytes, reason: str) -> None:
         """Cut a peer off; it may connect again, as a new peer."""
+        ...
+
+    def has_unsent(self, peer: bytes) -> bool:
+        """Whether a large message to a peer, or anything that waits for its connection, is still in our memory."""
         ...
 
     def host_of(self, peer: bytes) -> str:

@@ -39,17 +39,28 @@ def keep(frame: zmq.Frame) -> memoryview:
     return frame.buffer
 
 
-def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
+def send_frames(
+    socket: zmq.Socket[bytes], frames: Sequence[Buffer], *, track: bool = False
+) -> zmq.MessageTracker | None:
     """Send one message without waiting; large frames are shared with ZeroMQ, not copied.
+
+    Returns: with ``track``, what tells when ZeroMQ has let go of the last large frame; None if there is none.
 
     Raises:
         zmq.Again: the socket cannot take it now. When a later frame than the first raises it, the connection
             broke in between and the socket must be given up.
     """
     last = len(frames) - 1
+    tracker = None
     for index, frame in enumerate(frames):
         flags = _DONTWAIT if index == last else MORE
-        socket.send(frame, flags, copy=_size(frame) < COPY_BELOW_BYTES)
+        if _size(frame) < COPY_BELOW_BYTES:
+            socket.send(frame, flags)
+        elif track:
+            tracker = socket.send(frame, flags, copy=False, track=True)
+        else:
+            socket.send(frame, flags, copy=False)
+    return tracker
 
 
 def total_bytes(frames: Sequence[Buffer]) -> int:

@@ -29,6 +29,11 @@ class SendQueue:
     def __len__(self) -> int:
         return len(self._messages)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that wait."""
+        return self._bytes
+
     def put(self, frames: Sequence[Buffer]) -> bool:
         """Take a message; False if the queue is full."""
         num_bytes = self._bytes + total_bytes(frames)
@@ -52,9 +57,14 @@ class SendQueue:
 
 
 class SendQueues:
-    """One `SendQueue` for each peer that is busy."""
+    """One `SendQueue` for each peer that is busy.
+
+    Attributes:
+        num_bytes: bytes that wait, for all peers.
+    """
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self.num_bytes = 0
         self._bounds = (max_messages, max_bytes)
         self._queues: dict[bytes, SendQueue] = {}
 
@@ -73,18 +83,32 @@ class SendQueues:
         """Messages that wait for one peer."""
         return len(self._queues.get(peer, ()))
 
+    @property
+    def largest(self) -> bytes:
+        """The peer that most bytes wait for; there must be one that is busy."""
+        return max(self._queues, key=lambda peer: self._queues[peer].num_bytes)
+
     def put(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         """Take a message; False if that peer's queue is full."""
         if peer not in self._queues:
             self._queues[peer] = SendQueue(*self._bounds)
-        return self._queues[peer].put(frames)
+        queue = self._queues[peer]
+        before = queue.num_bytes
+        is_taken = queue.put(frames)
+        self.num_bytes += queue.num_bytes - before
+        return is_taken
 
     def forget(self, peer: bytes) -> None:
         """Throw away what waits for a peer."""
-        self._queues.pop(peer, None)
+        queue = self._queues.pop(peer, None)
+        if queue is not None:
+            self.num_bytes -= queue.num_bytes
 
     def flush(self, send: Callable[[bytes, Sequence[Buffer]], bool | None]) -> None:
         """Hand over what ``send(peer, frames)`` takes: True sent, None busy still, False no such peer any more."""
         for peer, queue in list(self._queues.items()):
-            if queue.flush(partial(send, peer)) is not None:
+            before = queue.num_bytes
+            sent = queue.flush(partial(send, peer))
+            self.num_bytes += queue.num_bytes - before
+            if sent is not None:
                 self.forget(peer)

@@ -68,6 +68,7 @@ class ZmqLearnerEndpoint:
         self._key_file_due = 0.0
         self._limits = limits or EndpointLimits()
         self._queues = SendQueues(self._limits.peer_queue_messages, self._limits.queue_bytes)
+        self._leaving: dict[bytes, zmq.MessageTracker] = {}  # of each peer, the large message sent last
         self._peers = ConnectionTable()
         self._subscribers = ConnectionTable()
         self._surveyed = 0.0
@@ -183,12 +184,12 @@ class ZmqLearnerEndpoint:
             if sent is not None:
                 return sent
         if not self._queues.put(peer, frames):
-            waiting = self._queues.waiting(peer)
-            self._queues.forget(peer)
-            self._samples_port.cut(connection, f"it does not read what we send it: {waiting} messages wait")
+            self._cut_unread(peer)
             return False
+        while self._queues.num_bytes > self._limits.max_queued_bytes:
+            self._cut_unread(self._queues.largest)
         self._retry_soon()
-        return True
+        return not connection.reason
 
     def broadcast(self, frames: Sequence[Buffer]) -> None:
         """Send one message to every worker whose subscription is in force; never waits.
@@ -214,6 +215,14 @@ class ZmqLearnerEndpoint:
         self._parting[peer] = (self._loop.time(), connection)
         self._later("part", _RETRY_S, self._part)
         self._samples_port.tell(EventKind.DROPPED, connection, reason)
+
+    def has_unsent(self, peer: bytes) -> bool:
+        """Whether a large message to a peer, or anything that waits for its connection, is still in our memory."""
+        tracker = self._leaving.get(peer)
+        if tracker is not None and tracker.done:
+            del self._leaving[peer]
+            tracker = None
+        return tracker is not None or peer in self._queues
 
     def host_of(self, peer: bytes) -> str:
         """Address of the host that a peer calls from, without its port; "" where that can't be told."""
@@ -261,11 +270,21 @@ class ZmqLearnerEndpoint:
                 if error.errno == zmq.EHOSTUNREACH:
                     return False
                 raise
-            send_frames(self._router, frames)
+            tracker = send_frames(self._router, frames, track=True)
         finally:
             self._pump.settle()
+        if tracker is not None:
+            self._leaving[peer] = tracker
         self._stats.bytes_out += total_bytes(frames)
         return True
+
+    def _cut_unread(self, peer: bytes) -> None:
+        """Cut off a peer that too much waits for."""
+        waiting = self._queues.waiting(peer)
+        self._queues.forget(peer)
+        connection = self._peers.by_peer.get(peer)
+        if connection is not None:
+            self._samples_port.cut(connection, f"it does not read what we send it: {waiting} messages wait")
 
     def _flush(self) -> None:
         self._queues.flush(self._try_send)
@@ -386,6 +405,7 @@ class ZmqLearnerEndpoint:
             return
         self._peers.forget(connection)
         self._queues.forget(connection.peer)
+        self._leaving.pop(connection.peer, None)
         self._parting.pop(connection.peer, None)
         reason = connection.reason or "its connection ended"
         kind = EventKind.SILENT if connection.silent_s > self._limits.silence_s else EventKind.DISCONNECTED

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import msgpack
 import numpy as np
@@ -21,7 +21,7 @@ from aiorl.wire.frame_stacks import decompress_stacks
 from aiorl.wire.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits
 from aiorl.wire.schema import ARRAY, MESSAGE_TYPES, ArrayTree
 
-__all__ = ["Buffer", "Counts", "decode", "decode_hello", "peek_counts"]
+__all__ = ["Buffer", "Counts", "Unwanted", "Wanted", "decode", "decode_hello", "decode_wanted", "peek_counts"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """What ``decode`` takes: anything with the buffer protocol; the arrays keep it alive."""
@@ -42,6 +42,27 @@ class Counts(NamedTuple):
     agent_steps: int
 
 
+class Unwanted(NamedTuple):
+    """What a message is of which no more than the header was read; ``number`` is its ``seq`` or ``call_id``, else 0."""
+
+    kind: type[m.Message]
+    number: int
+
+
+class Wanted(Protocol):
+    """Which messages with arrays are to be read: the fragment after ``last_seq``, and replies to ``open_calls``."""
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the fragment before the due one."""
+        ...
+
+    @property
+    def open_calls(self) -> Container[int]:
+        """Ids of calls that are not answered yet."""
+        ...
+
+
 def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Message:
     """The message that frames hold.
 
@@ -52,6 +73,15 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
 
     Raises: MessageTooBig, VersionMismatch or BadFrame; nothing else, whatever the bytes.
     """
+    message = decode_wanted(frames, None, limits)
+    assert not isinstance(message, Unwanted)
+    return message
+
+
+def decode_wanted(
+    frames: Sequence[Buffer], wanted: Wanted | None, limits: Limits = DEFAULT_LIMITS
+) -> m.Message | Unwanted:
+    """As `decode`; but of a message with arrays that is not wanted, only what it is: nothing of it is decompressed."""
     if not 1 <= len(frames) <= limits.max_frames:
         _refuse_frame_count(len(frames), limits)
     _, name, scalars, layout_bytes, storage, shapes = _read_header(frames[0], limits)
@@ -64,6 +94,15 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
             raise BadFrame(f"a {name} message carries no arrays", field="layout")
         kind.check_scalars(values, limits)
         return kind.cls(**values)
+    is_plain = kind.cls is m.Samples or kind.cls is m.Snapshot
+    if is_plain:
+        kind.check_scalars(values, limits)
+    if wanted is not None and (kind.cls is not m.Samples or values["seq"] != wanted.last_seq + 1):
+        number = values["seq"] if kind.cls is m.Samples else values.get("call_id", 0)
+        if type(number) is not int:
+            raise BadFrame(f"expected int, got {type(number).__name__}", field="call_id")
+        if kind.cls is not m.Reply or number not in wanted.open_calls:
+            return Unwanted(kind.cls, number)
     if len(layout_bytes) <= _CACHED_LAYOUT_BYTES:
         layout = _cached_layout(name, layout_bytes, limits)
         places = _places_of(layout, storage, shapes, limits)
@@ -71,8 +110,7 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
         layout = _parse_layout(name, layout_bytes, limits)
         places = _find_places(layout, storage, shapes, limits)
     arrays = _read_arrays(frames, layout, places)
-    if kind.cls is m.Samples or kind.cls is m.Snapshot:
-        kind.check_scalars(values, limits)
+    if is_plain:
         values.update(arrays)
     elif kind.cls is m.Welcome:
         kind.check_scalars(values, limits)

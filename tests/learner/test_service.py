@@ -593,6 +593,35 @@ def test_what_unregistered_peers_send_is_not_decoded_and_the_sender_is_cut_off()
     assert any("bytes before saying hello" in text for text in both.events)
 
 
+def test_what_a_worker_sends_without_being_asked_is_not_decompressed() -> None:
+    """Fragments that came before, or come too early, and replies to calls that nobody made: 64 MB each."""
+    zeros = np.zeros((64, 1 << 20), np.uint8)
+    sizes: list[int] = []
+    inflate = decoding.decompress
+
+    def noted(data: memoryview, raw_bytes: int) -> memoryview:
+        sizes.append(raw_bytes)
+        return inflate(data, raw_bytes)
+
+    async def change(both: InProcess, villains: list[Peer]) -> None:
+        (villain,) = villains
+        villain.say(villain.hello)
+        lease = await villain.hears(m.Lease)
+        huge = dataclasses.replace(fragment_under(lease, lease.min_version), batches={"p": {"obs": zeros}})
+        with patch.object(decoding, "decompress", noted):
+            villain.say(*(dataclasses.replace(huge, seq=seq) for seq in (0, 0, 2, 3)), m.Reply(77, True, zeros))
+            await villain.hears(m.Ack)
+            villain.say(m.Leaving("done", 0))
+            async with asyncio.timeout(10):
+                while len(both.service.session.slots) > 2:
+                    await asyncio.sleep(0.01)
+
+    both = among("a", change=change)
+    assert not [size for size in sizes if size > 1 << 20]
+    assert both.service.session.violations["double fragments (sent again after a reconnect)"] == 2
+    assert both.service.session.violations["replies that nobody asked for"] == 1
+
+
 def test_a_flood_of_failures_costs_its_sender_its_place_and_is_told_in_a_few_lines() -> None:
     async def change(both: InProcess, villains: list[Peer]) -> None:
         both.service._rates = EventRates(window_s=0.3)

@@ -614,6 +614,70 @@ def test_a_call_is_answered_by_the_worker_it_was_made_to_and_said_again_while_it
     assert [message.call_id for message in sent(session, m.Call)] == [second]
 
 
+def test_only_the_due_fragment_and_answers_to_open_calls_are_wanted() -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    session.receive(A, fragment(1, lease(session)), 0.5)
+    call_id = session.call(2, "ping", {}, 0.5)
+    first, second = session.speaker(A), session.speaker(B)
+    assert first is not None
+    assert second is not None
+    assert (first.last_seq, first.open_calls) == (1, set())
+    assert (second.last_seq, second.open_calls) == (0, {call_id})
+    session.receive(B, m.Reply(call_id, True, "pong"), 1.0)
+    assert not second.open_calls
+    session.call(2, "ping", {}, 1.0)
+    session.lose(2, "killed", 2.0)
+    assert not second.open_calls
+    assert session.speaker(B) is None
+    assert session.speaker(b"stranger") is None
+
+
+def test_what_is_not_wanted_is_answered_as_if_it_had_been_read() -> None:
+    session = make()
+    join(session)
+    session.receive(A, fragment(1, lease(session)), 0.5)
+    session.messages_to_send()
+    session.unwanted(A, m.Samples, 1, 1.0)
+    assert session.messages_to_send() == [(A, m.Ack(1))]
+    session.unwanted(A, m.Samples, 3, 2.0)
+    assert session.messages_to_send() == [(A, m.Ack(1, resend=True))]
+    session.unwanted(A, m.Reply, 7, 9.0)
+    session.tick(18.0)
+    assert session.slots == [], "it left a gap for too long"
+    join(session, B, "b")
+    session.unwanted(B, m.Snapshot, 0, 19.0)
+    assert session.violations["sent what only a learner sends"] == 1
+    assert session.slots == []
+
+
+@pytest.mark.parametrize(("kind", "number"), [(m.Samples, 0), (m.Samples, 9), (m.Reply, 3)])
+def test_who_sends_without_end_what_nobody_asked_for_is_dropped(kind: type, number: int) -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    for _ in range(1 << 16):
+        session.unwanted(A, kind, number, 1.0)
+    assert session.slots == [1, 2]
+    session.unwanted(A, kind, number, 1.0)
+    assert session.slots == [2]
+    assert "without end" in told(session, ev.WorkerLost)[0].reason
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_worker_that_sends_all_it_keeps_again_and_again_is_never_cut_off(at_once: bool) -> None:
+    """1,024 fragments after 2, 4, 8, 16, 16... seconds without answer: for two hours, or ten minutes at once."""
+    session = make()
+    join(session)
+    now, wait_s = 0.0, 2.0
+    while now < (600.0 if at_once else 7200.0):
+        now, wait_s = now + wait_s, min(2 * wait_s, 16.0)
+        for _ in range(1024):
+            session.unwanted(A, m.Samples, 0, 600.0 if at_once else now)
+    assert session.slots == [1]
+
+
 def test_each_worker_gets_one_acknowledgement_after_all_else_and_none_without_a_connection() -> None:
     session = make()
     leases = []
@@ -672,9 +736,9 @@ def test_what_is_far_too_large_for_a_hello_costs_a_stranger_its_connection_at_on
 def test_a_worker_counted_lost_may_have_much_under_way_but_not_go_on_for_ever() -> None:
     session = make()
     join(session)
-    assert session.is_registered(A)
+    assert session.speaker(A) is not None
     session.lose(1, "killed", 1.0)
-    assert not session.is_registered(A)
+    assert session.speaker(A) is None
     session.messages_to_send()
     for _ in range(4096):
         session.unread(A, 1 << 20)
@@ -786,15 +850,44 @@ def test_snapshots_for_those_that_ask_are_bounded_over_all_of_them() -> None:
 
 def test_a_connection_that_says_hello_without_end_is_dropped_before_it_has_cost_many_snapshots() -> None:
     session = make()
+    welcomes = 0
     for number in range(10_000):
         session.receive(A, hello(str(number)), 1.0)
-    assert 10 < len(sent(session, m.Welcome)) < 100
+        welcomes += len(sent(session, m.Welcome))
+    assert 10 < welcomes < 100
     assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
     assert session.slots == []
     for number in range(10_000):
         session.receive(B, hello("b"), 1.0 + number / 1000)
     assert len(sent(session, m.Welcome)) <= 4
     assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
+
+
+def test_nobody_gets_another_snapshot_before_the_last_one_has_left() -> None:
+    session = make()
+    unsent: set[bytes] = set()
+    session.set_has_unsent(unsent.__contains__)
+    for name in ("a", "a2", "a3"):
+        session.receive(A, hello(name), 0.0)
+    assert len(sent(session, m.Welcome)) == 1, "what is to be said yet counts"
+    join(session, B, "b")
+    unsent.add(A)
+    for second in range(1, 10):
+        session.publish(snapshot(second + 1), float(second))
+        sent(session)
+        session.receive(A, m.SnapshotRequest(1), float(second))
+        session.receive(A, hello("a"), float(second))
+        session.receive(A, hello(f"a{second}"), float(second))
+        session.receive(B, m.SnapshotRequest(1), float(second))
+        assert [target for target, message in session.messages_to_send() if isinstance(message, m.Snapshot)] == [B]
+    assert len(session.slots) == 2
+    unsent.clear()
+    session.receive(A, m.SnapshotRequest(1), 10.0)
+    assert [message.version for message in sent(session, m.Snapshot)] == [10]
+    session.receive(A, hello("a"), 11.0)
+    assert len(sent(session, m.Welcome)) == 1
+    session.receive(A, hello("a9"), 12.0)
+    assert len(sent(session, m.Welcome)) == 1, "a new incarnation was only kept waiting"
 
 
 def test_a_worker_whose_hellos_of_ten_minutes_come_at_once_is_told_of_its_end_not_dropped() -> None:

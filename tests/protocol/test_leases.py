@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from aiorl.errors import InternalError
@@ -42,7 +44,7 @@ def test_a_lost_workers_share_goes_to_the_others() -> None:
     book = make(1, 2)
     first, second = book.deal(1, 6, 0.0)
     assert book.use(2, second.lease.lease_id, 1, 0.0) == ""
-    assert book.drop_slot(2) == 2
+    assert book.drop_slot(2, 0.0) == 2
     assert book.held == 2
     assert shares(book.redeal(0.0)) == [(1, 2)]
     assert book.outstanding(1) == 5 == book.deal_outstanding()
@@ -62,10 +64,10 @@ def test_a_deal_without_workers_is_held_until_one_joins() -> None:
 def test_a_new_deal_forgets_what_the_old_one_held() -> None:
     book = make(1)
     book.deal(1, 4, 0.0)
-    book.drop_slot(1)
+    book.drop_slot(1, 0.0)
     book.join(2)
     book.deal(2, 3, 0.0)
-    book.drop_slot(2)
+    book.drop_slot(2, 0.0)
     assert book.held == 3
 
 
@@ -77,7 +79,7 @@ def test_streaming_raises_one_lease() -> None:
     assert book.extend(1, 2, 6, 0.0).lease == Lease(10, 5, 6)
     assert book.use(1, 10, 5, 0.0) == "", "begun before the bound was raised"
     book.check_valid()
-    assert book.drop_slot(1) == 1
+    assert book.drop_slot(1, 0.0) == 1
     book.join(1)
     assert book.extend(1, 1, 6, 0.0).lease == Lease(11, 1, 6)
 
@@ -242,5 +244,152 @@ def test_the_only_worker_left_is_dealt_to_though_it_is_overdue() -> None:
     leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 2, 0.0)}
     assert book.use(1, leases[1], 1, 1.0) == ""
     assert [late.slot for late in book.take_overdue(10.0, 20.0)] == [2]
-    book.drop_slot(1)
+    book.drop_slot(1, 21.0)
     assert shares(book.redeal(21.0)) == [(2, 1)]
+
+
+class Crowd:
+    """Honest workers, and others that register and bring nothing, through many deals on a clock of their own.
+
+    Attributes:
+        book: the leases.
+        now: the time, in steps of 0.1 s.
+        updates: deals that were brought in full.
+        brought: slot -> fragments.
+    """
+
+    def __init__(self, fragments: int) -> None:
+        self.book = LeaseBook()
+        self.now = 0.0
+        self.updates = 0
+        self.brought: Counter[int] = Counter()
+        self._fragments = fragments
+        self._arrived = fragments
+        self._workers: dict[int, float] = {}  # honest slot -> seconds for a fragment
+        self._due: dict[int, float] = {}
+
+    def join(self, slot: int, source: str, fragment_s: float | None = None) -> None:
+        """A worker registers; ``fragment_s``: what it takes for a fragment if it is honest."""
+        self.book.join(slot, source)
+        if fragment_s is not None:
+            self._workers[slot] = fragment_s
+        self.book.redeal(self.now)
+
+    def leave(self, slot: int) -> None:
+        """A worker is lost."""
+        self.book.drop_slot(slot, self.now)
+        self._workers.pop(slot, None)
+        self._due.pop(slot, None)
+        self.book.redeal(self.now)
+
+    def run(self, seconds: float) -> list[int]:
+        """Let time pass; the slots that became overdue."""
+        overdue: list[int] = []
+        for _ in range(round(10 * seconds)):
+            if self._arrived >= self._fragments:
+                self.updates += 1
+                self._arrived = 0
+                self.book.deal(self.updates, self._fragments, self.now)
+                assert self.book.deal_outstanding() == self._fragments, "a deal is exactly one train batch"
+            self.now += 0.1
+            for slot, fragment_s in self._workers.items():
+                self._bring(slot, fragment_s)
+            late = self.book.take_overdue(5.0, self.now)
+            overdue += [event.slot for event in late]
+            if late:
+                self.book.redeal(self.now)
+            self.book.check_valid()
+        return overdue
+
+    def _bring(self, slot: int, fragment_s: float) -> None:
+        leases = self.book.outstanding_leases(slot)
+        if not leases:
+            self._due.pop(slot, None)
+            return
+        if self.now < self._due.setdefault(slot, self.now - 0.1 + fragment_s) - 1e-6:
+            return
+        self._due[slot] = self.now + fragment_s
+        newest = leases[-1]
+        assert self.book.use(slot, newest.lease_id, newest.min_version, self.now) == ""
+        self.brought[slot] += 1
+        self._arrived += newest.min_version == self.updates
+
+
+@pytest.mark.parametrize("stays_s", [4.8, 5.4])
+def test_one_that_registers_anew_whenever_it_has_held_a_deal_up_is_soon_seldom_waited_for(stays_s: float) -> None:
+    crowd = Crowd(4)
+    crowd.join(1, "honest", 0.1)
+    crowd.join(2, "honest", 0.1)
+    crowd.run(1.0)
+    before = crowd.updates
+    while crowd.now < 241.0:
+        crowd.join(3, "hostile")
+        crowd.run(stays_s)
+        crowd.leave(3)
+    assert crowd.updates - before > 0.5 * 240 / 0.2, "half of what the other two make alone"
+
+
+def test_many_that_bring_nothing_get_half_of_a_deal_before_those_who_bring_theirs_and_then_none() -> None:
+    crowd = Crowd(16)
+    for slot in (298, 299, 300):
+        crowd.join(slot, "honest", 0.1)
+    crowd.run(2.0)
+    for slot in range(1, 298):
+        crowd.join(slot, "hostile")
+    crowd.run(1.0)
+    assert sum(crowd.book.outstanding(slot) for slot in range(1, 298)) == 8
+    crowd.run(10.0)
+    before = crowd.updates
+    crowd.run(40.0)
+    assert crowd.updates - before > 40
+
+
+def test_where_many_came_first_that_bring_nothing_the_others_get_their_turn() -> None:
+    crowd = Crowd(16)
+    for slot in range(1, 301):
+        crowd.join(slot, "hostile")
+    for slot in range(301, 305):
+        crowd.join(slot, "honest", 0.1)
+    crowd.run(180.0)
+    assert crowd.updates > 50
+    assert all(crowd.brought[slot] for slot in range(301, 305))
+
+
+def test_newcomers_get_their_full_share_after_their_first_fragment() -> None:
+    crowd = Crowd(64)
+    crowd.join(1, "host", 0.1)
+    crowd.run(0.2)
+    for slot in range(2, 65):
+        crowd.join(slot, "host", 0.1)
+    crowd.run(20.0)
+    crowd.brought.clear()
+    before = crowd.updates
+    assert not crowd.run(10.0)
+    assert set(crowd.brought.values()) == {crowd.updates - before}, "one of each deal is everybody's"
+
+
+@given(st.integers(7, 15), st.lists(st.tuples(st.integers(1, 6), st.floats(0.1, 8.0)), min_size=1, max_size=20))
+@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+def test_whatever_workers_of_its_host_do_a_worker_that_brings_its_fragments_gets_its_full_share(
+    fragments: int, lives: list[tuple[int, float]]
+) -> None:
+    """Workers come, bring nothing and go; those beside them sample on, and one that joins at last is proven soon."""
+    crowd = Crowd(fragments)
+    crowd.join(7, "host", 0.1)
+    crowd.run(2.0)
+    for slot, seconds in lives:
+        if slot in crowd.book._holders:
+            crowd.leave(slot)
+        crowd.join(slot, "host")
+        crowd.run(seconds)
+    for slot in range(1, 7):
+        if slot in crowd.book._holders:
+            crowd.leave(slot)
+        crowd.join(slot, "host", 0.1)
+    crowd.run(45.0)
+    crowd.brought.clear()
+    before = crowd.updates
+    crowd.run(5.0)
+    share, updates = fragments // 7, crowd.updates - before
+    assert updates > 0
+    assert all(crowd.brought[slot] >= (updates - 1) * share for slot in range(1, 8))

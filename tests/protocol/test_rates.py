@@ -26,6 +26,8 @@ def test_each_source_has_an_allowance_and_those_that_spoke_last_are_remembered()
     allowances = Allowances(1, 0.01, 2)
     assert [allowances.take(source, 0.0) for source in ("a", "b", "a", "b")] == [True, True, False, False]
     assert allowances.take("c", 0.0)
+    assert allowances.is_left("d", 0.0)
+    assert not allowances.is_left("c", 0.0)
     assert not allowances.take("b", 0.0)
     assert allowances.take("a", 0.0), "it was forgotten"
     allowances.forget("a")

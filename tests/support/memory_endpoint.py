@@ -164,6 +164,9 @@ class MemoryLearnerEndpoint:
             worker._disconnect("the learner cut us off")
             asyncio.get_running_loop().call_soon(self._network._join)
 
+    def has_unsent(self, peer: bytes) -> bool:
+        return False
+
     def host_of(self, peer: bytes) -> str:
         """As `LearnerEndpoint.host_of`: all are on one."""
         return "memory"

@@ -19,6 +19,17 @@ def test_a_queue_is_bounded_in_messages_and_bytes_but_takes_one_message_of_any_s
     assert queues.put(b"a", [b"x"])
 
 
+def test_the_bytes_of_all_queues_are_known_and_whose_queue_is_largest():
+    queues = SendQueues(max_messages=5, max_bytes=1000)
+    for peer, size in ((b"a", 10), (b"b", 300), (b"a", 200), (b"b", 800), (b"c", 5)):
+        queues.put(peer, [bytes(size)])
+    assert (queues.num_bytes, queues.largest) == (515, b"b")
+    queues.flush(lambda peer, frames: None if peer == b"a" else True)
+    assert (queues.num_bytes, queues.largest) == (210, b"a")
+    queues.forget(b"a")
+    assert queues.num_bytes == 0
+
+
 def test_what_has_left_a_queue_makes_room_in_it():
     queue = SendQueue(max_messages=10, max_bytes=100)
     for _ in range(20):

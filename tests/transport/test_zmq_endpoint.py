@@ -257,6 +257,64 @@ def test_a_worker_that_does_not_read_is_cut_off_once_its_queue_is_full_and_other
     run(test)
 
 
+def test_a_large_message_counts_as_unsent_until_it_has_left_or_its_receiver_is_gone(run):
+    async def test(stage):
+        learner, worker = await stage.pair()
+        worker.endpoint.send([b"hello"])
+        await learner.until(lambda: learner.messages)
+        (peer, _, _) = learner.messages.pop()
+        assert not learner.endpoint.has_unsent(peer)
+        learner.endpoint.send(peer, [bytes(4_000_000)])
+        await worker.until(lambda: worker.messages)
+        async with asyncio.timeout(8):
+            while learner.endpoint.has_unsent(peer):
+                await asyncio.sleep(0.01)
+        worker.endpoint._channels[0].pump.close()  # it reads no more
+        sent = 0
+        while not learner.endpoint.has_unsent(peer) or sent < 32:  # more than kernel and ZeroMQ take on the way
+            learner.endpoint.send(peer, [bytes(4_000_000)])
+            sent += 1
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert learner.endpoint.has_unsent(peer)
+        await worker.endpoint.close()
+        await learner.until_event(EventKind.DISCONNECTED)
+        assert not learner.endpoint.has_unsent(peer)
+
+    run(test)
+
+
+def test_of_many_that_do_not_read_those_with_the_most_waiting_are_cut_off_and_others_stay(run):
+    async def test(stage):
+        few = EndpointLimits(receive_messages=2, send_messages=2, max_queued_bytes=20_000_000)
+        learner = stage.learner(limits=few)
+        peers = []
+        for _ in range(3):
+            worker = stage.worker(learner.endpoint.address, limits=few)
+            await worker.until_event(EventKind.CONNECTED)
+            worker.endpoint.send([b"hello"])
+            await learner.until(lambda: learner.messages)
+            peers.append(learner.messages.pop()[0])
+            worker.endpoint._channels[0].pump.close()
+        large, larger, reads_little = peers
+        for number in range(300):
+            learner.endpoint.send(larger, [bytes(1_000_000)])
+            if number % 2:
+                learner.endpoint.send(large, [bytes(1_000_000)])
+            if number % 50 == 0:
+                learner.endpoint.send(reads_little, [bytes(1000)])
+            assert learner.endpoint._queues.num_bytes <= 20_000_000
+            if any(event.kind is EventKind.DROPPED for event in learner.events):
+                break
+            await asyncio.sleep(0.002)
+        dropped = await learner.until_event(EventKind.DROPPED)
+        assert dropped.peer == larger
+        assert "does not read" in dropped.reason
+        assert learner.endpoint.send(reads_little, [b"still here"])
+
+    run(test)
+
+
 def test_all_that_a_worker_sent_is_delivered_before_its_end_is_told(run):
     async def test(stage):
         learner, worker = await stage.pair()

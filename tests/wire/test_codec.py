@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,7 +21,7 @@ from aiorl.data.arena import allocate_together
 from aiorl.errors import BadFrame, LocalProtocolError, MessageTooBig, RemoteProtocolError, VersionMismatch
 from aiorl.wire import decoding, encoding
 from aiorl.wire import messages as m
-from aiorl.wire.decoding import decode, decode_hello, peek_counts
+from aiorl.wire.decoding import Unwanted, decode, decode_hello, decode_wanted, peek_counts
 from aiorl.wire.encoding import encode
 from aiorl.wire.format import CONTINUED, LZ4, PACK_MAX_BYTES, PACK_TOTAL_BYTES, PACKED, RAW, STACKED
 from aiorl.wire.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits, limits_of, max_workers_of
@@ -316,6 +317,20 @@ def test_env_steps_are_read_from_the_header_alone() -> None:
     assert counts == (9, 123, 456)
     assert counts.env_steps == decode(wire(message)).env_steps
     assert peek_counts(encode(m.Ack(3))[0]) is None
+
+
+def test_nothing_is_decompressed_of_what_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = SimpleNamespace(last_seq=8, open_calls={7})
+    zeros = np.zeros(1 << 20, np.uint8)
+    messages = [samples({"z": zeros}, seq=seq) for seq in (8, 9)] + [m.Reply(number, True, zeros) for number in (6, 7)]
+    frames = [wire(message) for message in (*messages, m.Snapshot(3, {"p": {"w": zeros}}, {}, {}, {}))]
+    assert isinstance(decode_wanted(frames.pop(1), wanted), m.Samples)
+    assert isinstance(decode_wanted(frames.pop(2), wanted), m.Reply)
+    monkeypatch.setattr(decoding, "decompress", None)
+    assert [decode_wanted(each, wanted) for each in frames] == [
+        Unwanted(m.Samples, 8), Unwanted(m.Reply, 6), Unwanted(m.Snapshot, 0)
+    ]  # fmt: skip
+    assert decode_wanted(wire(m.Ack(3)), wanted) == m.Ack(3), "without arrays there is nothing to spare"
 
 
 def test_numpy_scalars_in_fields_become_plain_numbers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ import numpy as np
 from aiorl.errors import BadFrame, MessageTooBig, VersionMismatch
 from aiorl.wire import compression
 from aiorl.wire.compression import compress_blocks
-from aiorl.wire.decoding import decode, decode_hello, peek_counts
+from aiorl.wire.decoding import decode, decode_hello, decode_wanted, peek_counts
 from aiorl.wire.encoding import encode
 from aiorl.wire.limits import Limits
 from fuzz_targets.examples import example_messages
@@ -65,6 +66,8 @@ def _run(source: Source) -> None:
             peek_counts(frames[0], LIMITS)
         with contextlib.suppress(DECLARED):
             decode_hello(frames)
+        with contextlib.suppress(DECLARED):
+            decode_wanted(frames, SimpleNamespace(last_seq=0, open_calls={1}), LIMITS)
     check(frames)
 
 

@@ -113,8 +113,11 @@ class HostileWorld:
             case 22:
                 session.lose_worker_id(source.choice(IDS), "ended", self.now)
             case _ if hasattr(session, "unread"):
-                if not session.is_registered(peer):
-                    session.unread(peer, source.number() & 0xFFFFFFFF)
+                number = source.number() & 0xFFFFFFFF
+                if session.speaker(peer) is None:
+                    session.unread(peer, number)
+                else:
+                    session.unwanted(peer, (m.Samples, m.Reply, m.Snapshot)[number % 3], number, self.now)
 
     def command(self, source: Source) -> None:
         """What needs a worker in the slot."""
