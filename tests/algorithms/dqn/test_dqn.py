@@ -372,13 +372,11 @@ def feed_these(algorithm: DQN, fragments: Any) -> None:
         algorithm.update(algorithm.make_batch([fragment]), 0)
 
 
-def test_what_a_worker_sends_for_priorities_is_not_looked_at_where_nobody_asked_for_it() -> None:
+def test_what_a_worker_sends_for_priorities_is_refused_where_nobody_asked_for_it() -> None:
     config = make_config(prioritized_replay=True)
     algorithm = DQN(config, make_model(config))
-    fragment = with_priorities(3) | {c.PRIORITIES: np.full((1,), np.nan)}
-    algorithm.check_fragment(fragment)
-    algorithm.make_batch([fragment])
-    assert len(np.unique(algorithm.replay.sample(4, num_batches=50).ids)) == 8
+    with pytest.raises(BatchError, match="priorities"):
+        algorithm.check_fragment(with_priorities(3))
 
 
 @pytest.mark.parametrize(
