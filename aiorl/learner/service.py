@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.1
 _QUEUED_BYTES = 1 << 30
 _HUNG_S = 60.0
-_MAX_REASON = 500
 _MAX_NAMED = 8
 
 
