@@ -114,6 +114,13 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
                     f"(checkpoint_keep) and the one being written up to {most * saved:.3g} MB"
                 )
             _log.info("the replay has %s, %.3g MB in all; %s", spec, spec.bytes_needed / 1e6, told)
+            most_at_once = own.max_fragments_under_way()
+            if own.num_workers > most_at_once:
+                _log.warning(
+                    "no more than %d fragments are under way at a time, as max_env_steps_ahead is %d and a fragment "
+                    "has %d env steps: of %d workers the others wait. Raise it, or set fewer workers",
+                    most_at_once, own.max_env_steps_ahead, own.fragment_steps, own.num_workers,
+                )  # fmt: skip
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Make room for the replay; nothing is compiled yet.

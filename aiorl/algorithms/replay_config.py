@@ -63,8 +63,8 @@ class ReplayConfig(CommonConfig):
         1.0, "How far the target network follows: 1 = it becomes the network that learns.", gt=0, le=1
     )
     max_env_steps_ahead: int = _learning(
-        4096, "Env steps that may be sampled and not yet stored, all workers together; what two updates take in any "
-        "case.", unit="env steps", ge=1,
+        4096, "Env steps that may be sampled and not yet stored, all workers together, in fragments of their usual "
+        "length: whole episodes may run further ahead; what two updates take in any case.", unit="env steps", ge=1,
     )  # fmt: skip
     outstanding_fragments_per_worker: int = _learning(
         4, "Fragments that a worker may owe or have under way at a time, within that bound.", unit="fragments", ge=1

@@ -23,7 +23,12 @@ class Streaming(CompiledAlgorithm[StreamingT]):
         """Leases that are kept topped up."""
         own = cls._own(config)
         return LeasePlan(
-            "streaming", own.fragments_per_batch(), own.outstanding_fragments_per_worker, own.max_policy_lag
+            "streaming",
+            own.fragments_per_batch(),
+            own.outstanding_fragments_per_worker,
+            own.max_policy_lag,
+            publish_every=own.broadcast_updates,
+            publish_interval_s=own.broadcast_interval_ms / 1000,
         )
 
     def _optimizer(self) -> Any:  # Any: a Keras optimiser

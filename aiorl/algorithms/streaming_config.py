@@ -6,7 +6,8 @@ from functools import partial
 from typing import Literal
 
 from aiorl.algorithms.actor_critic_config import ActorCriticConfig
-from aiorl.config.key import key
+from aiorl.algorithms.replay_config import ReplayConfig
+from aiorl.config.key import changed, key
 
 __all__ = ["StreamingConfig"]
 
@@ -30,6 +31,8 @@ class StreamingConfig(ActorCriticConfig):
         3, "Fragments that a worker may owe or have under way at a time, within the budget of the whole run.",
         unit="fragments", ge=1,
     )  # fmt: skip
+    broadcast_updates: int = _learning(1, "Weights go to workers after so many updates.", unit="updates", ge=1)
+    broadcast_interval_ms: float = changed(ReplayConfig, "broadcast_interval_ms", 50.0)
 
     def check(self) -> None:
         """Refuse values that don't go together.

@@ -7,9 +7,11 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from aiorl.errors import ConfigError
@@ -30,7 +32,7 @@ def check_fits(specs: Iterable[ReplaySpec]) -> None:
     """
     specs = list(specs)
     what = ", ".join(map(str, specs))
-    needed, free = sum(spec.memory_bytes for spec in specs), available_bytes()
+    needed, free = sum(map(_bytes_in_memory, specs)), available_bytes()
     if needed > free:
         raise ConfigError(
             f"the replay ({what}) needs {_readable(needed)} of memory, and {_readable(free)} are free.",
@@ -83,6 +85,18 @@ def allocate(count: int, record: np.dtype[np.void], spill_dir: str | None) -> ND
             value=count,
             hint="Set a smaller replay_capacity, or replay_spill_dir.",
         ) from error
+
+
+def _bytes_in_memory(spec: ReplaySpec) -> int:
+    """What a replay takes of memory, in files of a file system that lies there, too."""
+    is_all = spec.spill_dir is not None and _lies_in_memory(spec.spill_dir)
+    return spec.memory_bytes + (spec.disk_bytes if is_all else 0)
+
+
+def _lies_in_memory(directory: str) -> bool:
+    path = Path(directory).resolve()
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    return next((mounts[place] for place in (path, *path.parents) if place in mounts), "") in ("tmpfs", "ramfs")
 
 
 def _unusable(directory: str, error: OSError) -> ConfigError:

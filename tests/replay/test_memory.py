@@ -66,6 +66,15 @@ def test_a_replay_that_a_disk_has_no_room_for_is_refused(tmp_path: Path, monkeyp
     assert refused.value.key == "replay_spill_dir"
 
 
+@pytest.mark.skipif(not Path("/dev/shm").is_mount(), reason="there is no file system in memory at /dev/shm")
+def test_files_in_memory_are_no_more_room_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**7)
+    check_fits([spec(10_000, spill_dir=Path("/dev/shm"))])
+    with pytest.raises(ConfigError, match=r"needs 0\.0\d GB of memory, and 0\.01 GB are free") as refused:
+        check_fits([spec(50_000, spill_dir=Path("/dev/shm"))])
+    assert refused.value.key == "replay_capacity"
+
+
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
     missing = spec(100, spill_dir=tmp_path / "missing")
     with pytest.raises(ConfigError, match="No such file or directory"):

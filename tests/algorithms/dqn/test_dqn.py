@@ -238,6 +238,20 @@ def test_the_log_says_what_the_replay_and_its_checkpoints_take(caplog: pytest.Lo
     assert "checkpoints leave it out (checkpoint_replay: false)" in caplog.messages[1]
 
 
+def test_the_log_says_that_workers_will_wait_where_too_little_may_be_sampled_ahead(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shape = {"num_envs_per_worker": 8, "rollout_fragment_length": 2, "max_env_steps_ahead": 64}
+    enough, too_many = make_config(**shape, num_workers=4), make_config(**shape, num_workers=5)
+    DQN.check_room([(enough, make_model(enough))])
+    assert not caplog.messages
+    DQN.check_room([(too_many, make_model(too_many))])
+    assert caplog.messages == [
+        "no more than 4 fragments are under way at a time, as max_env_steps_ahead is 64 and a fragment has 16 env "
+        "steps: of 5 workers the others wait. Raise it, or set fewer workers"
+    ]
+
+
 @pytest.fixture(scope="module")
 def trained() -> tuple[DQN, list[Any]]:
     """An algorithm that was given eight fragments of eight rows, the first of which is only stored."""

@@ -22,6 +22,13 @@ def test_wants_leases_topped_up_with_a_bound_on_policy_lag() -> None:
     assert (plan.outstanding_per_worker, plan.max_policy_lag) == (5, 7)
 
 
+def test_weights_go_out_after_each_update_or_as_set() -> None:
+    assert IMPALA.lease_plan(IMPALAConfig.from_mapping(SHAPE)).publish_every == 1
+    settings = {**SHAPE, "broadcast_updates": 4, "broadcast_interval_ms": 20}
+    plan = IMPALA.lease_plan(IMPALAConfig.from_mapping(settings))
+    assert (plan.publish_every, plan.publish_interval_s) == (4, 0.02)
+
+
 def test_asks_workers_for_raw_transitions() -> None:
     plan = IMPALA.sample_plan(IMPALAConfig.from_mapping(SHAPE))
     assert plan.postprocess == "none"
