@@ -10,6 +10,7 @@ result, and the log, in which no warning may stand more than once a minute.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -27,6 +28,7 @@ import numpy as np
 import psutil
 import yaml
 
+from benchmarks.chaos.processes import memory_of
 from benchmarks.general import MultiAgentCartPole
 from benchmarks.ledger import ledger_gap
 
@@ -161,13 +163,12 @@ def _watch(process: subprocess.Popen[bytes], until: float) -> dict[str, list[tup
     learner = psutil.Process(process.pid)
     began = time.monotonic()
     while process.poll() is None and time.monotonic() < until:
-        try:
-            memory["learner"].append((time.monotonic() - began, float(learner.memory_full_info().uss)))
-            for child in learner.children():
-                if "aiorl.worker" in child.cmdline():
-                    memory["worker"].append((time.monotonic() - began, float(child.memory_full_info().uss)))
-        except psutil.Error:
-            pass  # it ended between two looks
+        with contextlib.suppress(psutil.Error):  # it ended between two looks
+            workers = [child for child in learner.children() if "aiorl.worker" in child.cmdline()]
+            for role, found in [("learner", learner), *(("worker", worker) for worker in workers)]:
+                used = memory_of(found)
+                if used is not None:
+                    memory[role].append((time.monotonic() - began, float(used)))
         try:
             process.wait(_SAMPLE_EVERY_S)
         except subprocess.TimeoutExpired:

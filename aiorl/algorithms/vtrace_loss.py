@@ -11,7 +11,7 @@ from aiorl.algorithms.compiled_update import Tensors
 from aiorl.algorithms.recurrent import flattened, sequence_forward_with_last
 from aiorl.algorithms.vtrace_config import VTraceConfig
 from aiorl.data import columns as c
-from aiorl.losses.masked import masked_mean, masked_normalise
+from aiorl.losses.masked import masked_mean
 from aiorl.losses.vtrace import VTraceReturns, vtrace
 from aiorl.models.distributions import to_tf_distribution
 
@@ -80,9 +80,8 @@ def vtrace_returns(
         rho_bar=rho_bar,
         rho_bar_pg=coefficients["rho_bar_pg"],
         valid=valid,
+        normalize_advantages=config.normalize_advantages,
     )
-    if config.normalize_advantages:
-        returns = returns._replace(pg_advantages=masked_normalise(returns.pg_advantages, valid))
     rhos = tf.exp(log_rhos)
     return returns, {
         "mean_rho": masked_mean(tf.minimum(rhos, rho_bar), valid),

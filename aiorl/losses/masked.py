@@ -23,12 +23,13 @@ def masked_normalise(x: tf.Tensor, valid: tf.Tensor, *, epsilon: float = 1e-8) -
 
     Args:
         x: float32, any shape.
-        valid: float32 of the same shape, 1 or 0.
+        valid: float32 of the same shape, 1 or 0; or weights, by which rows count in mean and deviation, and by which
+            what is returned is multiplied.
         epsilon: added to the standard deviation, so that equal numbers give 0 and not NaN.
     """
-    centred = (x - masked_mean(x, valid)) * valid
+    centred = x - masked_mean(x, valid)
     deviation = tf.sqrt(masked_mean(tf.square(centred), valid))
-    return centred / (deviation + epsilon)
+    return centred * valid / (deviation + epsilon)
 
 
 def explained_variance(targets: tf.Tensor, predictions: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:

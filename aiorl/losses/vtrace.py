@@ -8,6 +8,9 @@ importance ratios cut at ``rho_bar`` and ``c_bar``, and ``g_t`` = 1 where the ep
     vs_t      = V_t + delta_t + gamma lam c_t g_t (vs_{t+1} - V_{t+1})
     pg_adv_t  = rho_pg_t (r_t + gamma vs'_t - V_t),  vs' as V', with vs_{t+1} in place of V_{t+1}
 
+Normalised, the last brackets are shifted and scaled to mean 0 and deviation 1, each row counting ``rho_pg_t``, before
+they are weighted: a mean that is taken off the products moves rows that the policy would not have sampled.
+
 On-policy (all ratios 1) and with lam = 1, ``vs`` are n-step returns; with another lam, the targets of GAE.
 """
 
@@ -18,6 +21,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from aiorl.errors import BatchError
+from aiorl.losses.masked import masked_normalise
 
 __all__ = ["VTraceReturns", "vtrace"]
 
@@ -44,6 +48,7 @@ def vtrace(
     rho_bar_pg: float | tf.Tensor = 1.0,
     c_bar: float | tf.Tensor = 1.0,
     valid: tf.Tensor | None = None,
+    normalize_advantages: bool = False,
 ) -> VTraceReturns:
     """Off-policy corrected value targets and policy-gradient advantages.
 
@@ -63,6 +68,7 @@ def vtrace(
         c_bar: cut of the trace's ratios; how fast values spread back.
         valid: [T, B] float32, 0 where a row is no transition: vs = V and the advantage is 0 there, and nothing
             flows through it. None = all rows are transitions.
+        normalize_advantages: scale them as above.
     Returns: vs and pg_advantages; no gradient flows through them.
     Raises: BatchError if the leading [T, B] of two inputs differ.
     Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, eq. 1 and section 4.2.
@@ -87,9 +93,10 @@ def vtrace(
         decays *= valid
     vs = values + _discounted_sums(deltas, decays)
     vs_following = _following(vs, last_values, terminateds, truncateds, bootstrap_values)
-    pg_advantages = tf.minimum(rho_bar_pg, rhos) * (rewards + gamma * vs_following - values)
+    weights, advantages = tf.minimum(rho_bar_pg, rhos), rewards + gamma * vs_following - values
     if valid is not None:
-        pg_advantages = tf.where(valid > 0, pg_advantages, 0.0)
+        weights, advantages = weights * valid, tf.where(valid > 0, advantages, 0.0)
+    pg_advantages = masked_normalise(advantages, weights) if normalize_advantages else weights * advantages
     return VTraceReturns(tf.stop_gradient(vs), tf.stop_gradient(pg_advantages))
 
 

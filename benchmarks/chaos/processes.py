@@ -153,9 +153,12 @@ def end_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def memory_of(process: psutil.Process) -> int | None:
-    """Private memory of a process in bytes, None if it has ended."""
+    """Memory that a process has written to and shares with no other, in bytes; None if it has ended.
+
+    Pages of libraries that it only reads are none of it: they are private or shared as other processes come and go.
+    """
     with contextlib.suppress(psutil.Error):
-        return int(process.memory_full_info().uss)
+        return sum(int(part.private_dirty) for part in process.memory_maps())
     return None
 
 

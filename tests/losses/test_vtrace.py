@@ -89,6 +89,22 @@ def run(x: dict[str, F32], *, compiled: bool = False, **settings: float) -> tupl
     return returns.vs.numpy(), returns.pg_advantages.numpy()
 
 
+@pytest.mark.parametrize("invalid", [False, True])
+def test_normalised_advantages_count_as_much_as_the_policy_would_have_sampled_them(invalid: bool) -> None:
+    x = example(8, length=8, invalid=invalid)
+    x["log_rhos"][2, 0] = -60.0  # an action that the policy never takes
+    _, weighted = run(x, gamma=0.9, rho_bar_pg=0.9)
+    _, normalised = run(x, gamma=0.9, rho_bar_pg=0.9, normalize_advantages=True)
+    rhos = np.where(x["valid"] > 0, np.minimum(0.9, np.exp(x["log_rhos"].astype(np.float64))), 0.0)
+    kept = rhos > 1e-20
+    advantages, rhos_kept = weighted[kept] / rhos[kept], rhos[kept]
+    mean = np.average(advantages, weights=rhos_kept)
+    deviation = np.sqrt(np.average((advantages - mean) ** 2, weights=rhos_kept))
+    np.testing.assert_allclose(normalised[kept], rhos_kept * (advantages - mean) / deviation, rtol=1e-4, atol=1e-5)
+    assert np.abs(normalised[~kept]).max() < 1e-20
+    assert abs(normalised.sum()) < 1e-4
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 7, 8])
 @pytest.mark.parametrize("invalid", [False, True])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
-from update_losses import standardised
 
 from aiorl.algorithms.algorithm import AlgorithmState
 from aiorl.algorithms.appo.algorithm import APPO
@@ -89,10 +88,9 @@ def test_loss_equals_the_formula_in_numpy(
             )
         ),
         gamma=0.9, lam=config.lambda_, rho_bar=1.1, rho_bar_pg=0.9, valid=tf.constant(valid.astype(np.float32)),
+        normalize_advantages=config.normalize_advantages,
     )  # fmt: skip
     vs, advantages = (tensor.numpy()[valid] for tensor in returns)
-    if config.normalize_advantages:
-        advantages = standardised(advantages)
     ratio = (np.minimum(np.exp(mu - old_logp), config.target_worker_clipping) * np.exp(logp - mu))[valid]
     policy_loss = -np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages).mean()
     vf_loss = ((values[valid] - vs) ** 2).mean()

@@ -57,10 +57,9 @@ def test_loss_equals_the_formula_in_numpy(
             )
         ),
         gamma=0.9, lam=config.lambda_, rho_bar=1.1, rho_bar_pg=0.9, valid=tf.constant(valid.astype(np.float32)),
+        normalize_advantages=config.normalize_advantages,
     )  # fmt: skip
     vs, advantages = (tensor.numpy()[valid] for tensor in returns)
-    if config.normalize_advantages:
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     policy_loss = -(logp[valid] * advantages).mean()
     vf_loss = ((values[valid] - vs) ** 2).mean()
     entropy = model.distribution.entropy(inputs).reshape(LENGTH, NUM)[valid].mean()
