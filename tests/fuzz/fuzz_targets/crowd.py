@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from unittest.mock import patch
 
 from aiorl.errors import BadFrame
-from aiorl.protocol import learner_admission, roster
+from aiorl.protocol import learner_admission, learner_session, leases, roster
 from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.wire import messages as m
 from fuzz_targets.examples import make_samples, make_snapshot
@@ -33,10 +33,8 @@ def seeds() -> Iterable[bytes]:
 def run(data: bytes) -> None:
     source = Source(data)
     with ExitStack() as stack:
-        for module in (roster, learner_admission):
-            for name in ("_MAX_REMEMBERED", "MAX_REMEMBERED"):
-                if hasattr(module, name):
-                    stack.enter_context(patch.object(module, name, REMEMBERED))
+        for module in (roster, learner_admission, learner_session, leases):
+            stack.enter_context(patch.object(module, "MAX_REMEMBERED", REMEMBERED))
         session = LearnerSession("run", "L", LearnerSettings(max_workers=NUM_WORKERS, hello_grace=4))
         if source.below(4):
             session.set_registration({"env": "x"}, {}, 0.0)
