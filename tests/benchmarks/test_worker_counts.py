@@ -20,7 +20,7 @@ def test_a_run_has_its_environments_in_so_many_workers(workers: int) -> None:
 
 @pytest.mark.slow
 def test_runs_with_one_worker_and_with_four_are_distributed_alike() -> None:
-    """On-policy runs with a seed give the same each time, so this fails by chance on no machine or on all runs of it."""
+    """On-policy runs with a seed give the same each time: it may fail by chance on a machine, but not now and then."""
     case = Case("ppo", "ppo-cartpole", "CartPole-v1", 8, 20_000)
     one, four = ([measured(case, workers, seed).return_over_all for seed in range(5)] for workers in (1, 4))
     assert min(*one, *four) > 40, "it learns"
