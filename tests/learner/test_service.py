@@ -747,11 +747,14 @@ def test_refused_connections_are_told_in_one_line_a_host_with_the_address() -> N
         port = int(both.service.address.rpartition(":")[2])
         addresses = []
         for number in range(5):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
             addresses.append("{}:{}".format(*writer.get_extra_info("sockname")))
+            if number == 2:  # ZeroMQ has greeted it, so that the learner hears of it before the connection is gone
+                await reader.readexactly(1)
+                await asyncio.sleep(0.05)
             writer.write(b"GET / HTTP/1.0\r\n\r\n")
-            writer.close()
             await until(lambda: both.service.progress(None).transport["refused_connections"] > number)  # noqa: B023
+            writer.close()  # not before: who has hung up can't be asked where it was
         await both.close()
         return both.events, addresses
 
