@@ -114,6 +114,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
                     f"(checkpoint_keep) and the one being written up to {most * saved:.3g} MB"
                 )
             _log.info("the replay has %s, %.3g MB in all; %s", spec, spec.bytes_needed / 1e6, told)
+        if stored:  # one plan of leases for the run: the narrowest counts
+            own = min((config for config, _ in stored), key=lambda config: config.max_fragments_under_way())
             most_at_once = own.max_fragments_under_way()
             if own.num_workers > most_at_once:
                 _log.warning(

@@ -149,7 +149,7 @@ def test_r173_the_run_directory_says_algorithm_environment_and_time_and_is_nobod
         assert re.match(r"ppo_CartPole-v1_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", name)
 
 
-def test_a_class_without_algorithm_or_init_says_so() -> None:
+def test_a_class_without_algorithm_or_init_says_so(tmp_path: Path) -> None:
     class Unfinished(aiorl.Trainer):
         _name = "mine"
         _default_config = PPOConfig
@@ -157,7 +157,7 @@ def test_a_class_without_algorithm_or_init_says_so() -> None:
     with pytest.raises(NotImplementedError, match="PPOTrainer"):
         aiorl.Trainer({"env": "CartPole-v1"})
     with pytest.raises(NotImplementedError, match="_init"):
-        Unfinished({"env": "CartPole-v1", "algo": "mine"})
+        Unfinished({"env": "CartPole-v1", "algo": "mine", "run_dir": str(tmp_path / "run")})
 
 
 def test_a_config_builds_the_trainer_of_its_algorithm_and_another_algorithm_is_refused(tmp_path: Path) -> None:

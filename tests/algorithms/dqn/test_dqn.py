@@ -245,7 +245,7 @@ def test_the_log_says_that_workers_will_wait_where_too_little_may_be_sampled_ahe
     enough, too_many = make_config(**shape, num_workers=4), make_config(**shape, num_workers=5)
     DQN.check_room([(enough, make_model(enough))])
     assert not caplog.messages
-    DQN.check_room([(too_many, make_model(too_many))])
+    DQN.check_room(2 * [(too_many, make_model(too_many))])  # two policies, one plan of leases
     assert caplog.messages == [
         "no more than 4 fragments are under way at a time, as max_env_steps_ahead is 64 and a fragment has 16 env "
         "steps: of 5 workers the others wait. Raise it, or set fewer workers"
