@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from aiorl.config.merge import deep_update, put_on_top
 from aiorl.config.yaml_text import parse_yaml, read_config_file
 
-__all__ = ["DEFAULT", "PRESET", "Layer", "Origins", "file_layer", "located", "merged"]
+__all__ = ["DEFAULT", "PRESET", "Layer", "Origins", "file_layer", "located", "merged", "without_overruled"]
 
 DEFAULT = "default"
 """Where values come from that nobody sets."""
@@ -20,6 +20,7 @@ PRESET = "preset "
 """Begins the origin of a value that a preset sets; its name follows."""
 
 _ARGUMENT = "argument"
+_SCHEDULE = "_schedule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,21 @@ def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = Fa
 def merged(layers: Sequence[Layer]) -> dict[str, Any]:
     """The values of all layers, later ones on top."""
     return reduce(put_on_top, (layer.values for layer in layers), {})
+
+
+def without_overruled(layers: Sequence[Layer], keys: Set[str]) -> list[Layer]:
+    """The layers without the schedules of settings that a later one sets: a schedule would win over its value.
+
+    Args:
+        layers: of one config.
+        keys: all that the config has.
+    """
+    kept: list[Layer] = []
+    overruled: set[str] = set()
+    for layer in reversed(layers):
+        kept.append(replace(layer, values={name: layer.values[name] for name in layer.values if name not in overruled}))
+        overruled |= {f"{name}{_SCHEDULE}" for name in layer.values} & keys - layer.values.keys()
+    return kept[::-1]
 
 
 def located(message: str, key: str, layers: Sequence[Layer]) -> str:

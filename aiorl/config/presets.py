@@ -37,7 +37,6 @@ AUTO = "auto"
 
 _FOLDER = importlib.resources.files("aiorl") / "presets"
 _PATTERN = frozenset("*?[")
-_SCHEDULE = "_schedule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +70,10 @@ class Preset:
         """The settings as lines of YAML."""
         return [f"{name}: {_text(value)}" for name, value in self.settings.items()]
 
-    def layer(self, beneath: Mapping[str, Any]) -> Layer:
-        """The settings; the environment is among them where they are for a single one.
-
-        Args:
-            beneath: what is put on top of them; a value there takes the place of the schedule of the same setting.
-        """
+    def layer(self) -> Layer:
+        """The settings; the environment is among them where they are for a single one."""
         own = {} if len(self.envs) > 1 or _is_pattern(self.envs[0]) else {"env": self.envs[0]}
-        settings = {
-            name: value
-            for name, value in self.settings.items()
-            if not (name.endswith(_SCHEDULE) and name.removesuffix(_SCHEDULE) in beneath)
-        }
-        return Layer({**settings, **own}, f"{PRESET}{self.name}")
+        return Layer({**self.settings, **own}, f"{PRESET}{self.name}")
 
 
 def preset_names() -> list[str]:
@@ -148,7 +138,7 @@ def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Laye
         )  # fmt: skip
     elif env is not None and not found.suits(str(env)):
         _log.info("preset %s is made for %s, not for %s", found.name, " and ".join(found.envs), env)
-    below = [] if found is None else [found.layer(beneath=values)]
+    below = [] if found is None else [found.layer()]
     if name != AUTO:
         return [*below, *layers]
     origin = next(layer.origin_of("preset") for layer in reversed(layers) if "preset" in layer.values)

@@ -23,7 +23,7 @@ from aiorl.config.check import check_known, check_model, check_supported, plain_
 from aiorl.config.effective import render_effective
 from aiorl.config.import_path import import_path_of
 from aiorl.config.key import all_keys, key
-from aiorl.config.layers import Layer, Origins, file_layer, located, merged
+from aiorl.config.layers import Layer, Origins, file_layer, located, merged, without_overruled
 from aiorl.config.legacy import check_removed, rename_legacy
 from aiorl.config.merge import deep_update, to_plain, with_base_config
 from aiorl.config.parts import ModelConfig, MultiAgentConfig, SDESettings, TransportConfig
@@ -271,18 +271,19 @@ class CommonConfig(WorkerConfig):
         config._put_together(layers, allow_unknown=allow_unknown, environ=environ)
         return config
 
-    def updated(self, changes: Mapping[str, Any]) -> Self:
-        """This config with `changes` deep-merged into it, checked again.
+    def updated(self, *changes: Mapping[str, Any]) -> Self:
+        """This config with `changes` deep-merged into it, later ones on top, checked again.
 
         A preset among them takes the place of the one there was; what was set otherwise wins over it as ever.
 
         Raises: ConfigError, as `from_mapping`.
         """
-        own = self._origins.as_layer(self.to_dict())
-        if "preset" in changes or self.preset == AUTO:
+        own, layers = self._origins.as_layer(self.to_dict()), list(map(Layer, changes))
+        given = merged(layers)
+        if "preset" in given or self.preset == AUTO:
             own = replace(own, values=self.users_values(), is_record=False)
-        local = {} if self._local_env is None or "env" in changes else {"env": self._local_env}
-        return type(self).from_layers([own, Layer({**changes, **local})])
+        local = [] if self._local_env is None or "env" in given else [Layer({"env": self._local_env})]
+        return type(self).from_layers([own, *layers, *local])
 
     def _put_together(
         self, layers: Sequence[Layer], *, allow_unknown: bool = False, environ: Mapping[str, str] | None = None
@@ -292,7 +293,8 @@ class CommonConfig(WorkerConfig):
         layers = [_in_new_names(kind, layer, allow_unknown) for layer in layers]
         algo = kind.model_fields["algo"].default
         try:
-            layers = with_preset(layers, str(merged(layers).get("algo") or algo), set(kind.model_fields))
+            keys = set(kind.model_fields)
+            layers = without_overruled(with_preset(layers, str(merged(layers).get("algo") or algo), keys), keys)
             values = deep_update(kind().to_dict(), merged(layers))
             if any(layer.is_file for layer in layers):
                 restore_withheld(values, os.environ if environ is None else environ)

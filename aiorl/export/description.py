@@ -25,6 +25,14 @@ from aiorl.policy.distributions import SquashedGaussian
 __all__ = ["describe"]
 
 _FORMAT_VERSION = 1
+_GAUSSIAN_INPUTS = "means, then logarithms of standard deviations (held within -20 and 2)"
+_INPUTS_OF = {
+    "categorical": "a logit for each action",
+    "multi_categorical": "logits of each choice, one after the other",
+    "bernoulli": "logit of each bit's being 1",
+    "greedy": "the value of each action, of which the largest is taken: nothing is to be drawn",
+    "squashed_gaussian": f"{_GAUSSIAN_INPUTS}; what is drawn is squashed into the bounds of the space by tanh",
+}
 _PACKAGES = ("aiorl", "numpy", "gymnasium", "onnxruntime")
 _TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras")
 
@@ -133,18 +141,10 @@ def _meaning_of_action(form: PolicyForm, part: ActionPart) -> str:
 
 def _meaning_of_output(form: PolicyForm, spec: ArraySpec) -> str:
     if spec.name == DIST_INPUTS_OUTPUT:
-        kinds = " then ".join(
-            {
-                "categorical": "a logit for each action",
-                "multi_categorical": "logits of each choice, one after the other",
-                "bernoulli": "logit of each bit's being 1",
-            }.get(part.distribution.name)
-            or "means, then logarithms of standard deviations (held within -20 and 2)"
-            for part in form.actions
-        )
+        kinds = " then ".join(_INPUTS_OF.get(part.distribution.name, _GAUSSIAN_INPUTS) for part in form.actions)
         return f"inputs of the action distribution, before anything is chosen: {kinds}"
     if spec.name == VF_OUTPUT:
-        return "the value function's estimate"
+        return "the value function's estimate; 0, or untrained, where the algorithm learns none beside the policy"
     return f"recurrent state after the step, {np.prod(spec.shape, dtype=int)} numbers"
 
 

@@ -12,7 +12,6 @@ from aiorl.config.import_path import import_object, is_import_path
 from aiorl.config.key import group_of
 from aiorl.config.layers import Layer
 from aiorl.config.legacy import rename_legacy
-from aiorl.config.merge import deep_update
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError, nearest
 from aiorl.policy.policy import Policy
@@ -95,13 +94,13 @@ def config_of(
         for name in values:
             if name in kind.model_fields and _is_of_run(kind, name):
                 raise ConfigError(f"{place}.{name} can't differ from the run's {name}.", key=f"{place}.{name}")
-    own = deep_update(defaults or {}, own)
-    if kind is type(config) and not own:
+    layers = [values for values in (defaults, own) if values]
+    if kind is type(config) and not layers:
         return config
     try:
         if kind is type(config):
-            return config.updated(own)
-        return kind.from_layers([Layer(_common_settings(config, kind)), Layer(own)])
+            return config.updated(*layers)
+        return kind.from_layers([Layer(_common_settings(config, kind)), *map(Layer, layers)])
     except ConfigError as error:
         first = error.key.partition(".")[0]
         if first in kind.model_fields and _is_of_run(kind, first):  # what the run says doesn't suit the algorithm

@@ -20,6 +20,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import time
 from pathlib import Path
 from types import TracebackType
@@ -55,10 +56,13 @@ class RunDirectory:
     """
 
     def __init__(
-        self, path: Path, lock: RunLock, run_id: str, last_address: str = "", *, seed: int | None = None
-    ) -> None:
+        self, path: Path, lock: RunLock, run_id: str, last_address: str = "", *, seed: int | None = None,
+        is_new: bool = False, is_made: bool = False,
+    ) -> None:  # fmt: skip
         """Take over a locked directory; `open` makes one."""
         self._seed = seed
+        self._is_new = is_new
+        self._is_made = is_made
         self.path = path
         self.run_id = run_id
         self.last_address = last_address
@@ -101,13 +105,15 @@ class RunDirectory:
             ConfigError: it cannot be created or written, another learner writes there, it belongs to another run, or
                 it holds no run to resume.
         """
+        is_made = False
         if config.resume is not None:
             path = Path(config.resume).absolute()  # also where somebody changes the working directory
             run_id, address = _facts(path)
         else:
-            path = _make_new(config).absolute()
+            path, is_made = _make_new(config)
             run_id, address = secrets.token_hex(8), ""
-        directory = cls(path, _locked(path), run_id, address, seed=config.seed)
+        is_new = config.resume is None
+        directory = cls(path, _locked(path), run_id, address, seed=config.seed, is_new=is_new, is_made=is_made)
         try:
             if config.resume is None and (path / _RUN).exists():
                 hint = f"Go on with it by --resume {path}, or give another directory."
@@ -123,6 +129,14 @@ class RunDirectory:
     def close(self) -> None:
         """Let others write here; may be repeated."""
         self._lock.release()
+
+    def abandon(self) -> None:
+        """Give the place back of a new run that could not begin, so that the mended command may have it."""
+        if self._is_new:
+            for name in (_RUN, CONFIG_FILE):
+                (self.path / name).unlink(missing_ok=True)
+            if self._is_made:
+                shutil.rmtree(self.path, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -247,17 +261,21 @@ def _facts(path: Path) -> tuple[str, str]:
     return run_id, address
 
 
-def _make_new(config: CommonConfig) -> Path:
-    """A directory for a new run; a default name is nobody else's, also where several begin in one second."""
+def _make_new(config: CommonConfig) -> tuple[Path, bool]:
+    """A directory for a new run, absolute, and whether it was made just now.
+
+    A default name is nobody else's, also where several begin in one second.
+    """
     if config.run_dir is not None:
-        path = Path(config.run_dir).expanduser()
+        path = Path(config.run_dir).expanduser().absolute()
+        is_there = path.exists()
         _make(path, exist_ok=True)
-        return path
+        return path, not is_there
     algo, env = (re.sub(r"[^A-Za-z0-9._-]+", "-", str(name)) for name in (config.algo, config.env))
     base = f"{algo}_{env}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
-    path = Path(_RESULTS_ROOT) / base
+    path = Path(_RESULTS_ROOT).absolute() / base
     while True:
         with contextlib.suppress(FileExistsError):
             _make(path, exist_ok=False)
-            return path
-        path = Path(_RESULTS_ROOT) / f"{base}_{secrets.token_hex(2)}"
+            return path, True
+        path = path.with_name(f"{base}_{secrets.token_hex(2)}")

@@ -419,8 +419,10 @@ class Trainer:
             self._is_built = True
             self._init(self.config, creator)
             self._restored = None  # it may hold a whole replay
-        except BaseException:
+        except BaseException as error:
             self.stop()
+            if isinstance(error, ConfigError):
+                self._directory.abandon()
             raise
 
     def _try_to_train(self) -> dict[str, Any]:

@@ -147,6 +147,19 @@ def test_a_value_set_otherwise_takes_the_place_of_a_presets_schedule() -> None:
     assert PPOConfig(preset="ppo-cartpole", lr=1e-4, lr_schedule=schedule).to_dict()["lr_schedule"] == schedule
 
 
+def test_a_value_on_top_takes_the_place_of_the_schedule_of_a_file_or_a_config(tmp_path: Path) -> None:
+    """As --lr does on top of a run's own config, or of one that was printed."""
+    before = PPOConfig(env="CartPole-v1", preset="auto")
+    file = tmp_path / "printed.yaml"
+    file.write_text(dump_yaml(before))
+    assert PPOConfig.from_file(file).to_dict() == before.to_dict()
+    for after in (PPOConfig.from_file(file, lr=1e-4), before.updated({"lr": 1e-4})):
+        assert (after.lr, after.lr_schedule) == (1e-4, None)
+        assert (after.origin_of("lr"), after.origin_of("lr_schedule")) == ("argument", "default")
+        assert after.updated({"lr_schedule": [[0, 1.0]]}).lr_schedule == [(0.0, 1.0)]
+        assert after.updated({"gamma": 0.5}).lr == 1e-4
+
+
 def test_a_preset_may_be_changed_later_and_what_was_set_otherwise_stays() -> None:
     config = PPOConfig(env="CartPole-v1", preset="auto", gamma=0.5, model={"fcnet_hiddens": [8]})
     config = config.model_copy(update={"seed": 7}).updated({"grad_clip": None})

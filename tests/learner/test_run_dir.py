@@ -56,6 +56,27 @@ def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> Non
         RunDirectory.open(config(run_dir=str(tmp_path)))
 
 
+def test_a_new_run_that_could_not_begin_leaves_its_place_to_the_next(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "notes.txt").write_text("mine")
+    for path in (tmp_path / "made", own):
+        for _ in range(2):
+            with RunDirectory.open(config(run_dir=str(path))) as directory:
+                directory.save_address("tcp://127.0.0.1:1")
+                directory.abandon()
+    assert not (tmp_path / "made").exists()
+    assert (own / "notes.txt").read_text() == "mine"
+
+
+def test_a_resumed_run_is_never_given_up(tmp_path: Path) -> None:
+    with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
+        directory.save_address("tcp://127.0.0.1:1")
+    with RunDirectory.open(config(resume=str(tmp_path))) as directory:
+        directory.abandon()
+    assert {"run.json", "config.yaml"} <= {path.name for path in tmp_path.iterdir()}
+
+
 @pytest.mark.parametrize(
     "content", [
         None, "{", '{"run_id": 1}', "[]", '{"run_id": "../x", "address": "tcp://127.0.0.1:1"}', "[" * 100_000,

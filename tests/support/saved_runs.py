@@ -38,7 +38,7 @@ def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
     for policy_id, observations in (seen or {}).items():
         learning.filters[policy_id](observations)
     service: Any = SimpleNamespace(
-        flow=SimpleNamespace(publisher=Publisher(learning.filters)),
+        flow=SimpleNamespace(publisher=Publisher(learning.filters), is_idle=True),
         counters=Counters(),
         results=Results(100, 0.0),
         ledger=Ledger(),

@@ -111,6 +111,9 @@ def test_imitation_without_experience_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="stored experience") as caught:
         BCConfig(**SMALL, run_dir=str(tmp_path / "run")).build()
     assert "--input" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="stored experience"):
+        aiorl.train(algo="bc", config={**SMALL, "run_dir": str(tmp_path / "run")})
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_reads_from_a_function_that_its_config_names(tmp_path: Path) -> None:
