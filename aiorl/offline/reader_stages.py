@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from aiorl.data import columns as c
+from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.concat import Batch
+from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, DataError, EndOfData
 from aiorl.offline.episodes import trajectories
@@ -141,12 +143,12 @@ class PostprocessedReader(InputReader):
     not terminate has none then, and is left out. Batches that come from a sampler are left as they are.
     """
 
-    def __init__(self, reader: InputReader, postprocess: Callable[[SampleBatch], SampleBatch]) -> None:
+    def __init__(self, reader: InputReader, postprocess: Callable[[str, SampleBatch], SampleBatch]) -> None:
         """Read from another reader.
 
         Args:
             reader: the other one, whose stored batches are marked by an `AsStoredReader`.
-            postprocess: what is done with each episode's rows.
+            postprocess: what is done with each episode's rows of a policy, whose id it is given.
         """
         self._reader, self._postprocess = reader, postprocess
 
@@ -154,7 +156,6 @@ class PostprocessedReader(InputReader):
         """See InputReader.
 
         Raises:
-            NotImplementedError: a batch of several policies.
             DataError: nothing is left of many batches, one after the other.
         """
         for _ in range(_MAX_EMPTY):
@@ -162,17 +163,28 @@ class PostprocessedReader(InputReader):
             if not isinstance(found, _AsStored):
                 batch: Batch = found
                 return batch
-            if not isinstance(found.batch, SampleBatch):
-                raise NotImplementedError("postprocess_inputs works on batches of one policy only; leave it False")
-            parts = [_with_new_obs(part) for part in trajectories(found.batch)]
-            if any(part.count for part in parts):
-                made = SampleBatch.concat([self._postprocess(part) for part in parts if part.count])
-                if found.piece is not None:
-                    made[c.PIECE] = np.full(made.count, found.piece, np.int64)
-                return made
+            if isinstance(found.batch, SampleBatch):
+                rows = self._made(DEFAULT_POLICY_ID, found.batch, found.piece)
+                if rows is not None:
+                    return rows
+                continue
+            made = {name: self._made(name, rows, found.piece) for name, rows in found.batch.policy_batches.items()}
+            left = {name: rows for name, rows in made.items() if rows is not None}
+            if left:
+                return MultiAgentBatch(left, found.batch.count)
         raise DataError(
             f"{_MAX_EMPTY} stored batches, one after the other, have no {c.NEW_OBS!r} and no second row to take it from"
         )
+
+    def _made(self, policy_id: str, rows: SampleBatch, piece: int | None) -> SampleBatch | None:
+        """Rows of a policy postprocessed; None if none are left."""
+        parts = [part for part in map(_with_new_obs, trajectories(rows)) if part.count]
+        if not parts:
+            return None
+        made = SampleBatch.concat([self._postprocess(policy_id, part) for part in parts])
+        if piece is not None:
+            made[c.PIECE] = np.full(made.count, piece, np.int64)
+        return made
 
     def close(self) -> None:
         """See InputReader."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from gymnasium import spaces
 from plain_graph import make_graph
 
 from aiorl.data import columns as c
+from aiorl.data.concat import Batch
+from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.io import InputReader
@@ -43,19 +46,19 @@ def stored(*without: str) -> SampleBatch:
 class Given(InputReader):
     """Gives the same batch without end."""
 
-    def __init__(self, batch: SampleBatch) -> None:
+    def __init__(self, batch: Batch) -> None:
         self._batch = batch
 
-    def next(self) -> SampleBatch:
-        return self._batch.copy()
+    def next(self) -> Batch:
+        return copy.deepcopy(self._batch)
 
 
-def postprocessing(n: int) -> Callable[[SampleBatch], SampleBatch]:
+def postprocessing(n: int) -> Callable[[str, SampleBatch], SampleBatch]:
     graph, spec, weights = make_graph((2,), spaces.Discrete(3), recurrent=False, looks_back=False)
     settings = {"postprocess": "n_step", "postprocess_params": {"gamma": 0.5, "n": n}}
     policy = learned_policy_class(graph, spec.to_dict())(spaces.Box(-999, 999, (2,)), spaces.Discrete(3), settings)
     policy.set_weights(weights)
-    return policy.postprocess_trajectory
+    return lambda policy_id, part: policy.postprocess_trajectory(part)
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -86,6 +89,22 @@ def test_what_followed_is_right_at_each_end_of_an_episode(n: int, without: tuple
             assert (discount, new_obs) == (0.5**steps, obs + steps)
 
 
+def test_rows_of_several_policies_are_postprocessed_each_by_its_own() -> None:
+    """R189."""
+
+    def postprocess(policy_id: str, part: SampleBatch) -> SampleBatch:
+        part["by"] = np.full(part.count, policy_id)
+        return part
+
+    several = MultiAgentBatch({"a": stored(), "b": stored(c.NEW_OBS).slice(0, 4), "c": stored(c.NEW_OBS).slice(4, 5)}, 12)
+    made = PostprocessedReader(AsStoredReader(Given(several)), postprocess).next()
+    assert isinstance(made, MultiAgentBatch)
+    assert made.count == 12
+    assert {name: (rows.count, {*rows["by"]}) for name, rows in made.policy_batches.items()} == {
+        "a": (12, {"a"}), "b": (4, {"b"})  # of c one row is there, and nothing tells what followed it
+    }  # fmt: skip
+
+
 def test_rows_behind_a_gap_do_not_follow_those_before() -> None:
     keep = np.array([0, 1, 3, 4])
     episode = stored(c.NEW_OBS).slice(7, 12).take(keep)
@@ -105,7 +124,7 @@ def pieces_of(path: Path, **options: Any) -> list[tuple[int, list[float]]]:
     reader = AsStoredReader(FileReader(str(path), ReaderOptions(batch_rows=3, **options)), is_numbered=True)
     found = []
     for _ in range(2 * 9):
-        batch = PostprocessedReader(reader, lambda part: part).next()
+        batch = PostprocessedReader(reader, lambda policy_id, part: part).next()
         assert isinstance(batch, SampleBatch)
         (number,) = set(batch[c.PIECE].tolist())
         found.append((number, batch[c.OBS][:, 0].tolist()))

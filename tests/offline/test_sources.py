@@ -211,12 +211,21 @@ def test_of_a_mixture_only_stored_rows_are_postprocessed_here(tmp_path, make_wor
     assert seen == {(3, (0.0,)), (4, (0.0,))}
 
 
-def test_stored_batches_of_several_policies_are_not_postprocessed(tmp_path, make_worker):
-    """R189: NotImplementedError."""
-    path = write(tmp_path / "a.json", MultiAgentBatch({"a": cartpole_rows()}, 15))
-    worker = make_worker(input_creator=input_creator(path, InputSettings(postprocess_inputs=True)))
-    with pytest.raises(NotImplementedError, match="one policy"):
+def test_stored_rows_of_a_policy_that_the_worker_lacks_are_refused(tmp_path, make_worker):
+    path = write(tmp_path / "a.json", MultiAgentBatch({"c": cartpole_rows()}, 15))
+    worker = make_worker(Postprocessing, input_creator=input_creator(path, InputSettings(postprocess_inputs=True)))
+    with pytest.raises(ConfigError, match="a policy 'c'"):
         worker.sample()
+
+
+@pytest.mark.parametrize(("limit", "found"), [(None, 3.0), (False, 3.0), (True, 1.0), (2.0, 2.0)])
+def test_rewards_are_limited_before_stored_rows_are_postprocessed(limit, found, tmp_path, make_worker):
+    """As those of environments are."""
+    rows = cartpole_rows(2, 5)
+    rows["rewards"] = np.full(rows.count, -3.0, np.float32)
+    settings = InputSettings(postprocess_inputs=True, clip_rewards=limit)
+    worker = make_worker(Postprocessing, input_creator=input_creator(write(tmp_path / "a.json", rows), settings))
+    assert set(worker.sample()["rewards"].tolist()) == {-found}
 
 
 def test_the_shuffle_buffer_is_of_files_and_not_of_samplers_or_functions(tmp_path, make_worker):

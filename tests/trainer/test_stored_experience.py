@@ -224,6 +224,26 @@ def test_with_a_replay_a_mixture_is_stored_as_it_comes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [CQLConfig, IQLConfig])
+def test_each_of_several_policies_learns_from_its_own_stored_rows(kind: Any, tmp_path: Path) -> None:
+    several = {
+        "env": "examples.multi_agent_cartpole:CartPoles",
+        "multiagent": {
+            "policies": {"even": None, "odd": None}, "policy_mapping_fn": "examples.multi_agent_cartpole:policy_for"
+        },
+    }  # fmt: skip
+    with PPOConfig(**{**SMALL, **several}, run_dir=str(tmp_path / "ppo"), output=str(tmp_path / "data")).build() as ppo:
+        while ppo.train()["timesteps_total"] < 1024:
+            pass
+    stored = kind(
+        **{**REPLAY, **several}, run_dir=str(tmp_path / "run"), input=str(tmp_path / "data"), learning_starts=100
+    )
+    with stored.build() as trainer:
+        for _ in range(8):
+            learner = trainer.train()["learner"]
+    assert all(learner[f"{name}/num_sgd_steps"] > 0 for name in ("even", "odd"))
+
+
+@pytest.mark.parametrize("kind", [CQLConfig, IQLConfig])
 def test_with_a_replay_no_experience_is_told_too(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="stored experience") as caught:
         kind(**REPLAY, run_dir=str(tmp_path / "run")).build()
