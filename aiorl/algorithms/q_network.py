@@ -13,7 +13,7 @@ from aiorl.data.obs_layout import ObsLayout
 from aiorl.losses.categorical_q import expected_q, support
 from aiorl.losses.q_learning import dueling
 from aiorl.models.actor_critic import ActorCritic, Outputs, Parts
-from aiorl.models.branch import make_branch
+from aiorl.models.branch import choose_layers, make_branch
 from aiorl.models.distributions import Categorical
 from aiorl.models.networks import dense, layer_variables, make_stack
 from aiorl.policy.distributions import Greedy
@@ -66,9 +66,10 @@ class QNetwork(ActorCritic):
         outputs = {"advantage": distribution.num_inputs, "value": 1} if is_dueling else {"q": distribution.num_inputs}
         named = branch.named_variables()
         self._streams = {}
+        _, _, activation = choose_layers(layout.shape, config)
         for name, width in outputs.items():
             hiddens = dueling_hiddens if is_dueling else ()
-            stack = make_stack(rng, (branch.num_outputs,), (), hiddens, config.fcnet_activation)
+            stack = make_stack(rng, (branch.num_outputs,), (), hiddens, activation)
             head = dense(rng, stack.num_outputs, width * self._num_atoms, gain=_GAIN)
             self._streams[name] = (stack, head)
             named |= {f"{name}/{inner}": item for inner, item in stack.named_variables().items()}

@@ -49,11 +49,11 @@ class ModelConfig(WorkerModelConfig):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    fcnet_hiddens: tuple[int, ...] = _model((64, 64), "Width of each hidden layer.")
-    fcnet_activation: Activation = _model("tanh", "Activation of the hidden layers.")
+    fcnet_hiddens: tuple[int, ...] = _model((64, 64), "Width of each hidden layer; of images only with conv_filters.")
+    fcnet_activation: Activation = _model("tanh", "Activation of the hidden layers; of images only with conv_filters.")
     conv_filters: tuple[tuple[int, Sizes, Sizes], ...] | None = _model(
         None, "Convolutions as [channels, kernel, stride] each; null takes the Nature CNN for images of about 84x84 "
-        "and fitting ones for other sizes.",
+        "and fitting ones for other sizes, with the hidden layer that goes with them.",
     )  # fmt: skip
     vf_share_layers: bool = _model(False, "Policy and value function share their hidden layers.")
     use_lstm: bool = _model(False, "Put an LSTM cell behind the hidden layers.")

@@ -15,11 +15,11 @@ import tensorflow as tf
 from keras import ops
 from numpy.typing import NDArray
 
-from aiorl.errors import ConfigError, ExportError
+from aiorl.errors import ExportError
 from aiorl.export.check import Runner
 from aiorl.export.form import PolicyForm
 from aiorl.export.steps import choose_action, normalise
-from aiorl.models.functional import FunctionalNetwork
+from aiorl.models.functional import FunctionalNetwork, FunctionalQNetwork
 from aiorl.policy.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, PREV_ACTIONS_INPUT, PREV_REWARDS_INPUT
 
 __all__ = ["to_keras", "write_keras", "write_savedmodel", "write_tflite"]
@@ -38,31 +38,39 @@ def to_keras(form: PolicyForm) -> Any:
 
     Raises: ExportError if its network can't be built any more.
     """
-    spec, parts = form.spec, form.parts
+    spec = form.spec
     inputs = {item.name: keras.Input(item.shape, dtype=item.dtype, name=item.name) for item in form.inputs}
     operations = _KerasOperations()
     obs = inputs[OBS_INPUT]
     if form.normalisation is not None:
         obs = normalise(operations, obs, form.normalisation)
     try:
-        network = FunctionalNetwork(
-            parts.preprocessor.layout,
-            spec.obs_dtype,
-            parts.policy.distribution,
-            form.settings.get("model") or {},
-            form.weights,
+        dist_inputs, values, state_out = _network(form)(
+            obs,
+            [inputs[name] for name in spec.state_inputs],
+            inputs.get(PREV_ACTIONS_INPUT),
+            inputs.get(PREV_REWARDS_INPUT),
         )
-    except ConfigError as error:
-        raise ExportError(f"its network can't be built: {error}") from error
-    dist_inputs, values, state_out = network(
-        obs,
-        [inputs[name] for name in spec.state_inputs],
-        inputs.get(PREV_ACTIONS_INPUT),
-        inputs.get(PREV_REWARDS_INPUT),
-    )
+    except ValueError as error:
+        # ConfigError is one, and so is what Keras raises of weights that don't fit the settings
+        raise ExportError(f"its network can't be built: {error!s:.500}") from error
     given = dict(zip(spec.output_names, (dist_inputs, values, *state_out), strict=True))
     actions = {part.output.name: choose_action(operations, given[DIST_INPUTS_OUTPUT], part) for part in form.actions}
     return keras.Model(inputs, actions | given, name="policy")
+
+
+def _network(form: PolicyForm) -> FunctionalNetwork | FunctionalQNetwork:
+    """The policy's network, to be applied to Keras's tensors.
+
+    Raises: ConfigError if it can't be made of what the checkpoint holds.
+    """
+    parts, settings, weights = form.parts, form.settings, form.weights
+    layout, distribution, model = parts.preprocessor.layout, parts.policy.distribution, settings.get("model") or {}
+    if not FunctionalQNetwork.is_form_of(distribution, weights):
+        return FunctionalNetwork(layout, form.spec.obs_dtype, distribution, model, weights)
+    least, largest = settings.get("v_min"), settings.get("v_max")
+    returns = None if least is None or largest is None else (least, largest)
+    return FunctionalQNetwork(layout, form.spec.obs_dtype, distribution, model, weights, returns)
 
 
 def write_keras(form: PolicyForm, path: Path) -> Runner:

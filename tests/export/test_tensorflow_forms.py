@@ -15,14 +15,19 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from export_worlds import WORLDS, model_inputs, observations_of, run_onnx, save_world
+from export_worlds import FOUR, WORLDS, model_inputs, observations_of, run_onnx, save_world
 
 import aiorl
-from aiorl.errors import ExportError
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.errors import ConfigError, ExportError
 from aiorl.models import export
+from aiorl.models.functional import FunctionalNetwork, FunctionalQNetwork
+from aiorl.policy.distributions import Greedy
+from aiorl.saved_run import SavedRun
 
+PARTS = ["kernel", "bias"]
 FORMATS = ["onnx", "savedmodel", "keras", "tflite"]
-QUICK = ["looks back", "filtered frames"]
+QUICK = ["looks back", "filtered frames", "values", "values of frames", "masked returns, looks back"]
 
 
 def run_savedmodel(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -62,13 +67,14 @@ def test_every_format_acts_as_the_loaded_policy_does_and_has_the_same_names(tmp_
         "tflite": Path("tflite/policy.tflite"),
     }
     policy = aiorl.load_policy(tmp_path)
+    described = json.loads((written["onnx"].parent / "policy.json").read_text())
+    before = [item for item in described["inputs"] if item["name"].startswith("prev_")]
     for rows in (1, 5):
         observations = observations_of(policy.observation_space, rows)
         state = [np.stack([component] * rows) for component in policy.get_initial_state()]
         inputs = {"obs": model_inputs(policy.observation_space, observations)}
         inputs |= {f"state_in_{index}": component for index, component in enumerate(state)}
-        if world == "looks back":
-            inputs |= {"prev_actions": np.zeros((rows, 9), np.float32), "prev_rewards": np.zeros(rows, np.float32)}
+        inputs |= {item["name"]: np.zeros((rows, *item["shape"][1:]), item["dtype"]) for item in before}
         _, after, beside = policy.compute_actions(observations, state)
         wanted = {"dist_inputs": beside["action_dist_inputs"], "vf": beside["vf_preds"]}
         wanted |= {f"state_out_{index}": component for index, component in enumerate(after)}
@@ -139,6 +145,41 @@ def test_a_network_without_a_form_in_a_format_is_refused_with_the_reason_and_not
     obs = np.ones(3, np.float32)
     found = run_savedmodel(written["savedmodel"], {"obs": obs[None]})
     assert found["action"].tolist() == [policy.compute_single_action(obs)]
+
+
+@pytest.mark.parametrize(
+    ("world", "given", "says"),
+    [
+        ("returns", {"v_min": None}, r"which returns its 5 atoms stand for \(v_min, v_max\) is not known"),
+        ("returns", {"v_min": -3.5}, "is not the policy: dist_inputs differs"),
+        ("returns", {"model": {"fcnet_hiddens": [8], "use_lstm": True}}, "q/dense_0/kernel' have no Keras form"),
+        ("returns", {"model": {"conv_filters": [[4, 3, 2]]}}, "conv_filters need observations"),
+        ("filtered frames", {"model": {"conv_filters": [[4, 3, 1]], "fcnet_hiddens": [8]}}, "weight shape"),
+    ],
+)
+def test_a_network_that_the_settings_in_the_checkpoint_do_not_describe_has_onnx_alone(
+    tmp_path: Path, world: str, given: dict[str, Any], says: str
+) -> None:
+    """As those that an algorithm of a user's own builds."""
+    save_world(world, tmp_path)
+    run = SavedRun.open(tmp_path)
+    settings: Any = run.acting.part.policies[aiorl.DEFAULT_POLICY_ID].config
+    settings.update(given)
+    for kind in FORMATS[1:]:
+        with pytest.raises(ExportError, match=f"can't be exported as {kind}: .*{says}"):
+            aiorl.export_policy(run, tmp_path / "out", [kind])
+    assert aiorl.export_policy(run, tmp_path / "out").keys() == {"onnx"}
+
+
+@pytest.mark.parametrize("kind", [FunctionalNetwork, FunctionalQNetwork])
+@pytest.mark.parametrize(
+    "names", [["other/head"], ["q/head"], ["policy/head"], ["advantage/head"], ["advantage/head", "value/head"]]
+)
+def test_a_network_of_another_kind_has_no_keras_form(kind: Any, names: list[str]) -> None:
+    """Of some that is known when it is made, of some when it is used."""
+    weights = {f"{name}/{part}": np.zeros((8, 4) if part == "kernel" else 4) for name in names for part in PARTS}
+    with pytest.raises(ConfigError, match=f"networks with weights such as '{names[0]}/kernel' have no Keras form"):
+        kind(ObsLayout((3,)), "float32", Greedy(FOUR), {"fcnet_hiddens": [8]}, weights)(keras.Input((3,)), [])
 
 
 def test_writing_draws_no_random_numbers(tmp_path: Path) -> None:

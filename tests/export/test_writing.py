@@ -63,6 +63,7 @@ def test_an_exported_policy_acts_as_the_loaded_one_does_for_any_number_of_observ
     described = json.loads((written["onnx"].parent / "policy.json").read_text())
     outputs = {output["name"]: output for output in described["outputs"]}
     names = [name for name in outputs if name.startswith("action")]
+    before = {item["name"]: item for item in described["inputs"] if item["name"].startswith("prev_")}
     for rows in (1, 2, 9):
         state = [np.stack([component] * rows) for component in policy.get_initial_state()]
         previous: dict[str, Any] = {}
@@ -70,12 +71,13 @@ def test_an_exported_policy_acts_as_the_loaded_one_does_for_any_number_of_observ
             observations = observations_of(policy.observation_space, rows, seed=step)
             inputs = {"obs": model_inputs(policy.observation_space, observations)}
             inputs |= {f"state_in_{index}": component for index, component in enumerate(state)}
-            if policy.is_recurrent and world == "looks back":
-                inputs |= {"prev_actions": np.zeros((rows, 9), np.float64), "prev_rewards": np.zeros(rows, np.float32)}
+            if before:
+                found = {name: np.zeros((rows, *item["shape"][1:]), item["dtype"]) for name, item in before.items()}
                 if previous:
                     flat = [spaces_row(policy.action_space, action) for action in previous["prev_actions"]]
-                    inputs |= {"prev_actions": np.array(flat), "prev_rewards": previous["prev_rewards"]}
-                inputs["prev_actions"] = inputs["prev_actions"].astype(np.float32)
+                    found["prev_actions"].flat = np.concatenate(flat)
+                    found["prev_rewards"] = previous["prev_rewards"]
+                inputs |= found
             found = run_onnx(written["onnx"], inputs)
             actions, state, beside = policy.compute_actions(observations, state, **previous)
             assert found.keys() == outputs.keys()
@@ -90,13 +92,32 @@ def test_an_exported_policy_acts_as_the_loaded_one_does_for_any_number_of_observ
             np.testing.assert_allclose(found["vf"], beside["vf_preds"], rtol=1e-5, atol=1e-5)
             for index, component in enumerate(state):
                 np.testing.assert_allclose(found[f"state_out_{index}"], component, rtol=1e-5, atol=1e-5)
-            if world == "looks back":
+            if before:
                 previous = {"prev_actions": actions, "prev_rewards": np.arange(rows, dtype=np.float32)}
 
 
 def spaces_row(space: spaces.Space[Any], action: Any) -> np.ndarray[Any, Any]:
     """One action, its arrays flattened one after the other."""
     return np.concatenate([array.ravel().astype(np.float64) for array in arrays_of(space, [action])])
+
+
+@pytest.mark.parametrize(
+    ("world", "said"),
+    [
+        ("box", "a logit for each action"),
+        ("filtered", "means, then logarithms of standard deviations (held within -20 and 2)"),
+        ("values", "the value of each action, of which the largest is taken: nothing is to be drawn"),
+        ("squashed", "by tanh"),
+    ],
+)
+def test_the_file_beside_says_what_the_outputs_of_each_kind_of_policy_are(
+    tmp_path: Path, world: str, said: str
+) -> None:
+    save_world(world, tmp_path)
+    written = aiorl.export_policy(tmp_path, tmp_path)
+    described = json.loads((written["onnx"].parent / "policy.json").read_text())
+    (meaning,) = [output["meaning"] for output in described["outputs"] if output["name"] == "dist_inputs"]
+    assert said in meaning
 
 
 def test_the_filter_in_the_file_keeps_the_digits_of_numbers_far_from_zero(tmp_path: Path) -> None:

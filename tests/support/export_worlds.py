@@ -31,6 +31,10 @@ MANY = spaces.Tuple([
 ])  # fmt: skip
 SMALL = {"fcnet_hiddens": [8], "lstm_cell_size": 5}
 FILTERED = {"observation_filter": "MeanStdFilter"}
+OF_VALUES = {"algo": "dqn", "model": SMALL}
+OF_RETURNS = {**OF_VALUES, "num_atoms": 5, "v_min": -3.0}
+OF_MANY_WORKERS = {"algo": "apex", "num_workers": 2, "replay_capacity": 1000, "learning_starts": 1000}
+IN_SEQUENCES = {"rollout_fragment_length": 8}
 
 
 class Shown(gymnasium.Env[Any, Any]):
@@ -82,8 +86,31 @@ WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] =
     "looks back": (BOX, MANY, {"model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True}}),
     "custom": (BOX, FOUR, {"model": {**SMALL, "custom_model": f"{__name__}:sequential"}}),
     "custom parts": (PARTS, FOUR, {"model": {**SMALL, "custom_model": f"{__name__}:two_headed"}}),
+    "values": (BOX, FOUR, OF_VALUES),
+    "values of frames": (SMALL_FRAMES, FOUR, {**OF_MANY_WORKERS, "dueling_hiddens": [6]}),
+    "values with memory": (
+        BOX,
+        FOUR,
+        {**OF_VALUES, **IN_SEQUENCES, "dueling": False, "model": {**SMALL, "use_lstm": True}},
+    ),
+    "returns": (BOX, spaces.Discrete(4, start=2), {**OF_RETURNS, "dueling_hiddens": [6, 5]}),
+    "returns without streams": (BOX, FOUR, {**OF_RETURNS, "dueling": False}),
+    "squashed": (BOX, TORQUE, {"algo": "sac", "model": {"fcnet_hiddens": [8]}}),
+    "without chance": (BOX, TORQUE, {"algo": "td3", "model": {"fcnet_hiddens": [8]}}),
     **{f"masked {name}": (BOX, FOUR, {"model": SMALL, "env_config": {"actions": name}}) for name in ACTION_SPACES},
     "masked, filtered": (BOX, FOUR, {**FILTERED, "model": SMALL, "env_config": {"actions": "dict"}}),
+    "masked values": (BOX, FOUR, {**OF_VALUES, "env_config": {"actions": "discrete"}}),
+    "masked returns, looks back": (
+        BOX,
+        FOUR,
+        {
+            **OF_RETURNS,
+            **IN_SEQUENCES,
+            "dueling_hiddens": [6],
+            "model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True},
+            "env_config": {"actions": "discrete"},
+        },
+    ),
 }
 """Observation space, action space and settings; "masked" ones are of ForbiddingEnv."""
 
