@@ -2,8 +2,9 @@
 
 An observation is a stack of K frames. It goes on from the one before it in its environment if it repeats all but the
 oldest of these, and then adds one frame to the store; else it adds all that are not alike side by side, as they are at
-an episode's start. The observation after a fragment's last row is the first one of its environment's next fragment,
-where it is recognised by its contents, whoever sends that.
+an episode's start. The observation behind the last row of a trajectory is the first one of the piece that goes on from
+there, in the next fragment of its environment or behind other trajectories in the same one: there it is recognised by
+its contents, whoever sends it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from aiorl.data import columns as c
 from aiorl.errors import BatchError
 from aiorl.replay.ring import Ring
+from aiorl.replay.spec import RECENT_FRAMES
 from aiorl.wire.frame_stacks import goes_on
 
 __all__ = ["FrameStore", "Observed", "observed"]
@@ -26,10 +28,9 @@ __all__ = ["FrameStore", "Observed", "observed"]
 Array = NDArray[Any]
 I64 = NDArray[np.int64]
 
-_MAX_LAST = 1 << 14
-_RECENT = 16
-"""A fragment shares frames with the one before it only if these are among the newest of so many parts: rows are
-dropped in order, and those that share with an old one would go with it."""
+_RECENT_SHARE = 32
+"""A trajectory goes on from frames that are there only if these are recent, the newest `RECENT_FRAMES` and one in so
+many of all: rows are dropped in order, and all from that old frame on go with it. Spare frames make up for so much."""
 
 
 class Observed(NamedTuple):
@@ -81,6 +82,7 @@ class FrameStore:
         self._frames: Array = frames["frame"]
         self._flat = self._frames.reshape(len(frames), -1)
         self._stack = stack
+        self._recent = min(RECENT_FRAMES, len(frames) // 4) + len(frames) // _RECENT_SHARE
         self._last: OrderedDict[int, I64] = OrderedDict()
 
     def insert(self, seen: Observed, make_room: Callable[[int], None]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -96,31 +98,37 @@ class FrameStore:
         """
         length, num_envs = seen.obs.shape[:2]
         sites, finals, follows, final_follows = self._compared(seen)
-        times, envs = seen.final_index[:, 0], seen.final_index[:, 1]
-        first = self._known(sites[0])
         most = self._most_frames(follows, final_follows)
         if most > self.ring.capacity:
             raise BatchError(c.OBS, f"at most {self.ring.capacity} frames in a fragment", most)
-        make_room(self.ring.written + most - self.ring.capacity)
-        follows[0] = first.min(axis=1) >= max(0, self.ring.written + most - self.ring.capacity)
+        first_kept = self.ring.written + most - self.ring.capacity
+        make_room(first_kept)
+        oldest = max(first_kept, self._oldest_recent)
 
         numbers = np.empty((length + 1, num_envs, self._stack), np.int64)
+        final_numbers = np.empty((len(finals), self._stack), np.int64)
+        times, envs = seen.final_index[:, 0], seen.final_index[:, 1]
+        finals_of: dict[int, list[int]] = {}
+        for place, time in enumerate(times.tolist()):
+            finals_of.setdefault(time, []).append(place)
         for step, (site, is_next) in enumerate(zip(sites, follows, strict=True)):
             if step:
                 numbers[step, is_next, :-1] = numbers[step - 1, is_next, 1:]
                 numbers[step, is_next, -1] = self._write(site[is_next, self._stack - 1 :: self._stack])
-            else:
-                numbers[step] = first
             for env in np.flatnonzero(~is_next):
-                numbers[step, env] = self._write_whole(site[env])
+                numbers[step, env] = self._known_or_written(site[env], oldest)
+            for place in finals_of.get(step, ()):
+                if final_follows[place]:
+                    final_numbers[place, :-1] = numbers[step, envs[place], 1:]
+                    final_numbers[place, -1:] = self._write(finals[place][None, self._stack - 1 :: self._stack])
+                else:
+                    final_numbers[place] = self._known_or_written(finals[place], oldest)
+                self._remember(finals[place], final_numbers[place])
+        for stack, own in zip(sites[-1], numbers[-1], strict=True):
+            self._remember(stack, own)
+        self._forget()
         following = numbers[1:].copy()
-        for t, n, final, is_next in zip(times, envs, finals, final_follows, strict=True):
-            if is_next:
-                following[t, n, :-1] = numbers[t, n, 1:]
-                following[t, n, -1:] = self._write(final[None, self._stack - 1 :: self._stack])
-            else:
-                following[t, n] = self._write_whole(final)
-        self._remember(sites[-1], numbers[-1])
+        following[times, envs] = final_numbers
         return numbers[:-1], following
 
     def most_rows(self) -> int:
@@ -154,8 +162,9 @@ class FrameStore:
             flat[..., place] = self._flat.take(slots[:, place], axis=0)
 
     def last(self) -> I64:
-        """Numbers of the frames [M, K] of the observations that fragments ended with, the latest ones."""
-        return np.array([*self._last.values()], np.int64).reshape(-1, self._stack)
+        """Numbers of the frames [M, K] of the observations behind trajectories from which others may go on."""
+        last = np.array([*self._last.values()], np.int64).reshape(-1, self._stack)
+        return last[last[:, 0] >= self._oldest_recent]
 
     def set_last(self, last: Array) -> None:
         """Go on from what `last` gave.
@@ -167,19 +176,25 @@ class FrameStore:
             raise ValueError(f"last observations are {last.dtype} {last.shape}")
         if ((last < 0) | (last >= self.ring.written)).any():
             raise ValueError("last observations have frames that never were")
+        if (np.diff(last, axis=1) < 0).any():
+            raise ValueError("last observations have newer frames before older ones")
         self._last.clear()
-        self._remember(self._stored(last), last)
+        for own in last[last[:, 0] >= self._oldest_recent]:
+            self._remember(self._stored(own), own)
 
     def _compared(self, seen: Observed) -> tuple[list[Array], Array, NDArray[np.bool_], NDArray[np.bool_]]:
         """Observations of a fragment one by one, and which of them go on from the one before.
 
         Returns: T + 1 arrays [N, P * K] and which of these go on, [T + 1, N]; the final ones are [M, P * K] and [M].
+            Single frames repeat nothing: one goes on unless another observation followed the row before.
         """
         length, num_envs = seen.obs.shape[:2]
         sites = [row.reshape(num_envs, -1) for row in (*seen.obs, seen.last)]
         follows = np.zeros((length + 1, num_envs), np.bool_)
         for before, after, row in zip(sites[:-1], sites[1:], follows[1:], strict=True):
             row[:] = self._goes_on(before, after)
+        if self._stack == 1:
+            follows[seen.final_index[:, 0] + 1, seen.final_index[:, 1]] = False
         finals = seen.final_obs.reshape(len(seen.final_index), sites[0].shape[1])
         before_finals = np.array([sites[t][n] for t, n in seen.final_index]).reshape(finals.shape)
         return sites, finals, follows, self._goes_on(before_finals, finals)
@@ -191,28 +206,39 @@ class FrameStore:
     def _goes_on(self, before: Array, after: Array) -> NDArray[np.bool_]:
         return np.ones(len(before), np.bool_) if self._stack == 1 else goes_on(before, after, self._stack)
 
-    def _known(self, stacks: Array) -> I64:
-        """Numbers of the frames [N, K] of observations that a fragment ended with not long ago, -1 of others."""
-        known = np.full((len(stacks), self._stack), -1)
-        oldest = max(self.ring.oldest, self.ring.written - self.ring.capacity // _RECENT)
-        for stack, numbers in zip(stacks, known, strict=True):
-            found = self._last.get(_key(stack))
-            if found is not None and found.min() >= oldest and np.array_equal(self._stored(found[None])[0], stack):
-                numbers[:] = found
-        return known
+    @property
+    def _oldest_recent(self) -> int:
+        """Number of the oldest frame that a trajectory may go on from."""
+        return max(0, self.ring.written - self._recent)
 
-    def _remember(self, stacks: Array, numbers: I64) -> None:
-        for stack, own in zip(stacks, numbers, strict=True):
-            self._last[_key(stack)] = own.copy()
-            self._last.move_to_end(_key(stack))
-        while len(self._last) > _MAX_LAST:
+    def _known_or_written(self, stack: Array, oldest: int) -> I64:
+        """Numbers of the frames [K] of an observation that goes on from none in its fragment.
+
+        Args:
+            stack: the observation, which is stored unless a trajectory ended with it not long ago.
+            oldest: number of the oldest frame that it may share.
+        """
+        found = self._last.get(_key(stack))
+        if found is not None and found[0] >= oldest and np.array_equal(self._stored(found), stack):
+            return found
+        return self._write_whole(stack)
+
+    def _remember(self, stack: Array, numbers: I64) -> None:
+        """Another trajectory may go on from an observation, whose frames [K] are stored."""
+        key = _key(stack)
+        self._last[key] = numbers.copy()
+        self._last.move_to_end(key)
+
+    def _forget(self) -> None:
+        """Remember no more observations than there are frames that are recent."""
+        while self._last and next(iter(self._last.values()))[0] < self._oldest_recent:
             self._last.popitem(last=False)
 
     def _stored(self, numbers: I64) -> Array:
-        """The stacks [N, P * K] of frames [N, K]."""
-        stacks = np.empty((len(numbers), self._flat.shape[1] * self._stack), self._flat.dtype)
-        self.read(self.slots(numbers), stacks)
-        return stacks
+        """The stack [P * K] of frames [K]."""
+        stack: Array = np.empty(self._flat.shape[1] * self._stack, self._flat.dtype)
+        self.read(self.slots(numbers[None]), stack[None])
+        return stack
 
     def _write_whole(self, stack: Array) -> I64:
         """Store the frames [K] of one observation, those that are alike side by side once."""

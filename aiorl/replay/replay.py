@@ -253,9 +253,11 @@ class Replay:
     def _restore(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
         if not isinstance(values["spec"], Mapping):
             raise ValueError(f"spec is {values['spec']!r:.50}")
-        if values["spec"] != (mine := self.spec.identity()):
-            differing = [f"{name} {values['spec'].get(name)!r:.200} there, {mine[name]!r:.200} here" for name in mine
-                         if values["spec"].get(name) != mine[name]]  # fmt: skip
+        mine = self.spec.identity()
+        known = {name: mine[name] for name in self.spec.made_with} | dict(values["spec"])  # older ones don't tell
+        if known != mine:
+            differing = [f"{name} {known.get(name)!r:.200} there, {mine[name]!r:.200} here" for name in mine
+                         if known.get(name) != mine[name]]  # fmt: skip
             raise CheckpointError(
                 "replay",
                 f"it was saved with other settings: {'; '.join(differing)}. "

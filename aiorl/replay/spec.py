@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ from aiorl.data.column_spec import ColumnSpec
 from aiorl.errors import ConfigError
 from aiorl.replay.sum_tree import SumTree
 
-__all__ = ["FRAMES_OF", "Prioritised", "ReplaySpec"]
+__all__ = ["FRAMES_OF", "RECENT_FRAMES", "Prioritised", "ReplaySpec"]
 
 _MAX_STACK = 16
 _SPARE_FRAMES = 1024
+
+RECENT_FRAMES = 3072
+"""So many frames may lie between two pieces of a trajectory, which are those of other trajectories: 24 fragments of 128
+rows, a round of as many workers."""
 
 FRAMES_OF = {c.OBS: "obs_frames", c.NEW_OBS: "new_obs_frames"}
 """Observations -> the field of a stored row that says in which slots their frames lie."""
@@ -59,6 +64,7 @@ class ReplaySpec:
             observation is one frame, kept once for the row that it follows and the row that follows it.
         spill_dir: directory of memory-mapped files that hold the rows; None = memory does.
         unit: what a row is to people.
+        made_with: settings that what is stored was made with, by name, as JSON can hold them.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -67,6 +73,7 @@ class ReplaySpec:
     stack: int = 0
     spill_dir: str | None = None
     unit: str = "rows"
+    made_with: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what no replay can hold.
@@ -116,8 +123,14 @@ class ReplaySpec:
 
     @property
     def num_frames(self) -> int:
-        """Frames that are kept: one for each row, and one in 50 more for episodes' ends and beginnings."""
-        return self.capacity + self.capacity // 50 + _SPARE_FRAMES if self.stack else 0
+        """Frames that are kept: one for each row, and spare ones, so that no row has to go before its time.
+
+        One in 25 more is for episodes' ends and beginnings. `RECENT_FRAMES` are for a trajectory's rows that share
+        frames with its rows in an older fragment: they go with these, while what came in between stays.
+        """
+        if not self.stack:
+            return 0
+        return self.capacity + self.capacity // 25 + min(RECENT_FRAMES, self.capacity) + _SPARE_FRAMES
 
     @property
     def bytes_of_rows(self) -> int:
@@ -153,6 +166,7 @@ class ReplaySpec:
             "capacity": self.capacity,
             "stack": self.stack,
             "is_prioritised": self.priorities is not None,
+            **self.made_with,
         }
 
     def __str__(self) -> str:

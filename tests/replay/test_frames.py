@@ -55,6 +55,7 @@ def check(replay: Replay, kept: dict[int, tuple[Any, Any]]) -> None:
 @pytest.fixture
 def few_spare_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec, "_SPARE_FRAMES", 20)
+    monkeypatch.setattr(spec, "RECENT_FRAMES", 0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,6 +77,7 @@ def test_rows_are_those_of_a_replay_that_keeps_everything(data: st.DataObject) -
     ]
     with pytest.MonkeyPatch.context() as patch:  # so that frames run out before rows, or not
         patch.setattr(spec, "_SPARE_FRAMES", data.draw(st.sampled_from([60, 200])))
+        patch.setattr(spec, "RECENT_FRAMES", 0)
         replay = make(data.draw(st.integers(30, 60)), stack, is_prioritised=data.draw(st.booleans()))
     kept: dict[int, tuple[Any, Any]] = {}
     min_group = data.draw(st.sampled_from([1, 256]))
@@ -164,7 +166,7 @@ def test_of_a_fragment_of_more_frames_than_there_are_the_newest_steps_are_stored
     replay.check_fragment(arrays)
     stored = replay.insert_fragment(arrays, priorities=np.ones((50, 1)))
     live = live_rows(replay)
-    assert list(live) == list(range(50 - stored, 50)), "71 frames are enough for 17 stacks"
+    assert list(live) == list(range(50 - stored, 50)), "72 frames are enough for 18 stacks"
     assert 8 <= stored <= 16
     assert all((live[number][0] == obs[number, 0]).all() for number in live)
 
@@ -172,9 +174,9 @@ def test_of_a_fragment_of_more_frames_than_there_are_the_newest_steps_are_stored
 @pytest.mark.usefixtures("few_spare_frames")
 def test_a_step_of_more_frames_than_there_are_is_refused_before_anything_is_stored() -> None:
     replay = make(50, 4)
-    obs = np.zeros((1, 6, *SHAPE), np.uint8)
-    arrays = {c.OBS: obs, c.ACTIONS: np.zeros((1, 6), np.int64), c.LAST_OBS: obs[0]}
-    with pytest.raises(BatchError, match="at most 5 rows a step"):
+    obs = np.zeros((1, 7, *SHAPE), np.uint8)
+    arrays = {c.OBS: obs, c.ACTIONS: np.zeros((1, 7), np.int64), c.LAST_OBS: obs[0]}
+    with pytest.raises(BatchError, match="at most 6 rows a step"):
         replay.check_fragment(arrays)
 
 
@@ -213,7 +215,7 @@ def test_rows_that_share_frames_older_than_those_of_others_are_not_kept_longer_t
 @pytest.mark.usefixtures("few_spare_frames")
 def test_frames_are_not_shared_that_the_fragment_itself_writes_over() -> None:
     rng = np.random.default_rng(0)
-    replay = make(130, 4)
+    replay = make(127, 4)
     assert replay.spec.num_frames == 152
 
     def insert(obs: Any, first: int) -> None:
@@ -238,13 +240,14 @@ def test_a_worker_that_comes_back_after_long_shares_nothing() -> None:
     frames = replay._frames
     assert frames is not None
     old, other = StackWorld(1, SHAPE, seed=0, ends=0.0), StackWorld(1, SHAPE, seed=1, ends=0.0)
-    for world, length in ((old, 2), (other, 100), (old, 2)):
+    for world, length in ((old, 2), (other, 1000), (old, 2)):
         replay.insert_fragment(world.fragment(length))
+    assert frames.ring.written <= 2 * 4 + 1004, "the second time it goes on"
     written = frames.ring.written
-    replay.insert_fragment(other.fragment(200))
-    assert frames.ring.written == written + 200
+    replay.insert_fragment(other.fragment(1600))
+    assert frames.ring.written == written + 1600
     replay.insert_fragment(old.fragment(2))
-    assert frames.ring.written == written + 200 + 4 + 2
+    assert frames.ring.written == written + 1600 + 4 + 2
 
 
 def test_observations_of_the_same_checksum_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,15 +265,20 @@ def test_observations_of_the_same_checksum_are_not_taken_for_each_other(monkeypa
         check(replay, kept)
 
 
-def test_what_is_remembered_of_fragments_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames_module, "_MAX_LAST", 10)
+def test_no_more_is_remembered_than_there_are_recent_frames() -> None:
+    """Each row is a trajectory, and none ever goes on."""
     replay = make(500, 4)
-    world = StackWorld(3, SHAPE, seed=0)
-    for _ in range(20):
-        replay.insert_fragment(world.fragment(2))
     frames = replay._frames
     assert frames is not None
-    assert len(frames.last()) == 10
+    rng = np.random.default_rng(0)
+    most = 0
+    for _ in range(60):
+        obs, new_obs = rng.integers(0, 256, (2, 100, 1, *SHAPE)).astype(np.uint8)
+        new_obs[..., :-1] = obs[..., 1:]
+        replay.insert_fragment({c.OBS: obs, c.NEW_OBS: new_obs, c.ACTIONS: np.zeros((100, 1), np.int64)})
+        most = max(most, len(frames._last))
+    assert 0 < most <= frames.ring.capacity // 3
+    assert len(frames.last()) == most
 
 
 def test_observations_of_floats_are_shared_by_the_rows_before_and_behind_them() -> None:
