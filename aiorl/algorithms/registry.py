@@ -24,10 +24,11 @@ from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.algorithms.sac.config import SACConfig
 from aiorl.algorithms.td3.config import TD3Config
 from aiorl.config.import_path import import_object, is_import_path
+from aiorl.config.legacy import OTHER_ALGORITHMS
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError, nearest
 
-__all__ = ["ALGORITHMS", "algorithm_class", "config_class"]
+__all__ = ["ALGORITHMS", "FROM_STORED_EXPERIENCE", "algorithm_class", "config_class"]
 
 
 ALGORITHMS: dict[str, tuple[type[CommonConfig], str]] = {
@@ -48,13 +49,16 @@ ALGORITHMS: dict[str, tuple[type[CommonConfig], str]] = {
 }
 """Name -> config class, and the algorithm's own class as "module:Class"."""
 
+FROM_STORED_EXPERIENCE = frozenset({"bc", "cql", "iql", "marwil"})
+"""Those that don't learn from what they sample, but from what was stored."""
+
 
 def config_class(name: str) -> type[CommonConfig]:
     """The config class of an algorithm; loads no TensorFlow, unless the module of a user's own algorithm does.
 
     Args:
         name: one of `ALGORITHMS`, in any case of letters, or the import path of an `Algorithm` class.
-    Raises: UnknownAlgorithmError offering the nearest names; ConfigError if the path names no algorithm.
+    Raises: UnknownAlgorithmError offering its name here or the nearest; ConfigError if the path names no algorithm.
     """
     return algorithm_class(name).config_class if is_import_path(name) else _entry(name)[0]
 
@@ -73,6 +77,10 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 def _entry(name: str) -> tuple[type[CommonConfig], str]:
     entry = ALGORITHMS.get(name.lower())
+    if entry is None and (ours := OTHER_ALGORITHMS.get(name.lower())) is not None:
+        raise UnknownAlgorithmError(
+            f"There is no algorithm {name!r}.", key="algo", value=name, hint=f"Here it is {ours}."
+        )
     if entry is None:
         raise UnknownAlgorithmError(
             f"There is no algorithm {name!r}.{nearest(name.lower(), ALGORITHMS)}",

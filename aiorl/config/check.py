@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
-from aiorl.config.key import all_keys, expected, reason_unsupported, sub_model
+from aiorl.config.key import all_keys, expected, reason_unsupported, sub_model, unit_of
+from aiorl.config.legacy import OTHER_KEYS
 from aiorl.errors import ConfigError, nearest
 from aiorl.text import shortened
 
@@ -34,6 +37,8 @@ _OPEN = (*FREE_SUB_DICTS, "extra_python_environs_for_driver", "extra_python_envi
 _TYPE_FAULTS = ("_type", "_parsing", "_from_float", "literal_error")
 """Ends of pydantic's codes for values of a wrong kind; for these we say what kind was wanted."""
 
+_ALL_KEYS = "`python -m aiorl.learner --help-config` lists all keys."
+
 
 def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:
     """Refuses keys that the config doesn't have, except below the free sub-dicts (R167).
@@ -43,7 +48,8 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
     for name, value in values.items():
         field = model.model_fields.get(name)
         if field is None:
-            _refuse(str(name), prefix, tuple(model.model_fields))
+            other = _called_here(str(name), {**model.model_fields, **dict(all_keys(model))})
+            _refuse(str(name), prefix, tuple(model.model_fields), other)
         elif (not prefix and name in _OPEN) or not isinstance(value, Mapping):
             continue
         elif (inner := sub_model(field)) is not None:
@@ -56,9 +62,9 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
 
 
 def check_supported(config: BaseModel) -> None:
-    """Refuse values of keys that nothing obeys yet, other than their defaults.
+    """Refuse values of keys that nothing obeys, other than their defaults.
 
-    Raises: ConfigError naming the key and what is not there yet.
+    Raises: ConfigError naming the key, and why there is no other value.
     """
     for dotted, field in all_keys(type(config)):
         reason = reason_unsupported(field)
@@ -67,7 +73,7 @@ def check_supported(config: BaseModel) -> None:
         value, default = attrgetter(dotted)(config), field.get_default(call_default_factory=True)
         if value != default:
             raise ConfigError(
-                f"{dotted} can only be {default!r} for now, not {shortened(repr(value), 80)}: {reason}.",
+                f"{dotted} can only be {default!r}, not {shortened(repr(value), 80)}: {reason}.",
                 key=dotted,
                 value=value,
             )
@@ -79,7 +85,8 @@ def check_model(model: BaseModel) -> None:
     Raises: ConfigError whose hint offers the nearest names.
     """
     for extra in model.model_extra or {}:
-        hint = nearest(extra, type(model).model_fields, count=2).strip()
+        other = _called_here(extra, dict(all_keys(type(model), "model.")))
+        hint = nearest(extra, type(model).model_fields, count=2).strip() if other is None else other
         raise ConfigError(
             f"There is no key model.{extra}.",
             key=f"model.{extra}",
@@ -109,16 +116,30 @@ def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = ""
             f"{dotted} must be {wanted}, not {shortened(repr(value), 80)}.",
             key=dotted,
             value=value,
-            hint=nearest(str(value), wanted.split(" or ")).strip(),
+            hint=nearest(str(value), re.split(" or | of |, ", wanted)).strip(),
         )
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     separator = " " if message.startswith("must") else ": "
     return ConfigError(f"{dotted}{separator}{message}, not {shortened(repr(value), 80)}.", key=dotted, value=value)
 
 
-def _refuse(name: str, prefix: str, known: tuple[str, ...]) -> None:
-    hint = nearest(name, known, count=2).strip() or "`python -m aiorl.learner --help-config` lists all keys."
+def _refuse(name: str, prefix: str, known: tuple[str, ...], other: str | None = None) -> None:
+    hint = other or nearest(name, known, count=2).strip() or _ALL_KEYS
     raise ConfigError(f"There is no key {prefix}{name}.", key=f"{prefix}{name}", hint=hint)
+
+
+def _called_here(name: str, keys: Mapping[str, FieldInfo]) -> str | None:
+    """The hint for a key of other libraries, where its nearest name would mislead; None for any other key.
+
+    Args:
+        name: of the key.
+        keys: all that the config has, by their dotted names.
+    """
+    names = OTHER_KEYS.get(name)
+    if names is None:
+        return None
+    ours = [f"{ours} ({unit})" if (unit := unit_of(keys[ours])) else ours for ours in names if ours in keys]
+    return f"Here it is called {' or '.join(ours)}." if ours else _ALL_KEYS
 
 
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], Any]:

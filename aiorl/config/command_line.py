@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
 from aiorl.config.effective import render_effective
-from aiorl.config.key import all_keys, expected, reason_unsupported, unit_of
+from aiorl.config.key import all_keys, expected, unit_of
 from aiorl.config.layers import Layer
+from aiorl.config.legacy import OTHER_KEYS
 from aiorl.config.load import ConfigClassOf, dump_yaml, load_config
 from aiorl.config.parser import Parser, spelt, usage_error
 from aiorl.config.presets import algo_of
@@ -37,11 +38,12 @@ _DEFAULT_ALGO = str(CommonConfig.model_fields["algo"].default)
 _SHOWN = {
     "run": {
         "env": "ID", "algo": "NAME", "preset": "NAME", "seed": "N", "stop_return": "R", "stop_timesteps": "N",
-        "stop_time_s": "S", "run_dir": "DIR", "resume": "DIR",
+        "stop_time_s": "S", "run_dir": "DIR", "resume": "DIR", "init_from": "DIR",
     },
     "workers": {
         "num_workers": "N", "num_envs_per_worker": "N", "vectorize": "HOW", "max_worker_restarts": "N",
     },
+    "evaluation and data": {"evaluation_interval": "N", "input": "PATH", "output": "PATH"},
     "network": {"bind": "ADDRESS", "keys": "DIR", "insecure": ""},
 }  # fmt: skip
 """The keys that the help shows, and what stands for their values."""
@@ -156,9 +158,7 @@ def _print_and_end(text: str) -> NoReturn:
 
 def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
     """The options that the help shows, and whatever keys there are in `argv`: the config knows which are none."""
-    unsupported = [name for name, declared in all_keys(config_class) if reason_unsupported(declared)]
-    known = textwrap.fill(f"Known keys that take only their default for now: {', '.join(unsupported)}.", 110)
-    parser = Parser(LEARNER_PROG, "--env ID [options]", _ABOUT, f"{_EXAMPLES}\n{known}\n")
+    parser = Parser(LEARNER_PROG, "--env ID [options]", _ABOUT, _EXAMPLES)
     for title, names in _SHOWN.items():
         group = parser.add_argument_group(title)
         for name, metavar in names.items():
@@ -214,11 +214,18 @@ def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonCo
     typed = args.typed.get(error.key)
     if typed is None or typed.startswith("--set "):
         return str(error)
-    if error.message.startswith("There is no key"):
+    if error.message == f"There is no key {error.key}.":
+        names = OTHER_KEYS.get(error.key.removeprefix("model."))
+        if names is not None:
+            return f"There is no option {typed}. {reduce(_with_flag, names, error.hint)}"
         known = [_flag(name) for name, _ in all_keys(config_class)] + _parser(config_class, []).options()
         return f"There is no option {typed}.{nearest(typed, dict.fromkeys(known), count=1)}".rstrip()
     return str(error).replace(error.key, typed, 1) if str(error).startswith(error.key) else str(error)
 
 
+def _with_flag(text: str, key: str) -> str:
+    return text.replace(f" {key}", f" {_flag(key)}")
+
+
 def _flag(key: str) -> str:
-    return f"--{key.replace('_', '-')}"
+    return f"--{key.rstrip('_').replace('_', '-')}"

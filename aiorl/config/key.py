@@ -53,7 +53,7 @@ def key(
         group: heading that the reference puts the key under.
         where: which processes read it; those that workers read belong into `WorkerConfig` and the groups in it.
         unit: unit of the value, such as "s" or "env steps"; empty if it has none.
-        unsupported: why no value but the default is taken for now; empty if all are.
+        unsupported: why no value but the default is taken; empty if all are.
         constraints: pydantic's `ge`, `gt`, `le`, `lt`.
     """
     extra: dict[str, Any] = {"group": group, "where": where, "unit": unit, "unsupported": unsupported} | constraints
@@ -94,7 +94,7 @@ def by_group(keys: Iterable[tuple[str, FieldInfo]]) -> list[tuple[str, FieldInfo
 
 
 def reason_unsupported(field: FieldInfo) -> str:
-    """Why no value but the default is taken for now, or an empty string."""
+    """Why no value but the default is taken, or an empty string."""
     return _extra(field, "unsupported")
 
 
@@ -139,6 +139,9 @@ def _alternatives(annotation: Any) -> list[str]:
 
 
 def _many(annotation: Any) -> str:
+    if typing.get_origin(annotation) is Literal:
+        *others, last = map(str, typing.get_args(annotation))
+        return f"{', '.join(others)} or {last}" if others else last
     plural = {int: "whole numbers", float: "numbers", str: "names"}
     return plural.get(annotation, "lists")
 

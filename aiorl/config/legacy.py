@@ -1,4 +1,4 @@
-"""Names that configs of other generations use: renamed with a warning, or refused with what to use instead."""
+"""Names of other generations and libraries: renamed with a warning, or refused with what to use instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from aiorl.errors import ConfigError
 
-__all__ = ["REMOVED_KEYS", "check_removed", "rename_legacy"]
+__all__ = ["OTHER_ALGORITHMS", "OTHER_KEYS", "REMOVED_KEYS", "check_removed", "rename_legacy"]
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +21,42 @@ REMOVED_KEYS: dict[str, str] = {
     "tf_session_creator": "TensorFlow 2 has no sessions; tf_session_args sets thread pools and memory growth.",
 }
 """Key -> what to use instead."""
+
+OTHER_ALGORITHMS: dict[str, str] = {
+    "c51": "dqn with num_atoms: 51; v_min and v_max bound its returns",
+    "ddpg": "td3 with twin_q: false, policy_delay: 1, target_update_freq: 1, smooth_target_policy: false, "
+    "noise_type: ornstein_uhlenbeck, exploration_noise: 0.2",
+    "r2d2": "dqn with model.use_lstm: true, rollout_fragment_length: 40, replay_sequence_length: 24, burn_in: 8, "
+    "train_batch_size: 256, prioritized_replay: true, value_rescaling: true",
+    "rainbow": "dqn with double_q: true, dueling: true, n_step: 3, rollout_fragment_length: 16, "
+    "prioritized_replay: true, num_atoms: 51; v_min and v_max bound its returns, noisy networks there are none",
+    "reinforce": "pg",
+}
+"""Name in the literature -> the algorithm that it is here, with which settings; more is in its README."""
+
+OTHER_KEYS: dict[str, tuple[str, ...]] = {
+    "activation_fn": ("model.fcnet_activation",),
+    "batch_size": ("train_batch_size", "sgd_minibatch_size"),
+    "buffer_size": ("replay_capacity",),
+    "clip_range": ("clip_param",),
+    "clip_range_vf": ("vf_clip_param",),
+    "ent_coef": ("entropy_coeff",),
+    "gae_lambda": ("lambda_",),
+    "learning_rate": ("lr",),
+    "max_grad_norm": ("grad_clip",),
+    "minibatch_size": ("sgd_minibatch_size",),
+    "n_envs": ("num_envs_per_worker",),
+    "n_epochs": ("num_sgd_iter",),
+    "n_steps": ("n_step", "rollout_fragment_length"),
+    "net_arch": ("model.fcnet_hiddens",),
+    "num_envs": ("num_envs_per_worker",),
+    "num_epochs": ("num_sgd_iter",),
+    "policy_kwargs": ("model",),
+    "target_update_interval": ("target_update_freq",),
+    "total_timesteps": ("stop_timesteps",),
+    "vf_coef": ("vf_loss_coeff",),
+}
+"""Key of other libraries -> what it is called here, dotted inside groups; several where it may mean any of them."""
 
 
 def check_removed(values: Mapping[str, Any]) -> None:

@@ -7,13 +7,14 @@ import importlib.resources
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from aiorl.config.layers import PRESET, Layer, merged
+from aiorl.config.merge import deep_update
 from aiorl.config.worker import WorkerConfig
 from aiorl.config.yaml_text import parse_yaml
 from aiorl.errors import ConfigError, nearest
@@ -138,6 +139,8 @@ def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Laye
         )  # fmt: skip
     elif env is not None and not found.suits(str(env)):
         _log.info("preset %s is made for %s, not for %s", found.name, " and ".join(found.envs), env)
+    if found is not None:
+        _warn_if_overruled(found, layers)
     below = [] if found is None else [found.layer()]
     if name != AUTO:
         return [*below, *layers]
@@ -153,6 +156,19 @@ def _name_in(layers: Sequence[Layer], keys: Set[str] | None = None) -> str | Non
         return None
     is_whole = layer.is_record or (keys is not None and keys <= layer.values.keys())
     return None if is_whole and name != AUTO else name
+
+
+def _warn_if_overruled(preset: Preset, layers: Sequence[Layer]) -> None:
+    """Say it where a config file leaves nothing to a preset, as one that was printed does; runs' own are not meant."""
+    settings = {name: value for name, value in preset.settings.items() if name != "algo"}
+    names = set(Layer(settings).names())
+    for layer in layers:
+        is_users = layer.is_file and not layer.is_record
+        if is_users and names <= {*layer.names()} and deep_update(layer.values, settings) != layer.values:
+            _log.warning(
+                "preset %s adds nothing, since %s sets all of its keys and wins: leave out there what the preset is to "
+                "set, or give env and preset without the file", preset.name, layer.origin,
+            )  # fmt: skip
 
 
 def _presets_of(algo: str) -> Iterator[Preset]:

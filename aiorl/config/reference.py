@@ -64,7 +64,7 @@ def _kind(field: FieldInfo) -> str:
 
 def _meaning(field: FieldInfo) -> str:
     reason = reason_unsupported(field)
-    return f"{field.description} *Only the default for now: {reason}.*" if reason else str(field.description)
+    return f"{field.description} *Only the default: {reason}.*" if reason else str(field.description)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiorl.algorithms.algorithm import Algorithm
-from aiorl.algorithms.registry import ALGORITHMS, config_class
+from aiorl.algorithms.registry import config_class
 from aiorl.config.import_path import import_object, is_import_path
 from aiorl.config.key import group_of
 from aiorl.config.layers import Layer
 from aiorl.config.legacy import rename_legacy
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import ConfigError, UnknownAlgorithmError, nearest
+from aiorl.errors import ConfigError, UnknownAlgorithmError
 from aiorl.policy.policy import Policy
 
 __all__ = ["ACTING_KEYS", "POLICIES", "config_class_of", "config_of", "learning_settings"]
@@ -59,8 +59,8 @@ def config_class_of(config: CommonConfig, policy_id: str, name: str | None) -> t
     except UnknownAlgorithmError as error:
         raise ConfigError(
             f"{key} is {name!r}, expected null for {config.algo!r}, which is the run's algorithm, the name of another "
-            f"one, or 'package.module:Name' for a Policy class of your own.{nearest(name.lower(), ALGORITHMS)}",
-            key=key, value=name, hint=f"Algorithms: {', '.join(sorted(ALGORITHMS))}.",
+            f"one, or 'package.module:Name' for a Policy class of your own. {error.message}",
+            key=key, value=name, hint=error.hint,
         ) from error  # fmt: skip
     except ConfigError as error:
         raise ConfigError(f"{key}: {error.message}", key=key, value=name, hint=error.hint) from error

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aiorl.algorithms.algorithm import Algorithm
-from aiorl.algorithms.registry import ALGORITHMS, algorithm_class, config_class
+from aiorl.algorithms.registry import ALGORITHMS, FROM_STORED_EXPERIENCE, algorithm_class, config_class
+from aiorl.config.legacy import OTHER_ALGORITHMS
+from aiorl.config.merge import deep_update
+from aiorl.config.yaml_text import parse_value
 from aiorl.errors import ConfigError, UnknownAlgorithmError
 
 
@@ -20,6 +25,38 @@ def test_the_nearest_name_is_offered_for_an_unknown_algorithm() -> None:
     assert ", ".join(sorted(ALGORITHMS)) in str(caught.value)
     with pytest.raises(UnknownAlgorithmError):
         algorithm_class("dqnn")
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_ALGORITHMS))
+def test_a_name_of_the_literature_is_refused_with_the_algorithm_and_the_settings_that_it_is_here(name: str) -> None:
+    with pytest.raises(UnknownAlgorithmError) as caught:
+        config_class(name.upper())
+    assert str(caught.value) == f"There is no algorithm {name.upper()!r}. Here it is {OTHER_ALGORITHMS[name]}."
+    assert name not in ALGORITHMS
+    algo, _, text = OTHER_ALGORITHMS[name].partition(";")[0].partition(" with ")
+    settings: dict[str, Any] = {}
+    for dotted, value in parse_value(f"{{{text}}}").items():
+        for part in reversed(dotted.split(".")):
+            value = {part: value}
+        settings = deep_update(settings, value)
+    config_class(algo)(**settings)
+
+
+def test_ddpg_is_td3_without_what_sets_it_apart() -> None:
+    with pytest.raises(UnknownAlgorithmError, match=r"Here it is td3 with twin_q: false, policy_delay: 1,") as caught:
+        config_class("ddpg")
+    assert "Did you mean" not in str(caught.value)
+    readme = Path(__file__).parents[2] / "aiorl" / "algorithms" / "td3" / "README.md"
+    _, _, settings = OTHER_ALGORITHMS["ddpg"].partition(" with ")
+    assert f"is `{settings}`" in " ".join(readme.read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_those_that_learn_from_stored_experience_are_told_from_the_rest(name: str) -> None:
+    config = config_class(name)(env="CartPole-v1")
+    refused = pytest.raises(ConfigError, match="learns from stored experience, and none is named")
+    with refused if name in FROM_STORED_EXPERIENCE else nullcontext():
+        algorithm_class(name).lease_plan(config)
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))

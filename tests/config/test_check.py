@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from aiorl.algorithms.pg.config import PGConfig
+from aiorl.algorithms.registry import config_class
 from aiorl.config.check import plain_error
 from aiorl.config.key import all_keys, key, reason_unsupported
 from aiorl.config.reference import render_markdown, render_text
@@ -37,6 +39,49 @@ def test_a_long_value_is_shown_in_part() -> None:
     assert len(str(plain_error(Outer, caught.value))) < 200
 
 
+def test_what_a_list_may_hold_is_named_and_the_nearest_of_it_offered() -> None:
+    for wrong, hint in (("foo", ""), ("simulatoin", " Did you mean 'simulation'?")):
+        with pytest.raises(ConfigError) as caught:
+            CommonConfig.from_mapping({"input_evaluation": [wrong]})
+        assert str(caught.value) == f"input_evaluation must be a list of is, wis or simulation, not {wrong!r}.{hint}"
+
+
+@pytest.mark.parametrize(
+    ("algo", "name", "hint"),
+    [
+        ("dqn", "buffer_size", "Here it is called replay_capacity (rows)."),
+        ("ppo", "buffer_size", "`python -m aiorl.learner --help-config` lists all keys."),
+        ("ppo", "learning_rate", "Here it is called lr."),
+        ("dqn", "batch_size", "Here it is called train_batch_size (rows)."),
+        ("ppo", "batch_size", "Here it is called train_batch_size (env steps) or sgd_minibatch_size (env steps)."),
+        ("ppo", "n_steps", "Here it is called rollout_fragment_length (steps)."),
+        ("dqn", "n_steps", "Here it is called n_step (steps) or rollout_fragment_length (steps)."),
+        ("td3", "policy_kwargs", "Here it is called model."),
+        ("td3", "net_arch", "Here it is called model.fcnet_hiddens."),
+    ],
+)
+def test_a_key_of_other_libraries_is_refused_with_its_name_in_this_config(algo: str, name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_class(algo).from_mapping({name: 1})
+    assert (caught.value.key, str(caught.value)) == (name, f"There is no key {name}. {hint}")
+
+
+def test_a_key_of_other_libraries_inside_model_is_refused_likewise() -> None:
+    hints = {
+        "net_arch": "Here it is called model.fcnet_hiddens.",
+        "fcnet_hidden": r"Did you mean 'fcnet_hiddens'\?",
+        "mine": "Only a model of your own",
+    }
+    for name, hint in hints.items():
+        with pytest.raises(ConfigError, match=rf"There is no key model.{name}\. {hint}"):
+            config_class("ppo")(model={name: [8]})
+
+
+def test_a_name_of_other_libraries_means_nothing_inside_other_groups() -> None:
+    with pytest.raises(ConfigError, match=r"There is no key transport.learning_rate\. `python -m"):
+        CommonConfig.from_mapping({"transport": {"learning_rate": 1}})
+
+
 OTHER_VALUES = {
     "evaluation_interval": 5,
     "evaluation_num_episodes": 5,
@@ -60,7 +105,7 @@ def test_a_key_that_nothing_obeys_yet_is_refused_rather_than_ignored(dotted: str
     with pytest.raises(ConfigError) as caught:
         CommonConfig.from_mapping({group: {name: value}} if group else {name: value})
     assert caught.value.key == dotted
-    assert f"{dotted} can only be" in str(caught.value)
+    assert f"{dotted} can only be {getattr(CommonConfig(), dotted)!r}, not {value!r}: " in str(caught.value)
     assert UNSUPPORTED[dotted] in str(caught.value)
 
 
@@ -68,7 +113,13 @@ def test_the_defaults_themselves_are_taken_when_said() -> None:
     CommonConfig.from_mapping(CommonConfig().to_dict())
 
 
+def test_a_key_that_an_algorithm_fixes_says_why() -> None:
+    with pytest.raises(ConfigError, match=r"lambda_ can only be 1\.0, not 0\.5: there are no values to learn"):
+        PGConfig(lambda_=0.5)
+    assert "*Only the default: there are no values to learn or to trust.*" in render_text(PGConfig)
+
+
 def test_the_reference_and_the_help_say_what_is_not_supported_and_why() -> None:
     for text in (render_markdown(), render_text(CommonConfig)):
         for reason in UNSUPPORTED.values():
-            assert f"*Only the default for now: {reason}.*" in text
+            assert f"*Only the default: {reason}.*" in text

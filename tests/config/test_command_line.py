@@ -89,6 +89,13 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         (["--gama", "3"], "There is no option --gama. Did you mean '--gamma'?"),
         (["--algo", "other", "--epoch", "3"], "Did you mean '--epochs'?"),
         (["--set", "gama=3"], "There is no key gama. Did you mean 'gamma'?"),
+        (["--learning-rate", "3"], "There is no option --learning-rate. Here it is called --lr."),
+        (["--policy_kwargs", "3"], "There is no option --policy-kwargs. Here it is called --model."),
+        (["--model.net-arch", "[3]"], "There is no option --model.net-arch. Here it is called --model.fcnet-hiddens."),
+        (["--set", "learning_rate=3"], "There is no key learning_rate. Here it is called lr."),
+        (["--buffer-size", "3"], "There is no option --buffer-size. `python -m aiorl.learner --help-config` lists"),
+        (["--gpu", "1"], "There is no key gpu any more. Use num_gpus"),
+        (["--input-evaluation", "[foo]"], "--input-evaluation must be a list of is, wis or simulation, not 'foo'."),
         (["--set", "gamma"], "--set takes KEY=VALUE, such as --set lr=3e-4, not 'gamma'."),
         (["--num-workers", "many"], "--num-workers must be a whole number, not 'many'."),
         (["--vectorize", "natve"], "Did you mean 'native'?"),
@@ -140,7 +147,31 @@ def test_help_shows_the_defaults_of_the_algorithm_asked_for(capsys: pytest.Captu
     assert "Environments that one worker steps together. (environments; default: 1)" in texts[0]
     assert "Environments that one worker steps together. (environments; default: 6)" in texts[1]
     assert texts[2] == texts[0]
-    assert all(" num_gpus_per_worker" in text for text in texts), "what is not supported yet"
+    assert all("num_gpus_per_worker" not in text and "for now" not in text for text in texts)
+
+
+def test_help_shows_where_runs_begin_and_data_goes_and_how_policies_are_evaluated(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed(capsys, "--help")
+    group = text.partition("evaluation and data:")[2].partition("network:")[0]
+    assert re.findall(r"^  (--[-\w]+ \w+)", group, re.MULTILINE) == [
+        "--evaluation-interval N", "--input PATH", "--output PATH",
+    ]  # fmt: skip
+    assert "--init-from DIR" in text
+
+
+def test_options_are_named_for_the_algorithm_that_a_file_asks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("algo: appo\n")
+    with pytest.raises(SystemExit):
+        configure_learner(["--config", str(tmp_path / "mine.yaml"), "--gae-lambda", "0.9"], config_class)
+    assert "There is no option --gae-lambda. Here it is called --lambda.\n" in capsys.readouterr().err
+    (tmp_path / "mine.yaml").write_text("algo: dqn\n")
+    with pytest.raises(SystemExit):
+        configure_learner(["--config", str(tmp_path / "mine.yaml"), "--buffer-size", "9"], config_class)
+    assert "There is no option --buffer-size. Here it is called --replay-capacity (rows).\n" in capsys.readouterr().err
 
 
 def test_print_config_prints_what_can_be_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,8 @@ def test_a_key_remembers_what_the_reference_says_of_it() -> None:
         (Literal["a", "b"], "a or b"),
         (list[str], "a list of names"),
         (tuple[int, ...], "a list of whole numbers"),
+        (list[Literal["a", "b", "c"]], "a list of a, b or c"),
+        (list[Literal["a"]] | None, "a list of a or null"),
         (tuple[tuple[int, int], ...] | None, "a list of lists or null"),
         (dict[str, Any], "a mapping"),
         (Inner, "a mapping"),

@@ -92,7 +92,7 @@ def test_secrets_are_withheld_and_taken_from_the_environment_on_the_way_back(tmp
     [
         ("env: E\nlr: 3\nnum_worker: 2\n", "line 3: There is no key num_worker. Did you mean 'num_workers'"),
         ("env: E\nmodel:\n  # a comment\n  use_lstm: 3\n", "line 4: model.use_lstm must be true or false"),
-        ("env: E\nnum_gpus_per_worker: 1\n", "line 2: num_gpus_per_worker can only be 0 for now"),
+        ("env: E\nnum_gpus_per_worker: 1\n", "line 2: num_gpus_per_worker can only be 0, not 1"),
         ("a: [\n", "no valid YAML"),
         ("env: x\nenv: y\n", "line 2: this is no valid YAML: env is set twice"),
         ("model: {dim: 1, dim: 2}\n", "line 1: this is no valid YAML: dim is set twice"),

@@ -13,7 +13,7 @@ from aiorl.algorithms.impala.config import IMPALAConfig
 from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.algorithms.registry import config_class
 from aiorl.config.key import reason_unsupported
-from aiorl.config.load import dump_yaml, load_config
+from aiorl.config.load import dump_yaml, load_config, save_config
 from aiorl.config.presets import find_preset, named_preset, preset_names, render_markdown
 from aiorl.config.yaml_text import parse_value
 from aiorl.env.registry import EnvContext, resolve_env
@@ -126,6 +126,43 @@ def test_a_whole_config_names_its_preset_for_the_record_only() -> None:
     assert (config.preset, config.gamma) == ("one-of-long-ago", 0.98)
     with pytest.raises(ConfigError, match="There is no preset"):
         PPOConfig.from_mapping({name: value for name, value in values.items() if name != "gamma"})
+
+
+def test_one_line_tells_that_a_file_which_sets_all_leaves_nothing_to_a_preset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a printed one does, whose other settings would be trained with under the preset's name."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(dump_yaml(PPOConfig(env="CartPole-v1")))
+    for name in ("auto", "ppo-acrobot"):
+        caplog.clear()
+        config = load_config(config_class, file=file, overrides={"env": "Acrobot-v1", "preset": name})
+        assert (config.preset, config.gamma) == ("ppo-acrobot", PPOConfig().gamma)
+        (said,) = caplog.messages
+        assert said == (
+            f"preset ppo-acrobot adds nothing, since {file} sets all of its keys and wins: leave out there what the "
+            "preset is to set, or give env and preset without the file"
+        )
+
+
+def test_nothing_is_told_where_a_preset_adds_something_or_is_what_the_file_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, part, run = tmp_path / "whole.yaml", tmp_path / "part.yaml", tmp_path / "run"
+    run.mkdir()
+    with_preset = PPOConfig(env="CartPole-v1", preset="auto")
+    whole.write_text(dump_yaml(with_preset))
+    part.write_text("gamma: 0.5\nlambda_: 0.6\n")
+    save_config(with_preset.updated({"gamma": 0.5, "run_dir": str(run)}), run)
+    for file in (whole, part):
+        config = load_config(config_class, file=file, overrides={"env": "CartPole-v1", "preset": "auto"})
+        assert config.preset == "ppo-cartpole"
+    load_config(config_class, file=whole)
+    assert load_config(config_class, overrides={"resume": str(run)}).preset == "ppo-cartpole"
+    part.write_text("preset: ppo-acrobot\n")
+    load_config(config_class, file=part, overrides={"resume": str(run)})
+    PPOConfig.from_file(whole, gamma=0.5).updated({"preset": "ppo-acrobot"})
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_preset_of_another_algorithm_is_refused() -> None:

@@ -350,3 +350,13 @@ def test_an_algorithm_takes_spaces_derived_from_those_it_learns_and_says_before_
     else:
         with pytest.raises(UnsupportedSpaceError, match=rf"{algo} over the action space.*These algorithms learn such"):
             plan_policies(config, facts)
+
+
+def test_algorithms_that_play_are_offered_apart_from_those_of_stored_experience() -> None:
+    facts = EnvFacts(KIND["a gymnasium.Env"], BOX, spaces.Discrete(2))
+    with pytest.raises(UnsupportedSpaceError) as caught:
+        plan_policies(config_class("td3")(env="E-v1"), facts)
+    assert caught.value.hint == (
+        "These algorithms learn such actions: a2c, a3c, apex, appo, dqn, impala, pg, ppo, sac; "
+        "from stored experience: bc, cql, iql, marwil."
+    )
