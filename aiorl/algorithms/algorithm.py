@@ -281,6 +281,13 @@ class Algorithm(ABC):
     def _without_gradients(self) -> NotImplementedError:
         return NotImplementedError(f"an update of {type(self).__name__} is no step by one gradient of a batch")
 
+    def hurry(self) -> None:
+        """There is no time left: an update that goes on may end at the next state that one can go on from.
+
+        Whichever thread calls; no update follows.
+        """
+        return
+
     @abstractmethod
     def get_weights(self) -> dict[str, Array]:
         """Copies of the weights by the names the acting graph knows; always finite."""

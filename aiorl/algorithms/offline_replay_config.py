@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from aiorl.algorithms.actor_replay_config import ActorReplayConfig
+from aiorl.config.import_path import is_import_path
 from aiorl.config.key import changed
 from aiorl.errors import ConfigError
 
@@ -34,6 +35,19 @@ class OfflineReplayConfig(ActorReplayConfig):
             raise ConfigError(
                 f"{self.algo} learns from n-step returns, which no file has.", key="postprocess_inputs", value=False,
                 hint="Leave it out: workers make them of the rewards as they read.",
+            )  # fmt: skip
+        sampled = self.input if isinstance(self.input, dict) else [self.input]
+        self.refuse_unless("sampler" in sampled, ("random_timesteps",), "what is sampled", hint="Leave it out.")
+        if self.learning_starts is None and self.input_epochs == 1:
+            raise ConfigError(
+                f"{self.algo} stores all rows first, and trains as they come again: with one pass it would learn "
+                "nothing.", key="input_epochs", value=1, hint="Leave it out, or set learning_starts.",
+            )  # fmt: skip
+        is_own = isinstance(self.input, str) and is_import_path(self.input)
+        if self.learning_starts is None and (is_own or (isinstance(self.input, dict) and len(self.input) > 1)):
+            raise ConfigError(
+                "of a mixture, or a reader of your own, nobody knows when all of it was read once.",
+                key="learning_starts", value=None, hint="Set learning_starts: rows that are stored before training.",
             )  # fmt: skip
         if self.shuffle_buffer_size:
             raise ConfigError(

@@ -46,6 +46,8 @@ WEIGHTS = "weights"
 """Column of a minibatch: how much each row counts."""
 
 _CAME = "came"
+_MANY = 0.75
+"""Share of the rows that shall have all of their n steps."""
 _MAX_SAMPLE_BYTES = 64 << 20
 """Of the minibatches of one compiled call."""
 
@@ -102,10 +104,12 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Raises: ConfigError if there is no room.
         """
         stored = [
-            (config, replay_spec(config, model)) for config, model in policies if isinstance(config, ReplayConfig)
+            (config, model, replay_spec(config, model))
+            for config, model in policies
+            if isinstance(config, ReplayConfig)
         ]
-        check_fits([spec for _, spec in stored])
-        for own, spec in stored:
+        check_fits([spec for *_, spec in stored])
+        for own, model, spec in stored:
             saved, most = spec.saved_bytes / 1e6, own.checkpoint_keep + 1
             told = "checkpoints leave it out (checkpoint_replay: false)"
             if own.checkpoint_replay:
@@ -114,8 +118,15 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
                     f"(checkpoint_keep) and the one being written up to {most * saved:.3g} MB"
                 )
             _log.info("the replay has %s, %.3g MB in all; %s", spec, spec.bytes_needed / 1e6, told)
+            full = 1 - (own.n_step - 1) / own.cut_length
+            if full < _MANY and sequences_of(own, model) is None:
+                _log.warning(
+                    "n_step is %d, and fragments end after %d steps, so that only %.0f %% of the rows have so many. "
+                    "Set rollout_fragment_length to %d or more",
+                    own.n_step, own.rollout_fragment_length, 100 * full, 4 * own.n_step,
+                )  # fmt: skip
         if stored:  # one plan of leases for the run: the narrowest counts
-            own = min((config for config, _ in stored), key=lambda config: config.max_fragments_under_way())
+            own = min((config for config, *_ in stored), key=lambda config: config.max_fragments_under_way())
             most_at_once = own.max_fragments_under_way()
             if own.num_workers > most_at_once:
                 _log.warning(
@@ -138,6 +149,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         self._known = {*columns, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
         self._sequences = sequences_of(own, model)
         self._pieces = Pieces()
+        self._is_hurried = False
         self._lr = Schedule.of(own.lr, own.lr_schedule, key="lr_schedule")
         self._beta = Schedule(
             [
@@ -227,7 +239,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         counts: dict[str, int] = {}
         made = 0
         bad_column = None
-        while left:
+        while left and not self._is_hurried:
             num = min(left, self.steps_per_call)
             left -= num
             found = self.replay.sample(own.minibatch_entries, num_batches=num, beta=beta)
@@ -245,6 +257,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + value * num
                 counts[name] = counts.get(name, 0) + num
+        self._due += left
         self._metrics |= {name: total / counts[name] for name, total in sums.items()}
         figures = {
             "cur_lr": self._lr.value(env_steps_total),
@@ -270,6 +283,10 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
             "rows_trained": float(trained),
             "training_intensity": trained / max(1, self._counted),
         }
+
+    def hurry(self) -> None:
+        """See `Algorithm.hurry`: minibatches that are left to be made stay due, so that what is stored can be saved."""
+        self._is_hurried = True
 
     def warm_up(self) -> None:
         """Compile the one call there is; changes neither weights nor random states."""
@@ -342,6 +359,9 @@ def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
     priorities = None
     if config.prioritized_replay:
         priorities = Prioritised(config.prioritized_replay_alpha, config.prioritized_replay_eps)
+    made_with = ["gamma", "n_step", "clip_rewards"]
+    if config.prioritized_replay:
+        made_with += ["prioritized_replay_alpha", "prioritized_replay_eps"]
     return ReplaySpec(
         columns,
         config.capacity_entries,
@@ -349,6 +369,7 @@ def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
         stack=_stack(model) if sequences is None else 0,
         spill_dir=config.replay_spill_dir,
         unit="rows" if sequences is None else f"sequences, with {config.entry_steps} steps trained on,",
+        made_with={name: getattr(config, name) for name in made_with},
     )
 
 

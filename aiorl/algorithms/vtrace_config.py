@@ -29,6 +29,8 @@ class VTraceConfig(StreamingConfig):
         Raises: ConfigError naming the key that should change.
         """
         super().check()
+        names = ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
+        self.refuse_unless(self.vtrace, names, "vtrace", hint="Set vtrace: true, or leave it out.")
         given = self.sgd_minibatch_size
         if given is not None and given % self.rollout_fragment_length:
             raise ConfigError(

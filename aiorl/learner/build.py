@@ -192,7 +192,7 @@ def build_learning(
         exploration = parts[policy_id].config.get("exploration")
         model, graphs[policy_id] = _build_network(kinds[policy_id], policy, filters[policy_id], seed, exploration)
         if policy.is_trained:
-            learners[policy_id] = policy.config, model
+            learners[policy_id] = policy.config.model_copy(update={"seed": seed}), model
         else:
             fixed[policy_id] = model.get_weights()
     for check_room in {getattr_static(kind, "check_room"): kind.check_room for kind in kinds.values()}.values():

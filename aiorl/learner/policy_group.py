@@ -87,6 +87,11 @@ class PolicyGroup:
             bad_column = bad_column or (result.bad_column and f"{prefix}{result.bad_column}")
         return UpdateResult(metrics, skipped, bad_column)
 
+    def hurry(self) -> None:
+        """See `Algorithm.hurry`."""
+        for algorithm in self.algorithms.values():
+            algorithm.hurry()
+
     def warm_up(self) -> None:
         """Compile every update."""
         for algorithm in self.algorithms.values():

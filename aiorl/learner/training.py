@@ -325,6 +325,8 @@ class Training:
         """
         self.end.come(reason, hurry=hurry)
         self.service.stop_training()
+        if hurry and self._learner is not None:
+            self._learner.learning.group.hurry()
         self._news.set()
 
     def fail(self, error: BaseException) -> None:

@@ -177,9 +177,7 @@ def _seed(settings: InputSettings, context: IOContext, use: int) -> int | None:
     return None if settings.seed is None else settings.seed * 1_000_003 + context.worker_index * 16 + use
 
 
-def _postprocessing(
-    context: IOContext, clip_rewards: bool | float | None
-) -> Callable[[str, SampleBatch], SampleBatch]:
+def _postprocessing(context: IOContext, clip_rewards: bool | float | None) -> Callable[[str, SampleBatch], SampleBatch]:
     def postprocess(policy_id: str, part: SampleBatch) -> SampleBatch:
         worker = context.worker
         policy: Any = None if worker is None else worker.get_policy(policy_id)

@@ -37,6 +37,12 @@ QUADRATURE_WEIGHTS: F32 = (_HERMITE_WEIGHTS / math.sqrt(2.0 * math.pi)).astype(n
 """[32]: weights of these points; they sum to 1."""
 
 
+def _has_bounds(space: spaces.Box) -> bool:
+    """Whether actions can be squashed into the bounds: float32's own, which some take for none, are too far apart."""
+    with np.errstate(over="ignore"):
+        return space.is_bounded("both") and bool(np.isfinite(2.0 * (space.high - space.low).astype(np.float32)).all())
+
+
 class DiagGaussian(ActionDistribution):
     """Independent normal components of a Box, unbounded: clipping is left to whoever steps the environment.
 
@@ -142,11 +148,11 @@ class SquashedGaussian(DiagGaussian):
 
     def __init__(self, action_space: spaces.Space[Any], num_features: int = 0) -> None:
         super().__init__(action_space, num_features)
-        if not isinstance(action_space, spaces.Box) or not action_space.is_bounded("both"):
+        if not isinstance(action_space, spaces.Box) or not _has_bounds(action_space):
             raise UnsupportedSpaceError(
                 "a squashed Gaussian over",
                 action_space,
-                ["Box of floats bounded on both sides"],
+                ["Box of floats bounded on both sides, and not as far as float32 goes"],
                 "Bound the space or use the unsquashed distribution.",
             )
         self.low: F32 = action_space.low.astype(np.float32).ravel()

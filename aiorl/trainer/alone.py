@@ -201,6 +201,8 @@ class AloneTraining:
         self.end.come(reason, hurry=hurry)
         if self._built is not None:
             self._built.flow.stop()
+            if hurry:
+                self._built.learning.group.hurry()
             if self._built.sampler is not None:
                 self._built.sampler.stop()
         self._news.set()

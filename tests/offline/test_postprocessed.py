@@ -96,7 +96,9 @@ def test_rows_of_several_policies_are_postprocessed_each_by_its_own() -> None:
         part["by"] = np.full(part.count, policy_id)
         return part
 
-    several = MultiAgentBatch({"a": stored(), "b": stored(c.NEW_OBS).slice(0, 4), "c": stored(c.NEW_OBS).slice(4, 5)}, 12)
+    several = MultiAgentBatch(
+        {"a": stored(), "b": stored(c.NEW_OBS).slice(0, 4), "c": stored(c.NEW_OBS).slice(4, 5)}, 12
+    )
     made = PostprocessedReader(AsStoredReader(Given(several)), postprocess).next()
     assert isinstance(made, MultiAgentBatch)
     assert made.count == 12

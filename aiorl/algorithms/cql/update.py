@@ -55,7 +55,9 @@ def cql_spec(
         return more
 
     def weight_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-        log_weight_now = tf.minimum(tf.convert_to_tensor(log_weight), _LOG_MAX_WEIGHT)
+        free = tf.convert_to_tensor(log_weight)
+        # at its bound it has a gradient still, or it would never come down again
+        log_weight_now = free + tf.stop_gradient(tf.minimum(free, _LOG_MAX_WEIGHT) - free)
         losses = multiplier_losses(log_weight_now, minibatch[_GAPS], target_gap)
         return tf.reduce_mean(losses), {"cql_weight": tf.exp(log_weight_now)}
 

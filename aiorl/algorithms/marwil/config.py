@@ -30,3 +30,12 @@ class MARWILConfig(ImitationConfig):
     moving_average_sqd_adv_norm_update_rate: float = key(
         0.01, "Share of a new train batch in that mean.", group=_GROUP, gt=0, le=1
     )
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        hint = "Leave it out: marwil divides advantages by the root of their moving mean square."
+        self.refuse_unless(False, ("normalize_advantages",), "algorithms that sample", hint=hint)

@@ -50,3 +50,6 @@ class SACConfig(ActorReplayConfig, SDEConfig):
             self.target_entropy == "auto", ("target_entropy_scale",), "target_entropy auto",
             hint="Leave it, or target_entropy, out.",
         )  # fmt: skip
+        names = ("target_entropy", "target_entropy_scale")
+        hint = "With alpha_lr 0 the temperature stays as at first. Leave alpha_lr, or this, out."
+        self.refuse_unless(self.alpha_lr != 0, names, "a temperature that is learned", hint=hint)

@@ -252,6 +252,21 @@ def test_the_log_says_that_workers_will_wait_where_too_little_may_be_sampled_ahe
     ]
 
 
+def test_the_log_says_where_few_rows_have_all_their_steps(caplog: pytest.LogCaptureFixture) -> None:
+    for config in (
+        make_config(n_step=2, rollout_fragment_length=8),
+        make_config(n_step=4, batch_mode="complete_episodes"),
+    ):
+        DQN.check_room([(config, make_model(config))])
+    assert not caplog.messages
+    config = make_config(n_step=3)
+    DQN.check_room([(config, make_model(config))])
+    assert caplog.messages == [
+        "n_step is 3, and fragments end after 4 steps, so that only 50 % of the rows have so many. Set "
+        "rollout_fragment_length to 12 or more"
+    ]
+
+
 @pytest.fixture(scope="module")
 def trained() -> tuple[DQN, list[Any]]:
     """An algorithm that was given eight fragments of eight rows, the first of which is only stored."""
@@ -273,6 +288,21 @@ def test_minibatches_are_made_as_they_become_due_and_the_rest_is_carried_over() 
     last = results[-1].metrics
     assert (last["rows_stored"], last["rows_evicted"], last["rows_trained"]) == (48, 0, 48)
     assert last["training_intensity"] == pytest.approx(1.25, abs=0.1)
+
+
+def test_in_a_hurry_minibatches_stay_due_and_are_made_after_a_restore() -> None:
+    """So that what is stored is in the last checkpoint, however many minibatches an update has."""
+    config = make_config(eager=True)
+    first, second = (DQN(config, make_model(config)) for _ in range(2))
+    feed(first, range(2))
+    first.hurry()
+    (result,) = feed(first, [2])
+    assert (result.metrics["num_sgd_steps"], result.metrics["rows_stored"]) == (0, 24)
+    state, values, pieces = saved(first)
+    second.set_state(state)
+    second.restore_experience(values, pieces)
+    (result,) = feed(second, [3])
+    assert result.metrics["num_sgd_steps"] == 12
 
 
 def test_nothing_is_traced_after_warm_up_whatever_is_due(trained: tuple[DQN, list[Any]]) -> None:

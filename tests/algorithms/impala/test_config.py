@@ -22,6 +22,8 @@ def test_defaults_go_together() -> None:
         ({"sgd_minibatch_size": 8192}, "sgd_minibatch_size"),
         ({"lr_schedule": [[10, 1e-3], [5, 1e-4]]}, "lr_schedule"),
         ({"vtrace_clip_rho_threshold": 0}, "vtrace_clip_rho_threshold"),
+        ({"vtrace": False, "vtrace_clip_rho_threshold": 2.0}, "vtrace_clip_rho_threshold"),
+        ({"vtrace": False, "vtrace_clip_pg_rho_threshold": 2.0}, "vtrace_clip_pg_rho_threshold"),
         ({"opt_type": "sgd"}, "opt_type"),
         ({"max_policy_lag": -1}, "max_policy_lag"),
     ],

@@ -257,6 +257,8 @@ def test_actions_are_uniform_at_first() -> None:
         ({"model": {"vf_share_layers": True}}, "model.vf_share_layers"),
         ({"target_entropy": "high"}, "target_entropy"),
         ({"target_entropy": 0.5, "target_entropy_scale": 0.5}, "target_entropy_scale"),
+        ({"alpha_lr": 0, "target_entropy": 0.5}, "target_entropy"),
+        ({"alpha_lr": 0, "target_entropy_scale": 0.5}, "target_entropy_scale"),
         ({"input": "files/*.json"}, "input"),
     ],
 )
@@ -266,9 +268,10 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], 
     assert caught.value.key == key
 
 
-def test_a_box_without_bounds_is_refused() -> None:
+@pytest.mark.parametrize("bound", [np.inf, np.finfo(np.float32).max, 1e38])
+def test_a_box_without_bounds_that_actions_could_be_squashed_into_is_refused(bound: float) -> None:
     with pytest.raises(UnsupportedSpaceError, match="bounded on both sides"):
-        make(make_config(), spaces.Box(-np.inf, np.inf, (2,)))
+        make(make_config(), spaces.Box(-bound, bound, (2,)))
 
 
 def test_images_go_through_convolutions_of_each_network() -> None:
