@@ -64,8 +64,8 @@ that has less. Wall times are those of a machine that had other work, too.
 _OFFLINE_HEAD = """
 ## From stored experience
 
-Nobody plays: all that is learned from is what other policies played before. What is said of seeds above holds here too;
-the bar is for their mean alone. "Drawn": the evaluation draws actions as those who played did, else it takes the most
+Nobody plays: all that is learned from is what other policies played before. Here the bar is for the mean over seeds
+alone. "Drawn": the evaluation draws actions as those who played did, else it takes the most
 likely ones. The files are made again by `make results` where they are missing.
 
 | Task | Data | Rows read | Seeds | Mean | Deviation | Interquartile mean | Worst | Bar | Holds | Wall time |
