@@ -33,6 +33,7 @@ class ReplayConfig(CommonConfig):
     trains_on_what_comes: ClassVar[bool] = False
 
     lr: float = changed(CommonConfig, "lr", 5e-4)
+    timesteps_per_iteration: int = changed(CommonConfig, "timesteps_per_iteration", 1000)
     num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 8)
     rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 4)
     train_batch_size: int = _learning(

@@ -105,8 +105,9 @@ class CommonConfig(WorkerConfig):
         "often at first and once a second later.", unit="s", ge=0,
     )  # fmt: skip
     timesteps_per_iteration: int = _learning(
-        0, "Least env steps in one training iteration; no effect on learning itself.", unit="env steps", ge=0
-    )
+        0, "Least env steps in one training iteration, which is what results and evaluation_interval go by; no effect "
+        "on learning itself.", unit="env steps", ge=0,
+    )  # fmt: skip
 
     # Sampling
     num_workers: int = _sampling(
