@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -253,6 +254,7 @@ class Row:
         wall_s: seconds of training, start-up left out.
         cores: that the run had.
         version: of aiorl.
+        commit: the code's, with a + where files differed from it; "" of rows older than this field.
     """
 
     seed: int
@@ -263,6 +265,7 @@ class Row:
     wall_s: float
     cores: int
     version: str
+    commit: str = ""
 
 
 def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, cache: Path | None = None) -> Row:
@@ -299,11 +302,17 @@ def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, c
         wall_s=round(float(results[-1]["time_total_s"]), 1),
         cores=usable_cores(),
         version=aiorl.__version__,
+        commit=_commit(),
     )
     if not is_offline:
         _write_curve(folder / "curves" / f"{task.name}-{seed}.csv", results)
     add_row(folder / f"{task.name}.csv", row, lambda each: each.seed)
     return row
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def read_rows(task: Task, folder: Path) -> list[Row]:

@@ -19,13 +19,15 @@ def read_csv(path: Path, kind: type[RowT]) -> list[RowT]:
 
     Args:
         path: the file.
-        kind: dataclass of a row, whose fields are numbers and strings.
+        kind: dataclass of a row, whose fields are numbers and strings; those with defaults may be missing.
     """
     if not path.exists():
         return []
     fields = get_type_hints(kind)
     with path.open(newline="", encoding="utf-8") as file:
-        return [kind(**{name: of(row[name]) for name, of in fields.items()}) for row in csv.DictReader(file)]
+        return [
+            kind(**{name: of(row[name]) for name, of in fields.items() if name in row}) for row in csv.DictReader(file)
+        ]
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ def test_a_seed_is_trained_evaluated_and_kept_as_a_row_and_a_curve(tmp_path: Pat
     task = Task("quick", "ppo-cartpole", "CartPole-v1", 2000, 10.0, "nothing", options={"num-workers": 1, "xla": "off"})
     rows = [measure(task, seed, tmp_path, episodes=3) for seed in (1, 0)]
     assert read_rows(task, tmp_path) == rows[::-1]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, stdout=subprocess.PIPE, check=True)
+    assert all(commit.stdout.decode().startswith(row.commit.rstrip("+")) for row in rows)
     assert all(row.env_steps >= 2000 and row.episodes == 3 and row.return_mean > 0 for row in rows)
     header, *points = (tmp_path / "curves" / "quick-1.csv").read_text().splitlines()
     assert header.startswith("env_steps_trained_total,")
@@ -43,6 +46,14 @@ def test_the_page_has_mean_interquartile_mean_and_worst_over_seeds_beside_the_ba
     middle = np.mean(sorted(returns)[1:-1]) if len(returns) == 5 else np.mean(returns)
     assert float(cells[5]) == pytest.approx(middle, abs=0.05)
     assert cells[8] == holds
+
+
+def test_rows_that_are_older_than_a_field_are_read(tmp_path: Path) -> None:
+    (tmp_path / "none.csv").write_text(
+        "seed,env_steps,return_mean,return_std,episodes,wall_s,cores,version\n3,100,5.0,1.0,100,9.0,2,0.1\n"
+    )
+    task = Task("none", "ppo-cartpole", "CartPole-v1", 100, 1.0, "nothing")
+    assert read_rows(task, tmp_path) == [Row(3, 100, 5.0, 1.0, 100, 9.0, 2, "0.1")]
 
 
 def test_a_task_without_rows_says_so(tmp_path: Path) -> None:
