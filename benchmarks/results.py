@@ -312,7 +312,7 @@ def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, c
 
 def _commit() -> str:
     command = ["git", "-C", str(_ROOT), "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def read_rows(task: Task, folder: Path) -> list[Row]:
