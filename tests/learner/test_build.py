@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.algorithms.sac.config import SACConfig
 from aiorl.env.external_env import ExternalEnv
 from aiorl.env.registry import register_env
 from aiorl.errors import ConfigError
@@ -46,6 +47,19 @@ def test_forms_that_an_environment_does_not_have_are_refused(settings: dict[str,
     register_env("planned", lambda context: Client(TWO, BOX))
     with pytest.raises(ConfigError, match=said):
         plan_learning(PPOConfig.from_mapping(settings))
+
+
+def test_each_policy_has_initial_critics_of_its_own() -> None:
+    several = {"policies": {"even": None, "odd": None}, "policy_mapping_fn": "examples.multi_agent_cartpole:policy_for"}
+    config = SACConfig(
+        env="examples.multi_agent_cartpole:CartPoles", seed=3, model={"fcnet_hiddens": [4]}, replay_capacity=1000,
+        multiagent=several,
+    )  # fmt: skip
+    group = build_learning(config).group
+    even, odd = (group.algorithms[name].get_state().tensors for name in ("even", "odd"))
+    kernels = [name for name in even if name.startswith("critics/") and name.endswith("kernel")]
+    assert kernels
+    assert all((even[name] != odd[name]).any() for name in kernels)
 
 
 def test_callbacks_that_cannot_be_made_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,15 @@ def test_with_a_target_the_weight_is_learned_in_the_same_compiled_call() -> None
     assert algorithm.get_state().tensors["log_cql_weight"] > np.log(2.05)
 
 
+def test_the_learned_weight_comes_down_again_from_its_bound() -> None:
+    """Gaps are below their target, so it falls, although it is beyond the bound."""
+    algorithm = make(make_config(target_gap=1e6, cql_weight=1e7, training_intensity=2), BOX)
+    before = algorithm.get_state().tensors["log_cql_weight"]
+    (result,) = feed(algorithm, [1, 1])[-1:]
+    assert result.metrics["cql_weight"] == pytest.approx(1e6)
+    assert algorithm.get_state().tensors["log_cql_weight"] < before
+
+
 def test_each_piece_is_stored_once_and_training_begins_when_one_is_read_again() -> None:
     """Minibatches are due by what is read, so the training intensity holds."""
     algorithm = make(make_config(), BOX)

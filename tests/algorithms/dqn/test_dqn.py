@@ -471,6 +471,54 @@ def test_experience_of_another_replay_is_refused(trained: tuple[DQN, list[Any]])
         other.restore_experience(values, pieces)
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"gamma": 0.5}, "gamma 0.99 there, 0.5 here"),
+        ({"n_step": 2}, "n_step 1 there, 2 here"),
+        ({"clip_rewards": True}, "clip_rewards None there, True here"),
+        ({"prioritized_replay_alpha": 1.0}, "prioritized_replay_alpha 0.6 there, 1.0 here"),
+    ],
+)
+def test_rows_made_with_other_settings_are_refused(
+    trained: tuple[DQN, list[Any]], changed: dict[str, Any], said: str
+) -> None:
+    _, values, pieces = saved(trained[0])
+    config = make_config(prioritized_replay=True, **changed)
+    with pytest.raises(CheckpointError, match=said):
+        DQN(config, make_model(config)).restore_experience(values, pieces)
+
+
+def test_rows_of_a_checkpoint_that_does_not_say_how_they_were_made_are_taken_up(trained: tuple[DQN, list[Any]]) -> None:
+    """As older ones don't."""
+    _, values, pieces = saved(trained[0])
+    for name in ("gamma", "n_step", "clip_rewards", "prioritized_replay_alpha", "prioritized_replay_eps"):
+        del values["spec"][name]
+    config = make_config(prioritized_replay=True)
+    algorithm = DQN(config, make_model(config))
+    algorithm.restore_experience(values, pieces)
+    assert len(algorithm.replay) == len(trained[0].replay)
+
+
+def test_streams_behind_convolutions_are_relu_as_these_are() -> None:
+    """Wang et al. 2016; fcnet_activation, tanh by default, is of networks without convolutions."""
+    model = DQN.build_model(
+        make_config(model={}, dueling=True, dueling_hiddens=[6]),
+        Observations((84, 84, 1), "uint8", ObsLayout((84, 84, 1))), spaces.Discrete(2), 1,
+    )  # fmt: skip
+    assert isinstance(model, QNetwork)
+    obs = np.random.default_rng(0).integers(0, 256, (3, 84, 84, 1), np.uint8)
+    weights = model.get_weights()
+    features = model._branches[0].step(obs, None, [])[0].numpy()
+    streams = [
+        np.maximum(features @ weights[f"{name}/dense_0/kernel"] + weights[f"{name}/dense_0/bias"], 0.0)
+        @ weights[f"{name}/head/kernel"] + weights[f"{name}/head/bias"]
+        for name in ("value", "advantage")
+    ]  # fmt: skip
+    expected = streams[0] + streams[1] - streams[1].mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(model.q(obs)[0].numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_what_a_checkpoint_holds_may_be_left_out_when_a_run_goes_on() -> None:
     config = make_config()
     algorithm = DQN(config, make_model(config))
