@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 from aiorl.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.config.key import changed, key
@@ -17,6 +17,7 @@ _learning = partial(key, group="Learning")
 class ImitationConfig(ActorCriticConfig):
     """The settings of such algorithms, and their defaults of the common ones."""
 
+    is_offline: ClassVar[bool] = True
     why_no_exploration = "it learns from stored experience"
 
     lr: float = changed(ActorCriticConfig, "lr", 1e-3)

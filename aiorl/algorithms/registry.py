@@ -28,7 +28,7 @@ from aiorl.config.legacy import OTHER_ALGORITHMS
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError, nearest
 
-__all__ = ["ALGORITHMS", "FROM_STORED_EXPERIENCE", "algorithm_class", "config_class"]
+__all__ = ["ALGORITHMS", "algorithm_class", "config_class"]
 
 
 ALGORITHMS: dict[str, tuple[type[CommonConfig], str]] = {
@@ -48,9 +48,6 @@ ALGORITHMS: dict[str, tuple[type[CommonConfig], str]] = {
     "td3": (TD3Config, "aiorl.algorithms.td3.algorithm:TD3"),
 }
 """Name -> config class, and the algorithm's own class as "module:Class"."""
-
-FROM_STORED_EXPERIENCE = frozenset({"bc", "cql", "iql", "marwil"})
-"""Those that don't learn from what they sample, but from what was stored."""
 
 
 def config_class(name: str) -> type[CommonConfig]:

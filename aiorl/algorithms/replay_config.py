@@ -22,12 +22,10 @@ class ReplayConfig(CommonConfig):
     """The settings of such algorithms, and their defaults of the common ones.
 
     Attributes:
-        is_offline: what it trains on was stored by others.
         trains_recurrent_models: its networks may be recurrent, and are then trained on sequences.
         other_model_keys: switches of networks that its own ones don't have.
     """
 
-    is_offline: ClassVar[bool] = False
     trains_recurrent_models: ClassVar[bool] = False
     other_model_keys: ClassVar[tuple[str, ...]] = ("free_log_std", "vf_share_layers")
     trains_on_what_comes: ClassVar[bool] = False

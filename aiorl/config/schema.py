@@ -206,6 +206,9 @@ class CommonConfig(WorkerConfig):
     action_spaces: ClassVar[tuple[str, ...] | None] = None
     """Kinds of Gymnasium spaces that the algorithm chooses actions of; None = all that a network can."""
 
+    is_offline: ClassVar[bool] = False
+    """What it learns from is no samples of its own, but what others stored."""
+
     trains_on_what_comes: ClassVar[bool] = True
     """What is sampled makes up the train batches, whose size so is all policies' of a run; else they are drawn."""
 

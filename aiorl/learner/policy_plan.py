@@ -8,7 +8,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from aiorl.algorithms.registry import ALGORITHMS, FROM_STORED_EXPERIENCE
+from aiorl.algorithms.registry import ALGORITHMS
 from aiorl.config.import_path import import_object
 from aiorl.config.merge import deep_update
 from aiorl.config.schema import CommonConfig
@@ -262,9 +262,9 @@ def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> Non
     """Raise UnsupportedSpaceError, with the way out, for actions that the algorithm, or any network, can't choose."""
     known = config.action_spaces
     if known is not None and not config.learns_actions_of(action_space):
-        able = sorted(name for name, (kind, _) in ALGORITHMS.items() if kind.learns_actions_of(action_space))
-        play = ", ".join(name for name in able if name not in FROM_STORED_EXPERIENCE)
-        stored = ", ".join(name for name in able if name in FROM_STORED_EXPERIENCE)
+        able = sorted((name, kind) for name, (kind, _) in ALGORITHMS.items() if kind.learns_actions_of(action_space))
+        play = ", ".join(name for name, kind in able if not kind.is_offline)
+        stored = ", ".join(name for name, kind in able if kind.is_offline)
         hint = f"These algorithms learn such actions: {play}; from stored experience: {stored}."
         raise UnsupportedSpaceError(f"{config.algo} over the action space", action_space, known, hint)
     try:

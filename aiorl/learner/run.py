@@ -246,6 +246,8 @@ class Run:
             await end_in_time("the run's tasks", tasks.close)
             await end_in_time("the files", self._files.close)
             await end_in_time("the display", self._close_display)
+            if self.is_misconfigured:
+                self._directory.abandon()
 
     def request_stop(self, reason: str) -> None:
         """End the run in an orderly way, within seconds: checkpoint, goodbye, exit status 0."""

@@ -105,21 +105,20 @@ class RunDirectory:
             ConfigError: it cannot be created or written, another learner writes there, it belongs to another run, or
                 it holds no run to resume.
         """
-        is_made = False
+        is_new, is_made = config.resume is None, False
         if config.resume is not None:
             path = Path(config.resume).absolute()  # also where somebody changes the working directory
             run_id, address = _facts(path)
         else:
             path, is_made = _make_new(config)
             run_id, address = secrets.token_hex(8), ""
-        is_new = config.resume is None
         directory = cls(path, _locked(path), run_id, address, seed=config.seed, is_new=is_new, is_made=is_made)
         try:
-            if config.resume is None and (path / _RUN).exists():
+            if is_new and (path / _RUN).exists():
                 hint = f"Go on with it by --resume {path}, or give another directory."
                 raise _unusable(path, f"{path} already holds a run.", hint)
             directory._prepare()
-            if config.resume is None:
+            if is_new:
                 directory.save_config(config)
         except BaseException:
             directory.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -37,232 +38,77 @@ __all__ = ["FunctionalNetwork", "FunctionalQNetwork"]
 _POLICY = "policy"
 
 
-class FunctionalNetwork:
-    """Applies a network, whose weights are given by the names that `ActorCritic.variables` has, to Keras's tensors."""
+@dataclass(eq=False)
+class _Network:
+    """Layers of Keras's own with given weights, and what is between them.
 
-    def __init__(
-        self,
-        layout: ObsLayout,
-        obs_dtype: str,
-        distribution: ActionDistribution,
-        model_config: Mapping[str, Any],
-        weights: Mapping[str, NDArray[Any]],
-    ) -> None:
-        """Take what the network was built from (see `aiorl.models.catalog.build_model`), and its weights.
-
-        Raises: ConfigError for a custom model that can't be made any more, and networks of another kind.
-        """
-        self._distribution = distribution
-        self._config = ModelConfig.of(model_config)
-        self._weights = weights
-        self._layers = _Layers(layout, obs_dtype, distribution, self._config, weights)
-        self._custom = None
-        if not self._config.custom_model and f"{_POLICY}/head/kernel" not in weights:
-            raise _without_form(weights)
-        if self._config.custom_model:
-            self._custom = make_custom_model(layout, obs_dtype, distribution, self._config, model_config, seed=0)
-            self._custom.set_weights(weights)
-
-    def __call__(
-        self, obs: Any, state: Sequence[Any], prev_actions: Any = None, prev_rewards: Any = None
-    ) -> tuple[Any, Any, list[Any]]:
-        """Outputs of one step for B observations, all symbolic; see `ActorCritic.forward_step`.
-
-        Raises: ConfigError if the weights are not those of such a network.
-        """
-        obs, mask = self._layers.without_mask(obs)
-        if self._custom is not None:
-            dist_inputs, *own = self._custom.call_model(obs)
-            values = own[0] if own else self._layers.head("value", self._layers.stack("value", obs))
-            state_out: list[Any] = []
-        else:
-            previous = self._layers.previous(prev_actions, prev_rewards)
-            dist_inputs, values, state_out = self._built_in(obs, list(state), previous)
-        dist_inputs = self._layers.masked(ops.cast(dist_inputs, "float32"), mask)
-        return dist_inputs, ops.reshape(ops.cast(values, "float32"), [-1]), state_out
-
-    def _built_in(self, obs: Any, state: list[Any], previous: Any) -> tuple[Any, Any, list[Any]]:
-        has_value = "value/head/kernel" in self._weights  # else critics stayed with the learner
-        names = ["shared"] if self._config.vf_share_layers else [_POLICY, "value"] if has_value else [_POLICY]
-        size = len(state) // len(names)
-        features, state_out = [], []
-        for index, name in enumerate(names):
-            found, after = self._layers.branch(name, obs, state[index * size : (index + 1) * size], previous)
-            features.append(found)
-            state_out += after
-        dist_inputs = self._layers.head(_POLICY, features[0])
-        if dist_inputs.shape[-1] != self._distribution.num_inputs:  # means alone
-            log_std = self._weights.get(f"{_POLICY}/log_std", np.array(LOG_STD_MIN, np.float32))
-            if self._distribution.num_features:
-                rest = log_deviations(features[0], log_std)
-            else:
-                rest = ops.add(ops.zeros_like(dist_inputs), log_std)
-            dist_inputs = ops.concatenate([dist_inputs, rest], axis=-1)
-        values = self._layers.head("value", features[-1]) if has_value else ops.zeros_like(dist_inputs[:, :1])
-        return dist_inputs, values, state_out
-
-
-class FunctionalQNetwork:
-    """Applies a network of action values, whose weights are given by the names that `QNetwork.variables` has.
-
-    Whether it has streams, their hidden layers and the number of atoms are what the weights say.
+    Attributes:
+        layout: how an observation lies in its array.
+        obs_dtype: "float32" or "uint8".
+        distribution: of the actions.
+        model_config: settings of the hidden layers, the keys of `model`.
+        weights: by name.
     """
 
-    def __init__(
-        self,
-        layout: ObsLayout,
-        obs_dtype: str,
-        distribution: ActionDistribution,
-        model_config: Mapping[str, Any],
-        weights: Mapping[str, NDArray[Any]],
-        returns: tuple[float, float] | None = None,
-    ) -> None:
-        """Take what the network was built from (see `aiorl.algorithms.q_network.QNetwork`), and its weights.
+    layout: ObsLayout
+    obs_dtype: str
+    distribution: ActionDistribution
+    model_config: Mapping[str, Any]
+    weights: Mapping[str, NDArray[Any]]
 
-        Args:
-            layout: how an observation lies in its array.
-            obs_dtype: "float32" or "uint8".
-            distribution: of the actions.
-            model_config: settings of the hidden layers, the keys of `model`.
-            weights: by name.
-            returns: those of the first and the last atom; a network of expected returns needs none.
+    def __post_init__(self) -> None:
+        self._config = ModelConfig.of(self.model_config)
 
-        Raises: ConfigError for networks of another kind, and one with atoms whose returns are not known.
-        """
-        self._config = ModelConfig.of(model_config)
-        self._weights = weights
-        self._layers = _Layers(layout, obs_dtype, distribution, self._config, weights)
-        if not self.is_form_of(distribution, weights):
-            raise _without_form(weights)
-        _, _, self._activation = choose_layers(layout.shape, self._config)
-        self._is_dueling = "advantage/head/kernel" in weights
-        head = weights["advantage/head/kernel" if self._is_dueling else "q/head/kernel"]
-        self._num_atoms = head.shape[1] // distribution.num_inputs
-        self._atoms = None
-        if self._num_atoms > 1:
-            if returns is None:
-                raise ConfigError(
-                    f"which returns its {self._num_atoms} atoms stand for (v_min, v_max) is not known.",
-                    hint="Export it as onnx.",
-                )
-            self._atoms = np.linspace(*returns, self._num_atoms, dtype=np.float32)
-
-    @staticmethod
-    def is_form_of(distribution: ActionDistribution, weights: Mapping[str, NDArray[Any]]) -> bool:
-        """Whether a network with such actions and weights is one of action values."""
-        is_dueling = "advantage/head/kernel" in weights and "value/head/kernel" in weights
-        return isinstance(distribution, Greedy) and (is_dueling or "q/head/kernel" in weights)
-
-    def __call__(
-        self, obs: Any, state: Sequence[Any], prev_actions: Any = None, prev_rewards: Any = None
-    ) -> tuple[Any, Any, list[Any]]:
-        """Outputs of one step for B observations, all symbolic; see `ActorCritic.forward_step`.
-
-        Raises: ConfigError if the weights are not those of such a network.
-        """
-        obs, mask = self._layers.without_mask(obs)
-        previous = self._layers.previous(prev_actions, prev_rewards)
-        features, state_out = self._layers.branch("q", obs, list(state), previous)
-        values = ops.cast(self._dueling(features, mask) if self._is_dueling else self._head("q", features), "float32")
-        if self._atoms is not None:
-            values = ops.sum(ops.multiply(ops.softmax(values), self._atoms), axis=-1)
-        values = self._layers.masked(values, mask)
-        return values, ops.max(values, axis=-1), state_out
-
-    def _dueling(self, features: Any, mask: Any) -> Any:
-        """See `aiorl.losses.q_learning.dueling`."""
-        values, advantages = (self._stream(name, features) for name in ("value", "advantage"))
-        if mask is None:
-            mean = ops.mean(advantages, axis=1, keepdims=True)
-        else:
-            legal = ops.cast(ops.greater(mask, 0), advantages.dtype)
-            if self._atoms is not None:
-                legal = ops.expand_dims(legal, -1)
-            total = ops.sum(ops.multiply(advantages, legal), axis=1, keepdims=True)
-            mean = ops.divide(total, ops.maximum(ops.sum(legal, axis=1, keepdims=True), 1.0))
-        return ops.subtract(ops.add(values, advantages), mean)
-
-    def _stream(self, name: str, features: Any) -> Any:
-        hiddens = (f"{name}/dense_{index}" for index in itertools.count())
-        for hidden in itertools.takewhile(lambda hidden: f"{hidden}/kernel" in self._weights, hiddens):
-            features = self._layers.dense(hidden, features, self._activation)
-        return self._head(name, features)
-
-    def _head(self, name: str, features: Any) -> Any:
-        """What a stream gives: [B, A], or with atoms [B, A, Z]; for the value A is 1."""
-        outputs = self._layers.head(name, features)
-        if self._atoms is None:
-            return outputs
-        return ops.reshape(outputs, [-1, outputs.shape[-1] // self._num_atoms, self._num_atoms])
-
-
-class _Layers:
-    """Layers of Keras's own with given weights, and what is between them."""
-
-    def __init__(
-        self,
-        layout: ObsLayout,
-        obs_dtype: str,
-        distribution: ActionDistribution,
-        config: ModelConfig,
-        weights: Mapping[str, NDArray[Any]],
-    ) -> None:
-        self._layout = layout
-        self._obs_dtype = obs_dtype
-        self._distribution = distribution
-        self._config = config
-        self._weights = weights
-
-    def without_mask(self, obs: Any) -> tuple[Any, Any]:
+    def _without_mask(self, obs: Any) -> tuple[Any, Any]:
         """Observations [B, *layout.shape] and masks [B, M] (None without) of arrays [B, *layout.array_shape]."""
-        num_mask = self._layout.num_mask
+        num_mask = self.layout.num_mask
         if not num_mask:
             return obs, None
-        return ops.reshape(obs[:, num_mask:], [-1, *self._layout.shape]), obs[:, :num_mask]
+        return ops.reshape(obs[:, num_mask:], [-1, *self.layout.shape]), obs[:, :num_mask]
 
-    def previous(self, actions: Any, rewards: Any) -> Any:
+    def _previous(self, actions: Any, rewards: Any) -> Any:
         """Previous actions and rewards as rows of numbers [B, E + 1]; None for networks that don't look back."""
         if not self._config.lstm_use_prev_action_reward:
             return None
-        return ops.concatenate([_features(self._distribution, actions), ops.reshape(rewards, [-1, 1])], axis=-1)
+        return ops.concatenate([_features(self.distribution, actions), ops.reshape(rewards, [-1, 1])], axis=-1)
 
-    def branch(self, name: str, obs: Any, state: list[Any], previous: Any) -> tuple[Any, list[Any]]:
+    def _branch(self, name: str, obs: Any, state: list[Any], previous: Any) -> tuple[Any, list[Any]]:
         """Features [B, D] of observations [B, ...], and the next state; see `aiorl.models.branch.Branch.step`."""
-        features = self.stack(name, obs)
+        features = self._stack(name, obs)
         if previous is not None:
             features = ops.concatenate([features, previous], axis=-1)
         return self._cell(name, features, state) if self._config.is_recurrent else (features, [])
 
-    def stack(self, name: str, obs: Any) -> Any:
+    def _stack(self, name: str, obs: Any) -> Any:
         """Features [B, D] of observations [B, ...], before a cell."""
         features = ops.cast(obs, "float32")
-        if self._obs_dtype == "uint8":
+        if self.obs_dtype == "uint8":
             features = ops.multiply(features, 1.0 / 255.0)
-        filters, hiddens, activation = choose_layers(self._layout.shape, self._config)
+        filters, hiddens, activation = choose_layers(self.layout.shape, self._config)
         for index, (size, kernel, stride) in enumerate(filters):
             layer = keras.layers.Conv2D(size, kernel, stride, activation="relu", **_named(f"{name}/conv_{index}"))
             features = self._apply(layer, f"{name}/conv_{index}", features)
         if len(features.shape) != 2:
             features = keras.layers.Flatten()(features)
         for index in range(len(hiddens)):
-            features = self.dense(f"{name}/dense_{index}", features, activation)
+            features = self._dense(f"{name}/dense_{index}", features, activation)
         return features
 
-    def head(self, name: str, features: Any) -> Any:
+    def _head(self, name: str, features: Any) -> Any:
         """Outputs [B, P] of the last layer of a stream."""
-        return self.dense(f"{name}/head", features)
+        return self._dense(f"{name}/head", features)
 
-    def dense(self, name: str, features: Any, activation: str | None = None) -> Any:
+    def _dense(self, name: str, features: Any, activation: str | None = None) -> Any:
         """Outputs [B, P] of a dense layer."""
         size = self._given(name, "bias")[0].shape[0]
         return self._apply(keras.layers.Dense(size, activation=activation, **_named(name)), name, features)
 
-    def masked(self, dist_inputs: Any, mask: Any) -> Any:
+    def _masked(self, dist_inputs: Any, mask: Any) -> Any:
         """Inputs of the distribution [B, P], those of forbidden actions MASKED_LOGIT."""
         if mask is None:
             return dist_inputs
-        entries = np.full(self._distribution.num_inputs, self._layout.num_mask)
-        entries[self._distribution.choice_inputs] = np.arange(self._layout.num_mask)
+        entries = np.full(self.distribution.num_inputs, self.layout.num_mask)
+        entries[self.distribution.choice_inputs] = np.arange(self.layout.num_mask)
         padded = ops.pad(mask, [[0, 0], [0, 1]], constant_values=1)
         return ops.where(ops.greater(ops.take(padded, entries, axis=1), 0), dist_inputs, MASKED_LOGIT)
 
@@ -285,9 +131,148 @@ class _Layers:
 
     def _given(self, name: str, *parts: str) -> list[NDArray[Any]]:
         try:
-            return [self._weights[f"{name}/{part}"] for part in parts]
+            return [self.weights[f"{name}/{part}"] for part in parts]
         except KeyError as error:
-            raise _without_form(self._weights) from error
+            raise _without_form(self.weights) from error
+
+
+class FunctionalNetwork(_Network):
+    """Applies a network, whose weights are given by the names that `ActorCritic.variables` has, to Keras's tensors.
+
+    The rest is what it was built from, see `aiorl.models.catalog.build_model`.
+
+    Raises: ConfigError for a custom model that can't be made any more, and networks of another kind.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._custom = None
+        if self._config.custom_model:
+            self._custom = make_custom_model(
+                self.layout, self.obs_dtype, self.distribution, self._config, self.model_config, seed=0
+            )
+            self._custom.set_weights(self.weights)
+        elif f"{_POLICY}/head/kernel" not in self.weights:
+            raise _without_form(self.weights)
+
+    def __call__(
+        self, obs: Any, state: Sequence[Any], prev_actions: Any = None, prev_rewards: Any = None
+    ) -> tuple[Any, Any, list[Any]]:
+        """Outputs of one step for B observations, all symbolic; see `ActorCritic.forward_step`.
+
+        Raises: ConfigError if the weights are not those of such a network.
+        """
+        obs, mask = self._without_mask(obs)
+        if self._custom is not None:
+            dist_inputs, *own = self._custom.call_model(obs)
+            values = own[0] if own else self._head("value", self._stack("value", obs))
+            state_out: list[Any] = []
+        else:
+            previous = self._previous(prev_actions, prev_rewards)
+            dist_inputs, values, state_out = self._built_in(obs, list(state), previous)
+        dist_inputs = self._masked(ops.cast(dist_inputs, "float32"), mask)
+        return dist_inputs, ops.reshape(ops.cast(values, "float32"), [-1]), state_out
+
+    def _built_in(self, obs: Any, state: list[Any], previous: Any) -> tuple[Any, Any, list[Any]]:
+        has_value = "value/head/kernel" in self.weights  # else critics stayed with the learner
+        names = ["shared"] if self._config.vf_share_layers else [_POLICY, "value"] if has_value else [_POLICY]
+        size = len(state) // len(names)
+        features, state_out = [], []
+        for index, name in enumerate(names):
+            found, after = self._branch(name, obs, state[index * size : (index + 1) * size], previous)
+            features.append(found)
+            state_out += after
+        dist_inputs = self._head(_POLICY, features[0])
+        if dist_inputs.shape[-1] != self.distribution.num_inputs:  # means alone
+            log_std = self.weights.get(f"{_POLICY}/log_std", np.array(LOG_STD_MIN, np.float32))
+            if self.distribution.num_features:
+                rest = log_deviations(features[0], log_std)
+            else:
+                rest = ops.add(ops.zeros_like(dist_inputs), log_std)
+            dist_inputs = ops.concatenate([dist_inputs, rest], axis=-1)
+        values = self._head("value", features[-1]) if has_value else ops.zeros_like(dist_inputs[:, :1])
+        return dist_inputs, values, state_out
+
+
+@dataclass(eq=False)
+class FunctionalQNetwork(_Network):
+    """Applies a network of action values, whose weights are given by the names that `QNetwork.variables` has.
+
+    Whether it has streams, their hidden layers and the number of atoms are what the weights say; the rest is what it
+    was built from, see `aiorl.algorithms.q_network.QNetwork`.
+
+    Attributes:
+        returns: those of the first and the last atom; a network of expected returns needs none.
+
+    Raises: ConfigError for networks of another kind, and one with atoms whose returns are not known.
+    """
+
+    returns: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.is_form_of(self.distribution, self.weights):
+            raise _without_form(self.weights)
+        _, _, self._activation = choose_layers(self.layout.shape, self._config)
+        self._is_dueling = "advantage/head/kernel" in self.weights
+        head = self.weights["advantage/head/kernel" if self._is_dueling else "q/head/kernel"]
+        self._num_atoms = head.shape[1] // self.distribution.num_inputs
+        self._atoms = None
+        if self._num_atoms > 1:
+            if self.returns is None:
+                raise ConfigError(
+                    f"which returns its {self._num_atoms} atoms stand for (v_min, v_max) is not known.",
+                    hint="Export it as onnx.",
+                )
+            self._atoms = np.linspace(*self.returns, self._num_atoms, dtype=np.float32)
+
+    @staticmethod
+    def is_form_of(distribution: ActionDistribution, weights: Mapping[str, NDArray[Any]]) -> bool:
+        """Whether a network with such actions and weights is one of action values."""
+        is_dueling = "advantage/head/kernel" in weights and "value/head/kernel" in weights
+        return isinstance(distribution, Greedy) and (is_dueling or "q/head/kernel" in weights)
+
+    def __call__(
+        self, obs: Any, state: Sequence[Any], prev_actions: Any = None, prev_rewards: Any = None
+    ) -> tuple[Any, Any, list[Any]]:
+        """Outputs of one step for B observations, all symbolic; see `ActorCritic.forward_step`.
+
+        Raises: ConfigError if the weights are not those of such a network.
+        """
+        obs, mask = self._without_mask(obs)
+        previous = self._previous(prev_actions, prev_rewards)
+        features, state_out = self._branch("q", obs, list(state), previous)
+        values = ops.cast(self._dueling(features, mask) if self._is_dueling else self._values("q", features), "float32")
+        if self._atoms is not None:
+            values = ops.sum(ops.multiply(ops.softmax(values), self._atoms), axis=-1)
+        values = self._masked(values, mask)
+        return values, ops.max(values, axis=-1), state_out
+
+    def _dueling(self, features: Any, mask: Any) -> Any:
+        """See `aiorl.losses.q_learning.dueling`."""
+        values, advantages = (self._stream(name, features) for name in ("value", "advantage"))
+        if mask is None:
+            mean = ops.mean(advantages, axis=1, keepdims=True)
+        else:
+            legal = ops.cast(ops.greater(mask, 0), advantages.dtype)
+            if self._atoms is not None:
+                legal = ops.expand_dims(legal, -1)
+            total = ops.sum(ops.multiply(advantages, legal), axis=1, keepdims=True)
+            mean = ops.divide(total, ops.maximum(ops.sum(legal, axis=1, keepdims=True), 1.0))
+        return ops.subtract(ops.add(values, advantages), mean)
+
+    def _stream(self, name: str, features: Any) -> Any:
+        hiddens = (f"{name}/dense_{index}" for index in itertools.count())
+        for hidden in itertools.takewhile(lambda hidden: f"{hidden}/kernel" in self.weights, hiddens):
+            features = self._dense(hidden, features, self._activation)
+        return self._values(name, features)
+
+    def _values(self, name: str, features: Any) -> Any:
+        """What a stream gives: [B, A], or with atoms [B, A, Z]; for the value A is 1."""
+        outputs = self._head(name, features)
+        if self._atoms is None:
+            return outputs
+        return ops.reshape(outputs, [-1, outputs.shape[-1] // self._num_atoms, self._num_atoms])
 
 
 def _without_form(weights: Mapping[str, NDArray[Any]]) -> ConfigError:

@@ -53,8 +53,8 @@ class InputSettings:
 
     Attributes:
         shuffle_buffer_size: batches in the buffer that shuffles; 0 keeps the order.
-        postprocess_inputs: whether trajectories are postprocessed with the worker's current policies.
-        clip_rewards: rewards are limited before that, to so much or (True) to 1; None: if the worker's environments do.
+        postprocess_inputs: whether trajectories are postprocessed with the worker's current policies, rewards limited
+            as those of its environments.
         epochs: passes over the files; None = without end.
         hold_out: which part of the episodes is read; None = all.
         whole_episodes: whether stored batches are cut between episodes only.
@@ -65,7 +65,6 @@ class InputSettings:
 
     shuffle_buffer_size: int = 0
     postprocess_inputs: bool = False
-    clip_rewards: bool | float | None = False
     epochs: int | None = None
     hold_out: HoldOut | None = None
     whole_episodes: bool = False
@@ -128,7 +127,7 @@ class _Creator:
         if settings.shuffle_buffer_size:
             reader = ShuffledReader(reader, settings.shuffle_buffer_size, _seed(settings, context, 2))
         if settings.postprocess_inputs:
-            reader = PostprocessedReader(reader, _postprocessing(context, settings.clip_rewards))
+            reader = PostprocessedReader(reader, _postprocessing(context))
         return reader
 
     def _reader(self, name: str, context: IOContext, options: ReaderOptions) -> InputReader:
@@ -141,9 +140,9 @@ class _Creator:
         return AsStoredReader(reader, is_numbered=len(self._weights) == 1)
 
 
-def _postprocessed(creator: InputCreator, clip_rewards: bool | float | None) -> InputCreator:
+def _postprocessed(creator: InputCreator) -> InputCreator:
     """What makes the reader of a user's own with its batches postprocessed."""
-    return lambda context: PostprocessedReader(AsStoredReader(creator(context)), _postprocessing(context, clip_rewards))
+    return lambda context: PostprocessedReader(AsStoredReader(creator(context)), _postprocessing(context))
 
 
 def _reader_options(context: IOContext, settings: InputSettings) -> ReaderOptions:
@@ -177,7 +176,7 @@ def _seed(settings: InputSettings, context: IOContext, use: int) -> int | None:
     return None if settings.seed is None else settings.seed * 1_000_003 + context.worker_index * 16 + use
 
 
-def _postprocessing(context: IOContext, clip_rewards: bool | float | None) -> Callable[[str, SampleBatch], SampleBatch]:
+def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBatch]:
     def postprocess(policy_id: str, part: SampleBatch) -> SampleBatch:
         worker = context.worker
         policy: Any = None if worker is None else worker.get_policy(policy_id)
@@ -186,7 +185,7 @@ def _postprocessing(context: IOContext, clip_rewards: bool | float | None) -> Ca
                 f"postprocess_inputs needs a worker with a policy {policy_id!r}, and there is none.",
                 key="postprocess_inputs",
             )
-        limit = float(not worker.preprocessing_enabled if clip_rewards is None else clip_rewards)
+        limit = worker.reward_limit
         if limit and c.REWARDS in part:
             part[c.REWARDS] = np.clip(part[c.REWARDS], -limit, limit)
         with worker.sampler.paused():  # policies are not evaluated by two threads at once
@@ -254,11 +253,10 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
     source = settings.input
     if isinstance(source, str) and is_import_path(source):
         found: InputCreator = import_object(source, key="input")
-        return _postprocessed(found, settings.clip_rewards) if settings.postprocess_inputs else found
+        return _postprocessed(found) if settings.postprocess_inputs else found
     options = InputSettings(
         shuffle_buffer_size=settings.shuffle_buffer_size,
         postprocess_inputs=settings.postprocess_inputs,
-        clip_rewards=settings.clip_rewards,
         epochs=settings.input_epochs,
         hold_out=HoldOut(settings.input_hold_out) if settings.input_hold_out else None,
         whole_episodes=not settings.is_truncating,

@@ -12,7 +12,6 @@ from gymnasium import spaces
 
 from aiorl.callbacks import worker_hooks
 from aiorl.config.merge import deep_update
-from aiorl.config.worker import WorkerConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.env_maker import EnvMaker, EnvPlan
 from aiorl.env.external_env import ExternalMultiAgentEnv
@@ -269,7 +268,7 @@ def lockstep_sampler(
         filter=worker.filters[DEFAULT_POLICY_ID],
         postprocess=plan.postprocess,
         postprocess_settings=plan.postprocess_params,
-        reward_limit=_with_clipping(worker, settings).reward_limit,
+        reward_limit=worker.reward_limit,
         reward_scaler=policy.reward_scaler,
         clip_actions=settings.clip_actions,
         state_every=plan.state_every,
@@ -280,13 +279,6 @@ def lockstep_sampler(
 
 def _is_nested(env: LockstepEnv) -> bool:
     return any(isinstance(space, spaces.Dict | spaces.Tuple) for space in (env.observation_space, env.action_space))
-
-
-def _with_clipping(worker: RolloutWorker, settings: WorkerConfig) -> WorkerConfig:
-    """The settings, in which rewards are clipped where DeepMind's wrappers are, unless the user says otherwise."""
-    if settings.clip_rewards is not None:
-        return settings
-    return settings.model_copy(update={"clip_rewards": not worker.preprocessing_enabled})
 
 
 def polling_sampler(
@@ -301,7 +293,7 @@ def polling_sampler(
     from aiorl.sampler.async_sampler import AsyncSampler
     from aiorl.sampler.sync_sampler import SyncSampler
 
-    settings = _with_clipping(worker, arguments.settings)
+    settings = arguments.settings.model_copy(update={"clip_rewards": worker.reward_limit})
     setup = SamplerSetup(
         worker=weakref.ref(worker),  # else an asynchronous sampler's thread would keep it alive for ever
         base_env=worker.async_env,

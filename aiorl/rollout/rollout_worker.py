@@ -82,6 +82,7 @@ class RolloutWorker(WorkerPolicies):
         preprocessors, filters: by policy id; where rewards are scaled, the statistic of a policy's returns is among the
             filters, as ``policy id/returns``.
         preprocessing_enabled: False where the environment's wrappers prepare observations.
+        reward_limit: rewards of rows lie in ``[-limit, limit]``; 0 = wherever they do.
         callbacks: the hooks.
         policy_config: base config of the policies.
         worker_index, num_workers: place among the workers.
@@ -214,6 +215,7 @@ class RolloutWorker(WorkerPolicies):
         self.callbacks = (arguments.callbacks or DefaultCallbacks)()
         self.env = maker.make_first()
         self.preprocessing_enabled = not maker.is_deepmind
+        self.reward_limit = float(maker.is_deepmind) if settings.clip_rewards is None else settings.reward_limit
         facts = facts_of(self.env, maker.env_id)
         specs = policy_specs(arguments.policy, facts.observation_space, facts.action_space)
         if settings.seed is not None:

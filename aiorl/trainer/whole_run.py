@@ -11,7 +11,7 @@ from typing import Any
 from aiorl.algorithms.registry import config_class
 from aiorl.config.load import load_config
 from aiorl.config.schema import CommonConfig, samples_alone
-from aiorl.errors import AiorlError, ConfigError
+from aiorl.errors import AiorlError
 from aiorl.learner.build import plan_learning
 from aiorl.learner.run import Run
 from aiorl.learner.run_dir import RunDirectory
@@ -71,15 +71,10 @@ def train(
             def stop() -> None:
                 run.request_stop("Ended by Ctrl-C.")
 
-            try:
-                if here is None:
-                    outcome = loop.finish(run.run(), stop)
-                else:
-                    outcome = here.serve(loop.start(run.run()), lambda: loop.soon(stop))
-            except ConfigError:
-                if run.is_misconfigured:
-                    directory.abandon()
-                raise
+            if here is None:
+                outcome = loop.finish(run.run(), stop)
+            else:
+                outcome = here.serve(loop.start(run.run()), lambda: loop.soon(stop))
             run.show(run.summary(outcome))
     finally:
         loop.close()

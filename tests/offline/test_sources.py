@@ -223,8 +223,8 @@ def test_rewards_are_limited_before_stored_rows_are_postprocessed(limit, found, 
     """As those of environments are."""
     rows = cartpole_rows(2, 5)
     rows["rewards"] = np.full(rows.count, -3.0, np.float32)
-    settings = InputSettings(postprocess_inputs=True, clip_rewards=limit)
-    worker = make_worker(Postprocessing, input_creator=input_creator(write(tmp_path / "a.json", rows), settings))
+    source = input_creator(write(tmp_path / "a.json", rows), InputSettings(postprocess_inputs=True))
+    worker = make_worker(Postprocessing, input_creator=source, clip_rewards=limit)
     assert set(worker.sample()["rewards"].tolist()) == {-found}
 
 
