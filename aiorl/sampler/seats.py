@@ -114,6 +114,8 @@ class Seat:
         if self.done:
             self.opening = table.row_of(self.number)
             return
+        if not self.is_observed and self.opening > table.row_of(self.number):
+            return  # nothing came since it began anew: with a row each time what it did last would get too far away
         table.start_anew(self.number, again=c.OBS if self.is_observed else None)
         self.opening = table.row_of(self.number) + (0 if self.is_observed else 1)
 
