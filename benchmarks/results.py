@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -401,6 +402,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.tasks) - set(names)):
         parser.error(f"there is no task {unknown[0]!r}; known: {', '.join(names)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the run that it waits for ends with it
     folder = _ROOT / "results"
     for task in TASKS if not args.page else ():
         if args.tasks and task.name not in args.tasks:
