@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.measure import exit_on_sigterm
 from benchmarks.result import Figure, make_console, make_table, readable
 
 __all__ = ["main"]
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="of each figure and tree; default: 5")
     args = parser.parse_args(argv)
     console = make_console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the temporary worktree goes with it
+    exit_on_sigterm()  # else the temporary worktree stays
     with _checked_out(args.rev) as there:
         known, known_there = _run(ROOT, _KNOWN), _run(there, _KNOWN)
         chosen = [n for n in known if not args.names or any(n.startswith(prefix) for prefix in args.names)]

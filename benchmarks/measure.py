@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -17,6 +18,7 @@ __all__ = [
     "SINGLE_THREADED",
     "alternate",
     "command_seconds",
+    "exit_on_sigterm",
     "learner_rate",
     "pin_to_one_core",
     "run_command",
@@ -43,6 +45,11 @@ def pin_to_one_core() -> None:
     """Keep this process to the last of the cores it may use, where the system lets us."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def exit_on_sigterm() -> None:
+    """Have SIGTERM unwind the process: what it made is removed, and the command that it waits for ends with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def run_fresh(module: str, *arguments: str, timeout_s: float = 300.0) -> Any:

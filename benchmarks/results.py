@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from aiorl.process.cores import usable_cores
 from aiorl.report.experiments import interquartile_mean
 from aiorl.report.loggers import read_results
 from aiorl.report.replaced_file import replaced
-from benchmarks.measure import run_command
+from benchmarks.measure import exit_on_sigterm, run_command
 from benchmarks.recordings import (
     NUM_FILES,
     RECORDINGS,
@@ -402,7 +401,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.tasks) - set(names)):
         parser.error(f"there is no task {unknown[0]!r}; known: {', '.join(names)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the run that it waits for ends with it
+    exit_on_sigterm()
     folder = _ROOT / "results"
     for task in TASKS if not args.page else ():
         if args.tasks and task.name not in args.tasks:

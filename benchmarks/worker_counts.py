@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from aiorl.report.loggers import read_results
-from benchmarks.measure import run_command
+from benchmarks.measure import exit_on_sigterm, run_command
 from benchmarks.rows import add_row, read_csv
 
 __all__ = ["CASES", "COUNTS", "Case", "WorkersRow", "chance_of", "measured", "read_workers_rows", "workers_section"]
@@ -165,6 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.algos) - set(known)):
         parser.error(f"there is no case {unknown[0]!r}; known: {', '.join(known)}")
+    exit_on_sigterm()
     folder = Path(__file__).parents[1] / "docs" / "results"
     chosen = [case for case in CASES if not args.algos or case.algo in args.algos]
     for case, seed, workers in itertools.product(chosen, SEEDS, COUNTS):

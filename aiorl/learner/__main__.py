@@ -141,7 +141,7 @@ async def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPl
 
     run = Run(config, directory, plan=plan)
     on_stop_signals(lambda name: run.request_stop(f"Ended by {name}."))
-    return await _status_of(run, directory.shown / directory.log.name)
+    return await _status_of(run, directory)
 
 
 def _train_here(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | None) -> int:
@@ -163,7 +163,7 @@ def _train_here(config: CommonConfig, directory: RunDirectory, plan: LearningPla
             _end_process(run_ended.result())
 
     on_debugger(make_way)
-    ended = loop.start(_status_of(run, directory.shown / directory.log.name))
+    ended = loop.start(_status_of(run, directory))
     ended.add_done_callback(lambda ended: threading.Thread(target=end_without, args=(ended,), daemon=True).start())
     loop.on_stop_signals(lambda name: run.request_stop(f"Ended by {name}."), here.break_off)
     try:
@@ -173,8 +173,9 @@ def _train_here(config: CommonConfig, directory: RunDirectory, plan: LearningPla
         loop.close()
 
 
-async def _status_of(run: Run, log: Path) -> int:
+async def _status_of(run: Run, directory: RunDirectory) -> int:
     """Train; the exit status."""
+    log = directory.shown / directory.log.name
     # If even that hangs, say where and end, with status 1; by a thread that needs neither the loop nor Python's lock
     run.on_release = lambda: faulthandler.dump_traceback_later(_END_WITHIN_S, exit=True)
     try:

@@ -55,6 +55,7 @@ def test_ddpg_is_td3_without_what_sets_it_apart() -> None:
 def test_those_that_learn_from_stored_experience_are_told_from_the_rest(name: str) -> None:
     config = config_class(name)(env="CartPole-v1")
     refused = pytest.raises(ConfigError, match="learns from stored experience, and none is named")
+    assert config.is_offline == (name in {"bc", "cql", "iql", "marwil"})
     with refused if config.is_offline else nullcontext():
         algorithm_class(name).lease_plan(config)
 

@@ -35,7 +35,7 @@ tiny_added = tiny_shared
 def repository(tmp_path: Path) -> Path:
     root, benchmarks = tmp_path / "tree", tmp_path / "tree" / "benchmarks"
     benchmarks.mkdir(parents=True)
-    for name in ("__init__", "against", "result"):
+    for name in ("__init__", "against", "measure", "result"):
         shutil.copy(ROOT / "benchmarks" / f"{name}.py", benchmarks)
     text = (ROOT / "benchmarks" / "__main__.py").read_text(encoding="utf-8")
     (benchmarks / "__main__.py").write_text(
