@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from benchmarks.measure import exit_on_sigterm
 from benchmarks.result import Figure, make_console, make_table, readable
 
 __all__ = ["main"]
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unmatched = [prefix for prefix in args.names if not any(name.startswith(prefix) for name in known)]
     if unmatched:
         parser.error(f"no benchmark is called {unmatched[0]!r}; known: {', '.join(known)}")
+    exit_on_sigterm()
     console = make_console()
     figures: list[Figure] = []
     for name in chosen:

@@ -417,6 +417,15 @@ class CommonConfig(WorkerConfig):
                 "input_epochs needs a number of workers, who share the stored experience between them.",
                 key="num_workers", value=0, hint="Set num_workers, or leave bind out to read it in this process.",
             )  # fmt: skip
+        self.refuse_unless(
+            self.is_offline or self.input != "sampler",
+            ("input_evaluation", "postprocess_inputs", "shuffle_buffer_size", "input_hold_out", "input_max_corrupt"),
+            "stored experience", hint="Leave it out, or let input name files.",
+        )  # fmt: skip
+        self.refuse_unless(
+            self.output is not None, ("output_compress_columns", "output_max_file_size"), "what output writes",
+            hint="Leave it out, or set output.",
+        )  # fmt: skip
         if self.num_gpus > 1 and self.num_gpus % 1:
             raise ConfigError(
                 f"num_gpus is {self.num_gpus:g}, expected a whole number of GPUs, or a fraction of one.",

@@ -204,6 +204,9 @@ def test_r170_input_evaluation_must_be_a_list() -> None:
         ({"bind": "tcp://127.0.0.1:70000"}, "bind must look like"),
         ({"transport": {"heartbeat_timeout_s": 1.5}}, "one late beat"),
         ({"env": lambda: None}, "workers can't import it"),
+        ({"shuffle_buffer_size": 8}, "shuffle_buffer_size is for stored experience. Leave it out, or let input name"),
+        ({"input_evaluation": ["simulation"]}, "input_evaluation is for stored experience."),
+        ({"output_max_file_size": 1000}, "output_max_file_size is for what output writes. Leave it out"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused_in_one_sentence_that_names_the_key(values: dict, sentence: str) -> None:
