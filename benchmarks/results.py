@@ -55,13 +55,13 @@ _HEAD = """\
 
 What presets learn, by `make results`. Each row of a task's file is one seed, trained by the command line and then
 evaluated for 100 episodes with the most likely actions; `results/curves/TASK-SEED.csv` has the mean return of the last
-100 episodes while it trained. Mean, deviation, interquartile mean and worst are over seeds. The bar is for the mean,
-and no seed may be worse by more than 20 % of it. Figures of others have their source, and where it is another, the
-version of the environment. `-cartpoles` are four agents with two policies, and the return is an agent's of the policy
-that has less. Wall times are those of a machine that had other work, too.
+100 episodes while it trained. Mean, deviation, interquartile mean (IQM) and worst are over seeds. The bar is for the
+mean, and no seed may be worse by more than 20 % of it. Figures of others have their source, and where it is another,
+the version of the environment. `CartPoles` are four agents with two policies, and the return is an agent's of the
+policy that has less. Wall times are those of a machine that had other work, too.
 
-| Task | Env steps | Seeds | Mean | Deviation | Interquartile mean | Worst | Bar | Holds | Published | Wall time |
-|---|---|---|---|---|---|---|---|---|---|---|"""
+| Task | Environment | Env steps | Seeds | Mean | Deviation | IQM | Worst | Bar | Holds | Published | Wall time |
+|---|---|---|---|---|---|---|---|---|---|---|---|"""
 _OFFLINE_HEAD = """
 ## From stored experience
 
@@ -69,7 +69,7 @@ Nobody plays: all that is learned from is what other policies played before. Her
 alone. "Drawn": the evaluation draws actions as those who played did, else it takes the most
 likely ones. The files are made again by `make results` where they are missing.
 
-| Task | Data | Rows read | Seeds | Mean | Deviation | Interquartile mean | Worst | Bar | Holds | Wall time |
+| Task | Data | Rows read | Seeds | Mean | Deviation | IQM | Worst | Bar | Holds | Wall time |
 |---|---|---|---|---|---|---|---|---|---|---|"""
 _DATA_HEAD = """
 What it is made of (`docs/results/data/`): seeds are fixed, actions drawn. "Policy" is the mean return of the same
@@ -181,7 +181,10 @@ TASKS = (
     Task("impala-hopper", "impala-mujoco", "Hopper-v5", 1_000_000, _NO_BAR, ""),
     Task("impala-walker2d", "impala-mujoco", "Walker2d-v5", 1_000_000, _NO_BAR, ""),
     Task("ppo-atari", "ppo-atari", "ALE/Pong-v5", 3_000_000, _NO_BAR, f"20.99 at 10 M ({_ZOO})", seeds=(0,)),
-    Task("impala-atari", "impala-atari", "ALE/Pong-v5", 3_000_000, _NO_BAR, "", seeds=(0,)),
+    Task(
+        "impala-atari", "impala-atari", "ALE/Breakout-v5", 3_000_000, _NO_BAR, "385 at 10 M, 32 workers (RLlib)",
+        seeds=(0,),
+    ),
     Task("ppo-cartpoles", "ppo-cartpole", _SEVERAL, 100_000, 400, "", options=_TWO_POLICIES),
     Task("pg-cartpole", "pg-cartpole", "CartPole-v1", 500_000, 450, "249 at 200 k (XuanCe)"),
     Task("a2c-cartpole", "a2c-cartpole", "CartPole-v1", 500_000, 475, f"500 at 500 k ({_ZOO})"),
@@ -326,10 +329,11 @@ def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:
     lines = [_HEAD]
     for task in (task for task in tasks if not isinstance(task, OfflineTask)):
         rows = read_rows(task, folder)
-        steps, has_bar = f"{task.env_steps:,}", task.bar > _NO_BAR
+        env, steps, has_bar = task.env.rpartition(":")[2], f"{task.env_steps:,}", task.bar > _NO_BAR
         bar = f"{task.bar:g}" if has_bar else "none"
         if not rows:
-            lines.append(f"| `{task.name}` | {steps} | 0 | not measured yet | | | | {bar} | | {task.published} | |")
+            known = f"| `{task.name}` | {env} | {steps} | 0 | not measured yet"
+            lines.append(f"{known} | | | | {bar} | | {task.published} | |")
             continue
         means = np.array([row.return_mean for row in rows])
         holds = means.mean() >= task.bar and means.min() >= task.bar - _WORST * abs(task.bar)
@@ -337,7 +341,7 @@ def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:
         said = said if has_bar else ""
         middle = float(interquartile_mean(means[:, None])[0])
         cells = [
-            f"[`{task.name}`](results/{task.name}.csv)", steps, str(len(rows)), _readable(means.mean()),
+            f"[`{task.name}`](results/{task.name}.csv)", env, steps, str(len(rows)), _readable(means.mean()),
             _readable(means.std()), _readable(middle), _readable(means.min()), bar, said, task.published,
             f"{np.median([row.wall_s for row in rows]):,.0f} s on {rows[-1].cores} cores",
         ]  # fmt: skip

@@ -40,12 +40,12 @@ def test_the_page_has_mean_interquartile_mean_and_worst_over_seeds_beside_the_ba
     (tmp_path / "some.csv").write_text(text + "\n")
     line = next(line for line in page_of(tmp_path, [task]).splitlines() if "some.csv" in line)
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[2] == str(len(returns))
-    assert float(cells[3]) == pytest.approx(np.mean(returns), abs=0.05)
-    assert float(cells[6]) == min(returns)
+    assert cells[3] == str(len(returns))
+    assert float(cells[4]) == pytest.approx(np.mean(returns), abs=0.05)
+    assert float(cells[7]) == min(returns)
     middle = np.mean(sorted(returns)[1:-1]) if len(returns) == 5 else np.mean(returns)
-    assert float(cells[5]) == pytest.approx(middle, abs=0.05)
-    assert cells[8] == holds
+    assert float(cells[6]) == pytest.approx(middle, abs=0.05)
+    assert cells[9] == holds
 
 
 def test_rows_that_are_older_than_a_field_are_read(tmp_path: Path) -> None:
