@@ -233,7 +233,7 @@ TASKS = (
         "bc-halfcheetah-medium", "bc-halfcheetah", "HalfCheetah-v5", 3_000_000, _NO_BAR, "", data=_MEDIUM_CHEETAH
     ),
     OfflineTask(
-        "iql-halfcheetah-medium", "iql-halfcheetah", "HalfCheetah-v5", 300_000, _NO_BAR, "", data=_MEDIUM_CHEETAH,
+        "iql-halfcheetah-medium", "iql-halfcheetah", "HalfCheetah-v5", 200_000, _NO_BAR, "", data=_MEDIUM_CHEETAH,
         of_data=(1.0, np.inf), above=("bc-halfcheetah-medium", 0.0),
     ),
     OfflineTask(
