@@ -19,6 +19,19 @@ from benchmarks.attacker import ATTACKS, Attacker
 
 @pytest.mark.parametrize("what", sorted(ATTACKS.keys() - {"metrics"}))  # which needs leases
 def test_every_attacker_reaches_the_learner_and_ends_in_time(what: str) -> None:
+    count, seen = attacked(what, for_s=0.3)
+    assert count > 0
+    assert seen > 0
+
+
+def test_silence_ends_where_its_connections_alone_took_the_time() -> None:
+    count, _ = attacked("silence", for_s=0.0)
+    assert count > 0
+
+
+def attacked(what: str, *, for_s: float) -> tuple[int, int]:
+    """How often an attacker did what it does, and how much an endpoint saw of it."""
+
     async def attack() -> tuple[int, int]:
         endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True)
         seen: list[Any] = []
@@ -26,16 +39,14 @@ def test_every_attacker_reaches_the_learner_and_ends_in_time(what: str) -> None:
         endpoint.on_message = lambda *message: seen.append(message)
         endpoint.start()
         port = int(endpoint.address.rpartition(":")[2])
-        attacker = Attacker(port, None, False, time.monotonic() + 0.3)
+        attacker = Attacker(port, None, False, time.monotonic() + for_s)
         count = await asyncio.wait_for(asyncio.to_thread(ATTACKS[what], attacker), 10)
         while not seen:
             await asyncio.sleep(0.01)
         await endpoint.close()
         return count, len(seen)
 
-    count, seen = asyncio.run(attack())
-    assert count > 0
-    assert seen > 0
+    return asyncio.run(attack())
 
 
 class Told(attacks._Run):
