@@ -407,25 +407,7 @@ class CommonConfig(WorkerConfig):
                 key="custom_resources_per_worker", value=self.custom_resources_per_worker,
                 hint="Start workers where the resources are: python -m aiorl.worker --connect tcp://HOST:PORT",
             )  # fmt: skip
-        if self.input_epochs is not None and (self.input == "sampler" or isinstance(self.input, dict)):
-            raise ConfigError(
-                "input_epochs is for stored experience alone: what is sampled, or mixed, has no end.",
-                key="input_epochs", value=self.input_epochs, hint="Leave it out, or let input name files.",
-            )  # fmt: skip
-        if self.input_epochs is not None and not self.num_workers and not self.is_alone:
-            raise ConfigError(
-                "input_epochs needs a number of workers, who share the stored experience between them.",
-                key="num_workers", value=0, hint="Set num_workers, or leave bind out to read it in this process.",
-            )  # fmt: skip
-        self.refuse_unless(
-            self.is_offline or self.input != "sampler",
-            ("input_evaluation", "postprocess_inputs", "shuffle_buffer_size", "input_hold_out", "input_max_corrupt"),
-            "stored experience", hint="Leave it out, or let input name files.",
-        )  # fmt: skip
-        self.refuse_unless(
-            self.output is not None, ("output_compress_columns", "output_max_file_size"), "what output writes",
-            hint="Leave it out, or set output.",
-        )  # fmt: skip
+        self._check_files()
         if self.num_gpus > 1 and self.num_gpus % 1:
             raise ConfigError(
                 f"num_gpus is {self.num_gpus:g}, expected a whole number of GPUs, or a fraction of one.",
@@ -447,6 +429,28 @@ class CommonConfig(WorkerConfig):
                 hint=f"Set more than {2 * self.transport.heartbeat_interval_s:g}, twice heartbeat_interval_s.",
             )  # fmt: skip
         is_open_bind(self.bind, has_keys=self.keys is not None, insecure=self.insecure)
+
+    def _check_files(self) -> None:
+        """Of experience that is read and written."""
+        if self.input_epochs is not None and (self.input == "sampler" or isinstance(self.input, dict)):
+            raise ConfigError(
+                "input_epochs is for stored experience alone: what is sampled, or mixed, has no end.",
+                key="input_epochs", value=self.input_epochs, hint="Leave it out, or let input name files.",
+            )  # fmt: skip
+        if self.input_epochs is not None and not self.num_workers and not self.is_alone:
+            raise ConfigError(
+                "input_epochs needs a number of workers, who share the stored experience between them.",
+                key="num_workers", value=0, hint="Set num_workers, or leave bind out to read it in this process.",
+            )  # fmt: skip
+        self.refuse_unless(
+            self.is_offline or self.input != "sampler",
+            ("input_evaluation", "postprocess_inputs", "shuffle_buffer_size", "input_hold_out", "input_max_corrupt"),
+            "stored experience", hint="Leave it out, or let input name files.",
+        )  # fmt: skip
+        self.refuse_unless(
+            self.output is not None, ("output_compress_columns", "output_max_file_size"), "what output writes",
+            hint="Leave it out, or set output.",
+        )  # fmt: skip
 
     def _check_evaluation(self) -> None:
         changes = {name: value for name, value in self.evaluation_config.items() if name != "explore"}
