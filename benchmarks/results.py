@@ -336,14 +336,10 @@ def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:
             lines.append(f"{known} | | | | {bar} | | {task.published} | |")
             continue
         means = np.array([row.return_mean for row in rows])
-        holds = means.mean() >= task.bar and means.min() >= task.bar - _WORST * abs(task.bar)
-        said = ("yes" if holds else "no") if len(rows) >= len(task.seeds) else "so far" if holds else "not so far"
-        said = said if has_bar else ""
-        middle = float(interquartile_mean(means[:, None])[0])
+        holds = bool(means.mean() >= task.bar and means.min() >= task.bar - _WORST * abs(task.bar))
         cells = [
-            f"[`{task.name}`](results/{task.name}.csv)", env, steps, str(len(rows)), _readable(means.mean()),
-            _readable(means.std()), _readable(middle), _readable(means.min()), bar, said, task.published,
-            f"{np.median([row.wall_s for row in rows]):,.0f} s on {rows[-1].cores} cores",
+            f"[`{task.name}`](results/{task.name}.csv)", env, steps, *_over_seeds(rows), bar,
+            _said(holds if has_bar else None, task, rows), task.published, _wall_time(rows),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
@@ -364,20 +360,34 @@ def _offline_line(task: OfflineTask, folder: Path) -> str:
     data = ", ".join(f"`{name}`" for name in task.data) + (", half each" if len(task.data) > 1 else "")
     data += "; drawn" if task.explore else ""
     rows = read_rows(task, folder)
-    means = np.array([row.return_mean for row in rows])
-    bar, holds = task.verdict(float(means.mean()) if rows else np.nan, folder)
+    bar, holds = task.verdict(float(np.mean([row.return_mean for row in rows])) if rows else np.nan, folder)
     if not rows:
         return f"| `{task.name}` | {data} | {task.env_steps:,} | 0 | not measured yet | | | | {bar} | | |"
-    said = "" if holds is None else "yes" if holds else "no"
-    if said and len(rows) < len(task.seeds):
-        said = "so far" if holds else "not so far"
-    middle = float(interquartile_mean(means[:, None])[0])
     cells = [
-        f"[`{task.name}`](results/{task.name}.csv)", data, f"{task.env_steps:,}", str(len(rows)),
-        _readable(means.mean()), _readable(means.std()), _readable(middle), _readable(means.min()), bar, said,
-        f"{np.median([row.wall_s for row in rows]):,.0f} s on {rows[-1].cores} cores",
+        f"[`{task.name}`](results/{task.name}.csv)", data, f"{task.env_steps:,}", *_over_seeds(rows), bar,
+        _said(holds, task, rows), _wall_time(rows),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
+
+
+def _over_seeds(rows: Sequence[Row]) -> list[str]:
+    """Cells: how many seeds; mean, deviation, interquartile mean and worst of them."""
+    means = np.array([row.return_mean for row in rows])
+    figures = (means.mean(), means.std(), interquartile_mean(means[:, None])[0], means.min())
+    return [str(len(rows)), *(_readable(float(figure)) for figure in figures)]
+
+
+def _said(holds: bool | None, task: Task, rows: Sequence[Row]) -> str:
+    """Whether the bar holds, or does so far; nothing where there is none."""
+    if holds is None:
+        return ""
+    if len(rows) < len(task.seeds):
+        return "so far" if holds else "not so far"
+    return "yes" if holds else "no"
+
+
+def _wall_time(rows: Sequence[Row]) -> str:
+    return f"{np.median([row.wall_s for row in rows]):,.0f} s on {rows[-1].cores} cores"
 
 
 def _data_line(recording: Recording, row: DataRow | None) -> str:
