@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ from aiorl.report.replaced_file import replaced_directory
 from benchmarks.measure import run_command
 from benchmarks.rows import read_csv, write_csv
 
-__all__ = ["RECORDINGS", "DataRow", "Player", "Recording", "default_cache", "read_data_row", "recorded"]
+__all__ = [
+    "MIXED_CARTPOLE", "NUM_FILES", "RECORDINGS", "DataRow", "Player", "Recording", "default_cache", "files_of",
+    "read_data_row", "recorded",
+]  # fmt: skip
 
 NUM_FILES = 10
 """Of each recording, about as long as each other."""
@@ -86,6 +90,8 @@ RECORDINGS = {
         Recording("halfcheetah-medium", _CHEETAH, Player("ppo-halfcheetah", 1_000_000, third_of="halfcheetah-expert")),
     )
 }
+MIXED_CARTPOLE = ("cartpole-expert", "cartpole-random")
+"""Learnt from half and half."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,18 @@ class DataRow:
 def default_cache() -> Path:
     """Where recordings lie, and the runs that they come from, unless said otherwise."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "aiorl" / "results"
+
+
+def files_of(names: Sequence[str], cache: Path, folder: Path) -> list[str]:
+    """The files of recordings to learn from: of several, equal shares of each; what is not there is recorded.
+
+    Args:
+        names: of recordings.
+        cache: see `recorded`.
+        folder: see `recorded`.
+    """
+    share = NUM_FILES // len(names)
+    return [path for name in names for path in recorded(RECORDINGS[name], cache, folder)[:share]]
 
 
 def recorded(recording: Recording, cache: Path, folder: Path) -> list[str]:

@@ -28,15 +28,7 @@ from aiorl.report.experiments import interquartile_mean
 from aiorl.report.loggers import read_results
 from aiorl.report.replaced_file import replaced
 from benchmarks.measure import exit_on_sigterm, run_command
-from benchmarks.recordings import (
-    NUM_FILES,
-    RECORDINGS,
-    DataRow,
-    Recording,
-    default_cache,
-    read_data_row,
-    recorded,
-)
+from benchmarks.recordings import MIXED_CARTPOLE, RECORDINGS, DataRow, Recording, default_cache, files_of, read_data_row
 from benchmarks.rows import add_row, read_csv, write_csv
 from benchmarks.staleness import read_stale_rows, section_of
 from benchmarks.worker_counts import read_workers_rows, workers_section
@@ -120,11 +112,6 @@ class OfflineTask(Task):
     of_data: tuple[float, float] | None = None
     above: tuple[str, float] | None = None
 
-    def files(self, cache: Path, folder: Path) -> list[str]:
-        """The files to read; what is not there is recorded."""
-        share = NUM_FILES // len(self.data)
-        return [path for name in self.data for path in recorded(RECORDINGS[name], cache, folder)[:share]]
-
     def verdict(self, mean: float, folder: Path) -> tuple[str, bool | None]:
         """The bar in words, and whether a mean holds it; None where there is no bar, or what it is of is missing."""
         said, held = [], []
@@ -146,7 +133,6 @@ class OfflineTask(Task):
 
 _ZOO = "rl-baselines3-zoo"
 _NO_BAR = -np.inf
-_MIXED = ("cartpole-expert", "cartpole-random")
 _MEDIUM_CHEETAH = ("halfcheetah-medium",)
 _BLIND = "aiorl.testing.envs:CartPoleWithoutVelocities"
 _SEVERAL = "examples.multi_agent_cartpole:CartPoles"
@@ -218,12 +204,12 @@ TASKS = (
         "bc-cartpole-medium", "bc-cartpole", "CartPole-v1", 1_000_000, _NO_BAR, "", data=("cartpole-medium",),
         explore=True, of_data=(0.9, 1.1),
     ),
-    OfflineTask("bc-cartpole-mixed", "bc-cartpole", "CartPole-v1", 1_000_000, _NO_BAR, "", data=_MIXED),
+    OfflineTask("bc-cartpole-mixed", "bc-cartpole", "CartPole-v1", 1_000_000, _NO_BAR, "", data=MIXED_CARTPOLE),
     OfflineTask(
-        "marwil-cartpole-mixed", "marwil-cartpole", "CartPole-v1", 1_000_000, 300, "", data=_MIXED,
+        "marwil-cartpole-mixed", "marwil-cartpole", "CartPole-v1", 1_000_000, 300, "", data=MIXED_CARTPOLE,
         above=("bc-cartpole-mixed", 50.0),
     ),
-    OfflineTask("cql-cartpole-mixed", "cql-cartpole", "CartPole-v1", 300_000, 450, "", data=_MIXED),
+    OfflineTask("cql-cartpole-mixed", "cql-cartpole", "CartPole-v1", 300_000, 450, "", data=MIXED_CARTPOLE),
     OfflineTask("cql-pendulum-replay", "cql-pendulum", "Pendulum-v1", 110_000, -250, "", data=("pendulum-replay",)),
     OfflineTask(
         "bc-halfcheetah-expert", "bc-halfcheetah", "HalfCheetah-v5", 3_000_000, _NO_BAR, "",
@@ -289,7 +275,7 @@ def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, c
         own = {"preset": task.preset, "env": task.env, "seed": seed, "stop-timesteps": task.env_steps, **task.options}
         is_offline = isinstance(task, OfflineTask)
         if isinstance(task, OfflineTask):
-            own["input"] = json.dumps(task.files(cache or default_cache(), folder))
+            own["input"] = json.dumps(files_of(task.data, cache or default_cache(), folder))
         words = [f"--{name}={value}" for name, value in {**own, "run-dir": run_dir}.items()]
         run_command([sys.executable, "-m", "aiorl.learner", *words], timeout_s=_TIMEOUT_S)
         results = read_results(run_dir)

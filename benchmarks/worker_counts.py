@@ -1,15 +1,17 @@
 """`python -m benchmarks.worker_counts`: whether one worker and four learn the same of the same number of environments.
 
 Each algorithm is trained by the command line with its preset, but with all environments in one worker, or a quarter of
-them in each of four. The seeds are the same; who samples what differs, so single runs do too, and what may not differ
-is how runs are distributed. Each row of ``docs/results/workers.csv`` is one algorithm, number of workers and seed;
-those that are there are not run again.
+them in each of four; of stored experience, each worker reads its share. The seeds are the same; who samples what
+differs, so single runs do too, and what may not differ is how runs are distributed. Ape-X's workers have one share of
+random actions here, for shares of their own depend on how many they are. Each row of ``docs/results/workers.csv`` is
+one algorithm, number of workers and seed; those that are there are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,18 +20,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiorl.report.loggers import read_results
 from benchmarks.measure import exit_on_sigterm, run_command
+from benchmarks.recordings import MIXED_CARTPOLE, default_cache, files_of
 from benchmarks.rows import add_row, read_csv
 
 __all__ = ["CASES", "COUNTS", "Case", "WorkersRow", "chance_of", "measured", "read_workers_rows", "workers_section"]
 
+Array = NDArray[Any]
+
 COUNTS = (1, 4)
 SEEDS = (0, 1, 2, 3, 4)
 _GRID = 100
+_FOLDER = Path(__file__).parents[1] / "docs" / "results"
 _FILE = "workers.csv"
 _TIMEOUT_S = 3600.0
+_EVALUATIONS = 25
+_EVALUATED = 20
 _HEAD = f"""
 ## One worker or four
 
@@ -37,8 +46,11 @@ The same environments in one worker or spread over four, with the preset and the
 benchmarks.worker_counts`, [all runs](results/workers.csv)). "Over all" is the mean of the learning curve, the mean
 return of the last 100 episodes at each env step; the deviation of the seeds is in brackets. "Chance" is the share of
 all ways to part the ten runs in two that part their means at least as far: small where the number of workers matters.
+Ape-X's workers have one `epsilon_schedule` here, for shares of random actions of their own depend on how many they are.
+Of stored experience ("data") each worker reads its share; env steps are rows read, and the curve is of
+{_EVALUATIONS} evaluations of {_EVALUATED} episodes, over the rows that were trained on.
 
-| Algorithm | Envs | Env steps | 1 worker, last | 4 workers, last | 1 worker, over all | 4 workers, over all | Chance |
+| Algorithm | Of | Env steps | 1 worker, last | 4 workers, last | 1 worker, over all | 4 workers, over all | Chance |
 |---|---|---|---|---|---|---|---|"""
 
 
@@ -48,11 +60,12 @@ class Case:
 
     Attributes:
         algo: name of the algorithm.
-        preset: name of the preset.
+        preset: name of the preset; "" for none.
         env: environment.
-        num_envs: of all workers together.
+        num_envs: of all workers together; of stored experience 0.
         env_steps: that are trained on.
         options: of the command line, beside.
+        data: names of recordings to learn from, see `files_of`; none: the environments are sampled.
     """
 
     algo: str
@@ -61,8 +74,11 @@ class Case:
     num_envs: int
     env_steps: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    data: tuple[str, ...] = ()
 
 
+_ONE_EPSILON = {"per-worker-epsilon": "off", "epsilon-schedule": "[[0, 1.0], [8000, 0.04]]"}
+_SMALL_IQL = {"train-batch-size": 256, "training-intensity": 32, "lr": 1e-3, "model.fcnet-hiddens": "[128, 128]"}
 CASES = (
     Case("ppo", "ppo-cartpole", "CartPole-v1", 8, 100_000),
     Case("pg", "pg-cartpole", "CartPole-v1", 16, 300_000),
@@ -71,8 +87,13 @@ CASES = (
     Case("impala", "impala-cartpole", "CartPole-v1", 64, 500_000),
     Case("appo", "appo-cartpole", "CartPole-v1", 64, 500_000),
     Case("dqn", "dqn-cartpole", "CartPole-v1", 8, 50_000),
-    Case("sac", "sac-pendulum", "Pendulum-v1", 4, 10_000),
-    Case("td3", "td3-pendulum", "Pendulum-v1", 4, 10_000),
+    Case("apex", "apex-cartpole", "CartPole-v1", 16, 100_000, _ONE_EPSILON),
+    Case("sac", "sac-pendulum", "Pendulum-v1", 4, 6_000),
+    Case("td3", "td3-pendulum", "Pendulum-v1", 4, 6_000),
+    Case("bc", "bc-cartpole", "CartPole-v1", 0, 500_000, data=MIXED_CARTPOLE),
+    Case("marwil", "marwil-cartpole", "CartPole-v1", 0, 500_000, data=MIXED_CARTPOLE),
+    Case("cql", "cql-cartpole", "CartPole-v1", 0, 150_000, data=MIXED_CARTPOLE),
+    Case("iql", "", "CartPole-v1", 0, 130_000, _SMALL_IQL, data=MIXED_CARTPOLE),
 )
 
 
@@ -85,7 +106,7 @@ class WorkersRow:
         workers: how many.
         seed: the run's.
         env_steps: trained on.
-        return_last: mean return of the last 100 episodes.
+        return_last: mean return of the last 100 episodes; of stored experience, of the last evaluation.
         return_over_all: mean of the learning curve.
     """
 
@@ -97,8 +118,15 @@ class WorkersRow:
     return_over_all: float
 
 
-def measured(case: Case, workers: int, seed: int) -> WorkersRow:
+def measured(case: Case, workers: int, seed: int, folder: Path = _FOLDER, cache: Path | None = None) -> WorkersRow:
     """Train one run.
+
+    Args:
+        case: what to train.
+        workers: how many.
+        seed: the run's.
+        folder: of results, see `files_of`.
+        cache: where stored experience lies; None: `default_cache`.
 
     Raises:
         RuntimeError: the run failed.
@@ -106,18 +134,45 @@ def measured(case: Case, workers: int, seed: int) -> WorkersRow:
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = Path(scratch) / "run"
         own = {
-            "preset": case.preset, "env": case.env, "seed": seed, "stop-timesteps": case.env_steps,
-            "num-workers": workers, "num-envs-per-worker": case.num_envs // workers, "run-dir": run_dir,
+            "algo": case.algo, "env": case.env, "seed": seed, "stop-timesteps": case.env_steps,
+            "num-workers": workers, "run-dir": run_dir,
         }  # fmt: skip
+        if case.preset:
+            own["preset"] = case.preset
+        if case.data:
+            own |= {
+                "input": json.dumps(files_of(case.data, cache or default_cache(), folder)),
+                "timesteps-per-iteration": case.env_steps // _EVALUATIONS, "evaluation-interval": 1,
+                "evaluation-num-workers": 0, "evaluation-num-episodes": _EVALUATED,
+            }  # fmt: skip
+        else:
+            own["num-envs-per-worker"] = case.num_envs // workers
         words = [f"--{name}={value}" for name, value in {**own, **case.options}.items()]
         run_command([sys.executable, "-m", "aiorl.learner", *words], timeout_s=_TIMEOUT_S)
         results = read_results(run_dir)
-    known = [row for row in results if np.isfinite(row["episode_reward_mean_last_100"] or np.nan)]
-    steps = np.array([row["env_steps_trained_total"] for row in known])
-    returns = np.array([row["episode_reward_mean_last_100"] for row in known])
-    over_all = np.interp(np.linspace(0, case.env_steps, _GRID), steps, returns).mean()
+    steps, returns, end = _curve(case, results)
+    over_all = np.interp(np.linspace(0, end, _GRID), steps, returns).mean()
     last, trained = float(returns[-1]), int(results[-1]["env_steps_trained_total"])
     return WorkersRow(case.algo, workers, seed, trained, round(last, 2), round(float(over_all), 2))
+
+
+def _curve(case: Case, results: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, float]:
+    """Where returns are known, these, and where the curve ends.
+
+    Of stored experience these places are in rows that were trained on: a replay is filled first, and for how long is
+    up to the worker that has read its share first.
+    """
+    if case.data:
+        evaluations = [row["evaluation"] for row in results if "evaluation" in row]
+        found = [(row["env_steps_trained"], row["episode_reward_mean"]) for row in evaluations]
+    else:
+        found = [(row["env_steps_trained_total"], row["episode_reward_mean_last_100"]) for row in results]
+    steps, returns = np.array([pair for pair in found if np.isfinite(pair[1] or np.nan)]).T
+    if not case.data:
+        return steps, returns, case.env_steps
+    read = [row["env_steps_trained_total"] for row in results]
+    used = [row["learner"].get("rows_trained", row["env_steps_trained_total"]) for row in results]
+    return np.interp(steps, read, used), returns, used[-1]
 
 
 def chance_of(first: Sequence[float], second: Sequence[float]) -> float:
@@ -149,7 +204,7 @@ def workers_section(rows: Iterable[WorkersRow]) -> list[str]:
         last = [[row.return_last for row in group] for group in own]
         over_all = [[row.return_over_all for row in group] for group in own]
         cells = [
-            case.algo, str(case.num_envs), f"{case.env_steps:,}",
+            case.algo, f"{case.num_envs} envs" if case.num_envs else "data", f"{case.env_steps:,}",
             *(f"{np.mean(values):.1f} ({np.std(values):.1f})" for values in (*last, *over_all)),
             f"{chance_of(*over_all):.2f}",
         ]  # fmt: skip
@@ -166,14 +221,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := sorted(set(args.algos) - set(known)):
         parser.error(f"there is no case {unknown[0]!r}; known: {', '.join(known)}")
     exit_on_sigterm()
-    folder = Path(__file__).parents[1] / "docs" / "results"
     chosen = [case for case in CASES if not args.algos or case.algo in args.algos]
     for case, seed, workers in itertools.product(chosen, SEEDS, COUNTS):
-        if any(_key(row) == (case.algo, workers, seed) for row in read_workers_rows(folder)):
+        if any(_key(row) == (case.algo, workers, seed) for row in read_workers_rows(_FOLDER)):
             continue
         row = measured(case, workers, seed)
         print(f"{case.algo}, {workers} workers, seed {seed}: {row.return_over_all:.1f} over all", flush=True)
-        add_row(folder / _FILE, row, _key)
+        add_row(_FOLDER / _FILE, row, _key)
     return 0
 
 

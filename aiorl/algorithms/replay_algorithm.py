@@ -59,7 +59,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     behind the steps whose rewards are summed. For a recurrent network each of its rows is a whole sequence with the
     state that it begins in, see `aiorl.replay.sequences`. Where the sample plan names `priorities`, rows are drawn by
     these at first. Subclasses give the update of one minibatch, and its target networks.
-    Minibatches are due by rows that come, whether they are stored or, of stored experience, are there already.
+    Minibatches are due by rows that come. Of stored experience, what is new is stored and what is there already makes
+    them due, until `learning_starts` rows are stored or the replay is full: then both do. So how many are made of so
+    many rows read is the same for one worker or several, of which some have read their share sooner.
 
     Attributes:
         replay: what is stored.
@@ -206,14 +208,17 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
         """Store the fragments, of stored experience that the replay has room for each row once."""
-        rows = 0
+        rows = again = 0
         for fragment in fragments:
             if not self.replay.stored:  # a checkpoint may know pieces, and have left the replay out
                 self._pieces = Pieces()
             new = self._pieces.new_rows(fragment, is_whole=not self.replay.evicted)
             stored = 0 if new is None else self._store(new)
-            rows += stored if new is fragment and self._sequences is None else _num_rows(fragment)
-        return {_CAME: np.array([rows])}
+            came = stored if new is fragment and self._sequences is None else _num_rows(fragment)
+            rows += came
+            if new is not fragment:
+                again += came - (0 if new is None else _num_rows(new))
+        return {_CAME: np.array([rows, again])}
 
     def _store(self, fragment: Mapping[str, Array]) -> int:
         """Store a fragment, and say how many rows of the replay it makes."""
@@ -224,14 +229,15 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return self.replay.insert_fragment(cut) if len(cut[c.OBS]) else 0
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
-        """Make the minibatches that are due; none until `learning_starts` rows are stored, or all there are.
+        """Make the minibatches that are due; until `learning_starts` rows are stored, by rows that came again alone.
 
         Raises: TrainingDiverged after too many skipped calls in a row.
         """
         own = self._config
-        if self.replay.stored * own.entry_steps >= own.first_rows or self._pieces.has_come_round:
-            self._counted += int(batch[_CAME][0])
-            self._due += int(batch[_CAME][0]) * own.training_intensity / own.minibatch_rows
+        came, again = map(int, batch[_CAME])
+        counted = came if self.replay.stored * own.entry_steps >= own.first_rows else again
+        self._counted += counted
+        self._due += counted * own.training_intensity / own.minibatch_rows
         left = steps = int(self._due)
         self._due -= steps
         beta = self._beta.value(env_steps_total)
@@ -314,7 +320,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         """Minibatches made, what is due of the next, rows that they are due by, and stored experience that is known."""
         values: dict[str, Any] = {"steps": self._steps, "due": self._due, "counted": self._counted}
         if self._config.is_offline:
-            values |= {"pieces": self._pieces.numbers, "has_come_round": self._pieces.has_come_round}
+            values["pieces"] = self._pieces.numbers
         return values
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
@@ -322,7 +328,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         self._steps, self._due = int(values["steps"]), float(values["due"])
         self._counted = int(values["counted"])
         if self._config.is_offline:
-            self._pieces.take([int(n) for n in values["pieces"]], has_come_round=bool(values["has_come_round"]))
+            self._pieces.take([int(n) for n in values["pieces"]])
 
     @property
     def stores_experience(self) -> bool:

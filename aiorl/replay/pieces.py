@@ -20,15 +20,10 @@ _MAX_KNOWN = 1 << 20
 
 
 class Pieces:
-    """Stored experience is read over and over, by workers that come and go: its numbers tell what is there already.
-
-    Attributes:
-        has_come_round: something was read again, so that whoever read it has read all of its share.
-    """
+    """Stored experience is read over and over, by workers that come and go: its numbers tell what is there already."""
 
     def __init__(self) -> None:
         """Nothing is there yet."""
-        self.has_come_round = False
         self._known: dict[int, None] = {}  # in the order in which they came
         self._numbers: tuple[int, ...] | None = None
 
@@ -39,9 +34,9 @@ class Pieces:
             self._numbers = tuple(self._known)
         return self._numbers
 
-    def take(self, numbers: Sequence[int], *, has_come_round: bool) -> None:
+    def take(self, numbers: Sequence[int]) -> None:
         """Go on where another one was."""
-        self._known, self._numbers, self.has_come_round = dict.fromkeys(numbers), None, has_come_round
+        self._known, self._numbers = dict.fromkeys(numbers), None
 
     @staticmethod
     def check(arrays: Mapping[str, Array]) -> None:
@@ -65,7 +60,7 @@ class Pieces:
         if c.PIECE not in arrays:
             return arrays
         if not is_whole:
-            self.take((), has_come_round=True)
+            self.take(())
             return arrays
         column, transitions = arrays[c.PIECE], arrays.get(c.VALID)
         found = np.unique(column if transitions is None else column[transitions]).tolist()
@@ -76,7 +71,6 @@ class Pieces:
             self._numbers = None
         if not again:
             return arrays
-        self.has_come_round = True
         valid = ~np.isin(column, again)
         if transitions is not None:
             valid &= transitions

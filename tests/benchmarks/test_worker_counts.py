@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.recordings import RECORDINGS, Recording
 from benchmarks.rows import write_csv
 from benchmarks.worker_counts import Case, WorkersRow, chance_of, measured, read_workers_rows, workers_section
 
@@ -16,6 +17,20 @@ def test_a_run_has_its_environments_in_so_many_workers(workers: int) -> None:
     assert (row.algo, row.workers, row.seed) == ("ppo", workers, 0)
     assert row.env_steps >= 3000
     assert 9 <= row.return_over_all <= row.return_last * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_of_stored_experience_each_worker_reads_its_share_and_policies_are_evaluated(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECORDINGS, "tiny", Recording("tiny", "CartPole-v1", None, rows=1000))
+    options = {"train-batch-size": 32, "training-intensity": 1, "xla": "off"}
+    case = Case("iql", "", "CartPole-v1", 0, 3000, options, data=("tiny",))
+    row = measured(case, workers, 0, tmp_path, tmp_path / "cache")
+    assert row.env_steps >= 3000
+    assert row.return_last >= 8
+    assert row.return_over_all >= 8
 
 
 @pytest.mark.slow
@@ -51,6 +66,6 @@ def test_the_page_has_a_line_for_each_algorithm_that_ran_with_both_numbers(tmp_p
     assert read_workers_rows(tmp_path) == rows
     lines = workers_section(rows)
     assert lines[1:] == [
-        "| ppo | 8 | 100,000 | 490.5 (0.5) | 490.5 (0.5) | 300.0 (0.0) | 300.0 (0.0) | 1.00 |",
+        "| ppo | 8 envs | 100,000 | 490.5 (0.5) | 490.5 (0.5) | 300.0 (0.0) | 300.0 (0.0) | 1.00 |",
     ]
     assert workers_section([]) == []

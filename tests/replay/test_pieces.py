@@ -16,15 +16,13 @@ def fragment(*numbers: int) -> dict[str, np.ndarray]:
     return {c.PIECE: column, c.ACTIONS: np.zeros_like(column)}
 
 
-def test_what_is_read_again_is_known_and_says_that_a_reader_has_come_round() -> None:
+def test_what_is_read_again_is_known() -> None:
     pieces = Pieces()
     first = fragment(7, 7, 8)
     assert pieces.new_rows(first, is_whole=True) is first
-    assert not pieces.has_come_round
     found = pieces.new_rows(fragment(8, 9, 9), is_whole=True)
     assert found is not None
     assert found[c.VALID][:, 0].tolist() == [False, True, True]
-    assert pieces.has_come_round
     assert pieces.new_rows(fragment(9, 7, 8), is_whole=True) is None
     assert pieces.numbers == (7, 8, 9)
 
@@ -62,7 +60,6 @@ def test_rows_of_no_piece_are_new_each_time() -> None:
         assert pieces.new_rows(sampled, is_whole=True) is sampled
     bare = {c.ACTIONS: np.zeros((2, 1))}
     assert pieces.new_rows(bare, is_whole=True) is bare
-    assert not pieces.has_come_round
 
 
 def test_where_old_rows_had_to_go_everything_is_new() -> None:

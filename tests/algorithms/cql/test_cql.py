@@ -179,6 +179,15 @@ def test_each_piece_is_stored_once_and_training_begins_when_one_is_read_again() 
     assert results[-1].metrics["rows_evicted"] == 0
 
 
+def test_so_many_rows_read_make_as_many_minibatches_due_if_one_worker_reads_its_share_sooner() -> None:
+    """G7: one of two has read pieces 1 and 2 twice before the other has brought 3 and 4."""
+    sooner, evenly = (make(make_config(), BOX) for _ in range(2))
+    results = feed(sooner, [1, 2, 1, 2, 3, 4, 3, 4])
+    assert [result.metrics["num_sgd_steps"] for result in results] == [0, 0, 1, 1, 0, 0, 1, 1]
+    last = feed(evenly, [1, 2, 3, 4, 1, 2, 3, 4])[-1]
+    assert results[-1].metrics["rows_trained"] == last.metrics["rows_trained"] == 16
+
+
 def test_what_does_not_fit_into_the_replay_is_stored_again_and_again() -> None:
     """Training begins when the replay is full."""
     algorithm = make(make_config(replay_capacity=16), BOX)
