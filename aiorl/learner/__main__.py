@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from aiorl.algorithms.registry import config_class
+from aiorl.algorithms.stored_experience import want_stored_experience
 from aiorl.config.command_line import LEARNER_PROG, configure_learner
 from aiorl.config.parser import usage_error
 from aiorl.config.schema import CommonConfig
@@ -104,7 +105,7 @@ class _EarlyLog(logging.handlers.MemoryHandler):
 
 
 def _check_names(config: CommonConfig) -> None:
-    """Raise ConfigError if the environment or the directory of keys that the config names is none."""
+    """End with the usage if the environment or keys that the config names are none, or stored experience is missing."""
     from aiorl.env.registry import resolve_env
     from aiorl.transport.security import load_learner_keys
 
@@ -112,6 +113,8 @@ def _check_names(config: CommonConfig) -> None:
         resolve_env(config.env or "")
         if config.keys is not None:
             load_learner_keys(Path(config.keys))
+        if config.is_offline:  # known before TensorFlow is loaded
+            want_stored_experience(config)
     except ConfigError as error:
         usage_error(LEARNER_PROG, str(error))
 

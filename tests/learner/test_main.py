@@ -95,6 +95,25 @@ def test_what_cannot_be_is_told_with_the_way_out(refused: Refused, words: str, s
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("algo", ["bc", "iql"])
+def test_missing_stored_experience_is_told_before_tensorflow_is_loaded(algo: str, tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from aiorl.learner.__main__ import main\n"
+        "try:\n"
+        f"    main(['--env', 'CartPole-v1', '--algo', '{algo}'])\n"
+        "except SystemExit as exit:\n"
+        "    assert 'tensorflow' not in sys.modules\n"
+        "    sys.exit(exit.code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "stored experience, and none is named. Give files, such as --input" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_the_extras_of_a_learner_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys\n"
