@@ -85,7 +85,7 @@ class ReplayConfig(CommonConfig):
     )
     learning_starts: int | None = _replay(
         1000, "Rows that are stored before training begins; null: as many as the replay has room for. Stored "
-        "experience that is read to its end is enough in any case.", unit="rows", ge=1,
+        "experience makes minibatches due sooner, as soon as it is read again.", unit="rows", ge=1,
     )  # fmt: skip
     prioritized_replay: bool = _replay(False, "Draw rows in proportion to their TD errors.")
     prioritized_replay_alpha: float = _replay(
@@ -103,7 +103,7 @@ class ReplayConfig(CommonConfig):
 
     @property
     def first_rows(self) -> int:
-        """Rows that are stored before training begins, if stored experience has no fewer."""
+        """Rows that are stored before all that comes makes minibatches due; sooner, what is read again does alone."""
         return self.replay_capacity if self.learning_starts is None else self.learning_starts
 
     @property
