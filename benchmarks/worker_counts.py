@@ -1,10 +1,10 @@
 """`python -m benchmarks.worker_counts`: whether one worker and four learn the same of the same number of environments.
 
-Each algorithm is trained by the command line with its preset, but with all environments in one worker, or a quarter of
-them in each of four; of stored experience, each worker reads its share. The seeds are the same; who samples what
-differs, so single runs do too, and what may not differ is how runs are distributed. Ape-X's workers have one share of
-random actions here, for shares of their own depend on how many they are. Each row of ``docs/results/workers.csv`` is
-one algorithm, number of workers and seed; those that are there are not run again.
+Each algorithm is trained by the command line with its preset (IQL has none here), but with all environments in one
+worker, or a quarter of them in each of four; of stored experience, each worker reads its share. The seeds are the same;
+who samples what differs, so single runs do too, and what may not differ is how runs are distributed. Ape-X's workers
+have one share of random actions here, for shares of their own depend on how many they are. Each row of
+``docs/results/workers.csv`` is one algorithm, number of workers and seed; those that are there are not run again.
 """
 
 from __future__ import annotations
@@ -37,18 +37,17 @@ _GRID = 100
 _FOLDER = Path(__file__).parents[1] / "docs" / "results"
 _FILE = "workers.csv"
 _TIMEOUT_S = 3600.0
-_EVALUATIONS = 25
-_EVALUATED = 20
+_EVALUATED = 10
 _HEAD = f"""
 ## One worker or four
 
-The same environments in one worker or spread over four, with the preset and the same {len(SEEDS)} seeds (`python -m
-benchmarks.worker_counts`, [all runs](results/workers.csv)). "Over all" is the mean of the learning curve, the mean
-return of the last 100 episodes at each env step; the deviation of the seeds is in brackets. "Chance" is the share of
-all ways to part the ten runs in two that part their means at least as far: small where the number of workers matters.
-Ape-X's workers have one `epsilon_schedule` here, for shares of random actions of their own depend on how many they are.
-Of stored experience ("data") each worker reads its share; env steps are rows read, and the curve is of
-{_EVALUATIONS} evaluations of {_EVALUATED} episodes, over the rows that were trained on.
+The same environments in one worker or spread over four, with the preset (IQL: none) and the same {len(SEEDS)} seeds
+(`python -m benchmarks.worker_counts`, [all runs](results/workers.csv)). "Over all" is the mean of the learning curve,
+the mean return of the last 100 episodes at each env step; the deviation of the seeds is in brackets. "Chance" is the
+share of all ways to part the ten runs in two that part their means at least as far: small where the number of workers
+matters. Ape-X's workers have one `epsilon_schedule` here, for shares of random actions of their own depend on how many
+they are. Of stored experience ("data") each worker reads its share; env steps are rows read, and the curve is of
+evaluations of {_EVALUATED} episodes, over the rows that were trained on.
 
 | Algorithm | Of | Env steps | 1 worker, last | 4 workers, last | 1 worker, over all | 4 workers, over all | Chance |
 |---|---|---|---|---|---|---|---|"""
@@ -66,6 +65,7 @@ class Case:
         env_steps: that are trained on.
         options: of the command line, beside.
         data: names of recordings to learn from, see `files_of`; none: the environments are sampled.
+        evaluated_every: env steps between evaluations, with data.
     """
 
     algo: str
@@ -75,6 +75,7 @@ class Case:
     env_steps: int
     options: Mapping[str, Any] = field(default_factory=dict)
     data: tuple[str, ...] = ()
+    evaluated_every: int = 20_000
 
 
 _ONE_EPSILON = {"per-worker-epsilon": "off", "epsilon-schedule": "[[0, 1.0], [8000, 0.04]]"}
@@ -92,8 +93,8 @@ CASES = (
     Case("td3", "td3-pendulum", "Pendulum-v1", 4, 6_000),
     Case("bc", "bc-cartpole", "CartPole-v1", 0, 500_000, data=MIXED_CARTPOLE),
     Case("marwil", "marwil-cartpole", "CartPole-v1", 0, 500_000, data=MIXED_CARTPOLE),
-    Case("cql", "cql-cartpole", "CartPole-v1", 0, 150_000, data=MIXED_CARTPOLE),
-    Case("iql", "", "CartPole-v1", 0, 130_000, _SMALL_IQL, data=MIXED_CARTPOLE),
+    Case("cql", "cql-cartpole", "CartPole-v1", 0, 150_000, data=MIXED_CARTPOLE, evaluated_every=2500),
+    Case("iql", "", "CartPole-v1", 0, 130_000, _SMALL_IQL, MIXED_CARTPOLE, evaluated_every=2500),
 )
 
 
@@ -142,7 +143,7 @@ def measured(case: Case, workers: int, seed: int, folder: Path = _FOLDER, cache:
         if case.data:
             own |= {
                 "input": json.dumps(files_of(case.data, cache or default_cache(), folder)),
-                "timesteps-per-iteration": case.env_steps // _EVALUATIONS, "evaluation-interval": 1,
+                "timesteps-per-iteration": case.evaluated_every, "evaluation-interval": 1,
                 "evaluation-num-workers": 0, "evaluation-num-episodes": _EVALUATED,
             }  # fmt: skip
         else:

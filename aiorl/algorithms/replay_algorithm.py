@@ -60,8 +60,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     state that it begins in, see `aiorl.replay.sequences`. Where the sample plan names `priorities`, rows are drawn by
     these at first. Subclasses give the update of one minibatch, and its target networks.
     Minibatches are due by rows that come. Of stored experience, what is new is stored and what is there already makes
-    them due, until `learning_starts` rows are stored or the replay is full: then both do. So how many are made of so
-    many rows read is the same for one worker or several, of which some have read their share sooner.
+    them due, until `learning_starts` rows are stored or the replay is full: then both do. So once each worker has read
+    its share, as many are made of so many rows read as with one worker, however unevenly they read.
 
     Attributes:
         replay: what is stored.
@@ -216,8 +216,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
             stored = 0 if new is None else self._store(new)
             came = stored if new is fragment and self._sequences is None else _num_rows(fragment)
             rows += came
-            if new is not fragment:
-                again += came - (0 if new is None else _num_rows(new))
+            again += _num_rows(fragment) - (0 if new is None else _num_rows(new))
         return {_CAME: np.array([rows, again])}
 
     def _store(self, fragment: Mapping[str, Array]) -> int:
@@ -235,7 +234,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         """
         own = self._config
         came, again = map(int, batch[_CAME])
-        counted = came if self.replay.stored * own.entry_steps >= own.first_rows else again
+        stored = self.replay.stored * own.entry_steps
+        counted = came if stored >= own.first_rows or self.replay.evicted or self._pieces.is_full else again
         self._counted += counted
         self._due += counted * own.training_intensity / own.minibatch_rows
         left = steps = int(self._due)
@@ -276,7 +276,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return UpdateResult({**self._metrics, **figures}, bad_column is not None, bad_column or "")
 
     def _counts(self) -> dict[str, float]:
-        """What is stored, trained on and gone, in rows; and rows trained on per row that came since training began.
+        """What is stored, trained on and gone, in rows; and rows trained on per row that made minibatches due.
 
         Sequences count as full.
         """

@@ -34,6 +34,11 @@ class Pieces:
             self._numbers = tuple(self._known)
         return self._numbers
 
+    @property
+    def is_full(self) -> bool:
+        """There may be known pieces that are not told from new ones."""
+        return len(self._known) >= _MAX_KNOWN
+
     def take(self, numbers: Sequence[int]) -> None:
         """Go on where another one was."""
         self._known, self._numbers = dict.fromkeys(numbers), None

@@ -26,7 +26,7 @@ def test_of_stored_experience_each_worker_reads_its_share_and_policies_are_evalu
 ) -> None:
     monkeypatch.setitem(RECORDINGS, "tiny", Recording("tiny", "CartPole-v1", None, rows=1000))
     options = {"train-batch-size": 32, "training-intensity": 1, "xla": "off"}
-    case = Case("iql", "", "CartPole-v1", 0, 3000, options, data=("tiny",))
+    case = Case("iql", "", "CartPole-v1", 0, 3000, options, data=("tiny",), evaluated_every=500)
     row = measured(case, workers, 0, tmp_path, tmp_path / "cache")
     assert row.env_steps >= 3000
     assert row.return_last >= 8

@@ -18,6 +18,7 @@ from aiorl.algorithms.replay_algorithm import WEIGHTS
 from aiorl.data import columns as c
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import BatchError, ConfigError
+from aiorl.replay import spec
 
 NUM_OBS, NUM_ACTIONS, START = 4, 3, 5
 BOX = spaces.Box(np.array([-2.0, 1.0], np.float32), np.array([2.0, 5.0], np.float32))
@@ -170,7 +171,7 @@ def test_the_learned_weight_comes_down_again_from_its_bound() -> None:
 
 
 def test_each_piece_is_stored_once_and_training_begins_when_one_is_read_again() -> None:
-    """Minibatches are due by what is read, so the training intensity holds."""
+    """Minibatches are due by what is read again, so the training intensity holds."""
     algorithm = make(make_config(), BOX)
     results = feed(algorithm, [1, 2, 3, 2, 1, 3, 3])
     assert [result.metrics["replay_rows"] for result in results] == [8, 16, 24, 24, 24, 24, 24]
@@ -194,6 +195,21 @@ def test_what_does_not_fit_into_the_replay_is_stored_again_and_again() -> None:
     results = feed(algorithm, [1, 2, 3, 1, 2, 3])
     assert [result.metrics["num_sgd_steps"] for result in results] == [0, 1, 1, 1, 1, 1]
     assert [result.metrics["rows_stored"] for result in results] == [8, 16, 24, 32, 40, 48]
+
+
+def test_a_replay_that_is_full_of_images_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that follow no other have two images each, so that there is no room for all rows; training begins then."""
+    monkeypatch.setattr(spec, "_SPARE_FRAMES", 0)
+    monkeypatch.setattr(spec, "RECENT_FRAMES", 0)
+    config, shape = make_config(model={"conv_filters": [[2, [4, 4], 4]], "fcnet_hiddens": [4]}), (4, 4, 2)
+    seen = Observations(shape, "uint8", ObsLayout(shape))
+    algorithm = CQL(config, CQL.build_model(config, seen, CHOICES, 1))
+    for number in 2 * list(range(1, 41)):
+        images = np.full((1, 1, *shape), number, np.uint8)
+        fragment = {**make_fragment(number, CHOICES, piece=number, length=1), c.OBS: images, c.NEW_OBS: images + 100}
+        result = algorithm.update(algorithm.make_batch([fragment]), 0)
+    assert result.metrics["rows_evicted"] > 0
+    assert result.metrics["rows_trained"] == pytest.approx(0.5 * 48, abs=4), "32 rows have room"
 
 
 def test_rows_of_no_piece_are_always_stored_and_enough_at_learning_starts() -> None:
