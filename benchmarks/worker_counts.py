@@ -27,7 +27,17 @@ from benchmarks.measure import exit_on_sigterm, run_command
 from benchmarks.recordings import MIXED_CARTPOLE, default_cache, files_of
 from benchmarks.rows import add_row, read_csv
 
-__all__ = ["CASES", "COUNTS", "Case", "WorkersRow", "chance_of", "measured", "read_workers_rows", "workers_section"]
+__all__ = [
+    "CASES",
+    "COUNTS",
+    "Case",
+    "WorkersRow",
+    "chance_of",
+    "measured",
+    "read_workers_rows",
+    "words_of",
+    "workers_section",
+]
 
 Array = NDArray[Any]
 
@@ -84,7 +94,7 @@ CASES = (
     Case("ppo", "ppo-cartpole", "CartPole-v1", 8, 100_000),
     Case("pg", "pg-cartpole", "CartPole-v1", 16, 300_000),
     Case("a2c", "a2c-cartpole", "CartPole-v1", 16, 300_000),
-    Case("a3c", "a3c-cartpole", "CartPole-v1", 16, 300_000),
+    Case("a3c", "a3c-cartpole", "CartPole-v1", 8, 300_000),
     Case("impala", "impala-cartpole", "CartPole-v1", 64, 500_000),
     Case("appo", "appo-cartpole", "CartPole-v1", 64, 500_000),
     Case("dqn", "dqn-cartpole", "CartPole-v1", 8, 50_000),
@@ -119,6 +129,21 @@ class WorkersRow:
     return_over_all: float
 
 
+def words_of(case: Case, workers: int, files: Sequence[str] = ()) -> list[str]:
+    """What the command line is given; of stored experience, its files."""
+    own = {"algo": case.algo, "env": case.env, "stop-timesteps": case.env_steps, "num-workers": workers}
+    if case.preset:
+        own["preset"] = case.preset
+    if case.data:
+        own |= {
+            "input": json.dumps(files), "timesteps-per-iteration": case.evaluated_every, "evaluation-interval": 1,
+            "evaluation-num-workers": 0, "evaluation-num-episodes": _EVALUATED,
+        }  # fmt: skip
+    else:
+        own["num-envs-per-worker"] = case.num_envs // workers
+    return [f"--{name}={value}" for name, value in {**own, **case.options}.items()]
+
+
 def measured(case: Case, workers: int, seed: int, folder: Path = _FOLDER, cache: Path | None = None) -> WorkersRow:
     """Train one run.
 
@@ -132,23 +157,10 @@ def measured(case: Case, workers: int, seed: int, folder: Path = _FOLDER, cache:
     Raises:
         RuntimeError: the run failed.
     """
+    files = files_of(case.data, cache or default_cache(), folder) if case.data else []
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = Path(scratch) / "run"
-        own = {
-            "algo": case.algo, "env": case.env, "seed": seed, "stop-timesteps": case.env_steps,
-            "num-workers": workers, "run-dir": run_dir,
-        }  # fmt: skip
-        if case.preset:
-            own["preset"] = case.preset
-        if case.data:
-            own |= {
-                "input": json.dumps(files_of(case.data, cache or default_cache(), folder)),
-                "timesteps-per-iteration": case.evaluated_every, "evaluation-interval": 1,
-                "evaluation-num-workers": 0, "evaluation-num-episodes": _EVALUATED,
-            }  # fmt: skip
-        else:
-            own["num-envs-per-worker"] = case.num_envs // workers
-        words = [f"--{name}={value}" for name, value in {**own, **case.options}.items()]
+        words = [*words_of(case, workers, files), f"--seed={seed}", f"--run-dir={run_dir}"]
         run_command([sys.executable, "-m", "aiorl.learner", *words], timeout_s=_TIMEOUT_S)
         results = read_results(run_dir)
     steps, returns, end = _curve(case, results)

@@ -4,9 +4,30 @@ from pathlib import Path
 
 import pytest
 
+from aiorl.algorithms.registry import config_class
+from aiorl.config.command_line import configure_learner
 from benchmarks.recordings import RECORDINGS, Recording
 from benchmarks.rows import write_csv
-from benchmarks.worker_counts import Case, WorkersRow, chance_of, measured, read_workers_rows, workers_section
+from benchmarks.worker_counts import (
+    CASES,
+    COUNTS,
+    Case,
+    WorkersRow,
+    chance_of,
+    measured,
+    read_workers_rows,
+    words_of,
+    workers_section,
+)
+
+
+@pytest.mark.parametrize("workers", COUNTS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.algo)
+def test_each_case_is_a_run_that_can_be(case: Case, workers: int) -> None:
+    config = configure_learner(words_of(case, workers, ["a.parquet"]), config_class)
+    assert (config.algo, config.num_workers) == (case.algo, workers)
+    assert bool(case.data) == (config.input == ["a.parquet"]) == (case.num_envs == 0)
+    assert case.data or config.num_workers * config.num_envs_per_worker == case.num_envs
 
 
 @pytest.mark.slow
