@@ -42,7 +42,6 @@ __all__ = [
 Array = NDArray[Any]
 
 COUNTS = (1, 4)
-SEEDS = (0, 1, 2, 3, 4)
 _GRID = 100
 _FOLDER = Path(__file__).parents[1] / "docs" / "results"
 _FILE = "workers.csv"
@@ -51,10 +50,10 @@ _EVALUATED = 10
 _HEAD = f"""
 ## One worker or four
 
-The same environments in one worker or spread over four, with the preset (IQL: none) and the same {len(SEEDS)} seeds
-(`python -m benchmarks.worker_counts`, [all runs](results/workers.csv)). "Over all" is the mean of the learning curve,
-the mean return of the last 100 episodes at each env step; the deviation of the seeds is in brackets. "Chance" is the
-share of all ways to part the ten runs in two that part their means at least as far: small where the number of workers
+The same environments in one worker or spread over four, with the preset (IQL: none) and the same five seeds, A2C's
+ten (`python -m benchmarks.worker_counts`, [all runs](results/workers.csv)). "Over all" is the mean of the learning
+curve, the mean return of the last 100 episodes at each env step; the deviation of the seeds is in brackets. "Chance" is
+the share of all ways to part all runs in two that part their means at least as far: small where the number of workers
 matters. Ape-X's workers have one `epsilon_schedule` here, for shares of random actions of their own depend on how many
 they are. Of stored experience ("data") each worker reads its share; env steps are rows read, and the curve is of
 evaluations of {_EVALUATED} episodes, over the rows that were trained on.
@@ -76,6 +75,7 @@ class Case:
         options: of the command line, beside.
         data: names of recordings to learn from, see `files_of`; none: the environments are sampled.
         evaluated_every: env steps between evaluations, with data.
+        seeds: which are run.
     """
 
     algo: str
@@ -86,6 +86,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     data: tuple[str, ...] = ()
     evaluated_every: int = 20_000
+    seeds: tuple[int, ...] = tuple(range(5))
 
 
 _ONE_EPSILON = {"per-worker-epsilon": "off", "epsilon-schedule": "[[0, 1.0], [8000, 0.04]]"}
@@ -93,7 +94,7 @@ _SMALL_IQL = {"train-batch-size": 256, "training-intensity": 32, "lr": 1e-3, "mo
 CASES = (
     Case("ppo", "ppo-cartpole", "CartPole-v1", 8, 100_000),
     Case("pg", "pg-cartpole", "CartPole-v1", 16, 300_000),
-    Case("a2c", "a2c-cartpole", "CartPole-v1", 16, 300_000),
+    Case("a2c", "a2c-cartpole", "CartPole-v1", 16, 300_000, seeds=tuple(range(10))),
     Case("a3c", "a3c-cartpole", "CartPole-v1", 8, 300_000),
     Case("impala", "impala-cartpole", "CartPole-v1", 64, 500_000),
     Case("appo", "appo-cartpole", "CartPole-v1", 64, 500_000),
@@ -234,8 +235,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := sorted(set(args.algos) - set(known)):
         parser.error(f"there is no case {unknown[0]!r}; known: {', '.join(known)}")
     exit_on_sigterm()
-    chosen = [case for case in CASES if not args.algos or case.algo in args.algos]
-    for case, seed, workers in itertools.product(chosen, SEEDS, COUNTS):
+    chosen = [each for each in CASES if not args.algos or each.algo in args.algos]
+    runs = [(each, *run) for each in chosen for run in itertools.product(each.seeds, COUNTS)]
+    for case, seed, workers in runs:
         if any(_key(row) == (case.algo, workers, seed) for row in read_workers_rows(_FOLDER)):
             continue
         row = measured(case, workers, seed)

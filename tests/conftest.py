@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 from learner_server import can_fork, share_server
@@ -61,3 +63,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def own_log_level() -> Iterator[None]:
+    """What a run of one test logs, even one that is never stopped, is none of the next test's."""
+    level = logging.getLogger("aiorl").level
+    yield
+    logging.getLogger("aiorl").setLevel(level)

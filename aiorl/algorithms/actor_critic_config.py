@@ -61,7 +61,7 @@ class ActorCriticConfig(SDEConfig):
         return min(max(256, self.train_batch_size // 16), self.train_batch_size)
 
     def fragments_per_batch(self) -> int:
-        """Fragments that make up a train batch; with complete episodes, the least number that can."""
+        """Fragments that make up a train batch; with complete episodes, which may be longer, the most that it takes."""
         return -(-self.train_batch_size // (self.rollout_fragment_length * self.num_envs_per_worker))
 
     def check(self) -> None:

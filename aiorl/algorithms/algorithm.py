@@ -49,6 +49,8 @@ class LeasePlan:
         mode: on_policy deals out exactly one train batch of each version; streaming leases as much as can be trained on
             within ``max_policy_lag``, see `aiorl.protocol.pacing`.
         fragments_per_batch: fragments in one train batch.
+        env_steps_per_batch: on_policy: fragments have whole episodes and may be longer than asked for, so a train batch
+            has no more of them than make up so many env steps; None = they are as long as each other.
         outstanding_per_worker: streaming: fragments a worker may owe at a time, within the budget of the whole run.
         max_policy_lag: a fragment more versions older than this is discarded, not trained on; None = no bound.
         max_under_way: streaming: fragments leased, queued and in the learner's hands at most, all together; None = no
@@ -65,6 +67,7 @@ class LeasePlan:
     max_under_way: int | None = None
     publish_every: int = 1
     publish_interval_s: float = math.inf
+    env_steps_per_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ class OnPolicy(CompiledAlgorithm[OnPolicyT]):
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
         """Exactly one train batch of each version."""
-        return LeasePlan("on_policy", cls._own(config).fragments_per_batch(), max_policy_lag=0)
+        own = cls._own(config)
+        env_steps = None if own.is_truncating else own.train_batch_size
+        return LeasePlan("on_policy", own.fragments_per_batch(), max_policy_lag=0, env_steps_per_batch=env_steps)
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:

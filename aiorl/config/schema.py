@@ -90,8 +90,9 @@ class CommonConfig(WorkerConfig):
     gamma: float = _learning(0.99, "Discount of future rewards.", ge=0, le=1)
     lr: float = _learning(1e-4, "Learning rate.", gt=0, allow_inf_nan=False)
     train_batch_size: int = _learning(
-        200, "Env steps in one train batch. On-policy: a whole number of fragments.", unit="env steps", ge=1
-    )
+        200, "Env steps in one train batch. On-policy: a whole number of fragments, of whole episodes as many as have "
+        "so many.", unit="env steps", ge=1,
+    )  # fmt: skip
     model: ModelConfig = _learning(ModelConfig(), "Shape of the networks.", where="both")
     optimizer: dict[str, Any] = _learning(
         {},

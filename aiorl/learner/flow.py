@@ -204,6 +204,8 @@ class Flow:
         self._assembler.add(fragment)
         if self._pacing is not None:
             self._merge(fragment)
+        elif more := self._assembler.more_wanted():
+            self._session.deal_again(more)
 
     def feed_updates(self) -> None:
         """Hand out train batches while the update thread has room, and lease what replaces them."""
@@ -304,7 +306,7 @@ class Flow:
         if self._pacing is not None:
             self.stream()
         elif self.is_granting:
-            self._session.deal(self.publisher.version, self._plan.fragments_per_batch)
+            self._session.deal(self.publisher.version, self._assembler.begin_batch())
 
     def stream(self) -> None:
         """Streaming, lease what the budget allows now."""

@@ -177,7 +177,9 @@ class BatchAssembler:
     """Queues fragments and hands them out by the batch.
 
     On-policy it takes fragments of the current version only, as many as one batch wants, and hands them out sorted,
-    so that two runs with the same seeds train on the same batches whatever order the network delivered them in.
+    so that two runs with the same seeds train on the same batches whatever order the network delivered them in. Where
+    fragments have whole episodes, it says in turns how many more make up the env steps of a batch, for how long they
+    are shows when the ones before are there: else a batch would have the more steps, the shorter fragments are to be.
     Streaming it is a queue that drops what has become too old; leases bound it (`aiorl.protocol.pacing`).
 
     The version is the learner's: `set_version` after each update. Doubles must be dropped before (the session does).
@@ -190,6 +192,7 @@ class BatchAssembler:
         self._queue: deque[QueuedFragment] = deque()
         self._version = 0
         self._queued_env_steps = 0
+        self._wanted = plan.fragments_per_batch
         self._discarded: list[Discarded] = []
 
     @property
@@ -214,7 +217,29 @@ class BatchAssembler:
     @property
     def is_ready(self) -> bool:
         """Whether `take` has a whole batch."""
-        return len(self._queue) >= self._plan.fragments_per_batch
+        return len(self._queue) >= self._wanted and not self._env_steps_missing
+
+    @property
+    def _env_steps_missing(self) -> int:
+        """On-policy, what the fragments that wait lack of a batch whose number of fragments is not known beforehand."""
+        env_steps, most = self._plan.env_steps_per_batch, self._plan.fragments_per_batch
+        return 0 if env_steps is None or self._wanted >= most else max(0, env_steps - self._queued_env_steps)
+
+    def begin_batch(self) -> int:
+        """On-policy, how many fragments are to be sampled at first for a new batch."""
+        self._wanted = self._plan.fragments_per_batch
+        if self._plan.env_steps_per_batch is not None and not self._queue:
+            self._wanted = math.isqrt(self._wanted - 1) + 1  # its root, so that two turns more are mostly enough
+        return self._wanted
+
+    def more_wanted(self) -> int:
+        """On-policy, how many fragments more are to be sampled for the batch, now that those wanted are there."""
+        there, missing = len(self._queue), self._env_steps_missing
+        if there < self._wanted or not missing:
+            return 0
+        more = min(-(-missing * there // max(1, self._queued_env_steps)), self._plan.fragments_per_batch - there)
+        self._wanted += more
+        return more
 
     def add(self, fragment: QueuedFragment) -> bool:
         """Queue a fragment; False if it was discarded, for a reason that `take_discarded` tells.
@@ -226,7 +251,7 @@ class BatchAssembler:
             raise InternalError(f"a fragment of version {fragment.version} at version {self._version}")
         if self._is_stale(fragment):
             return self._discard(STALE, fragment)
-        if self._plan.mode == "on_policy" and len(self._queue) >= self._plan.fragments_per_batch:
+        if self._plan.mode == "on_policy" and len(self._queue) >= self._wanted:
             return self._discard("surplus", fragment)
         self._queue.append(fragment)
         self._newest_bytes = fragment.num_bytes
@@ -240,8 +265,9 @@ class BatchAssembler:
         Raises: InternalError if none is ready.
         """
         if not self.is_ready:
-            raise InternalError(f"{len(self._queue)} of {self._plan.fragments_per_batch} fragments are no train batch")
-        taken = [self._queue.popleft() for _ in range(self._plan.fragments_per_batch)]
+            raise InternalError(f"{len(self._queue)} of {self._wanted} fragments are no train batch")
+        taken = [self._queue.popleft() for _ in range(self._wanted)]
+        self._wanted = self._plan.fragments_per_batch
         if self._plan.mode == "on_policy":
             taken.sort(key=lambda fragment: (fragment.slot, fragment.seq))
         env_steps = sum(fragment.env_steps for fragment in taken)

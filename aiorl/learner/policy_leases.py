@@ -25,6 +25,7 @@ _MEANINGS = {
     "max_under_way": "fragments under way at most",
     "publish_every": "updates after which weights go out",
     "publish_interval_s": "seconds after which they go out at the latest",
+    "env_steps_per_batch": "env steps in one update",
 }
 
 

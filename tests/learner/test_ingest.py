@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -132,6 +134,63 @@ def test_versions_from_the_future_and_versions_that_go_back_are_bugs() -> None:
     assembler.set_version(2)
     with pytest.raises(InternalError, match="1 after 2"):
         assembler.set_version(1)
+
+
+def whole_episodes(most: int, env_steps: int) -> BatchAssembler:
+    return BatchAssembler(LeasePlan("on_policy", most, max_policy_lag=0, env_steps_per_batch=env_steps))
+
+
+def filled(assembler: BatchAssembler, lengths: Iterator[int]) -> list[int]:
+    """Fragments asked for in each turn, until there is a batch."""
+    turns = [assembler.begin_batch()]
+    for seq in itertools.count():
+        assert not assembler.is_ready
+        assembler.add(fragment(0, seq, assembler.version, next(lengths)))
+        if more := assembler.more_wanted():
+            assert seq + 1 == sum(turns), "all that were wanted are there"
+            turns.append(more)
+        if seq + 1 == sum(turns):
+            assert assembler.is_ready
+            return turns
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("most", "length", "turns"),
+    [
+        (16, 128, [4, 12]),  # as short as asked for: all of them
+        (16, 500, [4, 1]),  # 2,048 env steps are more than four of them
+        (16, 5000, [4]),
+        (4, 512, [2, 2]),
+        (4, 700, [2, 1]),
+        (1, 2048, [1]),
+    ],
+)
+def test_a_batch_of_whole_episodes_has_no_more_fragments_than_it_takes(
+    most: int, length: int, turns: list[int]
+) -> None:
+    """G7: else how many env steps it has would be up to how many workers share it."""
+    assembler = whole_episodes(most, 2048)
+    for version in range(2):
+        assembler.set_version(version)
+        assert filled(assembler, itertools.repeat(length)) == turns
+        assert len(assembler.take().fragments) == sum(turns)
+
+
+@given(st.integers(1, 9), st.integers(1, 50), st.lists(st.integers(0, 200), max_size=20), st.booleans())
+def test_whole_episodes_make_a_batch_whatever_their_lengths(
+    most: int, nominal: int, lengths: list[int], is_lying: bool
+) -> None:
+    """Even if somebody sends less than was asked for."""
+    assembler = whole_episodes(most, most * nominal)
+    found = [length if is_lying else length + nominal for length in (*lengths, *[0] * most)]
+    turns = filled(assembler, iter(found))
+    assert sum(turns) <= most
+    batch = assembler.take()
+    assert batch.env_steps >= most * nominal or len(batch.fragments) == most
+    assert len(turns) == 1 or batch.env_steps - sum(found[sum(turns[:-1]) : sum(turns)]) < most * nominal
+    assert not assembler.is_ready
+    assert not assembler.more_wanted()
 
 
 @given(

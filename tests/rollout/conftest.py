@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 
 import pytest
 from plain_policies import PlainPolicy
@@ -14,10 +13,8 @@ from aiorl.testing.envs import CountingEnv
 @pytest.fixture(autouse=True)
 def _fresh_logging():
     log_once.reset()
-    level = logging.getLogger("aiorl").level
     yield
     log_once.reset()
-    logging.getLogger("aiorl").setLevel(level)
 
 
 @pytest.fixture

@@ -1,0 +1,30 @@
+"""Train batches of whole episodes, in one process and with workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiorl
+
+
+@pytest.mark.parametrize("kind", [aiorl.PGTrainer, aiorl.PPOTrainer])
+@pytest.mark.parametrize(
+    ("num_workers", "envs", "length"), [(0, 1, 25), (1, 2, 50), pytest.param(2, 1, 25, marks=pytest.mark.slow)]
+)
+def test_a_batch_has_its_env_steps_though_episodes_are_longer_than_fragments(
+    kind: type[aiorl.Trainer], num_workers: int, envs: int, length: int, tmp_path: Path
+) -> None:
+    """Pendulum's episodes have 200 steps, and 64 fragments of 25 steps, or 16 of 100, would make up 1,600."""
+    settings: dict[str, Any] = {
+        "env": "Pendulum-v1", "num_workers": num_workers, "num_envs_per_worker": envs, "train_batch_size": 1600,
+        "rollout_fragment_length": length, "batch_mode": "complete_episodes", "model": {"fcnet_hiddens": [8]},
+        "seed": 1, "min_iter_time_s": 0, "xla": "off", "log_sys_usage": False, "run_dir": str(tmp_path / "run"),
+    }  # fmt: skip
+    with kind(config=settings) as trainer:
+        results = [trainer.train() for _ in range(3)]
+    assert [result["timesteps_this_iter"] for result in results] == [1600] * 3
+    ledger = results[-1]["ledger"]
+    assert ledger["sampled"] == ledger["trained"] == 4800, "nothing is sampled for nothing"
