@@ -75,7 +75,9 @@ def learner_rate(options: Mapping[str, object], seconds: float) -> float:
     """
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        added = {"min-iter-time-s": 0.5, "stop-time-s": 5.0 + 2 * seconds, "run-dir": run_dir, "seed": 1}
+        # results come by time alone, however few env steps an iteration has
+        often = {"min-iter-time-s": 0.5, "timesteps-per-iteration": 0}
+        added = {**often, "stop-time-s": 5.0 + 2 * seconds, "run-dir": run_dir, "seed": 1}
         words = [f"--{name}" + ("" if value is None else f"={value}") for name, value in {**options, **added}.items()]
         run_command([sys.executable, "-m", "aiorl.learner", *words])
         rows = [json.loads(line) for line in (run_dir / "result.jsonl").read_text().splitlines()]
