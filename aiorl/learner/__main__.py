@@ -105,7 +105,7 @@ class _EarlyLog(logging.handlers.MemoryHandler):
 
 
 def _check_names(config: CommonConfig) -> None:
-    """End with the usage if the environment or keys that the config names are none, or stored experience is missing."""
+    """End with the usage if the environment or keys that are named are none, or no stored experience is named."""
     from aiorl.env.registry import resolve_env
     from aiorl.transport.security import load_learner_keys
 

@@ -23,13 +23,16 @@ logger = logging.getLogger(__name__)
 _TF_POLICY = "aiorl.models.tf_policy"
 
 
-def learned_policy_class(graph: bytes, description: Mapping[str, Any], *, threads: int = 1) -> type[GraphPolicy]:
+def learned_policy_class(
+    graph: bytes, description: Mapping[str, Any], *, threads: int = 1, runs_per_weights: int | None = None
+) -> type[GraphPolicy]:
     """The class of a learner's policy, made like any Policy; objects act once they have weights.
 
     Args:
         graph: the acting graph; empty for a network that has none and is run in TensorFlow.
         description: `ActingSpec.to_dict`; beside an empty graph with the model's settings under "tf_model".
         threads: threads an evaluation may use.
+        runs_per_weights: about how many evaluations there are before weights are new; None = many.
 
     Raises:
         PolicyError: a damaged description; and, when an object is made, a graph that doesn't fit it, or spaces that are
@@ -56,6 +59,7 @@ def learned_policy_class(graph: bytes, description: Mapping[str, Any], *, thread
                 config=config,
                 seed=config.get("seed"),
                 threads=threads,
+                runs_per_weights=runs_per_weights,
             )
 
     return LearnedPolicy

@@ -28,6 +28,7 @@ class OnnxPolicy(GraphPolicy):
         config: Mapping[str, Any] | None = None,
         seed: int | None = None,
         threads: int = 1,
+        runs_per_weights: int | None = None,
     ) -> None:
         """Make a policy from what the learner exported; it can act once it has weights.
 
@@ -39,13 +40,14 @@ class OnnxPolicy(GraphPolicy):
             config: the policy's own settings; see GraphPolicy.
             seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
             threads: threads an evaluation may use.
+            runs_per_weights: about how many evaluations there are before weights are new; None = many.
 
         Raises:
             PolicyError: graph and spec don't fit each other or the action space.
             ConfigError: settings that can't be honoured.
         """
         super().__init__(
-            ActingGraph(graph, spec, threads=threads),
+            ActingGraph(graph, spec, threads=threads, runs_per_weights=runs_per_weights),
             spec,
             observation_space=observation_space,
             config=config,

@@ -43,7 +43,12 @@ def learned_policies(
             raise PolicyError(f"the learner sent no graph for policy {policy_id!r}")
         else:
             graph = graphs[policy_id]
-            kind = learned_policy_class(graph["graph"], graph["spec"], threads=part.num_cpus_per_worker)
+            kind = learned_policy_class(
+                graph["graph"],
+                graph["spec"],
+                threads=part.num_cpus_per_worker,
+                runs_per_weights=part.rollout_fragment_length,
+            )
             learning = {**part.model_dump(include=_FOR_LEARNING), "algo": policy.algo or part.algo}
             config = {**config, **plan.policy_settings(), "learning": learning}
         entries[policy_id] = (kind, _space(policy.observation_space), _space(policy.action_space), config)

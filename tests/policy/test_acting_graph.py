@@ -63,17 +63,20 @@ def test_new_weights_take_effect_and_are_copies(network):
     np.testing.assert_array_equal(acting.get_weights()["policy/head/bias"], network.weights(2)["policy/head/bias"])
 
 
-def test_one_session_serves_all_weights_of_a_small_dense_network(network, weights_are_inputs, monkeypatch):
+@pytest.mark.parametrize("runs_per_weights", [None, 1000, 8])
+def test_one_session_serves_all_weights_of_a_dense_network_that_is_small_or_gets_new_ones_often(
+    network, weights_are_inputs, runs_per_weights, monkeypatch
+):
     made = []
     make = ort.InferenceSession
     monkeypatch.setattr(ort, "InferenceSession", lambda *args, **options: made.append(1) or make(*args, **options))
-    acting = ActingGraph(network.graph(), network.spec)
+    acting = ActingGraph(network.graph(), network.spec, runs_per_weights=runs_per_weights)
     for seed in range(3):
         acting.set_weights(network.weights(seed))
         for _ in range(8):  # the last ones in bound memory
             got = acting.run(obs_of(4))[0]
             np.testing.assert_allclose(got, network.expected(network.weights(seed), obs_of(4))[0], rtol=1e-5, atol=1e-5)
-    assert len(made) == (1 if weights_are_inputs else 3)
+    assert len(made) == (1 if weights_are_inputs or runs_per_weights == 8 else 3)
 
 
 def test_read_only_and_strided_weights_are_taken(network):
