@@ -227,10 +227,11 @@ class ActingGraph:
         """
         self.spec = spec
         is_brief = runs_per_weights is not None and runs_per_weights <= _BRIEF_RUNS
+        most_bytes = _MAX_BRIEF_BYTES if is_brief else _MAX_INPUT_BYTES
         # convolutions are far slower with kernels that may change
-        self._weights_are_inputs = spec.num_weight_bytes <= (
-            _MAX_BRIEF_BYTES if is_brief else _MAX_INPUT_BYTES
-        ) and all(len(weight.shape) <= 2 for weight in spec.weights)
+        self._weights_are_inputs = spec.num_weight_bytes <= most_bytes and all(
+            len(weight.shape) <= 2 for weight in spec.weights
+        )
         # what was received is never loaded
         self._graph = to_canonical_graph(
             graph,
