@@ -211,23 +211,20 @@ class ActingGraph:
     a mixture.
     """
 
-    def __init__(
-        self, graph: bytes, spec: ActingSpec, *, threads: int = 1, runs_per_weights: int | None = None
-    ) -> None:
+    def __init__(self, graph: bytes, spec: ActingSpec, *, threads: int = 1, runs_per_weights: float = math.inf) -> None:
         """Check the graph and write it anew; it can run once it has weights.
 
         Args:
             graph: serialised ONNX model.
             spec: its description.
             threads: threads a run may use.
-            runs_per_weights: about how many runs there are before weights are new; None = many.
+            runs_per_weights: about how many runs there are before weights are new.
 
         Raises: PolicyError if the graph is damaged, too large, holds what is not accepted, or refers to anything but
             the spec's weights.
         """
         self.spec = spec
-        is_brief = runs_per_weights is not None and runs_per_weights <= _BRIEF_RUNS
-        most_bytes = _MAX_BRIEF_BYTES if is_brief else _MAX_INPUT_BYTES
+        most_bytes = _MAX_BRIEF_BYTES if runs_per_weights <= _BRIEF_RUNS else _MAX_INPUT_BYTES
         # convolutions are far slower with kernels that may change
         self._weights_are_inputs = spec.num_weight_bytes <= most_bytes and all(
             len(weight.shape) <= 2 for weight in spec.weights

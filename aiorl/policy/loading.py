@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ _TF_POLICY = "aiorl.models.tf_policy"
 
 
 def learned_policy_class(
-    graph: bytes, description: Mapping[str, Any], *, threads: int = 1, runs_per_weights: int | None = None
+    graph: bytes, description: Mapping[str, Any], *, threads: int = 1, runs_per_weights: float = math.inf
 ) -> type[GraphPolicy]:
     """The class of a learner's policy, made like any Policy; objects act once they have weights.
 
@@ -32,7 +33,7 @@ def learned_policy_class(
         graph: the acting graph; empty for a network that has none and is run in TensorFlow.
         description: `ActingSpec.to_dict`; beside an empty graph with the model's settings under "tf_model".
         threads: threads an evaluation may use.
-        runs_per_weights: about how many evaluations there are before weights are new; None = many.
+        runs_per_weights: about how many evaluations there are before weights are new.
 
     Raises:
         PolicyError: a damaged description; and, when an object is made, a graph that doesn't fit it, or spaces that are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ class OnnxPolicy(GraphPolicy):
         config: Mapping[str, Any] | None = None,
         seed: int | None = None,
         threads: int = 1,
-        runs_per_weights: int | None = None,
+        runs_per_weights: float = math.inf,
     ) -> None:
         """Make a policy from what the learner exported; it can act once it has weights.
 
@@ -40,7 +41,7 @@ class OnnxPolicy(GraphPolicy):
             config: the policy's own settings; see GraphPolicy.
             seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
             threads: threads an evaluation may use.
-            runs_per_weights: about how many evaluations there are before weights are new; None = many.
+            runs_per_weights: about how many evaluations there are before weights are new.
 
         Raises:
             PolicyError: graph and spec don't fit each other or the action space.

@@ -47,7 +47,7 @@ def learned_policies(
                 graph["graph"],
                 graph["spec"],
                 threads=part.num_cpus_per_worker,
-                runs_per_weights=part.rollout_fragment_length,
+                runs_per_weights=part.cut_length,
             )
             learning = {**part.model_dump(include=_FOR_LEARNING), "algo": policy.algo or part.algo}
             config = {**config, **plan.policy_settings(), "learning": learning}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import reprlib
 import threading
 
@@ -63,7 +64,7 @@ def test_new_weights_take_effect_and_are_copies(network):
     np.testing.assert_array_equal(acting.get_weights()["policy/head/bias"], network.weights(2)["policy/head/bias"])
 
 
-@pytest.mark.parametrize("runs_per_weights", [None, 1000, 8])
+@pytest.mark.parametrize("runs_per_weights", [math.inf, 1000, 8])
 def test_one_session_serves_all_weights_of_a_dense_network_that_is_small_or_gets_new_ones_often(
     network, weights_are_inputs, runs_per_weights, monkeypatch
 ):
