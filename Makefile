@@ -8,7 +8,7 @@ RESULTS := .pytest_cache/results.xml
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check style types layers requirements bench bench-against chaos results examples coverage \
+.PHONY: help setup train test test-all nightly check style types layers requirements bench bench-against chaos results examples coverage \
 	fuzz lock build clean
 
 help:  ## list the targets
@@ -32,6 +32,9 @@ test: $(STAMP)  ## run the tests (without the long learning runs)
 
 test-all: $(STAMP)  ## run all tests, long learning and fault runs included
 	@$(BIN)/python -m pytest
+
+nightly: $(STAMP)  ## run what CI leaves out: campaigns, notebooks, learning runs of minutes
+	@$(BIN)/python -m pytest -m nightly
 
 check: style types layers  ## style, types and import layers
 

@@ -45,10 +45,17 @@ def pytest_collection(session: pytest.Session) -> None:
         os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Folders with the longest files come first, so that no process is alone with one of them in the end."""
+    """Put folders with the longest files first, so that no process is alone with one of them in the end.
+
+    Nightly tests are slow ones, too.
+    """
     rank = {folder: number for number, folder in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.parent.name, len(LONG)))
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker("slow")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

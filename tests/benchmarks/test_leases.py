@@ -78,7 +78,7 @@ def test_workers_in_each_others_way_on_a_busy_host_hardly_make_samples_to_be_thr
     assert sum(run.fragments_per_s for run in runs) / 3 > 17
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("per_batch", "update_s"), [(64, 0.1), (256, 0.05)], ids=["learner-bound", "worker-bound"])
 def test_a_thousand_workers_whose_speeds_differ_by_fifty(per_batch: int, update_s: float) -> None:
     """S6."""

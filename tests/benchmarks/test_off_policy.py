@@ -7,7 +7,7 @@ import pytest
 from benchmarks import off_policy as bench
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("algo", ["dqn", "sac", "td3"])
 def test_a_measurement_runs_and_prints_rates_of_subject_and_baseline(
     algo: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

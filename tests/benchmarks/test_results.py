@@ -15,7 +15,7 @@ from benchmarks.results import TASKS, OfflineTask, Row, Task, measure, page_of, 
 from benchmarks.rows import write_csv
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_seed_is_trained_evaluated_and_kept_as_a_row_and_a_curve(tmp_path: Path) -> None:
     task = Task("quick", "ppo-cartpole", "CartPole-v1", 2000, 10.0, "nothing", options={"num-workers": 1, "xla": "off"})
     rows = [measure(task, seed, tmp_path, episodes=3) for seed in (1, 0)]
@@ -79,7 +79,7 @@ def test_a_recording_is_whole_episodes_in_files_made_once_and_again_as_before(tm
     assert read_data_row("tiny", tmp_path) == row
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_seed_learns_from_what_a_policy_that_was_trained_for_it_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

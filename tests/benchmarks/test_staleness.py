@@ -8,7 +8,7 @@ from benchmarks.rows import write_csv
 from benchmarks.staleness import StaleRow, measured, read_stale_rows, section_of
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("algo", ["impala", "appo"])
 def test_a_seed_is_trained_on_samples_of_just_that_lag(algo: str) -> None:
     row = measured(algo, 2, 0, env_steps=20_000)  # it looks at the versions of all that it trains on

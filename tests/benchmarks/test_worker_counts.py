@@ -30,7 +30,7 @@ def test_each_case_is_a_run_that_can_be(case: Case, workers: int) -> None:
     assert case.data or config.num_workers * config.num_envs_per_worker == case.num_envs
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_has_its_environments_in_so_many_workers(workers: int) -> None:
     case = Case("ppo", "ppo-cartpole", "CartPole-v1", 8, 3000, {"xla": "off"})
@@ -40,7 +40,7 @@ def test_a_run_has_its_environments_in_so_many_workers(workers: int) -> None:
     assert 9 <= row.return_over_all <= row.return_last * 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", [1, 2])
 def test_of_stored_experience_each_worker_reads_its_share_and_policies_are_evaluated(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -54,7 +54,7 @@ def test_of_stored_experience_each_worker_reads_its_share_and_policies_are_evalu
     assert row.return_over_all >= 8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_runs_with_one_worker_and_with_four_are_distributed_alike() -> None:
     """On-policy runs with a seed give the same each time: it may fail by chance on a machine, but not now and then."""
     case = Case("ppo", "ppo-cartpole", "CartPole-v1", 8, 20_000)

@@ -62,7 +62,7 @@ def test_r161_rows_lives_and_games_are_those_of_the_plain_games(name, steps, set
     ours.close(), theirs.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_r161_random_starts_and_sticky_actions_give_the_plain_games_statistics():
     """Lives of Breakout last equally long: some 60 of each, to within four standard errors."""
     lengths = []

@@ -186,7 +186,7 @@ def test_optuna_sweep_goes_on_from_its_file_with_other_settings(folder: Folder) 
     assert f"lr: {study.best_params['lr']:.4g}" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_optuna_sweep_finds_settings_that_learn(folder: Folder) -> None:
     shown = folder.run(commands_of("optuna_sweep.py")[0], timeout_s=280)
     ((pruned, mean),) = re.findall(r"Best of 20 trials, (\d+) of them pruned: a mean return of ([\d.]+) with", shown)
@@ -208,17 +208,17 @@ def test_custom_model(folder: Folder) -> None:
     assert results[-1]["episode_reward_mean_last_100"] > 1.5 * results[0]["episode_reward_mean_last_100"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_custom_model_solves_cartpole(folder: Folder) -> None:
     assert re.search(SOLVED, folder.run(commands_of("custom_model.py")[0]), re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_recurrent_memory(folder: Folder) -> None:
     assert re.search(SOLVED, folder.run(commands_of("recurrent_memory.py")[0]), re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_memory_it_stays_a_guess(folder: Folder) -> None:
     assert "Done: " in folder.run(commands_of("recurrent_memory.py")[1])
     assert folder.results()[-1]["episode_reward_mean_last_100"] < 0.7
@@ -233,7 +233,7 @@ def test_multi_agent_cartpole(folder: Folder) -> None:
     assert all(5 < value < 501 for value in earned.values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_multi_agent_cartpole_learns_with_both_policies(folder: Folder) -> None:
     learn, look = commands_of("multi_agent_cartpole.py")
     assert re.search(SOLVED, folder.run(learn), re.MULTILINE)
@@ -250,7 +250,7 @@ def test_pettingzoo_rps(folder: Folder) -> None:
     assert earned["habit"] == pytest.approx(-earned["learner"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pettingzoo_rps_wins_nearly_every_round(folder: Folder) -> None:
     learn, look = commands_of("pettingzoo_rps.py")
     folder.run(learn)
@@ -297,7 +297,7 @@ def test_external_http(folder: Folder) -> None:
     assert folder.results()[-1]["episodes_total"] > 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_external_http_learns_from_its_own_client(folder: Folder) -> None:
     learn, play = commands_of("external_http.py")
     learner, client = folder.start(learn), folder.start(play)
@@ -309,7 +309,7 @@ def test_external_http_learns_from_its_own_client(folder: Folder) -> None:
     assert last > 100 > 2 * first
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_atari(folder: Folder) -> None:
     """To the end of the first games; as it stands, it does the same for twice as long."""
     assert "Done: " in folder.run(commands_of("atari.yaml")[0], "--stop-timesteps=10000", "--num-sgd-iter=1")

@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning"),
 ]
 

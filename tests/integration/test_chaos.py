@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(sys.platform != "linux", reason="processes are found and struck by Linux's means"),
 ]
 

@@ -154,7 +154,7 @@ def test_everything_without_an_admitted_key_is_refused_with_reasons_and_the_work
     assert worker.text.count('"event": "connected"') == 1
 
 
-@pytest.mark.parametrize("cut_s", [4.0, pytest.param(20.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cut_s", [4.0, pytest.param(20.0, marks=pytest.mark.nightly)])
 def test_traffic_resumes_after_the_link_was_cut(network, keys, cut_s):
     net = network()
     _start_learner(net, keys)

@@ -22,7 +22,7 @@ def test_warnings_that_come_again_within_a_minute_are_found_also_over_midnight()
     assert repeated_warnings(LOG, period_s=70.0) == ["another one", "aiorl.x: copy # restarts"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_minute_with_everything_on_leaves_a_balanced_ledger_and_a_quiet_log(tmp_path):
     report = run_soak(60.0, tmp_path, mean_steps=1000.0)
     output = (tmp_path / "output.txt").read_text()

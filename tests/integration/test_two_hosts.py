@@ -88,7 +88,7 @@ def test_workers_with_keys_train_from_another_host_and_strangers_cost_nothing(tr
     training.check_ledgers()
 
 
-@pytest.mark.parametrize("cut_s", [3.0, pytest.param(20.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cut_s", [3.0, pytest.param(20.0, marks=pytest.mark.nightly)])
 def test_training_goes_on_after_the_link_was_cut(train, cut_s: float) -> None:
     training = train()
     training.wait_for_updates(3)

@@ -20,7 +20,11 @@ from aiorl import evaluate
 
 pytestmark = pytest.mark.slow
 
-SEEDS = (1, 2, 3, 4, 5)
+
+def seeds(count: int, *, quick: int = 0) -> list[Any]:
+    """Seeds from 1 on; all but the first few are left to the nightly run."""
+    marks = [[], [pytest.mark.nightly]]
+    return [pytest.param(seed, marks=marks[seed > quick]) for seed in range(1, count + 1)]
 
 
 def train(run_dir: Path, *options: str) -> dict[str, Any]:
@@ -44,7 +48,7 @@ def train_for(run_dir: Path, env_steps: int, *options: str) -> dict[str, Any]:
     return json.loads((run_dir / "result.jsonl").read_text().splitlines()[-1])
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(5, quick=1))
 @pytest.mark.parametrize("algo", ["ppo", "impala", "appo"])
 def test_cartpole_is_solved_with_the_defaults(tmp_path: Path, algo: str, seed: int) -> None:
     result = train(
@@ -55,7 +59,7 @@ def test_cartpole_is_solved_with_the_defaults(tmp_path: Path, algo: str, seed: i
     assert result["ledger"]["trained"] == result["env_steps_trained_total"]
 
 
-@pytest.mark.parametrize("seed", SEEDS[:2])
+@pytest.mark.parametrize("seed", seeds(2))
 def test_pg_learns_cartpole_from_returns_alone(tmp_path: Path, seed: int) -> None:
     result = train(
         tmp_path / "run", "--env=CartPole-v1", "--algo=pg", "--preset=auto", f"--seed={seed}", "--stop-return=450",
@@ -64,7 +68,7 @@ def test_pg_learns_cartpole_from_returns_alone(tmp_path: Path, seed: int) -> Non
     assert result["episode_reward_mean_last_100"] >= 450
 
 
-@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("seed", seeds(3))
 @pytest.mark.parametrize("algo", ["appo", "impala"])
 def test_cartpole_is_learned_from_a_stream_and_not_unlearned_by_a_million_steps(
     tmp_path: Path, algo: str, seed: int
@@ -75,7 +79,7 @@ def test_cartpole_is_learned_from_a_stream_and_not_unlearned_by_a_million_steps(
     assert evaluate(run_dir, episodes=20, seed=1).mean >= 475
 
 
-@pytest.mark.parametrize("seed", SEEDS[:2])
+@pytest.mark.parametrize("seed", seeds(2, quick=1))
 def test_dqn_with_replay_by_priority_and_n_step_returns_solves_cartpole(tmp_path: Path, seed: int) -> None:
     run_dir = tmp_path / "run"
     result = train_for(run_dir, 100_000, "--env=CartPole-v1", "--algo=dqn", "--preset=auto", f"--seed={seed}")
@@ -83,6 +87,7 @@ def test_dqn_with_replay_by_priority_and_n_step_returns_solves_cartpole(tmp_path
     assert evaluate(run_dir, episodes=20, seed=1).mean >= 475
 
 
+@pytest.mark.nightly
 def test_apex_solves_cartpole_through_two_workers_that_send_first_priorities(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = train_for(run_dir, 250_000, "--env=CartPole-v1", "--algo=apex", "--preset=auto", "--seed=1")
@@ -90,6 +95,7 @@ def test_apex_solves_cartpole_through_two_workers_that_send_first_priorities(tmp
     assert evaluate(run_dir, episodes=20, seed=1).mean >= 475
 
 
+@pytest.mark.nightly
 def test_a_recurrent_dqn_balances_a_pole_whose_velocity_it_does_not_see(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     env = "--env=aiorl.testing.envs:CartPoleWithoutVelocities"
@@ -97,7 +103,7 @@ def test_a_recurrent_dqn_balances_a_pole_whose_velocity_it_does_not_see(tmp_path
     assert result["episode_reward_mean_last_100"] >= 150  # half way, one checkpoint may be much worse than the next
 
 
-@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("seed", seeds(3))
 def test_ppo_solves_pendulum_with_continuous_actions_and_a_filter(tmp_path: Path, seed: int) -> None:
     result = train(
         tmp_path / "run", "--env=Pendulum-v1", f"--seed={seed}", "--observation-filter=MeanStdFilter", "--gamma=0.9",
@@ -107,7 +113,7 @@ def test_ppo_solves_pendulum_with_continuous_actions_and_a_filter(tmp_path: Path
     assert result["episode_reward_mean_last_100"] >= -250
 
 
-@pytest.mark.parametrize("seed", SEEDS[:2])
+@pytest.mark.parametrize("seed", seeds(2, quick=1))
 def test_sac_swings_a_pendulum_up_by_noise_of_the_state(tmp_path: Path, seed: int) -> None:
     run_dir = tmp_path / "run"
     options = ("--env=Pendulum-v1", "--algo=sac", "--preset=sac-pendulum", "--use-sde=true", f"--seed={seed}")
@@ -115,7 +121,7 @@ def test_sac_swings_a_pendulum_up_by_noise_of_the_state(tmp_path: Path, seed: in
     assert evaluate(run_dir, episodes=20, seed=1).mean >= -250
 
 
-@pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
+@pytest.mark.parametrize("cell", ["use_lstm", pytest.param("use_gru", marks=pytest.mark.nightly)])
 def test_ppo_with_a_recurrent_cell_recalls_what_no_memoryless_policy_can(tmp_path: Path, cell: str) -> None:
     result = train(
         tmp_path / "run", "--env=aiorl.testing.envs:RecallEnv", "--seed=1", f"--model.{cell}=true",
@@ -124,6 +130,7 @@ def test_ppo_with_a_recurrent_cell_recalls_what_no_memoryless_policy_can(tmp_pat
     assert result["episode_reward_mean_last_100"] >= 0.9
 
 
+@pytest.mark.nightly
 def test_ppo_without_memory_stays_at_chance_in_the_recall_environment(tmp_path: Path) -> None:
     options = ("--env=aiorl.testing.envs:RecallEnv", "--seed=1", "--num-envs-per-worker=16")
     result = train_for(tmp_path / "run", 80_000, *options)

@@ -211,6 +211,6 @@ def test_a_mutated_pickle_is_read_as_an_array_or_refused_and_calls_nothing():
     check_mutants(3_000)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hundred_thousand_mutated_pickles_call_nothing():
     check_mutants(100_000)

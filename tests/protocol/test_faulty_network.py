@@ -616,7 +616,7 @@ def explored(*usual: Any, examples: int, steps: int) -> list[Any]:
                 machine,
                 settings(max_examples=15 * examples, **limits),
                 id=f"{machine.__name__}-long",
-                marks=[pytest.mark.slow, pytest.mark.timeout(1800)],
+                marks=[pytest.mark.nightly, pytest.mark.timeout(1800)],
             )
             for machine in usual
         ),

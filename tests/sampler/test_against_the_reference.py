@@ -297,7 +297,7 @@ def test_a_sampler_ahead_in_a_thread_of_its_own_samples_as_the_reference_does(ki
     play(cases(kind), run_ahead, settings(FAST, max_examples=3))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["gym", "multi", "vector", "native", "base", "base_multi"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -305,14 +305,14 @@ def test_a_sampler_ahead_samples_as_the_reference_does_in_very_many_worlds(kind:
     play(cases(kind), run_ahead, settings(FAST, max_examples=60))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_samples_as_the_reference_does_in_very_many_worlds(kind: str) -> None:
     play(cases(kind), run, settings(FAST, max_examples=60))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["gym", "multi"])
 def test_environments_in_other_processes_are_sampled_as_the_reference_does_in_many_worlds(kind: str) -> None:
     play(cases(kind, remote=True), run_remote, settings(FAST, max_examples=12, phases=[Phase.generate]))
