@@ -1,4 +1,7 @@
-"""`python -m benchmarks [NAME...] [--json FILE]`: measure, each figure beside its baseline, and print a table."""
+"""`python -m benchmarks [NAME...] [--json FILE]`: measure, each figure beside its baseline, and print a table.
+
+The table comes at the end whatever happens: a figure that can't be measured is a row that says so.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import argparse
 import importlib
 import json
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.table import Table
 
+from aiorl.text import one_line
 from benchmarks.measure import exit_on_sigterm
 from benchmarks.result import Figure, make_console, make_table, readable
 
 __all__ = ["main"]
 
+_MAX_PROBLEM = 200
 MODULES = (
     "sampler",
     "general",
@@ -38,7 +44,10 @@ MODULES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmarks named, all by default; the exit status is 1 if a bound does not hold."""
+    """Run the benchmarks named, all by default.
+
+    Returns: the exit status: 0, 1 if a bound does not hold or a figure could not be measured, 130 after Ctrl-C.
+    """
     known = _functions()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -55,14 +64,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     exit_on_sigterm()
     console = make_console()
     figures: list[Figure] = []
-    for name in chosen:
-        console.print(f"[dim]{name} ...[/dim]", highlight=False)
-        figures += known[name]()
-        console.print(_line(figures[-1]), highlight=False)
-    console.print(_table(figures))
-    if args.json is not None:
-        args.json.write_text(json.dumps([figure.to_dict() for figure in figures], indent=1) + "\n", encoding="utf-8")
+    try:
+        for name in chosen:
+            console.print(f"[dim]{name} ...[/dim]", highlight=False)
+            measured = _measured(name, known[name])
+            figures += measured
+            for figure in measured:
+                console.print(_line(figure), highlight=False, markup=False)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        console.print(_table(figures))
+        if args.json is not None:
+            rows = [figure.to_dict() for figure in figures]
+            args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0 if all(figure.ok for figure in figures) else 1
+
+
+def _measured(name: str, measure: Callable[[], list[Figure]]) -> list[Figure]:
+    """The figures of a benchmark; one row that says why where it fails, so that the others are still measured."""
+    try:
+        return measure()
+    except Exception as error:  # whatever becomes of one benchmark
+        traceback.print_exc()
+        return [Figure.unmeasured(name, one_line(f"{type(error).__name__}: {error}", _MAX_PROBLEM))]
 
 
 def _functions() -> dict[str, Callable[[], list[Figure]]]:
@@ -87,6 +112,7 @@ def _cells(figure: Figure) -> tuple[str, ...]:
     sign = "<=" if figure.smaller_is_better else ">="
     targets = [f"{sign} {readable(figure.target)}"] if figure.target is not None else []
     targets += [f"ratio {sign} {figure.target_ratio:g}"] if figure.target_ratio is not None else []
+    targets += [f"not measured: {figure.problem}"] if figure.problem else []
     return (
         figure.name,
         readable(figure.value),

@@ -223,7 +223,7 @@ def _compare(name: str, run: Callable[[int], tuple[float, float, float]]) -> lis
 
 def _figures(name: str, rate: float, best: float, discarded: float, lag: float) -> list[Figure]:
     return [
-        Figure(f"leases/{name}", rate, "trained/s", best, None, MIN_RATIO),
-        Figure(f"leases/{name}: discarded", discarded, "of sampled", None, MAX_DISCARDED, smaller_is_better=True),
+        Figure(f"leases/{name}", rate, "trained/s", best, target_ratio=MIN_RATIO),
+        Figure(f"leases/{name}: discarded", discarded, "of sampled", target=MAX_DISCARDED, smaller_is_better=True),
         Figure(f"leases/{name}: policy lag", lag, "versions"),
     ]

@@ -20,7 +20,7 @@ STEP_S = 0.020
 NUM_ENVS = 8
 ROUNDS = 3
 SECONDS = 4.0
-TARGET = 300
+TARGET_RATIO = 6.0
 
 
 class SlowCartPole(CartPoleEnv):
@@ -45,7 +45,7 @@ def remote_polled() -> list[Figure]:
 
 def _figure(name: str, options: dict[str, str]) -> list[Figure]:
     value, baseline = alternate(lambda: _rate(options), lambda: _rate({"vectorize": "serial"}), ROUNDS)
-    return [Figure(f"remote/{name}, 8 envs of 20 ms", value, "env steps/s", baseline, TARGET)]
+    return [Figure(f"remote/{name}, 8 envs of 20 ms", value, "env steps/s", baseline, target_ratio=TARGET_RATIO)]
 
 
 def _rate(options: dict[str, str]) -> float:
@@ -54,7 +54,7 @@ def _rate(options: dict[str, str]) -> float:
         "algo": "impala",
         "num-workers": 1,
         "num-envs-per-worker": NUM_ENVS,
-        "rollout-fragment-length": 10,
-        "train-batch-size": 80,
+        "rollout-fragment-length": 4,  # stepped in turn it takes 0.64 s, and results come with each
+        "train-batch-size": 32,
     }
     return learner_rate({**common, **options}, SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,9 +29,10 @@ class Figure:
         value: median of the rounds.
         unit: of value, baseline and target.
         baseline: the same measured without aiorl, in the same rounds; None = there is none.
-        target: bound on the value; None = there is none.
+        target: bound on the value, for a unit that doesn't depend on the machine; None = there is none.
         target_ratio: bound on value / baseline; None = there is none.
         smaller_is_better: the bounds are upper ones.
+        problem: why it could not be measured; the value is NaN then, and no bound holds.
     """
 
     name: str
@@ -40,6 +42,12 @@ class Figure:
     target: float | None = None
     target_ratio: float | None = None
     smaller_is_better: bool = False
+    problem: str = ""
+
+    @classmethod
+    def unmeasured(cls, name: str, problem: str) -> Figure:
+        """Return the row of a figure that could not be measured."""
+        return cls(name, math.nan, "", problem=problem)
 
     @property
     def ratio(self) -> float | None:
@@ -50,7 +58,7 @@ class Figure:
     def ok(self) -> bool:
         """Every bound that there is holds."""
         pairs = ((self.value, self.target), (self.ratio, self.target_ratio))
-        return all(
+        return not self.problem and all(
             got <= bound if self.smaller_is_better else got >= bound
             for got, bound in pairs
             if got is not None and bound is not None
@@ -67,7 +75,9 @@ class Figure:
 
 
 def readable(value: float) -> str:
-    """Three digits of a small number, thousands of a large one."""
+    """Three digits of a small number, thousands of a large one; a dash for NaN."""
+    if math.isnan(value):
+        return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

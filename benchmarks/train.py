@@ -31,18 +31,18 @@ _IMPALA = PairSpec("vtrace", 1, 1024, True, 32, 32768, threads=1)
 def train_ppo_10_epochs() -> list[Figure]:
     """PPO, 10 epochs, minibatches of 4096, vectorised CartPole."""
     pair = PairSpec("ppo", 2, 1024, True, 32, 65536, epochs=10, minibatch=4096)
-    return _figure("train/ppo 10 epochs", pair, "ppo", 100_000)
+    return _figure("train/ppo 10 epochs", pair, "ppo")
 
 
 def train_ppo_1_epoch() -> list[Figure]:
     """PPO, 1 epoch, vectorised CartPole."""
     pair = PairSpec("ppo", 2, 1024, True, 32, 65536, epochs=1, minibatch=8192)
-    return _figure("train/ppo 1 epoch", pair, "ppo", 350_000)
+    return _figure("train/ppo 1 epoch", pair, "ppo")
 
 
 def train_impala() -> list[Figure]:
     """IMPALA, vectorised CartPole, one worker."""
-    return _figure("train/impala", _IMPALA, "impala", 500_000)
+    return _figure("train/impala", _IMPALA, "impala")
 
 
 def train_impala_encrypted() -> list[Figure]:
@@ -50,18 +50,18 @@ def train_impala_encrypted() -> list[Figure]:
     value, baseline = alternate(
         lambda: _aiorl(_IMPALA, "impala"), lambda: _aiorl(_IMPALA, "impala", insecure=True), ROUNDS
     )
-    return [Figure("train/impala encrypted", value, "env steps/s", baseline, None, ENCRYPTED_RATIO)]
+    return [Figure("train/impala encrypted", value, "env steps/s", baseline, target_ratio=ENCRYPTED_RATIO)]
 
 
 def train_impala_python_envs() -> list[Figure]:
     """IMPALA with 64 Python CartPoles in each of two workers."""
     pair = PairSpec("vtrace", 2, 64, False, 64, 8192, threads=1)
-    return _figure("train/impala 64 Python envs", pair, "impala", 90_000)
+    return _figure("train/impala 64 Python envs", pair, "impala")
 
 
-def _figure(name: str, pair: PairSpec, algo: str, target: float) -> list[Figure]:
+def _figure(name: str, pair: PairSpec, algo: str) -> list[Figure]:
     value, baseline = alternate(lambda: _aiorl(pair, algo), lambda: _bare(pair), ROUNDS)
-    return [Figure(name, value, "env steps/s", baseline, target, TARGET_RATIO)]
+    return [Figure(name, value, "env steps/s", baseline, target_ratio=TARGET_RATIO)]
 
 
 def _bare(pair: PairSpec) -> float:
