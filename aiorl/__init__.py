@@ -6,6 +6,7 @@ Public names are imported when first used, so that ``import aiorl`` is cheap and
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ if TYPE_CHECKING:
     from aiorl.trainer.whole_run import train as train
 
 __version__ = "0.1.0"
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read by TensorFlow when it is imported: only what ends the process
 
 _HOME = {
     "A2CConfig": "aiorl.algorithms.a2c.config",

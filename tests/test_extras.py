@@ -16,9 +16,11 @@ def test_what_to_type_installs_from_the_clone_that_runs() -> None:
     assert Path(words[3].removesuffix("[atari]")) == Path(__file__).parents[1]
 
 
-def test_a_package_apart_from_its_clone_says_where_to_type_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_to_type_keeps_an_aiorl_that_was_installed_from_a_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "aiorl" / "extras.py"))
-    assert extras.install_command("atari") == "pip install '.[atari]' in a clone of aiorl"
+    assert extras.install_command("atari") == "pip install 'aiorl[atari]'"
 
 
 def test_what_is_needed_and_not_there_is_told_with_who_needs_it() -> None:

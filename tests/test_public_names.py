@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -34,3 +35,12 @@ def test_import_aiorl_loads_next_to_nothing() -> None:
 def test_configs_are_made_without_tensorflow() -> None:
     code = "import sys; sys.modules['tensorflow'] = None; from aiorl import IMPALAConfig, PPOConfig; PPOConfig(env='E')"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_import_aiorl_silences_tensorflow_unless_the_user_has_said_otherwise() -> None:
+    code = "import os, aiorl; print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+    for given, found in ((None, "3"), ("0", "0")):
+        env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+        env |= {} if given is None else {"TF_CPP_MIN_LOG_LEVEL": given}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+        assert done.stdout.strip() == found

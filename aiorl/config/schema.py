@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TextIO, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TextIO, cast
 
 from pydantic import PrivateAttr, ValidationError, field_validator
 
@@ -31,6 +31,9 @@ from aiorl.config.presets import AUTO, with_preset
 from aiorl.config.withheld import restore_withheld
 from aiorl.config.worker import WorkerConfig, check_evaluation_keys
 from aiorl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aiorl.trainer import AlgorithmTrainer
 
 __all__ = [
     "CommonConfig",
@@ -373,14 +376,14 @@ class CommonConfig(WorkerConfig):
         """
         (sys.stdout if file is None else file).write(render_effective(self))
 
-    def build(self) -> Any:
-        """Return an `aiorl.Trainer` with this config; takes some seconds.
-
-        Any, since trainers stand on configs.
+    def build(self) -> AlgorithmTrainer:
+        """Return a trainer with this config; takes some seconds.
 
         Raises: what the trainer raises.
         """
-        return importlib.import_module("aiorl.trainer").trainer_for(self)
+        module = importlib.import_module("aiorl.trainer")  # which stands on configs
+        trainer: AlgorithmTrainer = module.trainer_for(self)
+        return trainer
 
     @property
     def is_alone(self) -> bool:

@@ -21,7 +21,7 @@ from aiorl.export.check import Runner, check_against_policy
 from aiorl.export.description import describe
 from aiorl.export.form import PolicyForm
 from aiorl.export.onnx_form import open_onnx, to_onnx
-from aiorl.extras import install_command, missing
+from aiorl.extras import want_packages
 from aiorl.learner.tf_runtime import import_tensorflow
 from aiorl.report.replaced_file import replaced_directory
 from aiorl.saved_run import SavedRun
@@ -142,13 +142,7 @@ def _checked(formats: Iterable[str]) -> list[str]:
                 value=name,
                 hint=nearest(str(name), FORMATS).strip(),
             )
-        if lacking := missing(FORMATS[name].packages):
-            raise ConfigError(
-                f"the format {name} needs {' and '.join(lacking)}, not installed here.",
-                key="formats",
-                value=name,
-                hint=f"Install it with: {install_command('learner')}",
-            )
+        want_packages(f"the format {name}", FORMATS[name].packages, "learner", key="formats", value=name)
     return wanted
 
 

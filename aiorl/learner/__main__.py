@@ -25,7 +25,6 @@ from aiorl.config.command_line import LEARNER_PROG, configure_learner
 from aiorl.config.parser import usage_error
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError, InternalError, UnsupportedEnvError
-from aiorl.extras import install_command, missing
 from aiorl.process import event_loop
 from aiorl.process.debugger import is_looked_into, on_debugger
 from aiorl.process.standard_output import keep_output_from_failing
@@ -42,7 +41,6 @@ __all__ = ["command", "main"]
 
 logger = logging.getLogger("aiorl.learner")
 
-_NEEDED = ("tensorflow", "keras", "tf2onnx", "onnx", "safetensors")
 _MAX_EARLY = 1000  # log records kept until there is a file for them
 _END_WITHIN_S = 60.0
 _BACK_WITHIN_S = 1.0
@@ -61,12 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str], early: _EarlyLog) -> int:
     prepare_import()  # the module of a user's own algorithm may load TensorFlow
     config = configure_learner(argv, config_class)
-    absent = missing(_NEEDED)
-    if absent:
-        sys.stderr.write(
-            f"aiorl: training needs {', '.join(absent)}, not installed here: {install_command('learner')}\n"
-        )
-        return 2
     os.environ.update(config.extra_python_environs_for_driver)
     logging.getLogger("aiorl").setLevel(config.log_level.replace("WARN", "WARNING"))
     logging.captureWarnings(True)

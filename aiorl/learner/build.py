@@ -24,6 +24,7 @@ from aiorl.data.sample_plan import SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import EnvFacts
 from aiorl.errors import CheckpointError, ConfigError
+from aiorl.extras import want_packages
 from aiorl.learner.checkpoint import Checkpoint, find_checkpoint
 from aiorl.learner.look_at_env import look_at_env
 from aiorl.learner.policy_group import PolicyGroup
@@ -39,6 +40,8 @@ from aiorl.wire.messages import PolicyGraph
 __all__ = ["Learning", "LearningPlan", "build_learning", "plan_learning", "unusable_init_from"]
 
 logger = logging.getLogger(__name__)
+
+_NEEDED = ("tensorflow", "keras", "tf2onnx", "onnx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +71,12 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     TensorFlow is loaded only where policies are of different algorithms.
 
     Raises:
-        ConfigError: a setting that cannot be honoured.
+        ConfigError: a setting that cannot be honoured; or what training needs is not installed.
         UnsupportedSpaceError: observations without preprocessor.
         EnvError: the environment's constructor failed.
     """
     began = time.monotonic()
+    want_packages("training", _NEEDED, "learner", key="algo", value=config.algo)
     begins_with = _checkpoint_to_begin_with(config)
     check_loggers(config.loggers)
     facts = look_at_env(config)

@@ -13,8 +13,7 @@ __all__ = ["load_tensorflow", "prepare_import"]
 
 
 def prepare_import() -> None:
-    """Set those variables that TensorFlow and Keras read at import whatever the config says."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    """Set the variable that Keras reads at import; `aiorl` itself has set TensorFlow's."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
 
 

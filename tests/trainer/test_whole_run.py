@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,17 @@ def test_the_algorithm_is_that_of_the_argument_the_config_or_the_preset(tmp_path
         aiorl.train(algo="ppo", preset="impala-cartpole")
     with pytest.raises(ConfigError, match=r"no environment to train in.*env='CartPole-v1'"):
         aiorl.train(algo="ppo")
+
+
+@pytest.mark.parametrize("make", [aiorl.train, lambda **settings: PPOConfig(**settings).build()])
+def test_without_tensorflow_it_is_refused_before_a_run_directory_is_made(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # as where it is not installed
+    with pytest.raises(ConfigError, match="training needs tensorflow") as caught:
+        make(env="CartPole-v1", run_dir=str(tmp_path / "run"))
+    assert "[learner]" in caught.value.hint
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_resumed_run_keeps_its_own_settings(tmp_path: Path) -> None:
