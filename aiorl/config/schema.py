@@ -186,8 +186,8 @@ class CommonConfig(WorkerConfig):
     )
     log_sys_usage: bool = _reports(True, "Add CPU and memory use to results.")
     loggers: list[str] = _reports(
-        [], "More that takes each result: import paths (package.module:Name), called with the run directory and the "
-        "config; what they give has write(result) and close(). None of them can fail a run.",
+        [], "More that takes each result: wandb, mlflow, or import paths (package.module:Name), called with the run "
+        "directory and the config; what they give has write(result) and close(). None of them can fail a run.",
     )  # fmt: skip
     collect_metrics_timeout: float = _reports(
         180.0, "Longest wait for metrics of workers. They come with the fragments, so it is never as long; what comes "

@@ -26,7 +26,8 @@ import orjson
 from aiorl.config.import_path import import_object
 from aiorl.config.regular_file import open_regular
 from aiorl.config.user_function import check_takes
-from aiorl.errors import ConfigError
+from aiorl.errors import ConfigError, nearest
+from aiorl.extras import want_packages
 from aiorl.report.appended_file import AppendedFile
 from aiorl.report.replaced_file import replaced
 from aiorl.report.tensorboard_events import EventFile
@@ -53,6 +54,8 @@ _log = logging.getLogger(__name__)
 CSV_FILE = "progress.csv"
 JSONL_FILE = "result.jsonl"
 
+_NAMED = {"mlflow": "aiorl.tracking:MLflow", "wandb": "aiorl.tracking:WandB"}
+"""Short names of loggers, which are those of the packages that they need."""
 _MAX_COLUMNS = 2000
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _SMALL_FILE = 1 << 20  # bytes that are rewritten without a thought
@@ -252,15 +255,23 @@ def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]],
     """What makes the loggers that a config names, each called with a run directory and a config.
 
     Args:
-        paths: the key ``loggers``: import paths.
+        paths: the key ``loggers``: import paths, or short names.
 
     Raises:
-        ConfigError: one can't be imported, or can't be called so.
+        ConfigError: one can't be imported, or can't be called so, or its package is not installed.
     """
     made = []
     for number, path in enumerate(paths):
         key = f"loggers[{number}]"
-        make = import_object(path, key=key)
+        if path in _NAMED:
+            want_packages(f"the logger {path}", [path], "tracking", key=key, value=path)
+        elif ":" not in path:
+            raise ConfigError(
+                f"{key} is {path!r}, expected {', '.join(_NAMED)} or the import path of a logger, "
+                f"'package.module:Name'.{nearest(path, _NAMED)}",
+                key=key, value=path,
+            )  # fmt: skip
+        make = import_object(_NAMED.get(path, path), key=key)
         if not callable(make):
             raise ConfigError(f"{key} is {path!r}, which can't be called.", key=key, value=path)
         check_takes(make, path, key, Path(), {})
@@ -272,7 +283,7 @@ def make_loggers(paths: Sequence[str], run_dir: Path, config: Mapping[str, Any])
     """The loggers that a config names; none of them ever fails a run.
 
     Args:
-        paths: the key ``loggers``: import paths.
+        paths: the key ``loggers``: import paths, or short names.
         run_dir: the run's directory.
         config: the effective configuration, as plain data.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -132,32 +131,6 @@ def test_custom_env(folder: Folder) -> None:
     assert re.search(SOLVED, folder.run(learn, *SMALL), re.MULTILINE)
     mean = folder.results()[-1]["episode_reward_mean_last_100"]
     assert 0.25 - 1e-6 <= mean < 0.301  # a run ends by its return but for the rounding of float32 rewards
-
-
-@pytest.mark.parametrize("env", ["ALE/Pong-v5", "my_envs:Env", "a\\b#c?d%e", "long_names:" + "E" * 200])
-def test_experiment_tracking_names_projects_as_they_may_be_called(
-    env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.syspath_prepend(str(ROOT))
-    tracking = importlib.import_module("examples.experiment_tracking")
-    named: list[str] = []
-    monkeypatch.setattr(wandb, "init", lambda project, **rest: named.append(project))
-    tracking.WeightsAndBiases(tmp_path, {"algo": "my_code:Algo", "env": env})
-    (project,) = named
-    assert wandb.Settings(project=project).project == project, "it would be refused"
-    assert project.startswith(f"my_code-Algo-{env[:1]}")
-
-
-@pytest.mark.slow
-def test_experiment_tracking(folder: Folder) -> None:
-    short = (*SMALL, "--stop-timesteps=1500", "--num-workers=1")
-    for command in commands_of("experiment_tracking.py"):
-        assert "Done: " in folder.run(command, *short, f"--run-dir=runs/{len(list(folder.path.glob('runs/*')))}")
-    (metric,) = folder.path.glob("runs/*/mlflow/*/*/metrics/episode_reward_mean_last_100")
-    assert len(metric.read_text().splitlines()) >= 1
-    (tracked,) = folder.path.glob("runs/*/wandb/offline-run-*/*.wandb")
-    assert tracked.stat().st_size > 1000
 
 
 def test_optuna_sweep_prunes_what_does_worse_than_most_trials_in_its_file(folder: Folder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import aiorl
 from aiorl.errors import ConfigError
-from aiorl.report.loggers import make_loggers
+from aiorl.report.loggers import check_loggers, make_loggers
 
 SMALL: dict[str, Any] = {
     "num_workers": 0, "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64,
@@ -72,7 +73,8 @@ def test_each_result_goes_to_loggers_that_the_config_names_whatever_others_do(
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("nothing", "package.module:Name"),
+        ("nothing", "expected mlflow, wandb or the import path"),
+        ("wandbb", "Did you mean 'wandb'"),
         ("no_such_module_here:Name", "no_such_module_here"),
         (f"{__name__}:SMALL", "can't be called"),
         (f"{__name__}:takes_nothing", "takes_nothing"),
@@ -83,6 +85,13 @@ def test_a_logger_that_cannot_be_is_said_before_a_directory_is_made(tmp_path: Pa
         aiorl.PPOTrainer({**SMALL, "loggers": [path], "run_dir": str(tmp_path / "run")}, env="CartPole-v1")
     assert caught.value.key == "loggers[0]"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
+    with pytest.raises(ConfigError, match="needs wandb") as caught:
+        check_loggers(["wandb"])
+    assert "[tracking]" in caught.value.hint
 
 
 def test_one_that_cannot_be_made_says_why(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""Loggers for experiment trackers: Weights & Biases and MLflow.
+
+`--loggers "[wandb]"`, `--loggers "[mlflow]"` or both; they need the extra ``tracking``. A logger of your own is like
+these: it is made with the run directory and the config, and gets every result.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aiorl.report.loggers import flatten
+
+__all__ = ["MLflow", "WandB"]
+
+_MAX_PARAMETER, _MAX_PROJECT = 500, 128  # characters
+_PARAMETERS, _METRICS = 100, 1000  # that MLflow takes at once
+
+
+class WandB:
+    """A run in Weights & Biases, in the project ALGORITHM-ENVIRONMENT; results are over env steps.
+
+    Args:
+        run_dir: the run's directory, which also holds W&B's own files; ``WANDB_MODE=offline`` sends nothing.
+        config: the effective configuration.
+    """
+
+    def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
+        import wandb
+
+        project = re.sub(r"[/\\#?%:]", "-", f"{config['algo']}-{config['env']}")  # characters that W&B refuses
+        self._run = wandb.init(project=project[:_MAX_PROJECT], name=run_dir.name, dir=run_dir, config=config)
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Log a result."""
+        self._run.log(_numbers(result), step=result["timesteps_total"])
+
+    def close(self) -> None:
+        """End the run."""
+        self._run.finish()
+
+
+class MLflow:
+    """A run in MLflow, in the experiment "ALGORITHM on ENVIRONMENT": the config as parameters, results over env steps.
+
+    Args:
+        run_dir: the run's directory; results go to ``mlflow/`` in it unless ``MLFLOW_TRACKING_URI`` says where.
+        config: the effective configuration.
+    """
+
+    def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
+        import mlflow
+
+        uri = None if mlflow.is_tracking_uri_set() else (run_dir / "mlflow").as_uri()
+        if uri is not None:
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self._entities = mlflow.entities
+        self._client = client = mlflow.MlflowClient(uri)  # runs of other trainers in this process have their own
+        name = f"{config['algo']} on {config['env']}"
+        experiment = client.get_experiment_by_name(name)
+        number = client.create_experiment(name) if experiment is None else experiment.experiment_id
+        self._run_id = client.create_run(number, run_name=run_dir.name).info.run_id
+        params = [mlflow.entities.Param(key, str(value)[:_MAX_PARAMETER]) for key, value in flatten(config)]
+        for start in range(0, len(params), _PARAMETERS):
+            client.log_batch(self._run_id, params=params[start : start + _PARAMETERS])
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Log a result."""
+        now, step = int(1000 * time.time()), int(result["timesteps_total"])
+        metrics = [self._entities.Metric(key, value, now, step) for key, value in _numbers(result).items()]
+        self._client.log_batch(self._run_id, metrics=metrics[:_METRICS])
+
+    def close(self) -> None:
+        """End the run."""
+        self._client.set_terminated(self._run_id)
+
+
+def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a result, nested names joined by a slash."""
+    return {name: float(value) for name, value in flatten(result) if type(value) in (int, float)}
