@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from aiorl.config.named_code import foreign_code
 from aiorl.errors import BatchError, CheckpointError, ConfigError, PolicyError
 from aiorl.learner.acting_state import ActingState, PolicyParts
 from aiorl.learner.checkpoint import Checkpoint, find_checkpoint
@@ -18,8 +16,6 @@ from aiorl.observation.filters import ObservationFilter
 from aiorl.policy.actor import Actor
 
 __all__ = ["SavedRun"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +34,13 @@ class SavedRun:
     def open(cls, path: str | Path) -> Self:
         """Read a checkpoint, or the newest one that is whole of a run or of a directory of checkpoints.
 
-        If somebody else wrote it, a warning tells which code it names before any of that is imported.
+        If somebody else wrote it, a warning shows what code it names before any of that is imported.
 
         Raises:
             CheckpointError: there is none, or it can't be used.
         """
         found = find_checkpoint(path, ActingState.from_checkpoint)
-        acting = ActingState.from_checkpoint(found)
-        if warning := foreign_code(acting.part.to_dict(), [found.path]):
-            logger.warning("%s", warning)
-        return cls(found, acting)
+        return cls(found, ActingState.taken_from(found))
 
     @property
     def env_steps(self) -> int:

@@ -8,19 +8,24 @@ import shutil
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import msgpack
 import numpy as np
 import pytest
 from gymnasium import spaces
 from saved_runs import save_run
 
 import aiorl
+from aiorl.env.nested_codec import pack, unpack
 from aiorl.env.registry import register_env
-from aiorl.errors import BatchError, CheckpointError, PolicyError, UnknownPolicyError
+from aiorl.errors import BatchError, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
+from aiorl.learner import acting_state
 from aiorl.learner.checkpoint import load_checkpoint, save_checkpoint
+from aiorl.saved_run import SavedRun
 
 DEFAULT = aiorl.DEFAULT_POLICY_ID
 
@@ -254,3 +259,60 @@ def test_code_that_somebody_elses_checkpoint_names_is_told(
     aiorl.load_policy(tmp_path)
     assert "not to you" in caplog.text
     assert "env: 'general_runs:Bits'" in caplog.text
+
+
+def forged(saved: Path, directory: Path, change: Callable[[dict[str, Any]], object], number: int = 8) -> Path:
+    """Write a checkpoint that is whole, and holds for acting what its maker wanted."""
+    found = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
+    content = unpack(found.tensors["acting"].tobytes())
+    packed = change(content) or pack(content)
+    tensors = {**found.tensors, "acting": np.frombuffer(packed, np.uint8)}
+    meta = {**found.meta, "counters": {**found.meta["counters"], "env_steps_trained": 0}}  # as its ledger has it
+    return save_checkpoint(directory, number, tensors, meta)
+
+
+def test_a_model_that_only_the_description_of_a_network_names_is_shown(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def change(content: dict[str, Any]) -> None:
+        graph = content["graphs"][DEFAULT]
+        graph["graph"], graph["spec"]["tf_model"] = b"", {"custom_model": "their_net:make"}
+
+    path = forged(saved, tmp_path, change)
+    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    SavedRun.open(path)
+    assert f"graphs.{DEFAULT}.tf_model.custom_model: 'their_net:make'" in caplog.text
+
+
+def test_a_trainer_shows_what_somebody_elses_checkpoint_names_before_any_of_it_takes_effect(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_world.py").write_text("raise ValueError('it ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"env": "their_world:Env", "extra_python_environs_for_driver": {"AIORL_THEIRS": "1"}}
+    path = forged(saved, tmp_path / "theirs", lambda content: content["config"].update(own))
+    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    monkeypatch.setenv("AIORL_THEIRS", "0")
+    shown: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        acting_state.logger, "warning", lambda form, text: shown.append((text, os.environ["AIORL_THEIRS"]))
+    )
+    with pytest.raises(ConfigError, match="it ran"):
+        aiorl.Trainer.restore(path, run_dir=str(tmp_path / "run"))
+    ((text, value),) = shown
+    assert "env: 'their_world:Env'" in text
+    assert "extra_python_environs_for_driver: AIORL_THEIRS" in text
+    assert value == "0"
+
+
+@pytest.mark.parametrize("kind", ["tuples", "lists"])
+def test_a_checkpoint_nested_too_deeply_gives_way_to_the_one_before(saved: Path, tmp_path: Path, kind: str) -> None:
+    packed = pack([])
+    for _ in range(400):
+        packed = msgpack.packb(msgpack.ExtType(3, b"\x91" + packed)) if kind == "tuples" else b"\x91" + packed
+    directory = tmp_path / "checkpoints"
+    forged(saved, directory, lambda content: None, number=7)
+    forged(saved, directory, lambda content: packed)
+    assert aiorl.load_policy(tmp_path).path.name == "checkpoint-000007"
+    with pytest.raises(ConfigError, match="no_such"):  # which is looked for when a checkpoint has been found
+        aiorl.Trainer.restore(tmp_path, env="no_such:Env", run_dir=str(tmp_path / "run"))

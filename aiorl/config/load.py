@@ -86,7 +86,7 @@ def load_config(
             wanted = own if values.get(name) is None else values[name]
             if os.path.normpath(str(wanted)) != os.path.normpath(own):
                 raise _not_resumable(name, values[name], own, saved[0])
-        if said := foreign_code(values, saved):
+        if said := foreign_code(saved, values):
             warn(said)
         config_class = config_class_of(algo_of(layers))
     except ConfigError as error:

@@ -24,12 +24,12 @@ def code_named_in(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in _texts(values, "") if ":" in text}
 
 
-def foreign_code(values: Mapping[str, Any], paths: Sequence[Path]) -> str:
+def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
     """What to tell a user of a config that somebody else wrote, before anything that it names is imported.
 
     Args:
-        values: what the config holds, checked or not.
         paths: where it was found, the directory first.
+        configs: what it holds, checked or not; a text that stands in several of them is shown once.
     Returns: lines of printable text; "" where all of them are the user's own, or no code is named.
     """
     owners = set()
@@ -39,11 +39,15 @@ def foreign_code(values: Mapping[str, Any], paths: Sequence[Path]) -> str:
     others = sorted(owners - {os.getuid()})
     if not others:
         return ""
-    lines = [f"  {_shown(name)}: {text!r}" for name, text in code_named_in(values).items()]
-    for group in _VARIABLES:
-        variables = values.get(group)
-        if variables and isinstance(variables, Mapping):  # what is none is refused later
-            lines.append(f"  {group}: {', '.join(_shown(str(name)) for name in variables)}")
+    lines: dict[str, str] = {}
+    for values in configs:
+        for name, text in code_named_in(values).items():
+            lines.setdefault(text, f"  {_shown(name)}: {text!r}")
+        for group in _VARIABLES:
+            variables = values.get(group)
+            if variables and isinstance(variables, Mapping):  # what is none is refused later
+                line = f"  {group}: {', '.join(_shown(str(name)) for name in variables)}"
+                lines.setdefault(line, line)
     if not lines:
         return ""
     whose = " and ".join(_user(uid) for uid in others)
@@ -51,7 +55,7 @@ def foreign_code(values: Mapping[str, Any], paths: Sequence[Path]) -> str:
         f"warning: {_shown(str(paths[0]))} belongs to {whose}, not to you. "
         "Its config names code and variables that take effect with your rights:"
     )
-    return "\n".join([title, *lines])
+    return "\n".join([title, *lines.values()])
 
 
 def _texts(value: object, dotted: str) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ __all__ = ["KINDS", "MAX_SPACE_ELEMENTS", "SIMPLE_KINDS", "space_from_dict", "sp
 
 # A space read from a socket or a file may claim any size; its bounds are arrays of that size.
 MAX_SPACE_ELEMENTS = 1 << 24
+"""Numbers that a value of a space may have, all its parts together."""
 _MAX_DEPTH = 8
 _DTYPES = frozenset(
     ["bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"]
@@ -79,7 +80,7 @@ def space_from_dict(data: Mapping[str, Any]) -> spaces.Space[Any]:
 
     Raises: ConfigError if the description is damaged, or larger than MAX_SPACE_ELEMENTS.
     """
-    return _space_from_dict(data, depth=0)
+    return _space_from_dict(data, 0, _Room())
 
 
 def _bound_to_data(bound: NDArray[Any]) -> Any:
@@ -96,7 +97,24 @@ def _number_to_data(value: Any) -> int | float | str:
     return number
 
 
-def _space_from_dict(data: object, depth: int) -> spaces.Space[Any]:
+class _Room:
+    """Elements that the parts of a space may still have."""
+
+    def __init__(self) -> None:
+        self._left = MAX_SPACE_ELEMENTS
+
+    def shape(self, data: object) -> tuple[int, ...]:
+        """The shape of a part, which takes as much room as it has elements."""
+        if not isinstance(data, Sequence) or isinstance(data, str | bytes):
+            raise _damaged("shape", data)
+        shape = tuple(_integer(size) for size in data)
+        self._left -= math.prod(shape)
+        if len(shape) > _MAX_DEPTH or any(size < 0 for size in shape) or self._left < 0:
+            raise _damaged("shape", shape)
+        return shape
+
+
+def _space_from_dict(data: object, depth: int, room: _Room) -> spaces.Space[Any]:
     if depth > _MAX_DEPTH:
         raise _damaged("nested deeper than", _MAX_DEPTH)
     if not isinstance(data, Mapping):
@@ -105,7 +123,7 @@ def _space_from_dict(data: object, depth: int) -> spaces.Space[Any]:
     try:
         match kind:
             case "Box":
-                shape, dtype = _shape(data["shape"]), _dtype(data["dtype"])
+                shape, dtype = room.shape(data["shape"]), _dtype(data["dtype"])
                 low, high = (_bound_from_data(data[side], shape, dtype) for side in ("low", "high"))
                 return spaces.Box(low, high, shape, dtype.type)
             case "Discrete":
@@ -113,16 +131,16 @@ def _space_from_dict(data: object, depth: int) -> spaces.Space[Any]:
                 return spaces.Discrete(_integer(data["n"]), start=_integer(data["start"]), dtype=dtype.type)
             case "MultiBinary":
                 n = data["n"]
-                return spaces.MultiBinary(_shape([n])[0] if isinstance(n, int) else _shape(n))
+                return spaces.MultiBinary(room.shape([n])[0] if isinstance(n, int) else room.shape(n))
             case "MultiDiscrete":
                 dtype = _dtype(data["dtype"])
                 nvec = np.asarray(data["nvec"], dtype=dtype)
                 start = np.asarray(data["start"], dtype=dtype)
                 return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
             case "Tuple":
-                return spaces.Tuple([_space_from_dict(part, depth + 1) for part in data["spaces"]])
+                return spaces.Tuple([_space_from_dict(part, depth + 1, room) for part in data["spaces"]])
             case "Dict":
-                parts = {str(key): _space_from_dict(part, depth + 1) for key, part in data["spaces"]}
+                parts = {str(key): _space_from_dict(part, depth + 1, room) for key, part in data["spaces"]}
                 return spaces.Dict(parts)
     except ConfigError:
         raise
@@ -133,15 +151,6 @@ def _space_from_dict(data: object, depth: int) -> spaces.Space[Any]:
 
 def _damaged(what: str, value: object) -> ConfigError:
     return ConfigError(f"the description of a space cannot be read: {what} {value!s:.200}.", value=value)
-
-
-def _shape(data: object) -> tuple[int, ...]:
-    if not isinstance(data, Sequence) or isinstance(data, str | bytes):
-        raise _damaged("shape", data)
-    shape = tuple(_integer(size) for size in data)
-    if len(shape) > _MAX_DEPTH or any(size < 0 for size in shape) or math.prod(shape) > MAX_SPACE_ELEMENTS:
-        raise _damaged("shape", shape)
-    return shape
 
 
 def _integer(data: object) -> int:

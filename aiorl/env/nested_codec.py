@@ -6,6 +6,8 @@ ids may be tuples). Nothing that is read runs code.
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,9 @@ __all__ = ["pack", "pack_infos", "unpack"]
 
 _ARRAY, _NUMBER, _TUPLE = 1, 2, 3
 _KINDS = frozenset("biuf")
+_DTYPE = re.compile(r"[<>|][biuf][0-9]{1,2}")
+_MAX_TUPLES = 32
+"""Tuples within tuples: each takes tens of kilobytes of the C stack to read."""
 _PLAIN: tuple[type[Any], ...] = (int, float, str, bytes, list, dict)
 
 
@@ -26,9 +31,9 @@ def pack(value: Any) -> bytes:
 
     Raises:
         TypeError: something else is in it.
+        ValueError: it is nested too deeply.
     """
-    packed: bytes = msgpack.packb(value, default=_to_extension, strict_types=True)
-    return packed
+    return _packed(value, 0)
 
 
 def pack_infos(infos: Mapping[Any, Mapping[str, Any]]) -> tuple[bytes, int]:
@@ -54,17 +59,31 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
     """What ``pack`` was given; arrays share the memory of ``data`` no more.
 
     Raises:
-        BadFrame: damaged bytes.
+        BadFrame: damaged bytes, or tuples nested too deeply.
     """
     try:
-        return msgpack.unpackb(data, ext_hook=_from_extension, strict_map_key=False)
+        return _unpacked(data, 0)
     except BadFrame:
         raise
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise BadFrame(f"bytes of an environment cannot be read: {error}") from error
 
 
-def _to_extension(value: Any) -> Any:
+def _packed(value: Any, tuples: int) -> bytes:
+    if tuples > _MAX_TUPLES:
+        raise ValueError(f"more than {_MAX_TUPLES} tuples within each other")
+    packed: bytes = msgpack.packb(value, default=lambda inner: _to_extension(inner, tuples), strict_types=True)
+    return packed
+
+
+def _unpacked(data: bytes | bytearray | memoryview, tuples: int) -> Any:
+    if tuples > _MAX_TUPLES:
+        raise BadFrame(f"more than {_MAX_TUPLES} tuples within each other")
+    hook = functools.partial(_from_extension, tuples=tuples)
+    return msgpack.unpackb(data, ext_hook=hook, strict_map_key=False)
+
+
+def _to_extension(value: Any, tuples: int) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind not in _KINDS:
             raise TypeError(f"arrays of {value.dtype} cannot be sent")
@@ -73,7 +92,7 @@ def _to_extension(value: Any) -> Any:
         code = _ARRAY if isinstance(value, np.ndarray) else _NUMBER
         return msgpack.ExtType(code, head + little.tobytes())
     if isinstance(value, tuple):
-        return msgpack.ExtType(_TUPLE, pack(list(value)))
+        return msgpack.ExtType(_TUPLE, _packed(list(value), tuples + 1))
     # Subclasses of the plain types (strict_types hands them over), such as IntEnum or EnvContext.
     for kind in _PLAIN:
         if isinstance(value, kind):
@@ -81,16 +100,16 @@ def _to_extension(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be sent to another process")
 
 
-def _from_extension(code: int, data: bytes) -> Any:
+def _from_extension(code: int, data: bytes, tuples: int) -> Any:
     if code == _TUPLE:
-        return tuple(unpack(data))
+        return tuple(_unpacked(data, tuples + 1))
     if code not in (_ARRAY, _NUMBER):
         raise BadFrame(f"unknown kind {code} of value")
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
     name, shape = unpacker.unpack()
+    if not isinstance(name, str) or not _DTYPE.fullmatch(name):
+        raise BadFrame(f"arrays of {name!r:.50} are not accepted")
     dtype = np.dtype(name)
-    if dtype.kind not in _KINDS:
-        raise BadFrame(f"arrays of {dtype} are not accepted")
     array = np.frombuffer(data, dtype, offset=unpacker.tell()).reshape(shape).copy()
     return array if code == _ARRAY else array[()]

@@ -5,6 +5,7 @@ So neither TensorFlow nor the environment is needed to act with them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.config.named_code import foreign_code
+from aiorl.config.regular_file import check_depth
 from aiorl.config.schema import CommonConfig
 from aiorl.config.withheld import without_secrets
 from aiorl.config.worker import WorkerPart
@@ -31,8 +34,11 @@ from aiorl.wire.messages import PolicyGraph
 
 __all__ = ["ActingState", "PolicyParts"]
 
+logger = logging.getLogger(__name__)
+
 _NAME = "acting"
 _FORMAT = 1
+_MAX_DEPTH = 64
 
 
 class PolicyParts(NamedTuple):
@@ -148,6 +154,21 @@ class ActingState:
         return {_NAME: np.frombuffer(pack(content), np.uint8)}
 
     @classmethod
+    def taken_from(cls, checkpoint: Checkpoint) -> Self:
+        """Return what a checkpoint holds, to act or train with.
+
+        If somebody else wrote it, a warning first shows all code and environment variables that it names.
+
+        Raises:
+            CheckpointError: see `from_checkpoint`.
+        """
+        found = cls.from_checkpoint(checkpoint)
+        models = {policy_id: graph["spec"] for policy_id, graph in found.graphs.items()}
+        if warning := foreign_code(checkpoint.files, found.config, found.part.to_dict(), {"graphs": models}):
+            logger.warning("%s", warning)
+        return found
+
+    @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Self:
         """What a checkpoint holds, checked as far as that needs no policy to be made.
 
@@ -163,6 +184,7 @@ class ActingState:
             )
         try:
             content = unpack(packed.tobytes())
+            check_depth(content, _MAX_DEPTH)
             if content["format"] != _FORMAT:
                 raise CheckpointError(
                     checkpoint.path,

@@ -61,6 +61,8 @@ _KEYS = {"format_version": int, "number": int, "tensors_sha256": str, "meta": di
 _MAX_META_BYTES = 64 << 20
 _MAX_TENSORS_BYTES = 4 << 30
 """Of a checkpoint that does not say how large its tensors are, as older ones don't."""
+_LARGE_BYTES = 4 << 30
+"""Of stored experience that takes some seconds to check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class _PieceFile:
         return piece
 
     def check(self, checkpoint: Path) -> None:
+        """Raise CheckpointError unless the file holds what was written."""
         try:
             with open_regular(checkpoint / _PIECES / self.file) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -135,11 +138,19 @@ class Checkpoint:
     meta: dict[str, Any]
     pieces: tuple[_PieceFile, ...] = ()
 
+    @property
+    def files(self) -> list[Path]:
+        """Its directory and what is in it."""
+        return [self.path, self.path / _META, self.path / _TENSORS]
+
     def check_pieces(self) -> None:
         """Read all pieces and compare their digests, in little memory; takes as long as the disk does.
 
         Raises: CheckpointError if one is missing or damaged.
         """
+        size = sum(piece.num_bytes for piece in self.pieces)
+        if size > _LARGE_BYTES:
+            _log.info("checking %s: %.1f GB of stored experience", self.path, size / 1e9)
         for piece in self.pieces:
             piece.check(self.path)
 
@@ -264,6 +275,8 @@ def _described_pieces(path: Path, header: Mapping[str, Any]) -> tuple[_PieceFile
         pieces = tuple(_PieceFile.of(described) for described in header.get("pieces", []))
     except (TypeError, ValueError) as error:
         raise CheckpointError(path, f"{_META} is damaged: {error}") from error
+    if len({piece.file for piece in pieces}) != len(pieces):
+        raise CheckpointError(path, f"{_META} is damaged: it names a piece twice")
     for piece in pieces:
         file = path / _PIECES / piece.file
         try:

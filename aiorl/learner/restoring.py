@@ -245,13 +245,21 @@ class Restored:
     run: RunState
 
     @classmethod
-    def find(cls, path: str | Path) -> Restored:
+    def find(cls, path: str | Path, also: Callable[[Checkpoint], object] = lambda found: None) -> Restored:
         """A checkpoint, or the newest one that is whole of a run.
+
+        Args:
+            path: of either.
+            also: raises CheckpointError where more is wanted than what every run goes on from.
 
         Raises:
             CheckpointError: there is none that can be used.
         """
-        return cls.read(lambda check: find_checkpoint(path, check))
+
+        def read(check: Callable[[Checkpoint], object]) -> Checkpoint:
+            return find_checkpoint(path, lambda found: (also(found), check(found)))
+
+        return cls.read(read)
 
     @classmethod
     def read(cls, read: Callable[[Callable[[Checkpoint], object]], Checkpoint]) -> Restored:

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from aiorl.config.import_path import import_object
 from aiorl.data.action_mask import ACTION_MASK, MaskLayout, is_masked
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
-from aiorl.data.spaces import KINDS, SIMPLE_KINDS
+from aiorl.data.spaces import KINDS, MAX_SPACE_ELEMENTS, SIMPLE_KINDS
 from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
 
 __all__ = [
@@ -205,6 +205,9 @@ class NestedPreprocessor(Preprocessor):
             preprocessor = preprocessor_for(part)
             start, end = end, end + math.prod(preprocessor.shape)
             self._parts.append((name, preprocessor, slice(start, end)))
+        if end > MAX_SPACE_ELEMENTS:
+            wanted = [f"up to {MAX_SPACE_ELEMENTS} numbers in all"]
+            raise UnsupportedSpaceError("the observation space", space, wanted, f"Each row would hold {end} numbers.")
         super().__init__(space, (end,), np.float32)
         self._type = Mapping if isinstance(space, spaces.Dict) else Sequence
 

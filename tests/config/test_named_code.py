@@ -57,7 +57,7 @@ def test_somebody_elses_is_told_with_its_owner_and_nothing_reaches_the_terminal_
     tmp_path: Path, somebody_else: None
 ) -> None:
     values = {"env": "m:E", "callbacks": "x:\x1b[31m", "env_config": {"\x1b]0;": "a:b"}}
-    text = foreign_code({**values, "extra_python_environs_for_worker": {"LD_PRELOAD": "their.so"}}, [tmp_path])
+    text = foreign_code([tmp_path], {**values, "extra_python_environs_for_worker": {"LD_PRELOAD": "their.so"}})
     assert "not to you" in text.splitlines()[0]
     assert "  env: 'm:E'" in text.splitlines()
     assert "  extra_python_environs_for_worker: LD_PRELOAD" in text.splitlines()

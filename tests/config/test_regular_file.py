@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.config.regular_file import parse_json, read_regular
+from aiorl.config import regular_file
+from aiorl.config.regular_file import open_regular, parse_json, parsed_bytes, read_regular
 
 
 def test_a_regular_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
@@ -43,6 +44,35 @@ def test_anything_else_is_refused_and_left_open_by_nobody(
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
+def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 4096)
+    os.truncate(path, 200 << 30)
+    with pytest.raises(OSError, match="holes"):
+        read_regular(path, max_bytes=1 << 40)
+
+
+def test_a_small_hole_is_read_as_the_zeros_that_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.truncate(tmp_path / "file", 9)
+    assert read_regular(tmp_path / "file", max_bytes=10) == bytes(9)
+
+
+def test_a_file_larger_than_the_memory_that_is_left_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regular_file, "_SMALL_BYTES", 8)
+    monkeypatch.setattr(regular_file, "available_bytes", lambda: 30)
+    (tmp_path / "file").write_bytes(b"x" * 16)
+    with pytest.raises(OSError, match="30 bytes of memory are left"):
+        read_regular(tmp_path / "file", max_bytes=100)
+
+
+def test_a_link_is_followed_where_a_user_names_it(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("x")
+    (tmp_path / "link").symlink_to("real")
+    with open_regular(tmp_path / "link", follow=True) as file:
+        assert file.read() == b"x"
+
+
 def test_a_directory_of_files_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "file").write_text("x")
@@ -60,6 +90,14 @@ JSON = st.recursive(
 @given(JSON)
 def test_what_json_can_hold_comes_back(value: Any) -> None:
     assert parse_json(json.dumps(value).encode()) == value
+
+
+def test_json_that_takes_much_more_memory_than_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"[" + b"[]," * 1000 + b"[]]"
+    assert parsed_bytes(content) > 64 * 1000
+    monkeypatch.setattr(regular_file, "_MAX_PARSED_BYTES", 64 * 1000)
+    with pytest.raises(ValueError, match="too many values"):
+        parse_json(content)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiorl.data.spaces import space_from_dict, space_to_dict
+from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict, space_to_dict
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 
 EXAMPLES = [
@@ -93,6 +93,14 @@ BOX = {"kind": "Box", "shape": [2], "dtype": "float32", "low": 0.0, "high": 1.0}
 def test_a_damaged_description_is_a_config_error(data):
     with pytest.raises(ConfigError, match="space"):
         space_from_dict(data)
+
+
+@pytest.mark.parametrize("kind", ["Tuple", "Dict"])
+def test_the_parts_of_a_space_share_its_bound(kind):
+    part = BOX | {"shape": [MAX_SPACE_ELEMENTS // 2 + 1]}
+    parts = [part, part] if kind == "Tuple" else [["a", part], ["b", part]]
+    with pytest.raises(ConfigError, match="shape"):
+        space_from_dict({"kind": kind, "spaces": parts})
 
 
 def test_endless_nesting_is_refused():

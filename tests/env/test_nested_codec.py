@@ -87,3 +87,21 @@ def test_infos_lose_only_the_entries_that_have_no_form_and_these_are_counted():
 def test_damaged_bytes_are_refused(data):
     with pytest.raises(BadFrame):
         unpack(data)
+
+
+def test_tuples_are_nested_to_a_bounded_depth_both_ways():
+    value, packed = (), pack(())
+    for _ in range(400):
+        value, packed = (value,), msgpack.packb(msgpack.ExtType(3, b"\x91" + packed))
+    with pytest.raises(BadFrame, match="tuples"):
+        unpack(packed)
+    with pytest.raises(ValueError, match="tuples"):
+        pack(value)
+
+
+@pytest.mark.parametrize(
+    "head", [["<f4", [2**63]], ["<f4", [0, 2**62]], [[["a", "<f4"]], [1]], ["O", [1]], 7, ["<f4", 1]]
+)
+def test_an_array_that_cannot_be_is_a_bad_frame(head):
+    with pytest.raises(BadFrame):
+        unpack(msgpack.packb(msgpack.ExtType(1, msgpack.packb(head) + bytes(8))))

@@ -102,6 +102,27 @@ def test_pieces_that_are_described_as_none_can_be_are_refused(tmp_path: Path, de
         load_checkpoint(path)
 
 
+def test_a_piece_that_is_named_many_times_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    header = json.loads((path / "meta.json").read_text())
+    header["pieces"] = header["pieces"][:1] * 1000
+    del header["pieces_sha256"]
+    (path / "meta.json").write_text(json.dumps(header))
+    with pytest.raises(CheckpointError, match="twice"):
+        load_checkpoint(path)
+
+
+def test_a_piece_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    header = json.loads((path / "meta.json").read_text())
+    header["pieces"][0][4] = 40 << 30
+    del header["pieces_sha256"]
+    (path / "meta.json").write_text(json.dumps(header))
+    os.truncate(path / "pieces" / "000000.safetensors", 40 << 30)
+    with pytest.raises(CheckpointError, match="holes"):
+        load_checkpoint(path).check_pieces()
+
+
 def test_a_piece_that_is_described_otherwise_than_it_was_is_refused(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
     header = json.loads((path / "meta.json").read_text())
@@ -227,6 +248,10 @@ DAMAGE = {
     "a size that is none": (lambda d: edit_meta(d / "meta.json", tensors_bytes="200"), "meta.json is damaged"),
     "a byte of the tensors": (lambda d: flip_a_byte(d / "tensors.safetensors"), "digest"),
     "tensors cut short": (lambda d: os.truncate(d / "tensors.safetensors", 20), "digest"),
+    "tensors of holes, as large as meta.json says": (
+        lambda d: (edit_meta(d / "meta.json", tensors_bytes=1 << 40), os.truncate(d / "tensors.safetensors", 1 << 40)),
+        "holes",
+    ),
     "no tensors": (lambda d: (d / "tensors.safetensors").unlink(), "can't be read"),
     "no meta": (lambda d: (d / "meta.json").unlink(), "can't be read"),
     "meta cut short": (lambda d: os.truncate(d / "meta.json", 30), "meta.json is damaged"),
