@@ -1,10 +1,12 @@
-"""`python -m aiorl.plot RUN...`: runs and seeds of one experiment as one curve with a band, several beside another."""
+"""`python -m aiorl.plot RUN...`: the learning curve of a run, or several runs and seeds as curves with bands."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,32 +15,51 @@ from aiorl.config.parser import Parser, exit_status
 from aiorl.errors import ConfigError
 from aiorl.extras import install_command
 from aiorl.report.experiments import Band, Experiment, RunCurve, band_of, find_runs, group_runs, interquartile_mean
-from aiorl.report.plot import INK, finish_axes
+from aiorl.report.plot import INK, PLOT_FILE, finish_axes, plot_learning_curve, time_unit
 from aiorl.report.replaced_file import replaced
+from aiorl.text import one_line
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["main", "plot_experiments"]
+__all__ = ["draw_experiments", "main", "plot_experiments"]
 
 _PROG = "python -m aiorl.plot"
 _EXAMPLES = """examples:
+  python -m aiorl.plot runs/mine                                       # its learning curve, in its directory
   python -m aiorl.plot runs/ppo-1 runs/ppo-2 runs/ppo-3                # three seeds, one curve
   python -m aiorl.plot runs/ppo-* runs/impala-* --out compared.png    # two experiments
+  python -m aiorl.plot runs/a runs/b --label "small net" --label "large net"
   python -m aiorl.plot runs                                           # all runs in there
 
 Runs that differ in nothing but their seed are one experiment: the line is the interquartile mean of their mean returns,
-the band its 95 % bootstrap interval. Where some of the runs have ended already, the line is dashed.
+the band its 95 % bootstrap interval. Where some of the runs have ended already, the line is dashed. A curve has the
+name of its algorithm, with the settings that tell it from others. Each environment has panels of its own.
 """
-_COLOURS = ("#1f6f8b", "#d1495b", "#e09f3e", "#5b8c5a", "#6a4c93", "#8d6a4f", "#3d5a80", "#b56576")
+_COLOURS = (
+    "#1f6f8b",
+    "#d1495b",
+    "#e09f3e",
+    "#5b8c5a",
+    "#6a4c93",
+    "#8d6a4f",
+    "#3d5a80",
+    "#b56576",
+    "#2a9d8f",
+    "#7a7a7a",
+)
 _SEED = 0  # of the bootstrap, so that a picture can be drawn again
+_WIDTH, _PANEL_HEIGHT, _LEGEND_LINE, _PAD = 12.0, 4.3, 0.22, 0.1  # inches
+_LEGEND_WIDTH = 128  # characters side by side
 
 
 def plot_experiments(experiments: Sequence[Experiment], path: Path, *, goal: float | None = None) -> None:
-    """Draw mean returns over env steps and over training time, side by side.
+    """Draw mean returns over env steps and over training time, side by side; a row of panels for each environment.
 
     Args:
-        experiments: what to draw, a colour each.
+        experiments: what to draw, a colour for each name.
         path: the picture; its ending says which kind.
         goal: a return that is drawn as a line.
 
@@ -46,26 +67,7 @@ def plot_experiments(experiments: Sequence[Experiment], path: Path, *, goal: flo
         ConfigError: the file can't be written, or is of no kind that can.
         ImportError: matplotlib is not installed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rng = np.random.default_rng(_SEED)
-    figure = Figure(figsize=(12, 5), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True)
-    for index, experiment in enumerate(experiments):
-        colour = _COLOURS[index % len(_COLOURS)]
-        label = f"{experiment.name} ({_runs(len(experiment.runs))})"
-        _draw(left, band_of(experiment.runs, by="steps", rng=rng), colour, label)
-        _draw(right, band_of(experiment.runs, by="seconds", rng=rng), colour, label)
-    for axes, what in ((left, "env steps"), (right, "training time in seconds")):
-        if goal is not None:
-            axes.axhline(goal, color=INK, linewidth=1.0, linestyle=(0, (2, 3)), label=f"goal {goal:g}")
-        finish_axes(axes, what)
-        axes.set_xlim(left=0)
-    left.set_ylabel("mean episode return", color=INK)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", frameon=False, labelcolor=INK, ncols=2)
+    figure = draw_experiments(experiments, goal=goal)
     try:
         with replaced(path) as temporary:
             figure.savefig(temporary)
@@ -73,18 +75,66 @@ def plot_experiments(experiments: Sequence[Experiment], path: Path, *, goal: flo
         raise ConfigError(f"{path} can't be drawn: {error}.", key="out", value=str(path)) from error
 
 
+def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = None) -> Figure:
+    """Draw what `plot_experiments` writes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rng = np.random.default_rng(_SEED)
+    envs = list(dict.fromkeys(one.env for one in experiments))
+    names = list(dict.fromkeys(one.name for one in experiments))
+    labels = {name: fill(_with_runs(name, experiments), _LEGEND_WIDTH) for name in names}
+    columns = max(1, min(len(names), 4, _LEGEND_WIDTH // (8 + max(map(len, labels.values())))))
+    lines = sum(label.count("\n") + 1 for label in labels.values()) / columns + 1
+    figure = Figure(
+        figsize=(_WIDTH, _PANEL_HEIGHT * len(envs) + _LEGEND_LINE * (lines + 1)), dpi=120, facecolor="white",
+    )  # fmt: skip
+    FigureCanvasAgg(figure)
+    figure.set_layout_engine("constrained", w_pad=_PAD, h_pad=_PAD)
+    handles: dict[str, Artist] = {}
+    for (left, right), env in zip(figure.subplots(len(envs), 2, sharey="row", squeeze=False), envs, strict=True):
+        own = [one for one in experiments if one.env == env]
+        factor, unit = time_unit(max(float(run.seconds[-1]) for one in own for run in one.runs))
+        for one in own:
+            colour = _COLOURS[names.index(one.name) % len(_COLOURS)]
+            handles[labels[one.name]] = _draw(left, band_of(one.runs, by="steps", rng=rng), colour)
+            _draw(right, band_of(one.runs, by="seconds", rng=rng), colour, factor)
+        for axes, what in ((left, "env steps"), (right, f"training time in {unit}")):
+            if goal is not None:
+                line = axes.axhline(goal, color=INK, linewidth=1.0, linestyle=(0, (2, 3)))
+                handles[f"goal {goal:g}"] = line
+            finish_axes(axes, what)
+            axes.set_xlim(left=0)
+        left.set_title(one_line(env, _LEGEND_WIDTH // 2), loc="left", fontsize=12, fontweight="bold", color=INK)
+        left.set_ylabel("mean episode return", color=INK)
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", frameon=False, labelcolor=INK, ncols=columns,
+        fontsize=9,
+    )  # fmt: skip
+    return figure
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw; the exit status: 0 drawn, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
-    parser = Parser(_PROG, "RUN... [options]", "Draw runs and seeds of experiments as curves with bands.", _EXAMPLES)
+    parser = Parser(_PROG, "RUN... [options]", "Draw learning curves of runs, and compare experiments.", _EXAMPLES)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories, or directories of them")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the picture: .png, .svg or .pdf (curves.png)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the picture: .png, .svg or .pdf (curves.png; of a single run "
+        f"{PLOT_FILE} in its directory)",
+    )  # fmt: skip
     parser.add_argument("--goal", type=float, metavar="X", help="a return to draw as a line")
+    parser.add_argument(
+        "--label", action="append", metavar="TEXT", help="the name of a curve, once for each curve, in their order"
+    )
     given = parser.parse(sys.argv[1:] if argv is None else argv)
     return exit_status(lambda: _plot(given))
 
 
 def _plot(given: Mapping[str, Any]) -> None:
-    path: Path = given.get("out", Path("curves.png"))
     curves = []
     for directory in find_runs(given["runs"]):
         try:
@@ -93,25 +143,62 @@ def _plot(given: Mapping[str, Any]) -> None:
             sys.stderr.write(f"aiorl: left out: {error}\n")
     if not curves:
         raise ConfigError("There is nothing to draw.", key="run")
-    experiments = group_runs(curves)
+    experiments = _labelled(group_runs(curves), given.get("label", []))
     try:
-        plot_experiments(experiments, path, goal=given.get("goal"))
+        path = _drawn(experiments, given.get("out"), given.get("goal"))
     except ImportError as error:
         raise ImportError(f"pictures need matplotlib ({error}): {install_command('learner')}") from error
-    for experiment in experiments:
-        last = np.array([run.returns[-1] for run in experiment.runs])
+    for one in experiments:
+        last = np.array([run.returns[-1] for run in one.runs])
         sys.stdout.write(
-            f"{experiment.name}: {_runs(len(last))}, at their ends {float(interquartile_mean(last)):,.1f} "
+            f"{one.name} on {one.env}: {_runs(len(last))}, at their ends {float(interquartile_mean(last)):,.1f} "
             f"(interquartile mean; {last.min():,.1f} to {last.max():,.1f})\n"
         )
     sys.stdout.write(f"{path}\n")
 
 
-def _draw(axes: Axes, band: Band, colour: str, label: str) -> None:
+def _labelled(experiments: list[Experiment], labels: Sequence[str]) -> list[Experiment]:
+    """The experiments by the names that the user gives their curves."""
+    names = list(dict.fromkeys(one.name for one in experiments))
+    if labels and len(labels) != len(names):
+        raise ConfigError(
+            f"--label is given {len(labels)} times, and there are {len(names)} curves: {'; '.join(names)}.",
+            key="label", value=list(labels), hint="Give one for each, in this order.",
+        )  # fmt: skip
+    named = dict(zip(names, labels or names, strict=True))
+    return [replace(one, name=named[one.name]) for one in experiments]
+
+
+def _drawn(experiments: Sequence[Experiment], out: Path | None, goal: float | None) -> Path:
+    """Draw the picture, of a single run with the range of its returns; where it is."""
+    if len(experiments) == len(experiments[0].runs) == 1:
+        (one,), (run,) = experiments, experiments[0].runs
+        path = out or run.path / PLOT_FILE
+        title = f"{one.name} on {one.env}"
+        try:
+            plot_learning_curve(run.path, title=title, stop_return=goal or run.config.get("stop_return"), path=path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} can't be drawn: {error}.", key="out", value=str(path)) from error
+        return path
+    path = out or Path("curves.png")
+    plot_experiments(experiments, path, goal=goal)
+    return path
+
+
+def _draw(axes: Axes, band: Band, colour: str, factor: float = 1.0) -> Artist:
+    """Draw a curve with its band, over ``factor`` steps or seconds; what stands for it in a legend."""
     whole = band.num_runs == band.num_runs.max()
-    axes.fill_between(band.at, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
-    axes.plot(band.at, band.mean, color=colour, linewidth=1.4, linestyle=(0, (4, 2)))
-    axes.plot(band.at, np.where(whole, band.mean, np.nan), color=colour, linewidth=2.2, label=label)
+    at = band.at / factor
+    axes.fill_between(at, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(at, band.mean, color=colour, linewidth=1.4, linestyle=(0, (4, 2)))
+    (line,) = axes.plot(at, np.where(whole, band.mean, np.nan), color=colour, linewidth=2.2)
+    return line
+
+
+def _with_runs(name: str, experiments: Sequence[Experiment]) -> str:
+    """A curve's name, with its number of runs where that is the same in all environments."""
+    counts = {len(one.runs) for one in experiments if one.name == name}
+    return f"{name} ({_runs(*counts)})" if len(counts) == 1 else name
 
 
 def _runs(number: int) -> str:

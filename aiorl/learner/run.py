@@ -442,7 +442,7 @@ class Run:
                 best = shlex.quote(str(where.shown / BEST))
                 steps.append(("the one that did best in an evaluation", f"python -m aiorl.evaluate {best}"))
             steps.append(("go on training from here", f"python -m aiorl.learner --resume {directory}"))
-        steps.append(("draw the learning curve again", f"python -m aiorl.report.plot {directory}"))
+        steps.append(("draw the learning curve again", f"python -m aiorl.plot {directory}"))
         steps.append(("look at all figures", f"tensorboard --logdir {directory}"))
         if self.training.join_command:
             steps.append(("add workers while it trains, from any host", self.training.join_command))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from aiorl.config.yaml_text import read_yaml
 from aiorl.errors import ConfigError
 from aiorl.report.figures import number_at
 from aiorl.report.loggers import each_result
+from aiorl.text import one_line
 
 __all__ = ["Band", "Experiment", "RunCurve", "band_of", "find_runs", "group_runs", "interquartile_mean"]
 
@@ -29,6 +30,8 @@ _RESULTS = "result.jsonl"
 _COLUMNS = ("timesteps_total", "time_total_s", "episode_reward_mean")
 _POINTS = 300
 _RESAMPLES = 2000
+_MAX_TOLD = 3  # settings in a name
+_MAX_VALUE = 30  # characters of each
 _OF_A_RUN = (
     "bind", "checkpoint_", "compilation_cache", "extra_python_environs", "insecure", "keys", "log_", "loggers",
     "max_worker_", "output", "replay_spill_dir", "resume", "run_dir", "seed", "stop_", "transport",
@@ -76,11 +79,13 @@ class Experiment:
     """Runs of one configuration.
 
     Attributes:
-        name: what it is called in pictures and tables.
+        name: its algorithm, and the settings that tell it from other experiments in its environment.
+        env: its environment.
         runs: its runs.
     """
 
     name: str
+    env: str
     runs: tuple[RunCurve, ...]
 
 
@@ -123,22 +128,49 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
-    """Put runs together that differ in nothing but seeds, places and ends; named by what tells them apart."""
+    """Group runs that differ in nothing but seeds, places and ends, in the order in which they are given."""
     groups: dict[str, list[RunCurve]] = {}
-    settings: dict[str, dict[str, Any]] = {}
+    beside: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}  # (algorithm, environment) -> its experiments
     for run in runs:
         own = {name: value for name, value in _flat(run.config) if not name.startswith(_OF_A_RUN)}
-        key = repr(sorted(own.items()))
+        of = str(own.pop("algo", "unknown")), str(own.pop("env", "unknown"))
+        key = repr((of, sorted(own.items())))
         groups.setdefault(key, []).append(run)
-        settings[key] = own
-    names = {name for own in settings.values() for name in own}
-    telling = sorted(name for name in names if len({repr(own.get(name)) for own in settings.values()}) > 1)
-    made = []
-    for key, own in settings.items():
-        told = [f"{name}={own.get(name)}" for name in telling if name not in ("algo", "env")]
-        name = f"{own.get('algo', 'unknown')} on {own.get('env', 'unknown')}"
-        made.append(Experiment(", ".join([name, *told]), tuple(groups[key])))
-    return made
+        beside.setdefault(of, {})[key] = own
+    made = {}
+    for (algo, env), settings in beside.items():
+        for key, told in zip(settings, _told_apart(list(settings.values())), strict=True):
+            made[key] = Experiment(", ".join([algo, *told]), env, tuple(groups[key]))
+    return _with_names_of_their_own([made[key] for key in groups])
+
+
+def _told_apart(settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """For each of several settings "name=value" of the few keys that tell most of them apart."""
+    order = dict.fromkeys(["preset", *(name for own in settings for name in own)])
+    columns = {name: [repr(own[name]) if name in own else "" for own in settings] for name in order}
+    chosen: list[str] = []
+    parts = [""] * len(settings)
+    while len(chosen) < _MAX_TOLD and len({*parts}) < len(settings):
+        best = max(columns, key=lambda name: len({*zip(parts, columns[name], strict=True)}))  # the first of equals
+        chosen.append(best)
+        parts = [f"{part}\n{text}" for part, text in zip(parts, columns[best], strict=True)]
+    short = {name: name.rpartition(".")[2] for name in chosen}
+    called = {name: short[name] if list(short.values()).count(short[name]) == 1 else name for name in chosen}
+    return [[f"{called[name]}={_value_text(own[name])}" for name in chosen if name in own] for own in settings]
+
+
+def _value_text(value: Any) -> str:
+    text = "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return one_line(text, _MAX_VALUE)
+
+
+def _with_names_of_their_own(experiments: list[Experiment]) -> list[Experiment]:
+    """Add the first run's directory where that alone tells two experiments apart."""
+    names = [(one.env, one.name) for one in experiments]
+    return [
+        replace(one, name=f"{one.name} ({one.runs[0].path.name})") if names.count((one.env, one.name)) > 1 else one
+        for one in experiments
+    ]
 
 
 def interquartile_mean(values: F64) -> F64:
@@ -175,7 +207,7 @@ def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> B
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             pairs += _flat(value, f"{prefix}{name}.")
         else:
             pairs.append((f"{prefix}{name}", value))

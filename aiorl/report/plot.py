@@ -1,10 +1,9 @@
-"""The learning curve as a picture: `python -m aiorl.report.plot RUN_DIR` draws it from result.jsonl."""
+"""The learning curve of one run as a picture, drawn from result.jsonl."""
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from aiorl.report.replaced_file import replaced
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["INK", "PLOT_FILE", "finish_axes", "main", "plot_learning_curve"]
+__all__ = ["INK", "PLOT_FILE", "finish_axes", "plot_learning_curve", "time_unit"]
 
 PLOT_FILE = "learning_curve.png"
 
@@ -28,16 +27,19 @@ INK = "#333333"
 """Colour of all text."""
 
 
-def plot_learning_curve(run_dir: Path, *, title: str = "", stop_return: float | None = None) -> Path | None:
+def plot_learning_curve(
+    run_dir: Path, *, title: str = "", stop_return: float | None = None, path: Path | None = None
+) -> Path | None:
     """Draws mean return over env steps, with the range of returns around it and wall time on top.
 
     Takes about half a second, most of it for the import of matplotlib when first used; safe in any thread, since no
     global state of matplotlib is touched.
 
     Args:
-        run_dir: where result.jsonl is, and where the picture goes; replaced at once, never half written.
+        run_dir: where result.jsonl is.
         title: heading; empty takes the run directory's name.
         stop_return: return that the run is to reach, drawn as a line.
+        path: the picture, replaced at once, never half written; None is learning_curve.png in the run directory.
     Returns: the picture's path, or None when no episode has ended yet.
     Raises: OSError when a file can't be read or written; ImportError without matplotlib.
     """
@@ -62,28 +64,10 @@ def plot_learning_curve(run_dir: Path, *, title: str = "", stop_return: float | 
     axes.set_xlim(left=0, right=max(float(curve.steps[-1]), 1.0))
     axes.legend(loc="best", frameon=False, labelcolor=INK)
     _add_wall_time(axes, curve)
-    path = run_dir / PLOT_FILE
+    path = run_dir / PLOT_FILE if path is None else path
     with replaced(path) as temporary:
         figure.savefig(temporary)
     return path
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Draws the picture of each run directory in `argv`; the exit status is 0 if all could be drawn, else 1."""
-    directories = [Path(name) for name in (sys.argv[1:] if argv is None else argv)]
-    if not directories or any(str(name).startswith("-") for name in directories):
-        sys.stderr.write(f"usage: python -m aiorl.report.plot RUN_DIR...\nDraws {PLOT_FILE} in each run directory.\n")
-        return 0 if directories and str(directories[0]) in ("-h", "--help") else 2
-    status = 0
-    for directory in directories:
-        try:
-            path = plot_learning_curve(directory)
-        except (OSError, ImportError) as error:
-            sys.stderr.write(f"{directory}: no picture: {error}\n")
-            status = 1
-        else:
-            sys.stdout.write(f"{path or f'{directory}: no episode has ended yet, so there is no curve'}\n")
-    return status
 
 
 class _Curve:
@@ -109,7 +93,6 @@ class _Curve:
         self.steps, self.mean, self.low, self.high, self.seconds = columns
 
 
-_TICK_GAP = 0.08
 _COLUMNS = ("timesteps_total", "episode_reward_mean", "episode_reward_min", "episode_reward_max", "time_total_s")
 
 
@@ -127,37 +110,25 @@ def finish_axes(axes: Axes, what: str) -> None:
 
 
 def _add_wall_time(axes: Axes, curve: _Curve) -> None:
-    from matplotlib.ticker import MaxNLocator
-
+    """Add an axis on top: the wall time at which the steps of each tick below had been sampled."""
     if curve.steps.size < 2 or not np.all(np.isfinite(curve.seconds)) or curve.steps[0] == curve.steps[-1]:
         return
-    # Wall time on top: the time at which the steps below had been sampled.
-    factor, unit = _time_unit(float(curve.seconds[-1]))
+    factor, unit = time_unit(float(curve.seconds[-1]))
+    ticks = axes.get_xticks()
+    axes.set_xticks(ticks[ticks <= axes.get_xlim()[1]])  # kept, whatever room the layout leaves them
+    ticks = ticks[(ticks >= curve.steps[0]) & (ticks <= curve.steps[-1])]
+    times = np.interp(ticks, curve.steps, curve.seconds) / factor
     above = axes.twiny()
     above.set_xlim(axes.get_xlim())
-    ticks = MaxNLocator(nbins=12).tick_values(0, float(curve.seconds[-1]) / factor)
-    seconds = np.concatenate([[0.0], curve.seconds])
-    steps = np.concatenate([[0.0], curve.steps])
-    places: list[float] = []
-    labels: list[str] = []
-    for tick in ticks:
-        place = float(np.interp(tick * factor, seconds, steps))
-        # The start-up takes time and no steps: its ticks would stand on one another
-        if 0 < tick * factor <= seconds[-1] and place - (places[-1] if places else 0.0) > _TICK_GAP * steps[-1]:
-            places.append(place)
-            labels.append(f"{tick:g}")
-    above.set_xticks(places, labels)
-    above.set_xlabel(f"wall time in {unit}", loc="right", color="#777777", fontsize=9)
+    above.set_xticks(ticks, [f"{time:.1f}" if times[-1] < 100 else f"{time:.0f}" for time in times])
+    above.set_xlabel(f"wall time in {unit}", color="#777777", fontsize=9)
     above.tick_params(colors="#777777", labelsize=8, length=3)
     for side in ("top", "right", "left", "bottom"):
         above.spines[side].set_visible(False)
 
 
-def _time_unit(seconds: float) -> tuple[float, str]:
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit in which a time is easy to read: its seconds and its name."""
     if seconds < 180:
         return 1.0, "s"
     return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -12,8 +12,9 @@ from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.algorithms.registry import config_class
 from aiorl.config.load import save_config
 from aiorl.errors import ConfigError
-from aiorl.plot import main
-from aiorl.report.experiments import RunCurve, band_of, find_runs, group_runs, interquartile_mean
+from aiorl.plot import draw_experiments, main
+from aiorl.report.experiments import Experiment, RunCurve, band_of, find_runs, group_runs, interquartile_mean
+from aiorl.report.plot import PLOT_FILE
 
 
 def write_run(path: Path, points: list[tuple[float, float, float]], **settings: object) -> Path:
@@ -34,8 +35,10 @@ def test_runs_that_differ_in_their_seed_alone_are_one_experiment(tmp_path: Path)
         write_run(tmp_path / f"a{seed}", [(0, 0, 1.0), (10, 1, 2.0)], seed=seed, stop_timesteps=seed + 10)
         write_run(tmp_path / f"b{seed}", [(0, 0, 1.0), (10, 1, 2.0)], seed=seed, lr=1e-3)
     experiments = group_runs([RunCurve.read(path) for path in find_runs([tmp_path])])
-    assert [(one.name.partition(", ")[0], len(one.runs)) for one in experiments] == [("ppo on CartPole-v1", 3)] * 2
-    assert {one.name.partition(", ")[2] for one in experiments} == {"lr=0.001", f"lr={PPOConfig().lr}"}
+    assert [(one.name, one.env, len(one.runs)) for one in experiments] == [
+        (f"ppo, lr={PPOConfig().lr:g}", "CartPole-v1", 3),
+        ("ppo, lr=0.001", "CartPole-v1", 3),
+    ]
 
 
 def test_where_a_run_writes_does_not_make_it_another_experiment(tmp_path: Path) -> None:
@@ -48,7 +51,44 @@ def test_where_a_run_writes_does_not_make_it_another_experiment(tmp_path: Path) 
     ):
         write_run(tmp_path / str(seed), [(0, 0, 1.0), (10, 1, 2.0)], algo="dqn", seed=seed, **own)
     (experiment,) = group_runs([RunCurve.read(path) for path in find_runs([tmp_path])])
-    assert (experiment.name, len(experiment.runs)) == ("dqn on CartPole-v1", 3)
+    assert (experiment.name, len(experiment.runs)) == ("dqn", 3)
+
+
+POINTS = np.linspace(0.0, 9.0, 4)
+
+
+def curve(name: str, **config: object) -> RunCurve:
+    return RunCurve(Path(name), {"algo": "ppo", "env": "E", **config}, POINTS, POINTS, POINTS)
+
+
+def test_algorithms_and_environments_need_no_settings_to_be_told_apart() -> None:
+    runs = [
+        curve("1", lr=1e-3, clip_param=0.1),
+        curve("2", algo="impala", lr=1e-4, rho_bar=1.0),
+        curve("3", algo="dqn", env="F", lr=1e-2),
+    ]
+    assert [(one.name, one.env) for one in group_runs(runs)] == [("ppo", "E"), ("impala", "E"), ("dqn", "F")]
+
+
+def test_few_settings_tell_experiments_apart_however_many_differ() -> None:
+    runs = [
+        curve(str(lr), preset=None, lr=lr, gamma=0.9 + lr, env_config={"size": lr}, model={"fcnet_hiddens": [lr] * 40})
+        for lr in (1e-4, 1e-3)
+    ]
+    assert [one.name for one in group_runs(runs)] == ["ppo, lr=0.0001", "ppo, lr=0.001"]
+
+
+def test_settings_that_some_runs_do_not_have_are_named_where_they_are() -> None:
+    runs = [curve("1", env_config={}), curve("2", env_config={"size": 3})]
+    assert [one.name for one in group_runs(runs)] == ["ppo", "ppo, size=3"]
+
+
+def test_experiments_that_no_three_settings_tell_apart_have_a_directory_in_their_names() -> None:
+    bits = [[number >> place & 1 for place in range(4)] for number in range(16)]
+    runs = [curve(f"run-{n}", lr=a, gamma=b, clip_param=c, lambda_=d) for n, (a, b, c, d) in enumerate(bits)]
+    names = [one.name for one in group_runs(runs)]
+    assert len({*names}) == 16
+    assert all(name.count("=") == 3 and "run-" in name for name in names)
 
 
 @pytest.mark.parametrize(("values", "expected"), [([3.0], 3.0), ([1.0, 5.0], 3.0), ([0, 1, 2, 3, 94], 2.0),
@@ -98,6 +138,41 @@ def test_the_command_draws_and_says_what_came_out(tmp_path: Path, capsys: pytest
     assert "1 run, at their ends 9.0" in shown.out
     assert "left out" in shown.err
     assert [file.name for file in tmp_path.glob("*curves*")] == ["curves.png"]
+
+
+def test_the_picture_of_one_run_is_its_learning_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", [(0, 0, 1.0), (10, 1, 2.0)])
+    assert main([str(run)]) == 0
+    assert (run / PLOT_FILE).read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.endswith(f"{run / PLOT_FILE}\n")
+    assert main([str(run), "--out", str(tmp_path / "own.svg")]) == 0
+    assert b"<svg" in (tmp_path / "own.svg").read_bytes()
+
+
+def test_curves_have_the_names_that_the_user_gives_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for algo in ("ppo", "impala"):
+        write_run(tmp_path / algo, [(0, 0, 1.0), (10, 1, 2.0)], algo=algo)
+    words = [str(tmp_path / "ppo"), str(tmp_path / "impala"), "--out", str(tmp_path / "x.png"), "--label", "mine"]
+    assert main(words) == 2
+    assert "2 curves: ppo; impala" in capsys.readouterr().err
+    assert main([*words, "--label", "theirs"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.partition(" on ")[0] for line in shown[:2]] == ["mine", "theirs"]
+
+
+def test_environments_have_panels_of_their_own_and_no_legend_leaves_the_picture() -> None:
+    names = ["ppo", "sac, " + "setting=value " * 30, "x" * 300, *(f"another {number}" for number in range(12))]
+    experiments = [Experiment(name, env, (curve(name),)) for env in ("A", "B") for name in names]
+    figure = draw_experiments(experiments, goal=3.0)
+    figure.draw_without_rendering()
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["A", "", "B", ""]
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == len(names) + 1
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0
+    assert box.x1 <= whole.x1
+    assert whole.y0 <= box.y0
+    assert all(axes.get_window_extent().y0 >= box.y1 and axes.get_window_extent().height > 300 for axes in figure.axes)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from aiorl.report import loggers
+from aiorl.report import loggers, plot
 from aiorl.report.loggers import JSONL_FILE
-from aiorl.report.plot import PLOT_FILE, main, plot_learning_curve
+from aiorl.report.plot import PLOT_FILE, plot_learning_curve
 
 
 def write_results(run_dir: Path, means: list[float | None]) -> None:
@@ -80,14 +82,15 @@ def test_without_an_episode_there_is_no_picture(tmp_path: Path) -> None:
     assert not (tmp_path / PLOT_FILE).exists()
 
 
-def test_the_command_draws_each_run_and_says_which_it_could_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_results(tmp_path, [1.0, 2.0])
-    assert main([str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / PLOT_FILE}\n"
-    assert main([str(tmp_path), str(tmp_path / "gone")]) == 1
-    assert "gone: no picture" in capsys.readouterr().err
-    assert main([]) == 2
-    assert main(["--help"]) == 0
-    assert "usage: python -m aiorl.report.plot RUN_DIR" in capsys.readouterr().err
+def test_wall_time_has_several_ticks_also_where_the_start_took_most_of_it(tmp_path: Path) -> None:
+    steps = np.linspace(1000.0, 90_000.0, 7)
+    curve = SimpleNamespace(steps=steps, seconds=5.0 + steps / 180_000)
+    axes = Figure().add_subplot()
+    axes.set_xlim(0, 90_000)
+    plot._add_wall_time(axes, curve)
+    _, above = axes.figure.axes
+    times = [float(text.get_text()) for text in above.get_xticklabels()]
+    assert len(times) >= 4
+    assert min(times) >= 5.0
+    assert max(times) <= 5.5
+    assert above.get_xlabel() == "wall time in s"
