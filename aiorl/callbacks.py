@@ -108,6 +108,9 @@ def callbacks_class(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
             {name: import_object(str(path), key=f"callbacks.{name}") for name, path in setting.items()}
         )
     kind = import_object(setting, key="callbacks")
+    if isinstance(kind, DefaultCallbacks):  # one object for all who ask, as whoever made it wants
+        hooks = {name: staticmethod(getattr(kind, name)) for name in _own_hooks(type(kind))}
+        kind = type(type(kind).__name__, (DefaultCallbacks,), hooks)
     if not (isinstance(kind, type) and issubclass(kind, DefaultCallbacks)):
         raise ConfigError(
             f"callbacks is {setting!r}, expected a subclass of aiorl.DefaultCallbacks.", key="callbacks", value=setting

@@ -6,7 +6,8 @@ import types
 
 import pytest
 
-from aiorl.callbacks import DefaultCallbacks, callbacks_class, callbacks_from_dict, named_callbacks
+from aiorl.callbacks import DefaultCallbacks, callbacks_class, callbacks_from_dict, named_callbacks, worker_hooks
+from aiorl.config.import_path import named
 from aiorl.errors import ConfigError
 
 HOOKS = {
@@ -132,3 +133,19 @@ def test_what_a_hook_raises_names_the_class_and_the_hook(monkeypatch):
     assert seen == [1]
     with pytest.raises(ConfigError, match=r"'users_callbacks:Hooks': on_episode_end failed: KeyError\('speed'\)"):
         hooks.on_episode_end(worker=None, base_env=None, policies=None, episode=1)
+
+
+def test_an_object_that_was_made_before_is_shared_by_all_who_ask():
+    class Counts(DefaultCallbacks):
+        def __init__(self):
+            self.ended = 0
+
+        def on_episode_end(self, **kwargs):
+            self.ended += 1
+
+    own = Counts()
+    for _ in range(2):
+        kind = named_callbacks(named(own))
+        kind().on_episode_end(worker=None, base_env=None, policies=None, episode=None)
+    assert own.ended == 2
+    assert worker_hooks(kind) == {"on_episode_end"}

@@ -1,54 +1,188 @@
-"""Import paths in settings: ``package.module:Name``."""
+"""Objects of Python in settings: named by import path if other processes can import them, else known to this one alone.
+
+A config is plain text, so an object in it becomes a text, and the text the object again:
+
+* ``package.module:Name`` for a class or function at the top of a module. The script that is run counts as the module of
+  its name: this process takes it as it is, others import it, without what stands under
+  ``if __name__ == "__main__":``.
+* ``this-program:Name`` for anything else, such as a lambda or a class of a notebook. Only this process knows it, for as
+  long as something holds it, as the config does that it was given to.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
+import inspect
+import os
 import re
-from typing import Any
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from itertools import count
+from types import ModuleType
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from aiorl.errors import ConfigError, nearest
 
-__all__ = ["import_object", "import_path_of", "is_import_path"]
+__all__ = [
+    "Code",
+    "import_module",
+    "import_object",
+    "import_path_of",
+    "is_import_path",
+    "is_local",
+    "main_module_name",
+    "named",
+    "not_importable",
+    "plain_code",
+    "refuse_in_import",
+]
 
 _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SCHEMES = ("minari",)
+_LOCAL = "this-program:"
+_PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping)
+
+_local: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_importing: ContextVar[str] = ContextVar("_importing", default="")
 
 
 def is_import_path(text: str) -> bool:
-    """Whether a text has the form ``package.module:Name``, and no prefix that means something else."""
-    return _FORM.fullmatch(text) is not None and text.partition(":")[0] not in _SCHEMES
+    """Whether a text names an object: by its form, ``package.module:Name``, without a prefix of another meaning."""
+    return is_local(text) or (_FORM.fullmatch(text) is not None and text.partition(":")[0] not in _SCHEMES)
+
+
+def is_local(text: str) -> bool:
+    """Whether a text names an object that only one process knows."""
+    return text.startswith(_LOCAL)
+
+
+def named(thing: Any) -> Any:
+    """Return the text that names an object; texts, numbers and containers stay as they are."""
+    if isinstance(thing, os.PathLike):
+        return os.fspath(thing)
+    if isinstance(thing, str) and thing.startswith("__main__:"):
+        with contextlib.suppress(ConfigError):  # refused by whoever imports it
+            return named(import_object(thing, key=""))
+    if thing is None or isinstance(thing, _PLAIN):
+        return thing
+    return import_path_of(thing) or _local_name(thing)
+
+
+Code = Annotated[str, BeforeValidator(named)]
+"""A text that names code; a config takes the object itself as well."""
+
+
+def plain_code(value: Any) -> Any:
+    """Return settings with each class, function and space in them as plain data, at any depth."""
+    if isinstance(value, Mapping):
+        return {name: plain_code(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_code(inner) for inner in value]
+    if callable(value):
+        return named(value)
+    if hasattr(value, "contains") and hasattr(value, "sample"):
+        from aiorl.data.spaces import space_to_dict  # loads Gymnasium, as whoever made the space has
+
+        return space_to_dict(value)
+    return value
 
 
 def import_path_of(thing: object) -> str | None:
-    """The import path of a class or function; None where only this process knows it, as with one of a notebook's."""
-    module = getattr(thing, "__module__", None)
-    name = getattr(thing, "__qualname__", None)
-    if module is None or name is None or module == "__main__" or "<" in name:
+    """Return the import path of a class or function; None where other processes can't import it."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
         return None
-    return f"{module}:{name}"
+    place = main_module_name() if module == "__main__" else module
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{place}:{name}" if place and (found is thing or (inspect.ismethod(thing) and found == thing)) else None
+
+
+def main_module_name() -> str | None:
+    """Return the name by which other processes import the script that is run; None for a notebook or a prompt."""
+    main = sys.modules.get("__main__")
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:  # python -m NAME
+        return None if spec.name.rpartition(".")[2] == "__main__" else str(spec.name)
+    name = os.path.splitext(os.path.basename(file or ""))[0]
+    if not name.isidentifier():
+        return None
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is not None and os.path.samefile(found.origin, str(file)):
+            return name
+    return None
+
+
+def import_module(name: str) -> ModuleType:
+    """Return a module, imported if need be; the script that is run is never run a second time.
+
+    Raises: whatever its code raises.
+    """
+    if name in ("__main__", main_module_name()):
+        return sys.modules["__main__"]
+    outer = _importing.set(name)
+    try:
+        return importlib.import_module(name)
+    finally:
+        _importing.reset(outer)
+
+
+def refuse_in_import(what: str) -> None:
+    """Raise if the caller runs because a setting had its module imported, as a worker imports a user's script.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if module := _importing.get():
+        raise ConfigError(
+            f"{module!r} {what} while it is imported for what it defines.",
+            hint="Put what is to run only in the script itself below: if __name__ == '__main__':",
+        )
+
+
+def not_importable(key: str, value: str) -> ConfigError:
+    """Return the error for an object that other processes need, and only this one knows."""
+    place = "of a module, or of the script that you run" if main_module_name() else "of a module, a .py file"
+    return ConfigError(
+        f"{key} is {value.removeprefix(_LOCAL)!r}, which only this process knows: others can't import it.",
+        key=key,
+        value=value,
+        hint=f"Define it by def or class at the top level {place}; or sample in this process, by num_workers: 0.",
+    )
 
 
 def import_object(path: str, *, key: str) -> Any:
-    """What an import path names.
+    """Return the object that a text names.
 
     Args:
-        path: ``package.module:Name``; the name may have dots.
+        path: ``package.module:Name``, where the name may have dots, or ``this-program:Name``.
         key: dotted name of the setting, for errors.
 
     Raises: ConfigError if the path has no such form, the module can't be imported, or it has no such name.
     """
+    if is_local(path):
+        return _local_object(path, key)
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{key} is {path!r}, expected 'package.module:Name'.", key=key, value=path)
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = import_module(module_name)
     except Exception as error:
         # whatever a user's module raises when it is run: the setting can't be honoured
+        said = error.message.removesuffix(".") if isinstance(error, ConfigError) else f"{error!r:.500}"
         raise ConfigError(
-            f"{key} is {path!r}, but importing {module_name!r} failed: {error!r:.500}.",
+            f"{key} is {path!r}, but importing {module_name!r} failed: {said}.",
             key=key,
             value=path,
-            hint="Is it installed, or its folder on PYTHONPATH?",
+            hint=error.hint if isinstance(error, ConfigError) else "Is it installed, or its folder on PYTHONPATH?",
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -57,4 +191,29 @@ def import_object(path: str, *, key: str) -> Any:
                 f"{key} is {path!r}, but {module_name!r} has no {name!r}.", key=key, value=path, hint=hint
             )
         found = getattr(found, part)
+    return found
+
+
+def _local_name(thing: Any) -> Any:
+    """Name an object that only this process knows; one that can't be held as such stays as it is."""
+    text = _LOCAL + getattr(thing, "__qualname__", type(thing).__qualname__).rpartition(".")[2].strip("<>")
+    with contextlib.suppress(TypeError):  # not every object can be referred to weakly
+        return next(own for own in _numbered(text) if _local.setdefault(own, thing) is thing)
+    return thing
+
+
+def _numbered(text: str) -> Iterator[str]:
+    yield text
+    yield from (f"{text}#{number}" for number in count(2))
+
+
+def _local_object(path: str, key: str) -> Any:
+    found = _local.get(path)
+    if found is None:
+        raise ConfigError(
+            f"{key} is {path!r}, an object that only the program had which set it.",
+            key=key,
+            value=path,
+            hint=f"Give {key.partition('.')[0]} again, or 'module:name' for something that can be imported.",
+        )
     return found

@@ -139,6 +139,8 @@ def _alternatives(annotation: Any) -> list[str]:
 
 
 def _many(annotation: Any) -> str:
+    if typing.get_origin(annotation) is Annotated:
+        return _many(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) is Literal:
         *others, last = map(str, typing.get_args(annotation))
         return f"{', '.join(others)} or {last}" if others else last

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
-__all__ = ["deep_update", "put_on_top", "to_plain", "with_base_config", "without_defaults_of"]
+__all__ = ["copied", "deep_update", "put_on_top", "to_plain", "with_base_config", "without_defaults_of"]
 
 
 def with_base_config(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """A deep copy of `base`, updated by `extra` one level deep; `base` stays as it is."""
-    return {**deepcopy(dict(base)), **deepcopy(dict(extra))}
+    return {**copied(base), **copied(extra)}
+
+
+def copied(value: Any) -> Any:
+    """Copy settings: the dicts and lists in them; other objects are shared."""
+    if isinstance(value, Mapping):
+        return {name: copied(inner) for name, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(copied, value))
+    return value
 
 
 def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A deep copy of `base` with `changes` in it: dict onto dict merges, anything else replaces."""
-    merged = deepcopy(dict(base))
+    merged: dict[str, Any] = copied(base)
     for name, value in changes.items():
         old = merged.get(name)
         if isinstance(old, dict) and isinstance(value, Mapping):
             merged[name] = deep_update(old, value)
         else:
-            merged[name] = deepcopy(value)
+            merged[name] = copied(value)
     return merged
 
 

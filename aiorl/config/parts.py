@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from aiorl.config.check import plain_error
+from aiorl.config.import_path import Code, plain_code
 from aiorl.config.key import key
 from aiorl.errors import ConfigError
 
@@ -39,8 +40,8 @@ class WorkerModelConfig(BaseModel):
 
     dim: int = _model(84, "Height and width Atari frames are resized to.", where="workers", ge=1)
     framestack: bool = _model(True, "Stack the last four Atari frames.", where="workers")
-    custom_preprocessor: str | None = _model(
-        None, "Import path (package.module:Name) of an observation preprocessor.", where="both"
+    custom_preprocessor: Code | None = _model(
+        None, "Preprocessor subclass (package.module:Name) that makes arrays of observations.", where="both"
     )
 
 
@@ -68,7 +69,7 @@ class ModelConfig(WorkerModelConfig):
     initial_log_std: float = _model(
         0.0, "Logarithm that these begin with: less, such as -2, explores by smaller steps.", ge=-20.0, le=2.0
     )
-    custom_model: str | None = _model(None, "Import path (package.module:Name) of a network.")
+    custom_model: Code | None = _model(None, "Function or class (package.module:Name) that makes a network.")
 
     @field_validator("fcnet_hiddens")
     @classmethod
@@ -140,9 +141,11 @@ class WorkerMultiAgentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    policy_mapping_fn: str | None = _agents(None, "Import path of a function: agent id -> policy id.", where="workers")
-    observation_fn: str | None = _agents(
-        None, "Import path of a function that rewrites the agents' observations.", where="workers"
+    policy_mapping_fn: Code | None = _agents(
+        None, "Function (package.module:Name): agent id -> policy id.", where="workers"
+    )
+    observation_fn: Code | None = _agents(
+        None, "Function (package.module:Name) that rewrites the agents' observations.", where="workers"
     )
 
 
@@ -161,6 +164,11 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
         "another algorithm as its defaults; what is set on top of that file goes before them.",
     )  # fmt: skip
     policies_to_train: list[str] | None = _agents(None, "Policies that learn; null or empty means all of them.")
+
+    @field_validator("policies", mode="before")
+    @classmethod
+    def _without_objects(cls, policies: object) -> object:
+        return plain_code(policies)
 
 
 class TransportConfig(BaseModel):

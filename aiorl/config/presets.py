@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from aiorl.config.import_path import named
 from aiorl.config.layers import PRESET, Layer, merged
 from aiorl.config.merge import deep_update
 from aiorl.config.worker import WorkerConfig
@@ -111,7 +112,7 @@ def algo_of(layers: Sequence[Layer]) -> str:
     """
     values = merged(layers)
     if values.get("algo") is not None:
-        return str(values["algo"])
+        return str(named(values["algo"]))
     name = _name_in(layers)
     return str(WorkerConfig.model_fields["algo"].default) if name in (None, AUTO) else named_preset(str(name)).algo
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,12 @@ from pydantic import PrivateAttr, ValidationError, field_validator
 from aiorl.config.address import is_open_bind
 from aiorl.config.check import check_known, check_model, check_supported, plain_error, warn_unheeded
 from aiorl.config.effective import render_effective
-from aiorl.config.import_path import import_path_of
+from aiorl.config.import_path import Code, import_object, is_local, named, not_importable
 from aiorl.config.key import all_keys, key
 from aiorl.config.layers import Layer, Origins, file_layer, located, merged, without_overruled
 from aiorl.config.legacy import check_removed, rename_legacy
 from aiorl.config.merge import deep_update, to_plain, with_base_config
+from aiorl.config.named_code import code_named_in
 from aiorl.config.parts import ModelConfig, MultiAgentConfig, SDESettings, TransportConfig
 from aiorl.config.presets import AUTO, with_preset
 from aiorl.config.withheld import restore_withheld
@@ -44,8 +45,6 @@ __all__ = [
     "samples_alone",
     "with_common_config",
 ]
-
-_NOT_FOR_WORKERS = "workers can't import it; put it at the top of a module, and give 'module:name'"
 
 _run = partial(key, group="Run")
 _learning = partial(key, group="Learning")
@@ -185,7 +184,7 @@ class CommonConfig(WorkerConfig):
         100, "Least episodes that reported averages are taken over, if that many have ended.", unit="episodes", ge=1
     )
     log_sys_usage: bool = _reports(True, "Add CPU and memory use to results.")
-    loggers: list[str] = _reports(
+    loggers: list[Code] = _reports(
         [], "More that takes each result: wandb, mlflow, or import paths (package.module:Name), called with the run "
         "directory and the config; what they give has write(result) and close(). None of them can fail a run.",
     )  # fmt: skip
@@ -220,7 +219,7 @@ class CommonConfig(WorkerConfig):
     """What it learns from is wrong where a fragment cuts an episode: nothing stands for the rewards that follow."""
 
     _origins: Origins = PrivateAttr(default_factory=Origins)
-    _local_env: Callable[..., Any] | None = PrivateAttr(None)
+    _held: list[object] = PrivateAttr(default_factory=list)  # the objects that only this process knows
 
     def __init__(self, **settings: Any) -> None:
         """The algorithm's defaults, deep-updated by `settings` (a sub-dict merges), checked as a whole.
@@ -290,8 +289,7 @@ class CommonConfig(WorkerConfig):
         given = merged(layers)
         if "preset" in given or self.preset == AUTO:
             own = replace(own, values=self.users_values(), is_record=False)
-        local = [] if self._local_env is None or "env" in given else [Layer({"env": self._local_env})]
-        return type(self).from_layers([own, *layers, *local])
+        return type(self).from_layers([own, *layers])
 
     def _put_together(
         self, layers: Sequence[Layer], *, allow_unknown: bool = False, environ: Mapping[str, str] | None = None
@@ -302,19 +300,15 @@ class CommonConfig(WorkerConfig):
         algo = kind.model_fields["algo"].default
         try:
             keys = set(kind.model_fields)
-            layers = without_overruled(with_preset(layers, str(merged(layers).get("algo") or algo), keys), keys)
+            layers = without_overruled(with_preset(layers, str(named(merged(layers).get("algo")) or algo), keys), keys)
             values = deep_update(kind().to_dict(), merged(layers))
             if any(layer.is_file for layer in layers):
                 restore_withheld(values, os.environ if environ is None else environ)
-            env = values["env"]
-            is_local = callable(env) and import_path_of(env) is None and samples_alone(values)
-            if is_local:
-                values["env"] = getattr(env, "__qualname__", type(env).__name__)
             try:
                 super().__init__(**values)
             except ValidationError as error:
                 raise plain_error(kind, error) from None
-            self._local_env = env if is_local else None
+            self._hold_objects()
             self._origins = Origins.of(layers)
             self.model_fields_set.intersection_update(self._origins.users_keys())
             check_supported(self)
@@ -325,6 +319,17 @@ class CommonConfig(WorkerConfig):
         except ConfigError as error:
             error.message = located(error.message, error.key, layers)
             raise
+
+    def _hold_objects(self) -> None:
+        """Keep the objects that only this process knows, if nobody else needs them."""
+        found = {name: text for name, text in code_named_in(self.to_dict()).items() if is_local(text)}
+        self._held = [import_object(text, key=name) for name, text in found.items()]
+        if self.is_alone and not self.evaluation_num_workers:
+            return
+        of_learner = [".custom_model"] if getattr(self, "gradients", "learner") == "learner" else []
+        for name, text in found.items():
+            if not name.startswith("loggers[") and not name.endswith(tuple(of_learner)):
+                raise not_importable(name, text)
 
     def users_values(self) -> dict[str, Any]:
         """What a user set, nested as the config is: neither defaults nor what a preset says."""
@@ -389,11 +394,6 @@ class CommonConfig(WorkerConfig):
     def is_alone(self) -> bool:
         """Whether nobody but the learner's process is to sample: no workers are started, and none expected."""
         return samples_alone({"num_workers": self.num_workers, "bind": self.bind})
-
-    @property
-    def local_env(self) -> Callable[..., Any] | None:
-        """What makes the environment, where only this process knows it; ``env`` is what it is called then."""
-        return self._local_env
 
     def to_dict(self) -> dict[str, Any]:
         """All keys as plain data: dicts, lists, strings, numbers, None."""
@@ -501,14 +501,10 @@ class CommonConfig(WorkerConfig):
 
     @field_validator("env", mode="before")
     @classmethod
-    def _name_env(cls, env: object) -> object:
-        """A class is named by its import path, so that workers in other processes find it."""
-        if not isinstance(env, type) and not callable(env):
+    def _check_env(cls, env: object) -> object:
+        if env is None or isinstance(env, str) or callable(env):
             return env
-        path = import_path_of(env)
-        if path is None:
-            raise ValueError(_NOT_FOR_WORKERS)
-        return path
+        raise ValueError("must be a name, or a class or function that makes the environment")
 
     @field_validator("input_evaluation", mode="before")
     @classmethod
@@ -550,7 +546,7 @@ def _in_new_names(kind: type[CommonConfig], layer: Layer, allow_unknown: bool) -
 def _check_algo(algo: object, kind: type[CommonConfig]) -> None:
     """Raise ConfigError if settings of an algorithm name another one."""
     own = kind.model_fields["algo"].default
-    if kind is not CommonConfig and algo is not None and str(algo).lower() != own.lower():
+    if kind is not CommonConfig and algo is not None and str(named(algo)).lower() != own.lower():
         raise ConfigError(
             f"algo can't be {algo} in {kind.__name__}, which is for {own}.", key="algo", value=algo,
             hint="Take the config class of that algorithm, or leave algo out.",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aiorl.config.check import check_known, plain_error
+from aiorl.config.import_path import Code
 from aiorl.config.key import key
 from aiorl.config.merge import deep_update, to_plain
 from aiorl.config.parts import TransportConfig, WorkerModelConfig, WorkerMultiAgentConfig
@@ -59,10 +60,10 @@ class WorkerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
-    algo: str = _run(
+    algo: Code = _run(
         "ppo", "Algorithm: the name of a folder in aiorl/algorithms, or package.module:Name for a class of your own."
     )
-    env: str | None = _run(
+    env: Code | None = _run(
         None, "Environment: a Gymnasium id, package.module:Name for a class or function of your own, module:name for "
         "a name that the module gives to register_env, or gym:ID for one of the old gym package.",
     )  # fmt: skip
@@ -153,12 +154,13 @@ class WorkerConfig(BaseModel):
         unit="threads", ge=1,
     )  # fmt: skip
     monitor: bool = key(False, "Write episode statistics and videos.", group="Reports", where="both")
-    callbacks: str | dict[str, Any] | None = key(
-        None, "Import path (package.module:Name) of a DefaultCallbacks subclass.", group="Reports", where="both"
-    )
+    callbacks: Code | dict[str, Code] | None = key(
+        None, "DefaultCallbacks subclass (package.module:Name); or functions of one dict, by the names of hooks.",
+        group="Reports", where="both",
+    )  # fmt: skip
 
     # Offline data
-    input: str | list[str] | dict[str, float] = _offline(
+    input: Code | list[str] | dict[str, float] = _offline(
         "sampler", "Where experience comes from: sampler; a file, directory, pattern, URI or minari:NAME; a list of "
         "such; a mapping of such, and sampler, to the probabilities with which they are read; or package.module:Name "
         "for a function from an IOContext to an InputReader. Workers share files between them.",
@@ -183,7 +185,7 @@ class WorkerConfig(BaseModel):
         100, "Places of the files that one sampler may find unreadable and leave out; one more ends the run.",
         unit="places", ge=0,
     )  # fmt: skip
-    output: str | None = _offline(
+    output: Code | None = _offline(
         None, "Where sample batches are written, as JSON lines: logdir (the run's directory), a directory or URI, or "
         "package.module:Name for a function from an IOContext to an OutputWriter.",
     )  # fmt: skip
@@ -266,7 +268,7 @@ class WorkerPart(WorkerConfig):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    env: str
+    env: Code
     policies: dict[str, PolicyPart] = Field(default_factory=lambda: {DEFAULT_POLICY_ID: PolicyPart()}, min_length=1)
     log_dir: str | None = None
     life: int = Field(default=0, ge=0)

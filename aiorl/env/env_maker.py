@@ -20,8 +20,8 @@ from aiorl.env.checks import raise_env_fault
 from aiorl.env.gym_like import check_seedable, close_env
 from aiorl.env.kinds import check_can_be_remote, kind_of
 from aiorl.env.lockstep import LockstepEnv
-from aiorl.env.registry import EnvContext, is_atari_id, resolve_env
-from aiorl.env.remote_env import RemoteEnv, RemoteSettings, remote_name
+from aiorl.env.registry import EnvContext, is_atari_id, name_elsewhere, resolve_env
+from aiorl.env.remote_env import RemoteEnv, RemoteSettings
 from aiorl.env.vector_forms import Wanted, make_vector_form, why_not_vectorised
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import AiorlError, ConfigError, UnsupportedEnvError
@@ -226,7 +226,7 @@ class EnvMaker:
         """How child processes make the environment."""
         plan = self.plan
         return RemoteSettings(
-            remote_name(plan.env),
+            name_elsewhere(plan.env),
             dict(self.context),
             worker_index=plan.worker_index,
             wrapping=plan.wrapping,

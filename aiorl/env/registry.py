@@ -16,7 +16,9 @@ What a name can be, tried in this order:
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import re
@@ -28,6 +30,16 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from aiorl.config.import_path import (
+    import_module,
+    import_object,
+    import_path_of,
+    is_local,
+    main_module_name,
+    named,
+    not_importable,
+)
+from aiorl.config.merge import copied
 from aiorl.errors import ConfigError, UnknownEnvError, nearest
 from aiorl.extras import needed_by
 
@@ -36,8 +48,8 @@ __all__ = [
     "EnvCreator",
     "is_atari_id",
     "loaded_entry",
+    "name_elsewhere",
     "register_env",
-    "registered_creator",
     "resolve_env",
     "unknown_env",
 ]
@@ -72,7 +84,7 @@ class EnvContext(dict[str, Any]):
         num_envs: int = 1,
     ) -> None:
         """Copy the config, with the dicts and lists in it, and note the place."""
-        super().__init__({key: _own(value) for key, value in (env_config or {}).items()})
+        super().__init__(copied(env_config or {}))
         self.worker_index = worker_index
         self.vector_index = vector_index
         self.remote = remote
@@ -94,15 +106,6 @@ class EnvContext(dict[str, Any]):
             self.remote if remote is None else remote,
             self.num_envs,
         )
-
-
-def _own(value: Any) -> Any:
-    """Copy the dicts and lists in settings, so that an environment may change its own; share other objects."""
-    if type(value) is dict:
-        return {key: _own(inner) for key, inner in value.items()}
-    if type(value) is list:
-        return [_own(inner) for inner in value]
-    return value
 
 
 class EnvCreator:
@@ -135,8 +138,8 @@ class EnvCreator:
 def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
     """Make ``name`` an environment of this process; a later registration replaces an earlier one.
 
-    Other processes, such as the workers of a training run, know the name as ``module:name``, if the module calls this
-    function when it is imported.
+    Other processes, such as the workers of a training run, get to know the creator by its import path; or the name as
+    ``module:name``, if the module calls this function when it is imported.
 
     Args:
         name: what configs will say.
@@ -152,9 +155,42 @@ def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
     _registered[name] = creator
 
 
-def registered_creator(name: str) -> Callable[[EnvContext], Any] | None:
-    """What ``register_env`` was given for a name, or None."""
-    return _registered.get(name)
+def name_elsewhere(env: str | type[Any] | Callable[[EnvContext], Any]) -> str:
+    """Return the name by which other processes make the same environment.
+
+    A name registered in this process becomes the import path of its creator; or ``module:name``, where the module is
+    the script that is run, or else the one that the creator comes from.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    name = str(named(env.env_id if isinstance(env, EnvCreator) else env))
+    module = ""
+    if name in _registered:
+        creator = _registered[name]
+        if (path := import_path_of(creator)) is not None:
+            return path
+        if "<locals>" not in getattr(creator, "__qualname__", "<locals>"):
+            module = creator.__module__
+    elif name in gymnasium.registry and not is_atari_id(name):
+        entry = gymnasium.registry[name].entry_point
+        module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+        if module.partition(".")[0] in _known_everywhere():
+            return name
+        module = main_module_name() or module
+    elif not is_local(name):
+        return name
+    module = main_module_name() or "" if module == "__main__" else module
+    if not module:
+        raise not_importable("env", name)
+    return f"{module}:{name}"
+
+
+@functools.cache
+def _known_everywhere() -> frozenset[str]:
+    """Return the packages whose environments Gymnasium registers in every process."""
+    found = importlib.metadata.entry_points(group="gymnasium.envs")
+    return frozenset({"gymnasium", *(point.module.partition(".")[0] for point in found)})
 
 
 def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreator:
@@ -172,8 +208,9 @@ def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreato
     if not isinstance(env, str):
         if not callable(env):
             raise UnknownEnvError(f"env is {env!r}, expected a name, a class or a function.", key="env")
-        name = f"{getattr(env, '__module__', '')}:{getattr(env, '__qualname__', type(env).__name__)}"
-        return EnvCreator(name, _caller_of(env))
+        return EnvCreator(named(env), _caller_of(env))
+    if is_local(env):
+        return EnvCreator(env, _caller_of(import_object(env, key="env")))
     if env in _registered:
         return EnvCreator(env, _registered[env])
     source = _SOURCES.get(env.partition(":")[0])
@@ -279,7 +316,7 @@ def _by_path(name: str) -> EnvCreator:
             hint=f"{hint} Folders on PYTHONPATH are searched.".strip(),
         )
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise UnknownEnvError(
@@ -290,7 +327,10 @@ def _by_path(name: str) -> EnvCreator:
             ) from error
         raise ConfigError(f"environment {name!r}: importing {module_name!r} failed: {error}.", key="env") from error
     except Exception as error:
-        raise ConfigError(f"environment {name!r}: importing {module_name!r} failed: {error}.", key="env") from error
+        said, hint = (error.message.removesuffix("."), error.hint) if isinstance(error, ConfigError) else (error, "")
+        raise ConfigError(
+            f"environment {name!r}: importing {module_name!r} failed: {said}.", key="env", hint=hint
+        ) from error
     found: Any = module
     for part in attribute.split("."):
         found = getattr(found, part, None)
@@ -325,13 +365,12 @@ def _meant_path(name: str) -> str:
 
 def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:
     """How a class or function wants to be called with an EnvContext."""
-    if not inspect.isclass(creator):
-        return creator
     try:
         parameters = list(inspect.signature(creator).parameters.values())
     except (TypeError, ValueError):
         return creator
-    if parameters and parameters[0].name in _CONTEXT_PARAMETERS:
+    takes_context = bool(parameters) and (not inspect.isclass(creator) or parameters[0].name in _CONTEXT_PARAMETERS)
+    if takes_context:
         return creator
 
     def create(context: EnvContext) -> Any:

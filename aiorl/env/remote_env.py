@@ -7,7 +7,6 @@ processes (nothing is forked or pickled), so environments are named by id or imp
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import math
@@ -16,7 +15,7 @@ import socket
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -33,11 +32,10 @@ from aiorl.env.checks import ObservationCheck
 from aiorl.env.child_process import ChildProcess
 from aiorl.env.lockstep import SEED_STRIDE, LockstepEnv, TrainingDisabled, VectorStep, checked_horizon
 from aiorl.env.nested_codec import pack, unpack
-from aiorl.env.registry import EnvCreator, registered_creator
 from aiorl.env.wrapping import Wrapping
-from aiorl.errors import ConfigError, EnvContractError, EnvError, SamplerDied
+from aiorl.errors import EnvContractError, EnvError, SamplerDied
 
-__all__ = ["RemoteEnv", "RemoteSettings", "remote_name"]
+__all__ = ["RemoteEnv", "RemoteSettings"]
 
 logger = logging.getLogger(__name__)
 _HOUR_S = 3600.0
@@ -49,7 +47,7 @@ class RemoteSettings:
     """How environments in processes of their own are made.
 
     Attributes:
-        env: id or import path; see ``remote_name``.
+        env: id or import path; see ``name_elsewhere``.
         env_config: the environment's own settings; must be expressible in JSON.
         worker_index: slot of the worker, for the environments' EnvContext.
         wrapping: wrappers put around each environment in its process.
@@ -399,35 +397,6 @@ def _end(selector: selectors.BaseSelector, wakers: Sequence[socket.socket], copi
         copy.child.hang_up()
     for copy in copies:
         copy.child.wait()
-
-
-def remote_name(env: str | type[Any] | Callable[..., Any]) -> str:
-    """The name by which another process can make the same environment.
-
-    Args:
-        env: id or import path; or a class or function that stands at the top of an importable module.
-
-    Raises:
-        ConfigError: there is no such name.
-    """
-    if isinstance(env, EnvCreator):
-        env = env.env_id
-    if isinstance(env, str):
-        creator = registered_creator(env)
-        if creator is None:
-            return env
-        # Registered names exist in this process only; the function behind may be importable.
-        env = creator
-    module_name, name = getattr(env, "__module__", ""), getattr(env, "__qualname__", "")
-    hint = "Give an id, an import path, or a class or function at the top of an importable module."
-    if module_name == "__main__" or not name or "<" in name:
-        raise ConfigError(f"another process cannot import the environment's creator {env!r}.", key="env", hint=hint)
-    found: Any = importlib.import_module(module_name)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not env:
-        raise ConfigError(f"'{module_name}:{name}' is not the environment's creator {env!r}.", key="env", hint=hint)
-    return f"{module_name}:{name}"
 
 
 def _space(data: dict[str, Any] | None) -> Any:

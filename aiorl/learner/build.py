@@ -23,6 +23,7 @@ from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import EnvFacts
+from aiorl.env.registry import name_elsewhere
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.extras import want_packages
 from aiorl.learner.checkpoint import Checkpoint, find_checkpoint
@@ -79,6 +80,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     want_packages("training", _NEEDED, "learner", key="algo", value=config.algo)
     begins_with = _checkpoint_to_begin_with(config)
     check_loggers(config.loggers)
+    _env_of_workers(config)
     facts = look_at_env(config)
     config = _for_env(config, facts)
     policies = plan_policies(config, facts)
@@ -95,6 +97,19 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         seconds=time.monotonic() - began,
         has_one_agent=not facts.kind.has_agents,
     )
+
+
+def _env_of_workers(config: CommonConfig) -> str:
+    """Return the environment's name in the processes that sample.
+
+    Raises: ConfigError if they would not know it.
+    """
+    try:
+        return name_elsewhere(config.env or "")
+    except ConfigError:
+        if config.is_alone:
+            return config.env or ""
+        raise
 
 
 def _checkpoint_to_begin_with(config: CommonConfig) -> Checkpoint | None:
@@ -208,7 +223,11 @@ def build_learning(
     return Learning(
         group=PolicyGroup(algorithms, fixed),
         lease_plan=algorithm_class(config.algo).lease_plan(config),
-        worker_part=WorkerPart.of(config, policies=parts, log_dir=None if run_dir is None else str(run_dir.resolve())),
+        worker_part=WorkerPart.of(
+            config.model_copy(update={"env": _env_of_workers(config)}),
+            policies=parts,
+            log_dir=None if run_dir is None else str(run_dir.resolve()),
+        ),
         graphs=graphs,
         filters=filters,
         spaces={policy_id: policy.described_spaces() for policy_id, policy in planned.items()},

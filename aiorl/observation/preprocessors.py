@@ -18,10 +18,11 @@ from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
 from aiorl.config.import_path import import_object
+from aiorl.config.user_function import named_failures
 from aiorl.data.action_mask import ACTION_MASK, MaskLayout, is_masked
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.data.spaces import KINDS, MAX_SPACE_ELEMENTS, SIMPLE_KINDS
-from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
+from aiorl.errors import AiorlError, BatchError, ConfigError, UnsupportedSpaceError
 
 __all__ = [
     "BoxPreprocessor",
@@ -38,6 +39,12 @@ __all__ = [
 
 MAX_ONE_HOT = 1 << 14
 """Most numbers that a one-hot observation may have: each row holds all of them."""
+
+
+_FORM = (
+    "It is made of the space alone, calls super().__init__(space, shape, dtype), and its transform(obs) gives "
+    "[N, *shape] for a batch of N observations."
+)
 
 
 class Preprocessor(ABC):
@@ -81,9 +88,10 @@ class Preprocessor(ABC):
                 raise BatchError("obs", f"observations of {self.space}", "fractions")
             self._check_range(obs)
         inputs = self.transform(obs)
-        if inputs.shape != (len(observations), *self.shape):
+        shape = getattr(inputs, "shape", type(inputs).__name__)
+        if shape != (len(observations), *self.shape):
             expected = f"{type(self).__name__}.transform to give {[len(observations), *self.shape]}"
-            raise BatchError("obs", expected, list(inputs.shape))
+            raise BatchError("obs", expected, list(shape) if isinstance(shape, tuple) else shape)
         return inputs
 
     def _check_range(self, obs: NDArray[Any]) -> None:
@@ -402,18 +410,39 @@ def make_preprocessor(
         inner = make_preprocessor(without_mask(space), custom_preprocessor=custom_preprocessor, is_enabled=is_enabled)
         return MaskedPreprocessor(space, action_space, inner)
     if custom_preprocessor:
-        key = "model.custom_preprocessor"
-        kind: Any = custom_preprocessor
-        if isinstance(custom_preprocessor, str):
-            kind = import_object(custom_preprocessor, key=key)
-        if not (isinstance(kind, type) and issubclass(kind, Preprocessor)):
-            raise ConfigError(
-                f"{key} is {custom_preprocessor!r}, which is no subclass of aiorl's Preprocessor.",
-                key=key,
-                value=custom_preprocessor,
-            )
-        return kind(space)  # type: ignore[call-arg]  # a concrete kind takes the space alone
+        return _made_of_users(custom_preprocessor, space)
     return preprocessor_for(space) if is_enabled else IdentityPreprocessor(space)
+
+
+def _made_of_users(custom_preprocessor: str | type[Preprocessor], space: spaces.Space[Any]) -> Preprocessor:
+    """Make a user's own preprocessor, whose failures name the setting.
+
+    Raises:
+        ConfigError: it can't be imported or made, or is no Preprocessor.
+    """
+    key = "model.custom_preprocessor"
+    kind: Any = custom_preprocessor
+    if isinstance(custom_preprocessor, str):
+        kind = import_object(custom_preprocessor, key=key)
+    if not (isinstance(kind, type) and issubclass(kind, Preprocessor)):
+        raise ConfigError(
+            f"{key} is {custom_preprocessor!r}, expected a subclass of aiorl.Preprocessor.",
+            key=key, value=custom_preprocessor, hint=_FORM,
+        )  # fmt: skip
+    what = f"{key} {custom_preprocessor!r}"
+    try:
+        made: Preprocessor = kind(space)  # type: ignore[call-arg]  # a concrete kind takes the space alone
+        if made.dtype not in (np.float32, np.uint8):  # no attribute where the base class's constructor was not called
+            raise TypeError(f"its dtype is {made.dtype}, expected float32 or uint8")
+    except AiorlError:
+        raise
+    except Exception as error:
+        # whatever a user's constructor raises
+        raise ConfigError(
+            f"{what} can't be made for {space}: {error!r:.300}.", key=key, value=custom_preprocessor, hint=_FORM
+        ) from error
+    made.transform = named_failures(made.transform, f"{what}: transform", key)  # type: ignore[method-assign]
+    return made
 
 
 def _one_hot_shape(space: spaces.Space[Any], size: int) -> tuple[int, ...]:

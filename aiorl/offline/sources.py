@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from aiorl.config.import_path import import_object, is_import_path
+from aiorl.config.user_function import check_takes, named_failures
 from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
@@ -252,7 +254,7 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
     """
     source = settings.input
     if isinstance(source, str) and is_import_path(source):
-        found: InputCreator = import_object(source, key="input")
+        found = _users("input", source, InputReader, "next")
         return _postprocessed(found) if settings.postprocess_inputs else found
     options = InputSettings(
         shuffle_buffer_size=settings.shuffle_buffer_size,
@@ -274,7 +276,34 @@ def configured_output(settings: WorkerConfig) -> OutputCreator:
         ConfigError: as `output_creator`; a function that can't be imported.
     """
     named = settings.output
-    output: Output = import_object(named, key="output") if named is not None and is_import_path(named) else named
+    output: Output = named
+    if named is not None and is_import_path(named):
+        output = _users("output", named, OutputWriter, "write")
     return output_creator(
         output, compress_columns=settings.output_compress_columns, max_file_bytes=settings.output_max_file_size
     )
+
+
+def _users(key: str, path: str, kind: type[Any], method: str) -> Callable[[IOContext], Any]:
+    """Return the function that a setting names; its failures, and those of what it makes, name the setting.
+
+    Raises:
+        ConfigError: it can't be imported, or takes no IOContext.
+    """
+    function = import_object(path, key=key)
+    what = f"{key} {path!r}"
+    if not callable(function):
+        raise ConfigError(f"{key} is {path!r}, expected a function of an IOContext.", key=key, value=path)
+    check_takes(function, what, key, None)
+
+    def create(context: IOContext) -> Any:
+        made = function(context)
+        if not isinstance(made, kind):
+            raise ConfigError(
+                f"{what} gave a {type(made).__name__}, expected an aiorl.{kind.__name__}.", key=key, value=path
+            )
+        with contextlib.suppress(AttributeError):  # it may have __slots__
+            setattr(made, method, named_failures(getattr(made, method), f"{what}: {method}", key))
+        return made
+
+    return named_failures(create, what, key)

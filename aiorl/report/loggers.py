@@ -17,6 +17,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -271,12 +272,18 @@ def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]],
                 f"'package.module:Name'.{nearest(path, _NAMED)}",
                 key=key, value=path,
             )  # fmt: skip
-        make = import_object(_NAMED.get(path, path), key=key)
-        if not callable(make):
+        found = import_object(_NAMED.get(path, path), key=key)
+        if callable(found):
+            check_takes(found, path, key, Path(), {})
+        elif not (hasattr(found, "write") and hasattr(found, "close")):
             raise ConfigError(f"{key} is {path!r}, which can't be called.", key=key, value=path)
-        check_takes(make, path, key, Path(), {})
-        made.append(make)
+        made.append(found if callable(found) else partial(_given, found))
     return made
+
+
+def _given(logger: Logger, run_dir: Path, config: dict[str, Any]) -> Logger:
+    """Return a logger that was made before."""
+    return logger
 
 
 def make_loggers(paths: Sequence[str], run_dir: Path, config: Mapping[str, Any]) -> Loggers:

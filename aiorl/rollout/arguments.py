@@ -184,18 +184,14 @@ def _settings(given: Mapping[str, Any]) -> WorkerConfig:
         values[name] = {} if values[name] is None else values[name]
     if isinstance(values[_ENVIRONS], dict):
         values[_ENVIRONS] = {name: str(value) for name, value in values[_ENVIRONS].items()}
-    own_code = {}
-    if isinstance(values["model"], dict) and not isinstance(values["model"].get("custom_preprocessor"), str):
-        own_code = {"custom_preprocessor": values["model"].pop("custom_preprocessor", None)}
     try:
-        settings = WorkerConfig.model_validate(values, strict=True)
+        return WorkerConfig.model_validate(values, strict=True)
     except ValidationError as error:
         fault = plain_error(WorkerConfig, error)
         name, dot, rest = fault.key.partition(".")
         argument = {of: ours for ours, of in _OTHER_NAMES.items()}.get(name, name)
         fault.key, fault.message = f"{argument}{dot}{rest}", argument + fault.message.removeprefix(name)
         raise fault from None
-    return settings.model_copy(update={"model": settings.model.model_copy(update=own_code)})
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import functools
 import importlib
-import itertools
 import logging
 import math
 import numbers
@@ -23,13 +22,13 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TextIO
 
 from aiorl.callbacks import DefaultCallbacks
-from aiorl.config.import_path import import_path_of, is_import_path
+from aiorl.config.import_path import is_import_path, refuse_in_import
 from aiorl.config.load import load_config
 from aiorl.config.merge import with_base_config, without_defaults_of
 from aiorl.config.resources import ResourceRequest, default_resource_request, resource_help
-from aiorl.config.schema import CommonConfig, samples_alone
+from aiorl.config.schema import CommonConfig
 from aiorl.config.withheld import restore_withheld
-from aiorl.env.registry import EnvCreator, register_env, resolve_env
+from aiorl.env.registry import EnvCreator, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
 from aiorl.learner.acting_state import ActingState
 from aiorl.learner.checkpoint import Checkpoint, check_compatible
@@ -41,7 +40,7 @@ from aiorl.learner.worker_failures import HINT
 from aiorl.report.loggers import Logger
 from aiorl.trainer.run_log import RunLog
 
-__all__ = ["ENV_HINT", "Trainer", "named_env", "settings_of"]
+__all__ = ["ENV_HINT", "Trainer", "settings_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +138,7 @@ class Trainer:
             AiorlError: it cannot be built.
         """
         self._is_stopped = True
+        refuse_in_import("makes a trainer")
         self.raw_user_config, self.config = self._effective(config, env)
         os.environ.update(self.config.extra_python_environs_for_driver)
         creator = _creator_of(self.config)
@@ -360,17 +360,12 @@ class Trainer:
     def _effective(
         self, config: Mapping[str, Any] | CommonConfig | None, env: Any
     ) -> tuple[dict[str, Any], CommonConfig]:
+        own = {} if env is None else {"env": env}
         if isinstance(config, CommonConfig):
             found = self._as_config(config)
-            env = config.local_env if env is None else env
-            if env is not None:
-                found = found.updated({"env": named_env(env, is_here=config.is_alone)})
+            found = found.updated(own) if own else found
         else:
-            settings = settings_of(config)
-            env = settings.get("env") if env is None else env
-            if env is not None:
-                settings["env"] = named_env(env, is_here=samples_alone(settings))
-            found = self._as_config(settings)
+            found = self._as_config({**settings_of(config), **own})
         if found.env is None:
             raise ConfigError("There is no environment to train in.", key="env", hint=ENV_HINT)
         return {name: getattr(found, name) for name in found.model_fields_set}, found
@@ -457,8 +452,6 @@ class Trainer:
 
 _running: set[Trainer] = set()
 """Those not stopped yet: one that nobody refers to any more has processes, and what it learned is still to be saved."""
-_only_here: dict[str, Any] = {}
-"""Name -> class or function that only this process knows; another one may take the name from stopped trainers."""
 
 
 @atexit.register
@@ -481,29 +474,13 @@ def settings_of(config: Mapping[str, Any] | CommonConfig | None) -> dict[str, An
         ConfigError: it is no config.
     """
     if isinstance(config, CommonConfig):
-        local = {} if config.local_env is None else {"env": config.local_env}
-        return {**config.users_values(), "algo": config.algo, **local}
+        return {**config.users_values(), "algo": config.algo}
     if not isinstance(config, Mapping | None):
         raise ConfigError(
             f"config is {config!r:.100}, expected a dict of keys, or a config.", key="config",
             hint="An environment is given as env='CartPole-v1', a file read by PPOConfig.from_file(path).",
         )  # fmt: skip
     return dict(config or {})
-
-
-def named_env(env: Any, *, is_here: bool) -> Any:
-    """An environment by name; a class or function that only this process knows, if only this process makes it."""
-    if not callable(env) or not is_here or import_path_of(env) is not None:
-        return env
-    name = getattr(env, "__qualname__", type(env).__name__)
-    taken = {trainer.config.env for trainer in _running}
-    for number in itertools.count(1):
-        free = name if number == 1 else f"{name}-{number}"
-        if free not in taken or _only_here.get(free) is env:
-            break
-    _only_here[free] = env
-    register_env(free, resolve_env(env))
-    return free
 
 
 def _creator_of(config: CommonConfig) -> EnvCreator:

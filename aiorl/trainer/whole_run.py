@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from aiorl.algorithms.registry import config_class
+from aiorl.config.import_path import refuse_in_import
 from aiorl.config.load import load_config
-from aiorl.config.schema import CommonConfig, samples_alone
+from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError
 from aiorl.learner.build import plan_learning
 from aiorl.learner.run import Run
@@ -21,7 +22,7 @@ from aiorl.trainer.alone import AloneTraining
 from aiorl.trainer.caller_thread import CallerThread
 from aiorl.trainer.loop_thread import LoopThread
 from aiorl.trainer.run_log import RunLog
-from aiorl.trainer.trainer import ENV_HINT, named_env, settings_of
+from aiorl.trainer.trainer import ENV_HINT, settings_of
 
 __all__ = ["train"]
 
@@ -52,12 +53,11 @@ def train(
         AiorlError: training failed, or its last checkpoint can't be written; what was learned until then is saved where
             that can be.
     """
+    refuse_in_import("trains")
     values = {**settings_of(config), **settings}
     for name, value in (("algo", algo), ("env", env)):
         if value is not None:
             values[name] = value
-    if values.get("env") is not None:
-        values["env"] = named_env(values["env"], is_here=samples_alone(values))
     found = load_config(config_class, overrides=values, env_hint=ENV_HINT)
     os.environ.update(found.extra_python_environs_for_driver)
     plan = plan_learning(found)

@@ -3,16 +3,21 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gymnasium.spaces import Discrete
 from pydantic import ValidationError
 
+from aiorl.algorithms.a3c.config import A3CConfig
 from aiorl.algorithms.ppo.config import PPOConfig
+from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.check import FREE_SUB_DICTS
 from aiorl.config.key import changed
 from aiorl.config.merge import with_base_config
 from aiorl.config.schema import CommonConfig, key, with_common_config
 from aiorl.config.worker import WorkerPart
+from aiorl.data.spaces import space_to_dict
 from aiorl.env.registry import register_env, resolve_env
 from aiorl.errors import ConfigError, SecurityError
 
@@ -203,7 +208,7 @@ def test_r170_input_evaluation_must_be_a_list() -> None:
         ({"bind": "5557"}, "bind must look like tcp://HOST:PORT"),
         ({"bind": "tcp://127.0.0.1:70000"}, "bind must look like"),
         ({"transport": {"heartbeat_timeout_s": 1.5}}, "one late beat"),
-        ({"env": lambda: None}, "workers can't import it"),
+        ({"env": lambda: None}, "env is 'lambda', which only this process knows"),
         ({"shuffle_buffer_size": 8}, "shuffle_buffer_size is for stored experience. Leave it out, or let input name"),
         ({"input_evaluation": ["simulation"]}, "input_evaluation is for stored experience."),
         ({"output_max_file_size": 1000}, "output_max_file_size is for what output writes. Leave it out"),
@@ -318,7 +323,7 @@ def test_r172_an_environment_is_an_id_or_a_class_and_anything_else_is_refused() 
     for env in (CommonConfig(env="mine").env, CommonConfig(env=OrderedDict).env, "CartPole-v1"):
         assert callable(resolve_env(str(env)))
     for wrong in (3, ["CartPole-v1"]):
-        with pytest.raises(ValueError, match="env must be text or null, not"):
+        with pytest.raises(ValueError, match="env must be a name, or a class or function"):
             CommonConfig(env=wrong)
     for unknown in ("CartPole-v99", "NoSuchEnv"):
         with pytest.raises(ValueError, match=unknown):
@@ -350,3 +355,59 @@ def test_passes_over_stored_experience_need_to_know_who_shares_it() -> None:
     CommonConfig.from_mapping(stored)
     with pytest.raises(ConfigError, match="input_epochs needs a number of workers"):
         CommonConfig.from_mapping({**stored, "bind": "tcp://127.0.0.1:5557"})
+
+
+class Importable(DefaultCallbacks):
+    def on_episode_end(self, **_: Any) -> None: ...
+
+
+def importable(*_: Any) -> str:
+    return "policy"
+
+
+def test_objects_of_python_are_taken_and_named_by_their_import_paths() -> None:
+    space = Discrete(2)
+    config = PPOConfig(
+        callbacks=Importable,
+        loggers=[importable],
+        model={"custom_model": importable, "custom_preprocessor": Importable},
+        multiagent={"policies": {"policy": (None, space, space, {})}, "policy_mapping_fn": importable},
+    )
+    assert config.callbacks == config.model.custom_preprocessor == f"{__name__}:Importable"
+    path = f"{__name__}:importable"
+    assert [*config.loggers, config.model.custom_model, config.multiagent.policy_mapping_fn] == [path] * 3
+    assert config.multiagent.policies["policy"][1] == space_to_dict(space)
+    assert PPOConfig(callbacks={"on_episode_end": importable}).callbacks == {"on_episode_end": path}
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"callbacks": type("Own", (DefaultCallbacks,), {})}, "callbacks"),
+        ({"callbacks": Importable()}, "callbacks"),
+        ({"callbacks": {"on_episode_end": lambda info: None}}, "callbacks.on_episode_end"),
+        ({"multiagent": {"policy_mapping_fn": lambda agent: "a"}}, "multiagent.policy_mapping_fn"),
+        ({"multiagent": {"policies": {"a": {"class": type("Own", (), {})}}}}, "multiagent.policies.a.class"),
+        ({"env": lambda: None}, "env"),
+    ],
+)
+def test_what_only_this_process_knows_goes_with_num_workers_0_alone(settings: dict[str, Any], key: str) -> None:
+    config = PPOConfig(num_workers=0, **settings)
+    assert config.updated({"lr": 1.0}).to_dict() == {**config.to_dict(), "lr": 1.0}
+    assert PPOConfig.from_mapping(config.to_dict()) == config
+    for others in ({}, {"num_workers": 0, "evaluation_num_workers": 1, "evaluation_interval": 1}):
+        with pytest.raises(ConfigError, match="only this process knows") as caught:
+            PPOConfig(**settings, **others)
+        assert caught.value.key == key
+
+
+def test_what_the_learner_alone_needs_may_be_known_to_it_alone() -> None:
+    PPOConfig(loggers=[lambda run_dir, config: None], model={"custom_model": lambda *_: None})
+    with pytest.raises(ConfigError, match="only this process knows"):
+        A3CConfig(model={"custom_model": lambda *_: None})
+
+
+def test_the_config_of_a_program_that_is_gone_says_which_object_is_missing() -> None:
+    with pytest.raises(ConfigError, match="'this-program:Gone'") as caught:
+        PPOConfig(num_workers=0, callbacks="this-program:Gone")
+    assert caught.value.key == "callbacks"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from functools import partial
 from types import SimpleNamespace
 
 import gymnasium
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 from aiorl.env import registry
-from aiorl.env.registry import EnvContext, EnvCreator, register_env, resolve_env
+from aiorl.env.registry import EnvContext, EnvCreator, name_elsewhere, register_env, resolve_env
 from aiorl.env.serial_env import SerialEnv, episode_limit
 from aiorl.errors import ConfigError, UnknownEnvError
 from aiorl.testing.envs import CountingEnv, RecallEnv
+
+COUNTING = "aiorl.testing.envs:CountingEnv"
 
 
 @pytest.fixture(autouse=True)
@@ -250,3 +253,38 @@ def test_r55_each_context_has_dicts_and_lists_of_its_own_and_shares_other_object
     other["a"]["b"].append(3)
     assert given == context == {"a": {"b": [{"c": 1}]}, "d": shared}
     assert other["d"] is shared
+
+
+def test_the_name_for_another_process_is_an_id_or_an_import_path():
+    assert name_elsewhere("CartPole-v1") == "CartPole-v1"
+    assert name_elsewhere(CountingEnv) == COUNTING
+    assert name_elsewhere(resolve_env(COUNTING)) == COUNTING
+    register_env("counting", CountingEnv)
+    assert name_elsewhere("counting") == COUNTING
+    assert name_elsewhere(resolve_env("counting")) == COUNTING
+
+
+def test_what_no_other_process_can_make_has_no_name_there():
+    register_env("inner", lambda context: None)
+    local = lambda context: None  # noqa: E731
+    for env in (local, partial(CountingEnv, 3), "inner"):
+        with pytest.raises(ConfigError, match="only this process knows") as caught:
+            name_elsewhere(env)
+        assert caught.value.key == "env"
+
+
+def test_an_id_that_this_program_registered_is_found_through_the_module_of_what_it_makes(monkeypatch):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", {**gymnasium.registry})
+    monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
+    gymnasium.register("Counting-v0", entry_point=COUNTING)
+    gymnasium.register("Counting-v1", entry_point=CountingEnv)
+    assert name_elsewhere("Counting-v0") == "aiorl.testing.envs:Counting-v0"
+    assert name_elsewhere("Counting-v1") == "aiorl.testing.envs:Counting-v1"
+
+
+@pytest.mark.parametrize("env", [lambda: "made", "math:factory"])
+def test_a_function_without_parameters_makes_environments(env, monkeypatch):
+    monkeypatch.setattr("math.factory", lambda: "made", raising=False)
+    assert resolve_env(env)(EnvContext()) == "made"
+    with pytest.raises(ConfigError, match="has no setting 'size'"):
+        resolve_env(env)(EnvContext({"size": 3}))

@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from functools import partial
 
 import numpy as np
 import psutil
@@ -14,8 +13,7 @@ from gymnasium import spaces
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
-from aiorl.env.registry import register_env, resolve_env
-from aiorl.env.remote_env import RemoteEnv, RemoteSettings, remote_name
+from aiorl.env.remote_env import RemoteEnv, RemoteSettings
 from aiorl.errors import BadObservationError, ConfigError, EnvContractError, EnvError, SamplerDied, UnknownEnvError
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
@@ -287,23 +285,6 @@ def test_children_end_with_stop(make_remote):
     processes = [copy.child.process for copy in base._copies]
     base.stop()
     assert [process.returncode for process in processes] == [0, 0]
-
-
-def test_the_name_for_another_process_is_an_id_or_an_import_path(monkeypatch):
-    monkeypatch.setattr("aiorl.env.registry._registered", {})
-    assert remote_name("CartPole-v1") == "CartPole-v1"
-    assert remote_name(CountingEnv) == COUNTING
-    assert remote_name(resolve_env(COUNTING)) == COUNTING
-    register_env("counting", CountingEnv)
-    assert remote_name("counting") == COUNTING
-    assert remote_name(resolve_env("counting")) == COUNTING
-    for env in (lambda context: None, partial(CountingEnv, 3)):
-        with pytest.raises(ConfigError, match="cannot import") as caught:
-            remote_name(env)
-        assert "import path" in caught.value.hint
-    monkeypatch.setattr("aiorl.testing.envs.CountingEnv", None)
-    with pytest.raises(ConfigError, match="is not the environment's creator"):
-        remote_name(CountingEnv)
 
 
 def test_children_end_when_nobody_keeps_the_environment():

@@ -335,3 +335,39 @@ def test_a_mask_that_is_none_of_the_action_space_is_refused_beforehand():
     only = spaces.Dict({"action_mask": spaces.MultiBinary(3)})
     with pytest.raises(UnsupportedSpaceError, match="nothing but an action mask"):
         make_preprocessor(only, action_space=spaces.Discrete(3))
+
+
+class RLlibsForm(Preprocessor):
+    def _init_shape(self, obs_space, options):
+        return obs_space.shape
+
+    def transform(self, observation):
+        return observation
+
+
+class Float64(Preprocessor):
+    def __init__(self, space):
+        super().__init__(space, space.shape, np.float64)
+
+    def transform(self, obs):
+        return obs
+
+
+class Failing(Wider):
+    def transform(self, obs):
+        return 1 / 0
+
+
+@pytest.mark.parametrize("kind", [RLlibsForm, Float64, Preprocessor])
+def test_a_custom_preprocessor_that_cannot_be_made_is_refused_with_the_form_expected(kind):
+    with pytest.raises(ConfigError) as caught:
+        make_preprocessor(spaces.Box(-1, 1, (2,)), custom_preprocessor=kind)
+    assert caught.value.key == "model.custom_preprocessor"
+    assert "super().__init__(space, shape, dtype)" in caught.value.hint
+
+
+def test_what_a_custom_preprocessor_raises_names_the_setting():
+    preprocessor = make_preprocessor(spaces.Box(-1, 1, (2,)), custom_preprocessor=Failing)
+    with pytest.raises(ConfigError, match="ZeroDivisionError") as caught:
+        preprocessor.transform_rows([np.zeros(2)])
+    assert caught.value.key == "model.custom_preprocessor"

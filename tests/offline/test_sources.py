@@ -8,6 +8,7 @@ import pytest
 from plain_policies import PlainPolicy, RandomPolicy
 from stored_rows import assert_equal_batches, cartpole_rows
 
+from aiorl.config.worker import WorkerConfig
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
@@ -17,7 +18,7 @@ from aiorl.offline.formats import Share, WriteOptions
 from aiorl.offline.io import InputReader, IOContext, NoopWriter, OutputWriter, SamplerInput
 from aiorl.offline.readers import FileReader, HoldOut
 from aiorl.offline.registry import format_of
-from aiorl.offline.sources import InputSettings, input_creator, output_creator
+from aiorl.offline.sources import InputSettings, configured_input, configured_output, input_creator, output_creator
 from aiorl.rollout.rollout_worker import RolloutWorker
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
@@ -263,3 +264,27 @@ def test_with_simulation_learning_sees_stored_rows_and_metrics_are_the_environme
     assert {found.episode_reward for found in metrics} == {15.0}
     with pytest.raises(ConfigError, match="drops what the sampler yields"):
         make_worker(input_creator=input_creator("sampler"), input_evaluation=["simulation"])
+
+
+class FailingStream(InputReader, OutputWriter):
+    def next(self):
+        raise KeyError("boom")
+
+    def write(self, batch):
+        raise KeyError("boom")
+
+
+@pytest.mark.parametrize("key", ["input", "output"])
+@pytest.mark.parametrize(
+    "function", [lambda context: 3, lambda context: {}["boom"], lambda context: FailingStream(), lambda: None, 3]
+)
+def test_what_a_users_reader_or_writer_does_wrong_names_the_setting(function, key, monkeypatch):
+    monkeypatch.setattr("math.users", function, raising=False)
+    settings = WorkerConfig.model_validate({key: "math:users"})
+    use = {
+        "input": lambda: configured_input(settings, Share(0, 1))(IOContext()).next(),
+        "output": lambda: configured_output(settings)(IOContext()).write(cartpole_rows(3)),
+    }
+    with pytest.raises(ConfigError) as caught:
+        use[key]()
+    assert caught.value.key == key

@@ -118,10 +118,10 @@ def test_r172_a_class_that_only_this_process_knows_works_without_workers_and_is_
         pass
 
     assert make(Own).train()["episode_len_mean"] == 4
-    with pytest.raises(ConfigError, match="workers can't import it"):
+    with pytest.raises(ConfigError, match="only this process knows"):
         make(Own, num_workers=1)
     config = PPOConfig(env=Own, **SMALL)
-    with pytest.raises(ConfigError, match="workers can't import it"):
+    with pytest.raises(ConfigError, match="only this process knows"):
         config.updated({"num_workers": 1})
     for given in (config, config.updated({"run_dir": str(tmp_path / "updated")})):
         with given.build() as trainer:
