@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -59,7 +58,7 @@ def _onnx() -> Writer:
 
 def _from_tensorflow(name: str) -> Writer:
     if "tensorflow" not in sys.modules:
-        import_tensorflow(CommonConfig(compilation_cache="off"), Path(os.devnull))
+        import_tensorflow(CommonConfig(compilation_cache="off"))
     writer: Writer = getattr(importlib.import_module("aiorl.export.tensorflow_forms"), name)
     return writer
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -85,7 +84,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     config = _for_env(config, facts)
     policies = plan_policies(config, facts)
     if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
-        import_tensorflow(config, Path(os.devnull))  # there is no log yet for what it tells of itself
+        import_tensorflow(config)
         from aiorl.learner.policy_leases import check_leases
 
         check_leases(config, policies)
@@ -167,14 +166,11 @@ class Learning:
     has_one_agent: bool = False
 
 
-def build_learning(
-    config: CommonConfig, log: Path | None = None, run_dir: Path | None = None, plan: LearningPlan | None = None
-) -> Learning:
+def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: LearningPlan | None = None) -> Learning:
     """Build it; takes a few seconds, most of them TensorFlow's import.
 
     Args:
         config: the effective configuration.
-        log: file for what TensorFlow prints at its import; None leaves it on stderr.
         run_dir: the run's directory, of which workers on this host are told.
         plan: what `plan_learning` made of the config, if that was done before.
 
@@ -189,7 +185,7 @@ def build_learning(
     config, planned = plan.config, plan.policies
     callbacks = _make_callbacks(config, plan.callbacks)
     has_env = clock()
-    configure_tensorflow(config, log)
+    configure_tensorflow(config)
     from aiorl.algorithms.registry import algorithm_class
 
     has_tensorflow = clock()

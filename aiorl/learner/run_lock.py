@@ -38,6 +38,7 @@ class RunLock:
         """Take over a locked file; `acquire` locks one."""
         self._path = path
         self._descriptor: int | None = descriptor
+        self._process = os.getpid()
 
     @classmethod
     def acquire(cls, directory: Path) -> Self:
@@ -83,11 +84,12 @@ class RunLock:
         return False
 
     def release(self) -> None:
-        """Let another have it; may be repeated."""
+        """Let another have it; may be repeated. A forked child only closes its copy."""
         if self._descriptor is None:
             return
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._descriptor, 0)
+        if self._process == os.getpid():
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
         self._descriptor = None
 

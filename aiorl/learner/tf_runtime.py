@@ -6,7 +6,6 @@ TensorFlow reads its thread counts and devices once; so this module is called be
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib.util
 import logging
@@ -15,7 +14,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,43 +90,33 @@ def begin_loading() -> None:
     if spec is None or spec.origin is None or not sys.platform.startswith("linux"):
         return
     libraries = [Path(spec.origin).parent / f"libtensorflow_{name}.so.2" for name in ("framework", "cc")]
-    program = ctypes.CDLL(None)
-    load = program.dlopen
+    load = ctypes.CDLL(None).dlopen
     load.argtypes, load.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
 
     def load_all() -> None:
-        with _without_greetings(program):
+        with _without_greetings:
             for library in libraries:
                 load(os.fsencode(library), os.RTLD_NOW)  # what fails here fails in the import, which says why
 
     threading.Thread(target=load_all, name="tensorflow", daemon=True).start()
 
 
-def import_tensorflow(config: CommonConfig, log: Path | None = None) -> None:
-    """Import it, in as little time as can be; no thread of its own runs afterwards.
-
-    Args:
-        config: the effective configuration.
-        log: file for what TensorFlow's libraries print while they are loaded; None leaves it on stderr.
-    """
+def import_tensorflow(config: CommonConfig) -> None:
+    """Import it, in as little time as can be; no thread of its own runs afterwards."""
     prepare_environment(config)
-    with _stderr_to(log):
+    with _without_greetings:
         load_tensorflow()
 
 
-def configure_tensorflow(config: CommonConfig, log: Path | None = None) -> None:
+def configure_tensorflow(config: CommonConfig) -> None:
     """Import TensorFlow with the threads and devices of the config; takes a few seconds.
 
     Threads stay as they are in a process that has used TensorFlow before.
 
-    Args:
-        config: the effective configuration.
-        log: see `import_tensorflow`.
-
     Raises:
         ConfigError: GPUs were asked for and TensorFlow sees none.
     """
-    import_tensorflow(config, log)
+    import_tensorflow(config)
     import tensorflow as tf
 
     # One inter-op thread can hang on nested functions (tensorflow#38969)
@@ -194,32 +182,35 @@ def _gpu_memory_mib() -> float:
         ) from error
 
 
-@contextlib.contextmanager
-def _without_greetings(program: ctypes.CDLL) -> Iterator[None]:
-    """Drop what C and C++ say on standard error; Python's own still comes through, in every thread."""
-    program.fopen.restype = ctypes.c_void_p
-    nowhere = program.fopen(b"/dev/null", b"w")
-    stream = ctypes.c_void_p.in_dll(program, "stderr")
-    saved = stream.value
-    if nowhere:
-        stream.value = nowhere
-    try:
-        yield
-    finally:
-        stream.value = saved  # the other stays open: somebody may be writing to it just now
+class _Greetings:
+    """Drops what C and C++ libraries print on standard error while any thread loads TensorFlow; Linux only.
+
+    No setting silences them. Descriptor 2 and Python's streams belong to the program and stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_users = 0
+        self._nowhere: int | None = None  # open for good, since some thread may be writing to it
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._num_users += 1
+            if self._num_users > 1 or not sys.platform.startswith("linux"):
+                return
+            program = ctypes.CDLL(None)
+            if self._nowhere is None:
+                program.fopen.restype = ctypes.c_void_p
+                self._nowhere = program.fopen(b"/dev/null", b"w")
+            self._stream = ctypes.c_void_p.in_dll(program, "stderr")
+            self._own = self._stream.value
+            self._stream.value = self._nowhere or self._own
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._num_users -= 1
+            if self._num_users == 0 and sys.platform.startswith("linux"):
+                self._stream.value = self._own
 
 
-@contextlib.contextmanager
-def _stderr_to(log: Path | None) -> Iterator[None]:
-    """Send the process's standard error to a file: no setting keeps TensorFlow's libraries from greeting there."""
-    if log is None:
-        yield
-        return
-    saved = os.dup(2)
-    try:
-        with log.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+_without_greetings = _Greetings()

@@ -391,7 +391,7 @@ class Training:
 
         def build() -> None:
             try:
-                learning = build_learning(self._config, self._directory.log, self._directory.path, self._plan)
+                learning = build_learning(self._config, self._directory.path, self._plan)
                 give_back(restored, self._config, learning)
             except BaseException as error:
                 self._call_soon(tell, done.set_exception, error)

@@ -25,6 +25,7 @@ import onnxruntime as ort
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+import aiorl.process.forked_child  # noqa: F401  # children of a process with ONNX Runtime would not end
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.policy.acting_session import OBS_INPUT, ActingSession

@@ -326,7 +326,6 @@ class AlgorithmTrainer(Trainer):
         training = self._training
         self.global_vars["timestep"] = training.counters.env_steps_sampled
         self._result = training.train_iteration()
-        self._save_in_passing()
         return dict(self._result)
 
     def _save_in_passing(self) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from aiorl.process.forked_child import keep_children_out
+
 __all__ = ["BrokenOff", "CallerThread"]
 
 T = TypeVar("T")
@@ -86,7 +88,7 @@ class CallerThread:
         try:
             self._is_breakable = call.is_breakable
             try:
-                given = call.step()
+                given = keep_children_out(call.step)
             finally:
                 self._is_breakable = False
         except BaseException as raised:  # who asked for it decides what follows

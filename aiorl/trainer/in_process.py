@@ -78,7 +78,7 @@ class InProcessTraining:
         self._run_id = directory.run_id
         directory.save_address(config.bind)  # with run id and seed, for whoever goes on with the run
         self._usage = SystemUsage() if config.log_sys_usage else None
-        self.learning = learning = build_learning(config, directory.log, directory.path, plan)
+        self.learning = learning = build_learning(config, directory.path, plan)
         # nothing comes meanwhile, and nothing depends on the time
         learning.lease_plan = dataclasses.replace(learning.lease_plan, mode="on_policy", publish_interval_s=math.inf)
         restored = None if setup.restored is None else setup.restored.run

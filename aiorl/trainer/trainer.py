@@ -15,6 +15,7 @@ import logging
 import math
 import numbers
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -137,7 +138,7 @@ class Trainer:
             NotImplementedError: the class names no algorithm or config, or has no ``_init``.
             AiorlError: it cannot be built.
         """
-        self._is_stopped = True
+        self._is_stopped, self._process, self._turn = True, os.getpid(), threading.RLock()
         refuse_in_import("makes a trainer")
         self.raw_user_config, self.config = self._effective(config, env)
         os.environ.update(self.config.extra_python_environs_for_driver)
@@ -192,10 +193,13 @@ class Trainer:
         Raises:
             WorkerError: workers failed, and ``ignore_worker_failures`` is off (also a RuntimeError).
             EndOfData: all stored experience was read before (``input_epochs``; also an EOFError).
-            RuntimeError: the trainer was stopped; or no worker is left, or it failed again and again.
+            RuntimeError: the trainer was stopped; another thread is in this method; or no worker is left, or it failed
+                again and again.
             Exception: whatever an environment, a policy or a hook raised.
         """
         self._check_running()
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError("another thread is in train() of this trainer: call it from one thread at a time")
         try:
             return self._train_and_report()
         except BaseException as error:
@@ -203,13 +207,16 @@ class Trainer:
             if isinstance(error, KeyboardInterrupt):  # in a notebook the trainer lives on, but for how long?
                 self._save_unsaved()
             raise
+        finally:
+            self._turn.release()
 
     def _train_and_report(self) -> dict[str, Any]:
         result = self._try_to_train()
         self.iteration = int(result.setdefault("training_iteration", self.iteration + 1))
         try:
+            self._save_in_passing()
             result |= self._evaluate()
-        finally:  # what was trained is written down, also where its evaluation was interrupted or failed
+        finally:  # what was trained is written down, also where its checkpoint or evaluation was interrupted or failed
             self._unwritten = result
             report(result, self._callbacks(), self, lambda _: self._write_result())
         return result
@@ -316,6 +323,9 @@ class Trainer:
             RuntimeError: none is left.
         """
         raise NotImplementedError(f"{type(self).__name__} has no _recover(): failures of workers can't be ignored")
+
+    def _save_in_passing(self) -> None:
+        """Write a checkpoint if it is time."""
 
     def _evaluate(self) -> dict[str, Any]:
         """What an evaluation adds to the result of the iteration that has ended: ``evaluation``, or nothing."""
@@ -434,7 +444,8 @@ class Trainer:
 
     def _check_running(self) -> None:
         if self._is_stopped:
-            raise RuntimeError("this trainer was stopped; a new one goes on with Trainer.restore(checkpoint)")
+            why = "was stopped" if self._process == os.getpid() else "belongs to the process that forked this one"
+            raise RuntimeError(f"this trainer {why}; a new one goes on with Trainer.restore(checkpoint)")
 
     def _write_result(self) -> None:
         """Write the newest result down, once: where a hook stops the trainer, before the files are closed."""
@@ -460,6 +471,16 @@ def _stop_all() -> None:
     for trainer in list(_running):
         with contextlib.suppress(Exception):
             trainer.stop()
+
+
+def _leave_to_parent() -> None:
+    """Let go of all trainers in a forked child: their threads, processes and files are the parent's."""
+    for trainer in _running:
+        trainer._is_stopped = True
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _evaluated(result: Mapping[str, Any]) -> float:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from aiorl.config.worker import WorkerPart
 from aiorl.errors import (
@@ -36,6 +36,7 @@ from aiorl.errors import (
     UnknownPolicyError,
 )
 from aiorl.process.age import age_s
+from aiorl.process.forked_child import keep_children_out
 from aiorl.process.memory_quota import check_heap
 from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.process.tasks import Tasks
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 __all__ = ["WorkerOutcome", "WorkerService"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _TICK_S = 0.1
 _STATUS_AFTER_S = 2.0
@@ -101,6 +104,11 @@ class _Running:
         self.is_out_of_data = False
         self._is_ended = self._is_closed = False
         self._lock = threading.Lock()
+
+    def call(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Have a function called in the unit's thread."""
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self.executor, keep_children_out, function, *arguments)
 
     def make(self, part: WorkerPart, welcome: Welcome) -> None:
         """Build the unit, in its thread; one that is ready too late is closed at once."""
@@ -398,7 +406,7 @@ class WorkerService:
         self._fail(kind, message, traceback_text)
 
     async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
-        await asyncio.get_running_loop().run_in_executor(running.executor, running.make, part, welcome)
+        await running.call(running.make, part, welcome)
         unit = running.unit
         if unit is None or not self._is_current(running.incarnation):  # the worker or its registration has ended
             return
@@ -435,7 +443,7 @@ class WorkerService:
     async def _produce(self, running: _Running, unit: SamplerUnit, lease_id: int) -> Produced:
         """A fragment; one that ends without result gives its lease back."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(running.executor, unit.sample)
+            return await running.call(unit.sample)
         except BaseException:
             if running.incarnation == self._session.incarnation:  # the learner has forgotten those of another
                 self._session.abandon_fragment(lease_id)
@@ -463,10 +471,7 @@ class WorkerService:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_WAIT_S)
-        loop = asyncio.get_running_loop()
-        closing = [
-            loop.run_in_executor(running.executor, running.close) for running in units if running.unit is not None
-        ]
+        closing = [running.call(running.close) for running in units if running.unit is not None]
         if closing:
             closed, _ = await asyncio.wait(closing, timeout=_STOP_WAIT_S)
             for error in filter(None, (future.exception() for future in closed)):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -122,15 +124,13 @@ def test_r184_num_gpus_is_a_number_of_gpus_or_a_share_of_ones_memory(
         tf_runtime._use_gpus(tf, 0.5, may_grow=True)
 
 
-def test_tensorflow_greets_in_the_log_and_r33_missing_gpus_are_an_error(tmp_path: Path) -> None:
+def test_tensorflow_does_not_greet_and_r33_missing_gpus_are_an_error() -> None:
     code = (
-        "from pathlib import Path\n"
         "from aiorl.config.schema import CommonConfig\n"
         "from aiorl.learner.tf_runtime import configure_tensorflow\n"
-        f"log = Path({str(tmp_path / 'log.txt')!r})\n"
         "options = {'intra_op_parallelism_threads': 7, 'allow_soft_placement': False, 'device_count': {'CPU': 2}}\n"
         "own = {'intra_op_parallelism_threads': 1}\n"
-        "configure_tensorflow(CommonConfig(tf_session_args=options, local_tf_session_args=own), log)\n"
+        "configure_tensorflow(CommonConfig(tf_session_args=options, local_tf_session_args=own))\n"
         "import tensorflow as tf\n"
         "assert tf.config.threading.get_intra_op_parallelism_threads() == 1\n"
         "assert not tf.config.get_soft_device_placement()\n"
@@ -143,3 +143,36 @@ def test_tensorflow_greets_in_the_log_and_r33_missing_gpus_are_an_error(tmp_path
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert "TensorFlow sees no GPU" in done.stdout
     assert "oneDNN" not in done.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="greetings are dropped on Linux only")
+def test_standard_error_stays_the_programs_while_several_threads_load_tensorflow(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program, turns = ctypes.CDLL(None), iter(range(2))
+    both_load, first_has_left = threading.Barrier(2, timeout=10), threading.Event()
+
+    def print_in_c(text: bytes) -> None:
+        program.fputs(text, ctypes.c_void_p.in_dll(program, "stderr"))
+
+    def load() -> None:
+        is_last = bool(next(turns))
+        both_load.wait()
+        if is_last:
+            first_has_left.wait(10)
+        os.write(2, b"the program's own\n")
+        print_in_c(b"a greeting\n")
+
+    def import_it() -> None:
+        tf_runtime.import_tensorflow(CommonConfig(compilation_cache="off"))
+        first_has_left.set()
+
+    monkeypatch.setattr(tf_runtime, "load_tensorflow", load)
+    monkeypatch.setattr(tf_runtime, "prepare_environment", lambda config: None)
+    threads = [threading.Thread(target=import_it) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print_in_c(b"after it\n")
+    assert capfd.readouterr().err == "the program's own\nthe program's own\nafter it\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import signal
 import threading
 import time
@@ -222,6 +223,70 @@ def test_an_iteration_whose_evaluation_is_interrupted_is_written_down(tmp_path: 
         trainer.train()
     lines = (tmp_path / "run" / "result.jsonl").read_text().splitlines()
     assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2]
+
+
+def test_an_iteration_whose_checkpoint_is_interrupted_is_written_down(tmp_path: Path, monkeypatch: Any) -> None:
+    with small(tmp_path / "run", checkpoint_interval_s=1e-3) as trainer:
+        write = saving.save_checkpoint
+
+        def interrupted(*args: Any, **how: Any) -> Path:
+            monkeypatch.undo()
+            press_ctrl_c()
+            return write(*args, **how)
+
+        monkeypatch.setattr(saving, "save_checkpoint", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        trainer.train()
+    lines = (tmp_path / "run" / "result.jsonl").read_text().splitlines()
+    assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2]
+
+
+def test_a_second_thread_in_train_is_refused_and_the_first_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+    with small(tmp_path / "run") as trainer:
+        refused: list[str] = []
+
+        def ask_from_another_thread() -> None:
+            def ask() -> None:
+                with pytest.raises(RuntimeError) as caught:
+                    trainer.train()
+                refused.append(str(caught.value))
+
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+
+        monkeypatch.setattr(trainer, "_save_in_passing", ask_from_another_thread)
+        assert trainer.train()["training_iteration"] == 1
+        assert "one thread at a time" in refused[0]
+        monkeypatch.undo()
+        assert trainer.train()["training_iteration"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_ends_and_leaves_the_trainer_to_its_parent(tmp_path: Path) -> None:
+    with small(tmp_path / "run") as trainer:
+        lock = (tmp_path / "run" / "lock").read_text()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                trainer_module._stop_all()  # as at the end of a program
+                trainer.__exit__(None, None, None)
+                trainer._directory.close()
+                with pytest.raises(RuntimeError, match="the process that forked"):
+                    trainer.train()
+                status = 0
+            finally:
+                os._exit(status)
+        process = psutil.Process(child)
+        try:
+            assert process.wait(20) == 0
+        finally:
+            if process.is_running():
+                process.kill()
+        assert (tmp_path / "run" / "lock").read_text() == lock != ""
+        assert trainer.train()["training_iteration"] == 1
 
 
 @pytest.mark.parametrize("kind", [aiorl.IMPALATrainer, aiorl.A2CTrainer])
