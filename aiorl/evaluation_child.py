@@ -1,18 +1,20 @@
 """The process that evaluates checkpoints for a learner: requests come on standard input, results go to standard output.
 
 A line each, JSON: ``{"checkpoint": path, "episodes": 10, "seed": 1, "explore": false, "config": {}}``, answered by what
-`Evaluation.to_dict` gives, or by ``{"error": text}``. It ends with its standard input, however the learner ends.
+`Evaluation.to_dict` gives, or by ``{"error": text}``. It ends with its standard input, whatever it does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
 from typing import Any
 
 from aiorl.errors import AiorlError
 from aiorl.evaluation import evaluate
+from aiorl.process.parent_watch import watch_parent
 
 __all__ = ["main"]
 
@@ -21,7 +23,9 @@ def main() -> int:
     """Evaluate until standard input ends; the exit status is 0."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what environments print is no answer
-    for line in sys.stdin:
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    watch_parent(lambda: lines.put(None), on_line=lines.put)
+    while (line := lines.get()) is not None:
         answers.write(json.dumps(_answer(json.loads(line))) + "\n")
         answers.flush()
     return 0
