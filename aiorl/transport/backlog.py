@@ -6,6 +6,9 @@ sockets have no such mark. What a connection brings is known to the kernel, what
 difference lies in libzmq, and who exceeds a bound is cut off. That is looked at in a thread, since a flood on
 loopback brings gigabytes in a second, and the loop may be busy for some of it.
 
+A connection that the learner has not answered yet has only a ``hello`` to send, so it may have little unread. Its bytes
+count as many times as an empty frame costs more in libzmq than on the wire: a message without end may be made of those.
+
 What a connection that has ended has left behind nobody can tell exactly: it may have brought much since the last look.
 So each counts with the most that it can have been, and new ones are not taken while too much of that is unread.
 """
@@ -27,6 +30,9 @@ __all__ = ["BacklogGuard", "wire_overhead"]
 _LOOK_S = 0.05
 _UNSEEN_BYTES = 64 << 20
 """What a connection can bring between two looks."""
+_STRANGER_BYTES = 1 << 20
+_FRAME_COST = 32
+"""An empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
 _LOOKS_WHILE_CALM = 5
 _SHARE = 0.02
 _SAMPLE_MESSAGES = 256
@@ -57,7 +63,7 @@ class BacklogGuard:
         table: the connections; `Connection.taken_bytes` and ``delivered`` are kept by their user.
         limits: the bounds.
         on_cut: called on the loop with each connection that was cut, and why.
-        max_bytes: bound of one connection, if it isn't twice the largest message.
+        max_bytes: bound of a connection that was answered, if it isn't twice the largest message.
 
     Should its thread die, that is raised on the loop, to be handled like the error of a callback.
     """
@@ -74,6 +80,7 @@ class BacklogGuard:
         self._left_behind = 0
         self._table = table
         self._max_bytes = 2 * limits.max_message_bytes if max_bytes is None else max_bytes
+        self._max_of_stranger = min(self._max_bytes, _STRANGER_BYTES)
         self._max_total_bytes = max(limits.max_unread_bytes, self._max_bytes)
         self._max_messages = limits.max_unread_messages
         self._on_cut = on_cut
@@ -134,7 +141,7 @@ class BacklogGuard:
         connections = list(self._table)
         self._cut.intersection_update(connections)
         accounts: dict[Connection, _Account] = {}
-        unread: list[tuple[int, Connection]] = []
+        unread: list[tuple[int, int, Connection]] = []
         for connection in connections:
             if connection in self._cut:
                 continue
@@ -143,19 +150,20 @@ class BacklogGuard:
             account = self._accounts.get(connection)
             accounts[connection] = account = account or _Account(now, 0, 0)
             account.unread_bytes = num_bytes
-            if num_bytes > self._max_bytes:
+            most, cost = (self._max_bytes, 1) if connection.is_served else (self._max_of_stranger, _FRAME_COST)
+            if num_bytes > most:
                 self._end(connection, f"{num_bytes} bytes")
             elif self._is_flood_of_small(connection, account, num_bytes, now):
                 self._end(connection, f"more than {self._max_messages} messages")
             else:
-                unread.append((num_bytes, connection))
+                unread.append((num_bytes * cost, num_bytes, connection))
         self._accounts = accounts
-        total = sum(num_bytes for num_bytes, _ in unread)
+        total = sum(costs for costs, _, _ in unread)
         if total <= self._max_total_bytes:
             return
-        for num_bytes, connection in sorted(unread, key=lambda each: each[0], reverse=True):
-            self._end(connection, f"{num_bytes} bytes, the most of {total} of all connections")
-            total -= num_bytes
+        for costs, num_bytes, connection in sorted(unread, key=lambda each: each[0], reverse=True):
+            self._end(connection, f"{num_bytes} bytes, the most of all connections")
+            total -= costs
             if total <= self._max_total_bytes:
                 return
 

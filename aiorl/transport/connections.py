@@ -47,6 +47,7 @@ class Connection:
         received: bytes received by the kernel at the last survey.
         silent_s: for how long surveys have found nothing new.
         answered: whether its sign of life was answered since the last survey.
+        is_served: whether the learner has sent it a message, so that it may be a registered worker.
     """
 
     fd: int
@@ -60,6 +61,7 @@ class Connection:
     received: int = 0
     silent_s: float = 0.0
     answered: bool = False
+    is_served: bool = False
 
 
 def remote_address(fd: int) -> str:

@@ -179,6 +179,7 @@ class ZmqLearnerEndpoint:
         connection = self._peers.by_peer.get(peer)
         if connection is None or connection.reason:
             return False
+        connection.is_served = True
         if peer not in self._queues:
             sent = self._try_send(peer, frames)
             if sent is not None:

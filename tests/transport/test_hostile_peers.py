@@ -245,12 +245,25 @@ def test_what_short_connections_leave_behind_is_bounded_too(start):
 def test_a_flood_of_small_messages_is_cut_off_long_before_its_bytes_are_too_many(start):
     learner = start(max_unread_messages=1000)
     with learner.peer() as honest, learner.peer() as flooder:
+        assert _is_served(flooder)
         before_mb = learner.rss_mb()
         assert _flood(flooder, frame(b"x") * 10_000, 10.0), "it was never cut off"
         dropped = learner.wait_for(lambda line: line.get("event") == "dropped")
         assert "more than 1000 messages" in dropped["reason"]
         assert _is_served(honest)
         assert learner.rss_mb() < before_mb + 300
+
+
+def test_a_message_without_end_of_empty_frames_from_a_stranger_is_cut_off_before_it_takes_much_memory(start):
+    learner = start()
+    with learner.peer() as honest, learner.peer() as flooder:
+        assert _is_served(honest)
+        before_mb = learner.rss_mb()
+        assert _flood(flooder, frame(b"", more=True) * (1 << 17), 30.0), "it was never cut off"
+        dropped = learner.wait_for(lambda line: line.get("event") == "dropped")
+        assert "too much of what it sent is unread" in dropped["reason"]
+        assert _is_served(honest)
+        assert learner.rss_mb() < before_mb + 600
 
 
 @pytest.mark.parametrize(
