@@ -49,6 +49,7 @@ class Broadcaster:
         announce_soon: Callable[[], None],
     ) -> None:
         self.pump = SocketPump(socket, self._receive)
+        port.on_ended = self.pump.schedule  # so that `ended_fds` are emptied soon
         self._socket = socket
         self._port = port
         self._check_key = check_key
@@ -123,9 +124,11 @@ class Broadcaster:
         if not connection.delivered:
             port.spoke()
         connection.delivered += 1
-        if not is_anothers and (frame.more or frame.bytes not in (b"\x01", b"\x00")):
-            self.cut_talkative(connection)
-            return
+        if not is_anothers:
+            if connection.is_served or frame.more or frame.bytes != b"\x01":
+                self.cut_talkative(connection)
+                return
+            connection.is_served = True
         if is_anothers or connection.delivered == 1:
             self._announce_soon()
         if connection.delivered % _SUBSCRIPTIONS_PER_LOOK == 0:  # what the kernel says is of this one in any case

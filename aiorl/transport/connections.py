@@ -47,7 +47,7 @@ class Connection:
         received: bytes received by the kernel at the last survey.
         silent_s: for how long surveys have found nothing new.
         answered: whether its sign of life was answered since the last survey.
-        is_served: whether the learner has sent it a message, so that it may be a registered worker.
+        is_served: whether the learner has sent it a message, or has taken its subscription.
     """
 
     fd: int

@@ -35,6 +35,7 @@ class ListeningPort:
         guard: what bounds unread bytes; None until it is set, and where the kernel can't tell.
         pump: what reads the socket, where that is to bound what ended connections have left behind.
         ended_fds: descriptors of connections that have ended, until their user empties it: they may be others' since.
+        on_ended: called when one is added.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ListeningPort:
         self.guard: BacklogGuard | None = None
         self.pump: SocketPump | None = None
         self.ended_fds: set[int] = set()
+        self.on_ended: Callable[[], object] = lambda: None
         self.monitor = SocketMonitor(socket, self._on_monitor)
         self._keys = keys
         self._tell = tell
@@ -139,6 +141,7 @@ class ListeningPort:
     def _on_disconnected(self, fd: int) -> None:
         connection = self.table.end(fd)
         self.ended_fds.add(fd)
+        self.on_ended()
         failure, self._failure = self._failure, ""
         if connection is None:
             return

@@ -82,6 +82,26 @@ def test_a_message_in_parts_is_no_subscription_though_it_ends_with_one() -> None
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "said", [frame(b"x"), frame(b"\x00"), frame(b"\x01") * 2, frame(b"\x01") + frame(b"\x00")],
+    ids=["a message", "an unsubscription", "two subscriptions", "to and fro"],
+)  # fmt: skip
+def test_all_but_one_subscription_ends_the_connection_also_where_another_had_its_descriptor(said: bytes) -> None:
+    async def main() -> None:
+        told: list[Event] = []
+        with _listening(told) as (port, number):
+            with RawPeer(number, "SUB") as first:
+                first.socket.sendall(frame(b"\x01"))
+            async with asyncio.timeout(5):
+                while not told or len(port.table) or port.ended_fds:
+                    await asyncio.sleep(0)
+            with RawPeer(number, "SUB") as other:
+                other.socket.sendall(said)
+                assert "more than a subscription" in (await _until_dropped(told)).reason
+
+    asyncio.run(main())
+
+
 def test_a_key_that_a_connection_was_taken_to_have_is_mended_by_its_own_message() -> None:
     """What came last over its descriptor before it may be read as its own, and have told the key of another."""
 
