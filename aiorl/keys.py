@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zmq
 
-from aiorl.config.parser import Parser
+from aiorl.config.parser import Parser, as_typed
 from aiorl.errors import AiorlError, ConfigError, SecurityError
 from aiorl.process.standard_output import keep_output_from_failing
 from aiorl.transport.security import ADMITTED, read_public_key, read_secret_key
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
     except AiorlError as error:
         sys.stderr.write(f"aiorl.keys: {error}\n")
         return 1
-    sys.stdout.write(_next_steps(directory, workers, made))
+    sys.stdout.write(as_typed(_next_steps(directory, workers, made)))
     return 0
 
 

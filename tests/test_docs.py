@@ -28,6 +28,8 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`]+)`")
 _MAKE = re.compile(r"^(?:make) ([a-z-]+)")
 _MODULE = re.compile(r"^(?:\S*/)?python3? -m (aiorl\S*|benchmarks\S*)")
+_PROGRAM = re.compile(r"^aiorl ([a-z]+)")
+_COMMAND = re.compile(f"{_MODULE.pattern}|{_PROGRAM.pattern}")
 _FILE = re.compile(r"[\w./-]+\.(?:py|md|sh|sbatch|svg|png)")
 _PLACEHOLDERS = {"HOST:PORT": "learner-host:5557", "ADDRESS": "tcp://learner-host:5557", "NAME": "ppo", " N ": " 2 "}
 _REDIRECTION = re.compile(r"\s+(?:\d?>>?|\|).*$")
@@ -48,13 +50,17 @@ def commands_of(name: str) -> Iterator[str]:
 
 
 def words_of(command: str) -> list[str]:
+    found = _PROGRAM.match(command)
+    if found:
+        module = "learner" if found[1] == "train" else found[1]
+        command = f"python -m aiorl.{module}{command[found.end() :]}"
     for placeholder, value in _PLACEHOLDERS.items():
         command = f"{command} ".replace(placeholder, value).strip()
     return shlex.split(_REDIRECTION.sub("", command), comments=True)
 
 
 def module_commands() -> list[tuple[str, str]]:
-    return [(name, command) for name in NAMES for command in commands_of(name) if _MODULE.match(command)]
+    return [(name, command) for name in NAMES for command in commands_of(name) if _COMMAND.match(command)]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 from aiorl.errors import AiorlError, ConfigError, UnknownPolicyError, nearest
 from aiorl.text import one_line
 
-__all__ = ["Parser", "at_least", "exit_status", "spelt", "usage_error"]
+__all__ = ["Parser", "as_typed", "at_least", "exit_status", "spelt", "usage_error"]
 
 _MAX_SHOWN = 2000
 _WORDINGS = (
@@ -20,6 +21,7 @@ _WORDINGS = (
     (r"argument (\S+): (.*)", r"\1 \2"),
 )
 """What argparse says -> what we say."""
+_COMMAND = re.compile(r"python -m aiorl\.(learner|worker|evaluate|plot|export|estimate|data|keys)\b(?!\.)")
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,6 +38,10 @@ class Parser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
         )
+
+    def format_help(self) -> str:
+        """Return the help, with commands as the user types them."""
+        return as_typed(super().format_help())
 
     def options(self) -> list[str]:
         """All options that the help shows, such as ``--seed``."""
@@ -72,6 +78,13 @@ class Parser(argparse.ArgumentParser):
         usage_error(self.prog, message)
 
 
+def as_typed(text: str) -> str:
+    """Write `aiorl train` for `python -m aiorl.learner`, and so on, in a text for a user who has typed `aiorl`."""
+    if os.path.basename(sys.argv[0]) != "aiorl":
+        return text
+    return _COMMAND.sub(lambda found: f"aiorl {'train' if found[1] == 'learner' else found[1]}", text)
+
+
 def spelt(words: Sequence[str]) -> list[str]:
     """Words with options spelt as they are declared, and a value that begins with one - tied to its option."""
     made: list[str] = []
@@ -99,7 +112,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def usage_error(prog: str, sentence: str) -> NoReturn:
     """Say what was wrong with the command line, and end with status 2."""
-    sys.stderr.write(f"{prog}: {sentence}\n(`{prog} --help` shows examples.)\n")
+    sys.stderr.write(as_typed(f"{prog}: {sentence}\n(`{prog} --help` shows examples.)\n"))
     raise SystemExit(2)
 
 

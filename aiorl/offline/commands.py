@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.config.parser import Parser, at_least, exit_status, usage_error
+from aiorl.config.parser import Parser, as_typed, at_least, exit_status, usage_error
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import nearest
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the commands; the exit status: 0 all is well, 1 not all was, 2 wrong usage, 130 ended by Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(_HELP)
+        sys.stdout.write(as_typed(_HELP))
         return 0 if words else 2
     name = words[0]
     if name not in _ABOUT:

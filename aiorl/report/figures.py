@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aiorl.config.parser import as_typed
+
 __all__ = [
     "Headline",
     "Summary",
@@ -83,7 +85,7 @@ def summary_lines(summary: Summary) -> list[str]:
     if summary.next_steps:
         lines += ["", "What to type next:"]
         for what, command in summary.next_steps:
-            lines += [f"  # {what}", f"  {command}"]
+            lines += [f"  # {what}", f"  {as_typed(command)}"]
     return lines
 
 

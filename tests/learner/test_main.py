@@ -140,7 +140,7 @@ def test_a_warning_before_there_is_a_display_is_shown_once(refused: Refused) -> 
 
 @pytest.mark.parametrize("program", ["aiorl.learner.__main__", "aiorl.worker.__main__"])
 def test_help_whose_reader_has_gone_ends_quietly(program: str) -> None:
-    """As `aiorl-learner --help | head -1` does."""
+    """As `aiorl train --help | head -1` does."""
     code = f"import sys, {program} as program; sys.argv[1:] = ['--help']; sys.exit(program.command())"
     reader, writer = os.pipe()
     os.close(reader)

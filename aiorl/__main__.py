@@ -1,0 +1,89 @@
+"""`aiorl COMMAND`, also as `python -m aiorl COMMAND`: all of aiorl's commands in one program.
+
+Loads nothing but the command that is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from aiorl import __version__
+from aiorl.config.parser import usage_error
+from aiorl.errors import nearest
+from aiorl.process.standard_output import keep_output_from_failing
+
+__all__ = ["command", "main"]
+
+_PROG = "aiorl"
+_COMMANDS = {
+    "train": ("aiorl.learner.__main__", "train a policy, with worker processes here and on any host that joins"),
+    "worker": ("aiorl.worker.__main__", "sample for a learner on this host or another"),
+    "evaluate": ("aiorl.evaluate", "play episodes with a trained policy, film them, store them"),
+    "plot": ("aiorl.plot", "draw learning curves of runs, and compare experiments"),
+    "export": ("aiorl.export.__main__", "write a trained policy as files that run without aiorl"),
+    "estimate": ("aiorl.estimate", "estimate from stored episodes what a trained policy would earn"),
+    "data": ("aiorl.data.__main__", "inspect, check, convert and merge stored experience"),
+    "keys": ("aiorl.keys", "make the keys that let workers on other hosts join"),
+}
+_LIST = "\n".join(f"  {name:10}{about}" for name, (_, about) in _COMMANDS.items())
+_HELP = f"""usage: aiorl COMMAND [options]
+
+Distributed reinforcement learning: asyncio workers, a TensorFlow learner, no cluster framework.
+
+commands:
+{_LIST}
+
+examples:
+  aiorl train --env CartPole-v1 --stop-return 475          # about ten seconds; it says where its files are
+  aiorl train --env Pendulum-v1 --preset auto --stop-time-s 300
+  aiorl train --help-config                                # every setting
+  aiorl evaluate runs/mine --episodes 20 --video mine.mp4
+  aiorl plot runs
+  aiorl worker --connect tcp://learner-host:5557 --keys keys
+  aiorl COMMAND --help                                     # the options of one, with examples
+
+`aiorl --version` shows the version. Each command is also a module: `aiorl train` is `python -m aiorl.learner`, the
+others have the names of theirs.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the commands; the exit status is its own, 2 for wrong usage."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_HELP)
+        return 0 if words else 2
+    if words[0] in ("-V", "--version"):
+        sys.stdout.write(f"aiorl {__version__}\n")
+        return 0
+    name, *rest = words
+    if name.startswith("-"):
+        usage_error(_PROG, f"Name a command before its options: aiorl train {' '.join(words[:2]):.100}")
+    if name not in _COMMANDS:
+        near = nearest(name, _COMMANDS, count=1) or f" Commands: {', '.join(_COMMANDS)}."
+        usage_error(_PROG, f"There is no command {name!r:.50}.{near}")
+    module = importlib.import_module(_COMMANDS[name][0])
+    sys.argv[1:] = rest
+    if hasattr(module, "command"):  # ends the process itself
+        module.command()
+    status: int = module.main(rest)
+    return status
+
+
+def command() -> None:
+    """Be the program. A console script finds modules in the current directory too, as ``python -m`` does."""
+    keep_output_from_failing()
+    if os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(sys.argv[0])):
+        sys.path[0] = os.getcwd()  # it is the folder of the script
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # while it is loaded
+        sys.stderr.write("aiorl: ended by Ctrl-C\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,110 @@
+"""`aiorl COMMAND`: one program for all commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import aiorl
+from aiorl import __main__ as program
+from aiorl.config.parser import as_typed
+
+ROOT = Path(__file__).parents[1]
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    try:
+        status = program.main(words)
+    except SystemExit as ended:
+        status = int(str(ended.code))
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+def test_help_names_every_command_and_none_is_all_the_same_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = said(capsys, "--help")
+    assert status == 0
+    for name in ("train", "worker", "evaluate", "plot", "export", "estimate", "data", "keys", "--version"):
+        assert f"  {name} " in out or f"aiorl {name}" in out
+    assert said(capsys) == (2, out, "")
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "--version") == (0, f"aiorl {aiorl.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["evaluat", "runs/mine"], "Did you mean 'evaluate'?"),
+        (["xyz"], "Commands: train, worker, evaluate"),
+        (["--env", "CartPole-v1"], "aiorl train --env CartPole-v1"),
+    ],
+)
+def test_what_is_no_command_is_refused_with_the_one_that_is_meant(
+    capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    status, _, err = said(capsys, *words)
+    assert status == 2
+    assert says in err
+
+
+def test_a_command_has_its_own_options_and_status(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert said(capsys, "keys", str(tmp_path / "keys"))[0] == 0
+    status, _, err = said(capsys, "plot", str(tmp_path))
+    assert status == 2
+    assert "is no run directory" in err
+
+
+def test_every_command_has_a_module() -> None:
+    for module, _ in program._COMMANDS.values():
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+
+
+def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "python -m aiorl.learner --resume a; python -m aiorl.evaluate a; python -m aiorl.config.reference"
+    monkeypatch.setattr(sys, "argv", ["/home/me/.venv/bin/aiorl", "train"])
+    assert as_typed(text) == "aiorl train --resume a; aiorl evaluate a; python -m aiorl.config.reference"
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "aiorl/learner/__main__.py")])
+    assert as_typed(text) == text
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """The console script, as an installer writes it."""
+    module, _, name = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"][
+        "aiorl"
+    ].partition(":")
+    (tmp_path / "bin").mkdir()
+    path = tmp_path / "bin" / "aiorl"
+    path.write_text(f"#!{sys.executable}\nimport sys\nfrom {module} import {name}\nsys.exit({name}())\n")
+    path.chmod(0o755)
+    return path
+
+
+def run(*words: object, cwd: Path, code: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [str(word) for word in words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_help_loads_no_library(tmp_path: Path) -> None:
+    done = run(sys.executable, "-X", "importtime", "-m", "aiorl", "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "aiorl" in loaded
+    assert not loaded & {"numpy", "zmq", "yaml", "pydantic", "gymnasium", "tensorflow", "asyncio"}
+
+
+def test_the_console_script_finds_modules_in_the_current_directory(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text("raise RuntimeError('found here')\n")
+    done = run(script, "train", "--env", "here:Env", "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "found here" in done.stderr
+    assert "`aiorl train --help` shows examples" in done.stderr
+    assert not (tmp_path / "run").exists()
