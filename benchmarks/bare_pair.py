@@ -88,6 +88,7 @@ def _sample(spec: PairSpec) -> None:
         return obs, rewards, dones
 
     frames = sub.recv_multipart(copy=False)
+    ended_before = np.zeros(n, bool)
     while True:
         weights = [np.frombuffer(frame.buffer, np.float32) for frame in frames]
         matrices = [w.reshape(shape) for w, shape in zip(weights[0::2], SHAPES, strict=True)]
@@ -120,7 +121,14 @@ def _sample(spec: PairSpec) -> None:
                 last = rewards[t] + 0.99 * values[t + 1] * live - values[t] + 0.99 * 0.95 * live * last
                 advantages[t] = last
             columns = [obs[:-1], actions, logp, advantages, advantages + values[:-1]]
-        push.send_multipart([np.ascontiguousarray(column).data for column in columns], copy=False)
+        resets = 0  # steps in which the vectorised environment resets a copy are no transitions
+        if spec.vectorised:
+            resets = int(ended_before.sum()) + int(dones[:-1].sum())
+            ended_before = dones[-1].copy()
+        push.send_multipart(
+            [*(np.ascontiguousarray(column).data for column in columns), np.int64(dones.size - resets).tobytes()],
+            copy=False,
+        )
         if spec.kind == "ppo":
             frames = sub.recv_multipart(copy=False)
         else:
@@ -241,6 +249,7 @@ def _train(spec: PairSpec, np: Any, pull: Any, pub: Any) -> float:
     waiting_since = time.monotonic()
     while True:
         fragments: list[list[Any]] = []
+        steps = 0
         while len(fragments) < per_batch:
             while not pull.poll(200):
                 if not updates:  # subscribers that joined late missed the first weights
@@ -248,7 +257,8 @@ def _train(spec: PairSpec, np: Any, pull: Any, pub: Any) -> float:
                 if time.monotonic() - waiting_since > 60:
                     raise TimeoutError("the samplers sent nothing for 60 s")
             waiting_since = time.monotonic()
-            f = pull.recv_multipart(copy=False)
+            *f, transitions = pull.recv_multipart(copy=False)
+            steps += int(np.frombuffer(transitions.buffer, np.int64)[0])
             fragments.append([np.frombuffer(x.buffer, k).reshape(s) for x, k, s in zip(f, kinds, shapes, strict=True)])
         columns = [np.concatenate(parts, axis=1) for parts in zip(*fragments, strict=True)]
         if spec.kind == "ppo":
@@ -259,7 +269,7 @@ def _train(spec: PairSpec, np: Any, pull: Any, pub: Any) -> float:
             vtrace(*columns)
         pub.send_multipart([v.numpy() for v in variables])
         updates += 1
-        trained += spec.batch
+        trained += steps
         now = time.monotonic()
         if updates == 5:
             measured_from, steps_from = now, trained

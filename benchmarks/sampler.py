@@ -1,6 +1,7 @@
 """The sampler alone: CartPole-v1, 64x64 tanh actor and critic, all PPO columns with GAE, on one core.
 
-The baseline is a minimal loop in NumPy: same environments, same network, the same columns recorded, no GAE.
+The baseline is a minimal loop in NumPy: same environments, same network, the same columns recorded, no GAE. Both count
+transitions: the row in which Gymnasium's vectorised environment resets a copy is none.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ def _make_subject(vectorize: str, num_envs: int, steps: int) -> Advance:
 class _SerialBaseline:
     """Plain environments in a list, reset where they end."""
 
+    resets_take_a_step = False
+
     def __init__(self, num_envs: int) -> None:
         self._envs = [gymnasium.make(ENV_ID, disable_env_checker=True) for _ in range(num_envs)]
 
@@ -117,6 +120,8 @@ class _SerialBaseline:
 
 class _NativeBaseline:
     """Gymnasium's vector environment as it is."""
+
+    resets_take_a_step = True
 
     def __init__(self, num_envs: int) -> None:
         self._env = gymnasium.make_vec(ENV_ID, num_envs, vectorization_mode="vector_entry_point")
@@ -136,8 +141,10 @@ def _make_baseline(vectorize: str, num_envs: int, steps: int) -> Advance:
     rng = np.random.default_rng(0)
     last = env.reset()
     shape = (steps, num_envs)
+    ended_before = 0
 
     def advance() -> int:
+        nonlocal ended_before
         obs = np.empty((steps + 1, num_envs, 4), np.float32)
         actions, logp = np.empty(shape, np.int64), np.empty(shape, np.float32)
         logits_column, values = np.empty((*shape, 2), np.float32), np.empty(shape, np.float32)
@@ -153,7 +160,11 @@ def _make_baseline(vectorize: str, num_envs: int, steps: int) -> Advance:
             logits_column[t], values[t] = logits, value
             env.step(actions[t], obs[t + 1], rewards[t], terms[t], truncs[t])
         last[:] = obs[-1]
-        return steps * num_envs
+        if not env.resets_take_a_step:
+            return steps * num_envs
+        ends = np.count_nonzero(terms | truncs, axis=1)
+        resets, ended_before = ended_before + int(ends[:-1].sum()), int(ends[-1])
+        return steps * num_envs - resets
 
     return advance
 
