@@ -27,6 +27,7 @@ from aiorl.process.cores import usable_cores
 from aiorl.report.experiments import interquartile_mean
 from aiorl.report.loggers import read_results
 from aiorl.report.replaced_file import replaced
+from benchmarks.comparison import comparison_section, read_compared_rows
 from benchmarks.measure import exit_on_sigterm, run_command
 from benchmarks.recordings import MIXED_CARTPOLE, RECORDINGS, DataRow, Recording, default_cache, files_of, read_data_row
 from benchmarks.rows import add_row, read_csv, write_csv
@@ -332,6 +333,7 @@ def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:
         "",
         "Learning curves: `docs/results/curves/TASK-SEED.csv`, mean return of the last 100 training episodes.",
     ]
+    lines += comparison_section(read_compared_rows(folder))
     lines += workers_section(read_workers_rows(folder))
     lines += section_of(read_stale_rows(folder))
     offline = [task for task in tasks if isinstance(task, OfflineTask)]

@@ -3,11 +3,12 @@
 256x256 networks, minibatches of 256, one update for each env step; both with their defaults for threads. Steps are
 counted after training has begun. Stable-Baselines3 has a virtual environment of its own, which is made at first use
 (1 GB, below the user's cache directory); this file is also the program that runs in it, so nothing of ours is imported
-at its top.
+at its top. `benchmarks.comparison` trains whole runs with the same program.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -17,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from benchmarks.result import Figure
 
-__all__ = ["stable_baselines_sac", "stable_baselines_td3"]
+__all__ = ["BREAKOUT", "breakout", "installed", "stable_baselines_sac", "stable_baselines_td3"]
 
-PACKAGES = ("stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco]")
+PACKAGES = ("stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco,box2d]")
+GAMES = "MinAtar==1.0.15"
+"""Without what it requires for pictures only; in a folder of its own, where the Python of aiorl finds it, too."""
+BREAKOUT = "benchmarks.stable_baselines:breakout"
 TARGET_RATIOS = {"sac": 2.0, "td3": 1.5}  # a bare XLA loop of TD3's cheaper updates reaches no more than twice theirs
 ROUNDS = 3
 SECONDS = 15.0
@@ -40,35 +44,75 @@ def _measured(algo: str) -> list[Figure]:
     from benchmarks.measure import alternate, learner_rate, run_command
     from benchmarks.result import Figure
 
-    python = _installed()
+    python, _ = installed()
     options = {
         "env": "HalfCheetah-v5", "algo": algo, "preset": f"{algo}-halfcheetah", "learning-starts": FIRST_STEPS,
         "random-timesteps": FIRST_STEPS,
     }  # fmt: skip
     value, baseline = alternate(
         lambda: learner_rate(options, SECONDS),
-        lambda: float(run_command([str(python), str(Path(__file__)), algo])),
+        lambda: float(run_command([str(python), str(Path(__file__)), "rate", algo])),
         ROUNDS,
     )
     name = f"{algo} on HalfCheetah-v5 beside Stable-Baselines3"
     return [Figure(name, value, "env steps/s", baseline, target_ratio=TARGET_RATIOS[algo])]
 
 
-def _installed() -> Path:
-    """Python of the virtual environment; made first where there is none."""
+def installed() -> tuple[Path, Path]:
+    """Return the Python of the virtual environment and the folder of MinAtar; both are made first where missing.
+
+    What both libraries share, such as MuJoCo, has the versions of ``constraints.txt``.
+    """
     from benchmarks.recordings import default_cache
 
     folder = default_cache() / "stable-baselines"
-    stamp = folder / ".installed"
-    if not stamp.exists() or stamp.read_text() != " ".join(PACKAGES):
+    python, games, stamp = folder / "bin" / "python", folder / "games", folder / ".installed"
+    shared = Path(__file__).parents[1] / "constraints.txt"
+    wanted = " ".join([*PACKAGES, GAMES])
+    if not stamp.exists() or stamp.read_text() != wanted:
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-        stamp.write_text(" ".join(PACKAGES))
-    return folder / "bin" / "python"
+        subprocess.run([*pip, "-c", str(shared), *PACKAGES], check=True)
+        subprocess.run([*pip, "--no-deps", "--target", str(games), GAMES], check=True)
+        stamp.write_text(wanted)
+    return python, games
 
 
-def main(algo: str) -> None:
-    """Train with Stable-Baselines3 for some seconds, and print env steps per second."""
+# What follows also runs in the virtual environment of Stable-Baselines3 -----------------------------------------------
+
+
+def breakout(_: object = None) -> Any:
+    """Return MinAtar's Breakout with flat observations; episodes are cut after 5,000 steps."""
+    import gymnasium
+    import numpy as np
+    from minatar import Environment  # type: ignore[import-not-found]
+
+    class Breakout(gymnasium.Env[Any, Any]):
+        def __init__(self) -> None:
+            self.game = Environment("breakout")
+            size = int(np.prod(self.game.state_shape()))
+            self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (size,), np.float32)
+            self.action_space = gymnasium.spaces.Discrete(self.game.num_actions())
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            super().reset(seed=seed)
+            if seed is not None:
+                self.game.seed(seed)
+            self.game.reset()
+            return self._seen(), {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            reward, is_over = self.game.act(int(action))
+            return self._seen(), float(reward), bool(is_over), False, {}
+
+        def _seen(self) -> Any:
+            return self.game.state().reshape(-1).astype(np.float32)
+
+    return gymnasium.wrappers.TimeLimit(Breakout(), 5000)
+
+
+def rate(algo: str) -> float:
+    """Train with Stable-Baselines3 for some seconds, and return env steps per second."""
     import stable_baselines3  # type: ignore[import-not-found]
 
     kind: Any = getattr(stable_baselines3, algo.upper())
@@ -86,8 +130,40 @@ def main(algo: str) -> None:
 
     model.learn(10**9, callback=go_on)
     started, first = began[0]
-    sys.stdout.write(f"{(model.num_timesteps - first) / (time.perf_counter() - started)}\n")
+    return float((model.num_timesteps - first) / (time.perf_counter() - started))
+
+
+def learned(wanted: dict[str, Any]) -> dict[str, float]:
+    """Train a whole run with the defaults of Stable-Baselines3, and play episodes with the most likely actions.
+
+    Args:
+        wanted: what to train, as `benchmarks.comparison` says it.
+    Returns: env steps, mean return of the last 100 episodes of training and of those played after it, and CPU seconds.
+    """
+    import numpy as np
+    import stable_baselines3
+    import torch  # type: ignore[import-not-found]
+    from stable_baselines3.common.env_util import make_vec_env  # type: ignore[import-not-found]
+    from stable_baselines3.common.evaluation import evaluate_policy  # type: ignore[import-not-found]
+
+    torch.set_num_threads(1)
+    env = breakout if wanted["env"] == BREAKOUT else wanted["env"]
+    envs = make_vec_env(env, wanted["num_envs"], seed=wanted["seed"])
+    kind: Any = getattr(stable_baselines3, wanted["algo"].upper())
+    model = kind("MlpPolicy", envs, seed=wanted["seed"], device="cpu", **wanted["options"])
+    model.learn(wanted["env_steps"])
+    last = [episode["r"] for episode in model.ep_info_buffer]
+    played = make_vec_env(env, 1, seed=10_000 + wanted["seed"])
+    returns, _ = evaluate_policy(model, played, wanted["episodes"], return_episode_rewards=True)
+    means = {"return_train": float(np.mean(last)), "return_greedy": float(np.mean(returns))}
+    return {"env_steps": model.num_timesteps, **means, "cpu_s": time.process_time()}
+
+
+def main(role: str, wanted: str) -> None:
+    """Print what a role gives, as JSON."""
+    found = rate(wanted) if role == "rate" else learned(json.loads(wanted))
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
