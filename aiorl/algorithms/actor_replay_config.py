@@ -35,6 +35,7 @@ class ActorReplayConfig(ReplayConfig):
     max_env_steps_ahead: int = changed(ReplayConfig, "max_env_steps_ahead", 64)
     broadcast_updates: int = changed(ReplayConfig, "broadcast_updates", 1)
     replay_capacity: int = changed(ReplayConfig, "replay_capacity", 1_000_000)
+    learning_starts: int | None = changed(ReplayConfig, "learning_starts", 100)
 
     actor_lr: float | None = _learning(
         None, "Learning rate of the network that acts, without a schedule; null: that of the critics, lr with its "
@@ -42,5 +43,5 @@ class ActorReplayConfig(ReplayConfig):
     )  # fmt: skip
     twin_q: bool = _learning(True, "Two critics, of whose values the smaller one counts.")
     random_timesteps: int = _learning(
-        1000, "Env steps, of all workers together, of uniformly random actions at first.", unit="env steps", ge=0
+        100, "Env steps, of all workers together, of uniformly random actions at first.", unit="env steps", ge=0
     )

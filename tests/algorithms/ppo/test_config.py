@@ -33,11 +33,17 @@ def test_what_cannot_be_is_refused_by_the_name_of_the_key(settings: dict[str, An
     assert caught.value.key == key
 
 
-@pytest.mark.parametrize(("batch", "minibatch"), [(4096, 256), (65_536, 4096), (128, 128), (2048, 256)])
+@pytest.mark.parametrize(("batch", "minibatch"), [(4096, 128), (65_536, 2048), (32, 32), (2048, 64)])
 def test_minibatches_grow_with_the_train_batch(batch: int, minibatch: int) -> None:
-    config = PPOConfig(train_batch_size=batch, num_envs_per_worker=1, rollout_fragment_length=64)
+    config = PPOConfig(train_batch_size=batch, num_envs_per_worker=1, rollout_fragment_length=32)
     assert config.minibatch_steps() == minibatch
-    assert config.fragments_per_batch() == batch // 64
+    assert config.fragments_per_batch() == batch // 32
+
+
+@pytest.mark.parametrize(("batch", "minibatch"), [(4096, 400), (12_800, 400), (200, 200)])
+def test_minibatches_of_a_recurrent_network_hold_four_sequences(batch: int, minibatch: int) -> None:
+    sizes = {"train_batch_size": batch - batch % 100, "rollout_fragment_length": 100, "num_envs_per_worker": 1}
+    assert PPOConfig(model={"use_lstm": True}, **sizes).minibatch_steps() == minibatch
 
 
 def test_every_key_says_what_it_means() -> None:
