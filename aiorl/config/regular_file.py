@@ -44,16 +44,17 @@ def whose_else(found: os.stat_result) -> str:
     return f"can be read or written by others (mode {mode:04o})" if mode & 0o077 else ""
 
 
-def read_regular(path: Path, *, max_bytes: int) -> bytes:
+def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
     """The content of a regular file.
 
     Args:
-        path: not followed where it is a symbolic link; its parents may be links.
+        path: of the file; its parents may be links.
         max_bytes: the size is checked against it before anything is read.
+        follow: whether it may be a symbolic link itself.
     Raises: OSError, with a reason in plain words, if it is missing, unreadable, no regular file, too large, or larger
         than the memory there is: twice its size, for what is made of it.
     """
-    with _opened(path, follow=False) as file:
+    with _opened(path, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise OSError(

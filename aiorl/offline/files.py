@@ -14,8 +14,10 @@ from typing import IO, Any
 
 import lz4.frame
 
-from aiorl.errors import ConfigError, DataError
+from aiorl.config.regular_file import open_regular
+from aiorl.errors import AiorlError, ConfigError, DataError
 from aiorl.extras import needed_by
+from aiorl.text import one_line
 
 __all__ = [
     "COMPRESSIONS",
@@ -89,15 +91,20 @@ def find_files(source: str, suffixes: Collection[str]) -> list[str]:
 
 
 def _find_remote(source: str, suffixes: Collection[str]) -> list[str]:
-    fs, path = _filesystem(source)
-    if fs.isdir(path):
-        found = [entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file"]
-        found = _of_formats(found, suffixes)
-    elif _MAGIC.search(path):
-        found = sorted(fs.glob(path))
-    else:
-        found = [path] if fs.exists(path) else []
-    return [str(fs.unstrip_protocol(name)) for name in found]
+    try:
+        fs, path = _filesystem(source)
+        with _its_own_errors(source):
+            if fs.isdir(path):
+                found = [entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file"]
+                found = _of_formats(found, suffixes)
+            elif _MAGIC.search(path):
+                found = sorted(fs.glob(path))
+            else:
+                found = [path] if fs.exists(path) else []
+            return [str(fs.unstrip_protocol(name)) for name in found]
+    except (DataError, OSError) as error:
+        reason = error.reason if isinstance(error, DataError) else one_line(f"{type(error).__name__}: {error}", 300)
+        raise ConfigError(f"{source!r} can't be opened: {reason}.", key="input", value=source) from error
 
 
 def _of_formats(paths: Sequence[str], suffixes: Collection[str]) -> list[str]:
@@ -109,11 +116,22 @@ def _filesystem(uri: str) -> tuple[Any, str]:
     with needed_by(f"A URI such as {protocol}://", "fsspec", EXTRA, key="input"):
         import fsspec
 
-        try:
+        with _its_own_errors(uri):
             fs, path = fsspec.core.url_to_fs(uri)
-        except ValueError as error:
-            raise ConfigError(f"{uri!r} can't be opened: {error}.", key="input", value=uri) from error
     return fs, str(path)
+
+
+@contextlib.contextmanager
+def _its_own_errors(path: str) -> Iterator[None]:
+    """Tell what goes wrong in the package of a URI's protocol, which may raise anything, as a fault of the URI."""
+    try:
+        yield
+    except (AiorlError, OSError, ImportError):
+        raise
+    except Exception as error:
+        if not is_uri(path):
+            raise
+        raise DataError(one_line(f"{type(error).__name__}: {error}", 300), path=path) from error
 
 
 def exists(path: str) -> bool:
@@ -137,13 +155,17 @@ def open_plain(path: str) -> IO[bytes]:
     """A file as it is, to be read.
 
     Raises:
-        OSError: it cannot be read.
+        DataError: the package of a URI's protocol can't open it.
+        OSError: it cannot be read, or is no regular file.
     """
-    if is_uri(path):
-        fs, name = _filesystem(path)
+    if not is_uri(path):
+        return open_regular(path, follow=True)
+    fs, name = _filesystem(path)
+    if "file" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol):
+        return open_regular(name, follow=True)
+    with _its_own_errors(path):
         opened: IO[bytes] = fs.open(name, "rb")
-        return opened
-    return open(path, "rb")
+    return opened
 
 
 @contextlib.contextmanager
@@ -167,11 +189,12 @@ def open_unpacked(path: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Tell what goes wrong while a file is decompressed in here as a fault of the file."""
-    try:
-        yield
-    except _DAMAGE as error:
-        raise DataError(f"the file is damaged or cut short ({error})", path=path) from error
+    """Tell what goes wrong while a file is read or decompressed in here as a fault of the file."""
+    with _its_own_errors(path):
+        try:
+            yield
+        except _DAMAGE as error:
+            raise DataError(f"the file is damaged or cut short ({error})", path=path) from error
 
 
 def create(path: str) -> IO[bytes]:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import orjson
 
+from aiorl.config.regular_file import parsed_bytes
 from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.log_once import log_once
 from aiorl.offline.files import create, open_unpacked
 from aiorl.offline.formats import BatchFile, Share, Stored
-from aiorl.offline.stored_columns import NUMBER_KINDS
+from aiorl.offline.stored_columns import MAX_BATCH_BYTES, NUMBER_KINDS
 from aiorl.text import one_line
 
 __all__ = ["MAX_LINE_BYTES", "JsonFile", "encoded", "jsonable", "read_lines"]
@@ -25,6 +26,8 @@ __all__ = ["MAX_LINE_BYTES", "JsonFile", "encoded", "jsonable", "read_lines"]
 logger = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 1 << 28
+_LARGE_LINE = 1 << 24
+_MAX_PARSED_BYTES = 2 * MAX_BATCH_BYTES
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _NOT_IN_JSON = (b"NaN", b"Infinity")  # Python's json writes them, and JSON doesn't know them
 
@@ -59,6 +62,8 @@ def read_lines(
 
 
 def _parsed(line: bytes) -> Mapping[str, Any]:
+    if len(line) > _LARGE_LINE and parsed_bytes(line) > _MAX_PARSED_BYTES:
+        raise DataError("a line whose values take too much memory; write smaller batches")
     try:
         found = orjson.loads(line)
     except orjson.JSONDecodeError as error:

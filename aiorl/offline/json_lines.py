@@ -28,7 +28,7 @@ from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, Write
 from aiorl.offline.json_file import JsonFile, jsonable, read_lines
 from aiorl.offline.pickled_array import MAX_DIMS
 from aiorl.offline.rllib_json import is_rllib, rllib_batch, unpack_lz4
-from aiorl.offline.stored_columns import MAX_BATCH_BYTES, check_policies, object_column, to_batch
+from aiorl.offline.stored_columns import Room, check_policies, numbers_of, object_column, to_batch
 
 __all__ = ["DTYPES", "JsonLines"]
 
@@ -72,26 +72,27 @@ def _batch(line: Mapping[str, Any]) -> Batch:
     env_steps = line.get("env_steps")
     if type(env_steps) is not int or not 0 <= env_steps < 2**53:
         raise DataError("env_steps must be a number of steps")
+    room = Room()
     if "columns" in line:
-        batch = _sample_batch(line["columns"])
+        batch = _sample_batch(line["columns"], room)
         if env_steps != batch.count:
             batch.env_steps = env_steps
         return batch
     policies = check_policies(line.get("policies"))
-    return MultiAgentBatch({policy_id: _sample_batch(columns) for policy_id, columns in policies.items()}, env_steps)
+    batches = {policy_id: _sample_batch(columns, room) for policy_id, columns in policies.items()}
+    return MultiAgentBatch(batches, env_steps)
 
 
-def _sample_batch(columns: object) -> SampleBatch:
+def _sample_batch(columns: object, room: Room) -> SampleBatch:
     if not isinstance(columns, dict):
         raise DataError("columns must be an object, name to column")
-    room = MAX_BATCH_BYTES
     made: dict[str, Array] = {}
     for name, column in columns.items():
         try:
-            made[name] = _column(column, room)
+            made[name] = _column(column, room.left)
+            room.take(made[name].nbytes)
         except (DataError, binascii.Error) as error:
             raise DataError(f"column {name!r}: {error}") from error
-        room -= made[name].nbytes
     return to_batch(made)
 
 
@@ -117,7 +118,7 @@ def _base64(text: str) -> bytes:
 
 def _from_lists(rows: list[Any], dtype: np.dtype[Any]) -> Array:
     try:
-        found = np.asarray(rows) if rows else np.empty(0, dtype)
+        found = numbers_of(rows) if rows else np.empty(0, dtype)
         if found.dtype == dtype:
             return found
         with np.errstate(all="ignore"):  # numbers that the dtype can't hold are looked for below

@@ -8,25 +8,29 @@ spaces as a preprocessor gives them to a policy; nested actions in column form.
 from __future__ import annotations
 
 import contextlib
-import json
+import io
+import math
 import warnings
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.config.regular_file import open_regular, parse_json, read_regular
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
 from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, DataError
 from aiorl.extras import needed_by
 from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.offline.files import EXTRA
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
-from aiorl.offline.stored_columns import to_batch
+from aiorl.offline.stored_columns import NUMBER_KINDS, Room, to_batch
 from aiorl.text import one_line
 
 __all__ = ["PREFIX", "MinariDataset"]
@@ -34,7 +38,21 @@ __all__ = ["PREFIX", "MinariDataset"]
 Array = NDArray[Any]
 
 PREFIX = "minari:"
+_FILE = "main_data.hdf5"
 _FLUSH_BYTES = 1 << 26
+_MAX_METADATA_BYTES = 1 << 26
+_FAULTS = (
+    AiorlError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OSError,
+    RuntimeError,
+    IndexError,
+    OverflowError,
+)
+"""What h5py and Pillow raise for files that are damaged."""
 
 
 class MinariDataset(Format):
@@ -47,44 +65,141 @@ class MinariDataset(Format):
     def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
         """See Format; a batch is an episode."""
         with needed_by("Minari's datasets", "the minari package", EXTRA, key="input"):
+            import h5py
             import minari
         dataset_id = path.removeprefix(PREFIX)
-        try:
-            _check_spaces(dataset_id)
-            dataset = minari.load_dataset(dataset_id)
-            rows_of = _Episodes(dataset.observation_space, dataset.action_space)
-            numbers = [int(number) for number in dataset.episode_indices]
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"Minari has no dataset {dataset_id!r} here; `minari download {dataset_id}`"
-            ) from error
-        except DataError as error:
-            raise DataError(error.reason, path=path) from error
-        except (ValueError, KeyError, TypeError, OSError, AssertionError) as error:
-            raise DataError(f"no Minari dataset ({one_line(str(error), 200)})", path=path) from error
-        for at, number in enumerate(numbers):
-            if share.has(at):
-                place = f"episode {number}"
-                try:
-                    (episode,) = dataset.iterate_episodes([number])
-                    yield Stored(place, rows_of(episode))
-                except DataError as error:
-                    yield DataError(error.reason, path=path, place=place)
-                except (AiorlError, ValueError, KeyError, TypeError, OSError) as error:
-                    yield DataError(one_line(str(error), 200), path=path, place=place)
+        data = minari.storage.datasets_root_dir.get_dataset_path(dataset_id) / "data"
+        with contextlib.ExitStack() as stack:
+            try:
+                rows_of = _Episodes(*_spaces(data / "metadata.json"))
+                stack.enter_context(open_regular(data / _FILE, follow=True))
+                file = stack.enter_context(h5py.File(data / _FILE, "r"))
+                num_episodes = len(file)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(
+                    f"Minari has no dataset {dataset_id!r} here; `minari download {dataset_id}`"
+                ) from error
+            except _FAULTS as error:
+                raise _told(error, path) from error
+            for number in range(num_episodes):
+                if share.has(number):
+                    place = f"episode {number}"
+                    try:
+                        yield Stored(place, rows_of(number, _Group(file, Room()).group(f"episode_{number}")))
+                    except _FAULTS as error:
+                        yield _told(error, path, place)
 
     def create(self, path: str, options: WriteOptions) -> BatchFile:
         """See Format."""
         return _MinariFile(path.removeprefix(PREFIX), options.env)
 
 
-def _check_spaces(dataset_id: str) -> None:
-    """Raise DataError if a dataset doesn't say its spaces: Minari would run the code of the environment it names."""
-    from minari.storage.datasets_root_dir import get_dataset_path
+def _told(error: Exception, path: str, place: str = "") -> DataError:
+    reason = error.reason if isinstance(error, DataError) else one_line(str(error), 200)
+    return DataError(reason, path=path, place=place)
 
-    metadata = json.loads((get_dataset_path(dataset_id) / "data" / "metadata.json").read_text("utf-8"))
+
+def _spaces(path: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """The spaces of observations and actions that a dataset's metadata describe.
+
+    Raises:
+        DataError: they describe none: Minari would run the code of the environment they name; or the dataset's format
+            is not HDF5.
+    """
+    metadata = parse_json(read_regular(path, max_bytes=_MAX_METADATA_BYTES, follow=True), is_strict=False)
     if not isinstance(metadata, dict) or not {"observation_space", "action_space"} <= metadata.keys():
         raise DataError("its metadata have no spaces, and the code of an environment that a dataset names is not run")
+    if metadata.get("data_format", "hdf5") != "hdf5":
+        raise DataError(f"its data are {metadata['data_format']!r:.50}; of Minari's formats only 'hdf5' is read")
+    own = [parse_json(str(metadata[name]).encode(), is_strict=False) for name in ("observation_space", "action_space")]
+    observation_space, action_space = (space_from_dict(_described(space)) for space in own)
+    return observation_space, action_space
+
+
+def _described(space: Any) -> dict[str, Any]:
+    """A space in Minari's description as `aiorl.data.spaces` describes it."""
+    parts = space.get("subspaces")
+    if isinstance(parts, dict):
+        return {"kind": space["type"], "spaces": [[name, _described(part)] for name, part in parts.items()]}
+    if isinstance(parts, list):
+        return {"kind": space["type"], "spaces": [_described(part) for part in parts]}
+    return {**space, "kind": space["type"]}
+
+
+class _Group:
+    """A group of an HDF5 file, of which only what is within bounds and in this file itself is read.
+
+    Attributes:
+        room: memory that all of an episode may still take.
+    """
+
+    def __init__(self, found: Any, room: Room) -> None:
+        """Take a group of h5py's."""
+        self._found, self.room = found, room
+
+    def group(self, name: str) -> _Group:
+        """A group in it."""
+        return _Group(self._entry(name), self.room)
+
+    def numbers(self, name: str) -> Array:
+        """A dataset in it."""
+        return self._numbers(self._entry(name))
+
+    def values(self, name: str, space: spaces.Space[Any]) -> Any:
+        """Values of a space, one for each row: arrays, in dicts and tuples as the space has them."""
+        if isinstance(space, spaces.Dict):
+            inner = self.group(name)
+            return {key: inner.values(key, part) for key, part in space.spaces.items()}
+        if isinstance(space, spaces.Tuple):
+            inner = self.group(name)
+            return tuple(inner.values(f"_index_{number}", part) for number, part in enumerate(space.spaces))
+        found = self._entry(name)
+        is_picture = space.dtype == np.uint8 and len(space.shape or ()) in (2, 3)
+        if is_picture and getattr(found, "shape", ())[1:] != space.shape:
+            return self._pictures(found, space.shape or ())
+        return self._numbers(found)
+
+    def _entry(self, name: str) -> Any:
+        import h5py
+
+        found = self._found
+        for part in name.split("/"):
+            if not isinstance(found, h5py.Group) or not isinstance(found.get(part, getlink=True), h5py.HardLink):
+                raise DataError(f"{one_line(name, 80)!r} is missing, or a link to another place")
+            found = found[part]
+        return found
+
+    def _numbers(self, found: Any) -> Array:
+        self._check(found)
+        if found.dtype.kind not in NUMBER_KINDS:
+            raise DataError(f"values of {one_line(str(found.dtype), 80)}, which are no numbers")
+        self.room.take(max(found.nbytes, math.prod(found.chunks or ()) * found.dtype.itemsize))
+        array: Array = found[()]
+        return array
+
+    def _pictures(self, found: Any, shape: tuple[int, ...]) -> Array:
+        """Pictures [N, *shape] of JPEG files, each a row of bytes."""
+        from PIL import Image
+
+        self._check(found)
+        count, bands = len(found), shape[2] if len(shape) == 3 else 1
+        self.room.take(count * math.prod(shape))
+        made = np.empty((count, *shape), np.uint8)
+        for at in range(count):
+            content = np.asarray(found[at], np.uint8).tobytes()
+            with Image.open(io.BytesIO(content), formats=["JPEG"]) as picture:
+                if (*picture.size[::-1], len(picture.getbands())) != (*shape[:2], bands):
+                    raise DataError(f"pictures that are not of shape {shape}")
+                made[at] = np.asarray(picture).reshape(shape)
+        return made
+
+    def _check(self, found: Any) -> None:
+        import h5py
+
+        if not isinstance(found, h5py.Dataset) or not found.shape:
+            raise DataError("a group or a single value where rows should be")
+        if found.external or found.is_virtual:
+            raise DataError("values that are in another file, which is not read")
 
 
 class _Episodes:
@@ -92,17 +207,16 @@ class _Episodes:
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         """Take the dataset's spaces."""
-        self._observation_space = observation_space
+        self._observation_space, self._action_space = observation_space, action_space
         is_box = isinstance(observation_space, spaces.Box)
         self._preprocessor = None if is_box else preprocessor_for(observation_space)
         self._actions = ActionLayout(action_space)
 
-    def __call__(self, episode: Any) -> SampleBatch:
-        rewards = np.asarray(episode.rewards, np.float32)
-        observations = self._observations(episode.observations, len(rewards) + 1)
-        terminateds = np.asarray(episode.terminations, bool)
-        truncateds = np.asarray(episode.truncations, bool)
-        actions = episode.actions
+    def __call__(self, number: int, episode: _Group) -> SampleBatch:
+        rewards = np.asarray(episode.numbers("rewards"), np.float32)
+        observations = self._observations(episode, len(rewards) + 1)
+        terminateds, truncateds = (np.asarray(episode.numbers(name), bool) for name in ("terminations", "truncations"))
+        actions = episode.values("actions", self._action_space)
         return to_batch(
             {
                 c.OBS: observations[:-1],
@@ -112,15 +226,17 @@ class _Episodes:
                 c.TERMINATEDS: terminateds,
                 c.TRUNCATEDS: truncateds,
                 c.DONES: terminateds | truncateds,
-                c.EPS_ID: np.full(len(rewards), int(episode.id), np.int64),
+                c.EPS_ID: np.full(len(rewards), number, np.int64),
                 c.T: np.arange(len(rewards), dtype=np.int32),
             }
         )
 
-    def _observations(self, found: Any, count: int) -> Array:
+    def _observations(self, episode: _Group, count: int) -> Array:
+        found = episode.values("observations", self._observation_space)
         if self._preprocessor is None:
             observations = np.asarray(found)
         else:
+            episode.room.take(count * math.prod(self._preprocessor.shape) * self._preprocessor.dtype.itemsize)
             observations = self._preprocessor.transform_rows([_row(found, at) for at in range(count)])
         if len(observations) != count:
             raise DataError(f"{len(observations)} observations of {count - 1} steps; there must be one more")

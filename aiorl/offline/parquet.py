@@ -23,16 +23,18 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from aiorl.config.regular_file import parsed_bytes
 from aiorl.data import columns as c
 from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.extras import needed_by
-from aiorl.offline.files import EXTRA, create, is_uri, open_plain
+from aiorl.offline.files import EXTRA, create, is_uri, open_plain, readable
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
 from aiorl.offline.json_file import encoded, jsonable
+from aiorl.offline.parquet_pages import decoded_bytes
 from aiorl.offline.pickled_array import MAX_DIMS
-from aiorl.offline.stored_columns import MAX_BATCH_BYTES, NUMBER_KINDS, object_column, to_batch
+from aiorl.offline.stored_columns import MAX_BATCH_BYTES, NUMBER_KINDS, Room, object_column, to_batch
 from aiorl.text import one_line
 
 __all__ = ["Parquet"]
@@ -62,10 +64,18 @@ class Parquet(Format):
             import pyarrow as pa
             import pyarrow.parquet as pq
         with contextlib.ExitStack() as stack:
-            source = stack.enter_context(open_plain(path)) if is_uri(path) else path  # no map: it dies of a cut file
+            plain = stack.enter_context(open_plain(path))
+            stack.enter_context(readable(path))
+            source = plain if is_uri(path) else path  # no map: it dies of a cut file
             try:
                 file = stack.enter_context(pq.ParquetFile(source, memory_map=False))
-                columns = [_Column.of(field) for field in file.schema_arrow]
+                fields = list(file.schema_arrow)
+                columns = [_Column.of(field) for field in fields]
+                texts = [field.name for field, column in zip(fields, columns, strict=True) if column.is_objects]
+                if texts:
+                    file = stack.enter_context(
+                        pq.ParquetFile(source, metadata=file.metadata, memory_map=False, read_dictionary=texts)
+                    )
             except (pa.ArrowException, ValueError, OSError) as error:
                 if isinstance(error, DataError):
                     raise DataError(error.reason, path=path) from error
@@ -78,10 +88,17 @@ class Parquet(Format):
                     place = f"row group {number + 1}"
                     try:
                         group = file.metadata.row_group(number)
-                        if max(group.num_rows * row_bytes, group.total_byte_size) > MAX_BATCH_BYTES:
+                        num_bytes = sum(
+                            decoded_bytes(plain, group.column(at), file.schema.column(at))
+                            for at in range(group.num_columns)
+                        )
+                        if max(group.num_rows * row_bytes, num_bytes) > MAX_BATCH_BYTES:
                             raise DataError(f"{group.num_rows:,} rows take too much memory; write smaller row groups")
                         table = file.read_row_group(number, use_threads=False)
-                        yield Stored(place, to_batch({x.name: x.read(table.column(i)) for i, x in enumerate(columns)}))
+                        room = Room()
+                        yield Stored(
+                            place, to_batch({x.name: x.read(table.column(i), room) for i, x in enumerate(columns)})
+                        )
                     except DataError as error:
                         yield DataError(error.reason, path=path, place=place)
                     except (pa.ArrowException, ValueError, OSError) as error:
@@ -121,10 +138,13 @@ class _Column:
         Raises:
             DataError: its metadata is damaged, or it holds what is no column of a batch.
         """
+        import pyarrow as pa
+
         noted = (field.metadata or {}).get(_KEY)
         name = one_line(field.name, _MAX_NAME)
+        is_numeric = _is_numeric(field.type)
         if noted is None:
-            return cls(name) if _is_numeric(field.type) else _unreadable(name, field.type)
+            return cls(name) if is_numeric else _unreadable(name, field.type)
         try:
             found = json.loads(noted)
             dtype, shape = found["dtype"], found.get("shape", [])
@@ -134,13 +154,16 @@ class _Column:
         sizes_are_right = isinstance(shape, list) and all(type(size) is int and 0 < size < 2**31 for size in shape)
         if not sizes_are_right or len(shape) >= MAX_DIMS or (made is not None and made.kind not in NUMBER_KINDS):
             raise DataError(f"the metadata of column {name!r} tell of no column of numbers")
+        is_bytes = pa.types.is_fixed_size_binary(field.type)
+        if not (pa.types.is_string(field.type) if made is None else is_numeric or is_bytes):
+            _unreadable(name, field.type)
         return cls(name, made, tuple(shape), is_objects=made is None)
 
-    def read(self, column: Any) -> Array:
+    def read(self, column: Any, room: Room) -> Array:
         """The column of a table.
 
         Raises:
-            DataError: it isn't what its field says.
+            DataError: it isn't what its field says, or its objects take more than the room there is.
         """
         import pyarrow as pa
 
@@ -148,9 +171,15 @@ class _Column:
         if array.null_count and not pa.types.is_floating(array.type):
             raise DataError(f"column {self.name!r} has {array.null_count:,} rows without a value")
         if self.is_objects:
+            if not pa.types.is_dictionary(array.type):
+                raise DataError(f"column {self.name!r} is no text")
+            texts, numbers = array.dictionary.to_pylist(), array.indices.to_numpy()
+            room.take(int(np.asarray([parsed_bytes(text.encode()) for text in texts] or [0])[numbers].sum()))
             try:
-                return object_column([orjson.loads(text) for text in array.to_pylist()])
+                return object_column([orjson.loads(texts[number]) for number in numbers])
             except ValueError as error:
+                if isinstance(error, DataError):
+                    raise
                 raise DataError(f"column {self.name!r} is no JSON") from error
         flat, rows = _flat(self.name, array), len(array)
         if self.shape is None:
@@ -189,8 +218,9 @@ def _flat(name: str, array: Any) -> Array:
 def _is_numeric(kind: Any) -> bool:
     import pyarrow as pa
 
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        kind = kind.value_type
+    for _ in range(MAX_DIMS):
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            kind = kind.value_type
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 

@@ -24,7 +24,7 @@ from aiorl.errors import DataError
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
 from aiorl.offline.json_file import JsonFile, jsonable, read_lines
 from aiorl.offline.pickled_array import read_pickled_array
-from aiorl.offline.stored_columns import MAX_BATCH_BYTES, check_policies, plain_column, to_batch
+from aiorl.offline.stored_columns import Room, check_policies, plain_column, to_batch
 
 __all__ = ["RllibJson", "is_rllib", "rllib_batch", "unpack_lz4"]
 
@@ -63,8 +63,9 @@ def rllib_batch(line: Mapping[str, Any]) -> Batch:
     if line.keys() == {"value"} and isinstance(line["value"], dict):
         line = line["value"]
     kind = line.get("type")
+    room = Room()
     if kind == "SampleBatch":
-        return _sample_batch(line)
+        return _sample_batch(line, room)
     if kind != "MultiAgentBatch":
         raise DataError("its type is neither SampleBatch nor MultiAgentBatch")
     count, policies = line.get("count"), check_policies(line.get("policy_batches"))
@@ -72,17 +73,16 @@ def rllib_batch(line: Mapping[str, Any]) -> Batch:
         raise DataError("a MultiAgentBatch needs a count of steps")
     if not all(isinstance(rows, dict) for rows in policies.values()):
         raise DataError("policy_batches must be columns by policy id")
-    return MultiAgentBatch({policy_id: _sample_batch(rows) for policy_id, rows in policies.items()}, count)
+    return MultiAgentBatch({policy_id: _sample_batch(rows, room) for policy_id, rows in policies.items()}, count)
 
 
-def _sample_batch(columns: Mapping[str, Any]) -> SampleBatch:
-    room = MAX_BATCH_BYTES
+def _sample_batch(columns: Mapping[str, Any], room: Room) -> SampleBatch:
     made: dict[str, NDArray[Any]] = {}
     for name, value in columns.items():
         if name in _NO_COLUMNS and not isinstance(value, list):
             continue
-        made[name] = _column(name, value, room)
-        room -= made[name].nbytes
+        made[name] = _column(name, value, room.left)
+        room.take(made[name].nbytes)
     return to_batch(made)
 
 

@@ -3,25 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.config.regular_file import check_depth
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
+from aiorl.offline.pickled_array import MAX_DIMS
 from aiorl.text import is_label, one_line
 
-__all__ = ["MAX_BATCH_BYTES", "NUMBER_KINDS", "check_policies", "object_column", "plain_column", "to_batch"]
+__all__ = [
+    "MAX_BATCH_BYTES",
+    "NUMBER_KINDS",
+    "Room",
+    "check_policies",
+    "numbers_of",
+    "object_column",
+    "plain_column",
+    "to_batch",
+]
 
 Array = NDArray[Any]
 
 MAX_BATCH_BYTES = 1 << 30
-"""Bytes that the columns of one stored batch may have, so that no file takes more memory than that at once."""
+"""Bytes that the columns of one stored batch may have, those of all its policies together."""
 _MAX_POLICIES = 1000
 _MAX_COLUMNS = 1000
+_MAX_DEPTH = 32
 NUMBER_KINDS = "biuf"
+_NUMBERS = {bool, int, float, type(None)}
+
+
+class Room:
+    """The memory that a stored batch may still take.
+
+    Attributes:
+        left: bytes.
+    """
+
+    def __init__(self) -> None:
+        """Begin with all of it."""
+        self.left = MAX_BATCH_BYTES
+
+    def take(self, num_bytes: int) -> None:
+        """Take bytes, before they are made where their number is known.
+
+        Raises:
+            DataError: there are not as many left.
+        """
+        self.left -= num_bytes
+        if self.left < 0:
+            raise DataError(f"a batch of more than {MAX_BATCH_BYTES:,} bytes; write smaller ones")
 
 
 def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
@@ -72,19 +108,45 @@ def plain_column(name: str, value: object) -> Array:
     if value and isinstance(value[0], dict):
         return object_column(value)
     try:
-        column = np.asarray(value)
+        column = numbers_of(value)
         if column.dtype.kind == "O" or column.dtype == np.float64:
             with np.errstate(over="ignore"):  # what float32 can't hold is infinite
                 column = column.astype(np.float32)
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"column {name!r} has rows that differ in shape or are no numbers") from error
-    if column.dtype.kind not in NUMBER_KINDS:
-        raise DataError(f"column {name!r} holds {_kind(value[0])}, not numbers")
     return column
 
 
+def numbers_of(rows: list[Any]) -> Array:
+    """An array of nested lists of numbers; of objects where null is among them.
+
+    Raises:
+        ValueError: the lists differ in length, are nested too deeply, or hold something else. Of text, NumPy would
+            make rows that are all as long as the longest.
+    """
+    level = rows
+    for _ in range(MAX_DIMS):
+        kinds = set(map(type, level))
+        if list not in kinds:
+            if not kinds <= _NUMBERS:
+                raise ValueError("no numbers")
+            return np.asarray(rows)
+        if kinds != {list}:
+            raise ValueError("numbers beside lists")
+        level = list(chain.from_iterable(level))
+    raise ValueError("nested too deeply")
+
+
 def object_column(values: Sequence[object]) -> Array:
-    """A column of any objects, such as infos."""
+    """A column of any objects, such as infos.
+
+    Raises:
+        DataError: they are nested too deeply.
+    """
+    try:
+        check_depth(values, _MAX_DEPTH)
+    except ValueError as error:
+        raise DataError("objects that are nested too deeply") from error
     column = np.empty(len(values), object)
     column[:] = values
     return column

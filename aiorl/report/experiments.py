@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.config.load import CONFIG_FILE
-from aiorl.config.yaml_text import read_yaml
+from aiorl.config.regular_file import read_regular
+from aiorl.config.yaml_text import MAX_BYTES, parse_yaml
 from aiorl.errors import ConfigError
 from aiorl.report.figures import number_at
 from aiorl.report.loggers import each_result
@@ -70,7 +71,8 @@ class RunCurve:
         if not len(table):
             raise ConfigError(f"{path}: no episode has ended yet, so there is no curve.", key="run", value=str(path))
         table = table[np.unique(table[:, 0], return_index=True)[1]]
-        config, _ = read_yaml(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else ({}, {})
+        file = path / CONFIG_FILE
+        config, _ = parse_yaml(file, read_regular(file, max_bytes=MAX_BYTES)) if file.exists() else ({}, {})
         return cls(path, config, *table.T)
 
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 from base64 import b64encode
 
 import lz4.frame
@@ -315,8 +316,8 @@ def test_a_line_that_is_no_json_is_named_and_the_next_one_read(tmp_path, text):
 
 
 def test_compressed_data_that_claim_more_than_they_may_be_are_refused_before_memory_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr("aiorl.offline.json_lines.MAX_BATCH_BYTES", 1 << 16)
-    monkeypatch.setattr("aiorl.offline.rllib_json.MAX_BATCH_BYTES", 1 << 16)
+    monkeypatch.setattr("aiorl.offline.stored_columns.MAX_BATCH_BYTES", 1 << 16)
+    monkeypatch.setattr("aiorl.offline.stored_columns.MAX_BATCH_BYTES", 1 << 16)
     bomb = lz4.frame.compress(bytes(1 << 24))
     unsized = lz4.frame.compress(bytes(1 << 24), store_size=False)
     texts = [b64encode(frame).decode() for frame in (bomb, unsized)]
@@ -324,6 +325,69 @@ def test_compressed_data_that_claim_more_than_they_may_be_are_refused_before_mem
     found, errors = read(lines(tmp_path / "a.json", *bad))
     assert found == []
     assert len(errors) == 4
+
+
+LONG = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        rllib_line(obs=[[1.0], LONG, *[""] * 20_000]),
+        rllib_line(obs=[1.0, LONG, *[""] * 20_000]),
+        rllib_line(obs=[[1.0, LONG], *[["", ""]] * 10_000]),
+        column(rows=[LONG, *[""] * 20_000]),
+        column(rows=[[1.0], [LONG], *[[""]] * 20_000]),
+    ],
+    ids=range(5),
+)
+def test_text_among_numbers_is_refused_before_rows_are_made_as_long_as_it(tmp_path, line):
+    tracemalloc.start()
+    try:
+        found, (error,) = read(lines(tmp_path / "a.json", line))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == []
+    assert "no numbers" in str(error)
+    assert most < 50_000_000
+
+
+@pytest.mark.parametrize("is_rllib", [False, True])
+def test_the_policies_of_a_batch_share_its_memory(tmp_path, monkeypatch, is_rllib):
+    monkeypatch.setattr(stored_columns, "MAX_BATCH_BYTES", 1000)
+
+    def line(names):
+        if is_rllib:
+            return {"type": "MultiAgentBatch", "count": 1, "policy_batches": {name: {"x": [1] * 100} for name in names}}
+        rows = {"x": {"dtype": "int64", "rows": [1] * 100}}
+        return {"aiorl": 1, "env_steps": 1, "policies": dict.fromkeys(names, rows)}
+
+    found, (error,) = read(lines(tmp_path / "a.json", line("a"), line("ab")))
+    assert len(found) == 1
+    assert "more than 1,000 bytes" in str(error)
+
+
+def test_a_line_whose_values_take_much_more_memory_than_it_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_file, "_LARGE_LINE", 1000)
+    monkeypatch.setattr(json_file, "_MAX_PARSED_BYTES", 100_000)
+    path = lines(tmp_path / "a.json", column(rows=[[]] * 2000), column(rows=[1.0] * 2000))
+    found, (error,) = read(path)
+    assert len(found) == 1
+    assert "too much memory" in str(error)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    for name in ("a.json", "a.parquet"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(OSError, match="no regular file"):
+            read(tmp_path / name)
+
+
+def test_a_link_to_a_file_is_read(tmp_path):
+    write(tmp_path / "a.json", cartpole_rows())
+    (tmp_path / "b.json").symlink_to("a.json")
+    assert len(read(tmp_path / "b.json")[0]) == 1
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
@@ -411,6 +475,61 @@ def test_parquet_that_holds_no_columns_of_numbers_is_refused(tmp_path, values):
     path = parquet_of(tmp_path / "a.parquet", x=values)
     try:
         found, errors = read(path)
+    except DataError as error:
+        found, errors = [], [error]
+    assert found == []
+    assert "'x'" in str(errors[0])
+
+
+def test_lists_whose_values_repeat_are_counted_as_they_are_decoded(tmp_path, monkeypatch):
+    path = parquet_of(tmp_path / "a.parquet", x=[np.zeros(100_000, np.int64)] * 5)
+    assert path.stat().st_size < 2000
+    monkeypatch.setattr("aiorl.offline.parquet.MAX_BATCH_BYTES", 100_000)
+    found, (error,) = read(path)
+    assert found == []
+    assert "smaller row groups" in str(error)
+
+
+def test_a_footer_that_counts_fewer_values_than_the_pages_hold_is_not_believed(tmp_path, monkeypatch):
+    import pyarrow as pa
+
+    path = parquet_of(tmp_path / "a.parquet", x=pa.array([[0] * 5000], pa.list_(pa.int64())))
+    content = path.read_bytes()
+    true, false = b"\x90\x4e", b"\xe4\x00"  # 5,000 and 50 as Thrift writes them
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    path.write_bytes(content[:start] + content[start:].replace(true, false))
+    monkeypatch.setattr("aiorl.offline.parquet.MAX_BATCH_BYTES", 30_000)
+    found, (error,) = read(path)
+    assert found == []
+    assert "smaller row groups" in str(error)
+
+
+def test_one_long_text_in_all_rows_is_counted_in_each(tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    note = {b"aiorl": b'{"dtype": "json"}'}
+    texts = pa.array([json.dumps({"note": "x" * 10_000})] * 1000)
+    pq.write_table(
+        pa.table([texts], pa.schema([pa.field("infos", pa.string(), metadata=note)])), tmp_path / "a.parquet"
+    )
+    assert len(read(tmp_path / "a.parquet")[0]) == 1
+    monkeypatch.setattr(stored_columns, "MAX_BATCH_BYTES", 5_000_000)
+    found, (error,) = read(tmp_path / "a.parquet")
+    assert found == []
+    assert "more than 5,000,000 bytes" in str(error)
+
+
+@pytest.mark.parametrize(("values", "dtype"), [(["1.5"], "float32"), ([["1.5"]], "float32"), ([["1.5"]], "json")])
+def test_metadata_that_tell_of_another_column_than_there_is_are_refused(tmp_path, values, dtype):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    column = pa.array(values)
+    note = {b"aiorl": json.dumps({"dtype": dtype, "shape": []}).encode()}
+    pq.write_table(pa.table([column], pa.schema([pa.field("x", column.type, metadata=note)])), tmp_path / "a.parquet")
+    try:
+        found, errors = read(tmp_path / "a.parquet")
     except DataError as error:
         found, errors = [], [error]
     assert found == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.registry import format_of
 
 minari = pytest.importorskip("minari")
+h5py = pytest.importorskip("h5py")
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +110,120 @@ def test_a_damaged_dataset_is_told(root):
         (root / "a-v0/data/metadata.json").write_text(text)
         with pytest.raises(DataError, match="minari:a-v0"):
             read("minari:a-v0")
+
+
+def huge(episode, root):
+    episode.create_dataset("rewards", (10**10,), np.float32, chunks=(1000,))
+
+
+def chunks_of_a_terabyte(episode, root):
+    episode.create_dataset("rewards", (5,), np.float64, chunks=(1 << 28,), maxshape=(None,))
+
+
+def in_another_file(episode, root):
+    (root / "secret").write_bytes(bytes(20))
+    episode.create_dataset("rewards", (5,), np.float32, external=[(str(root / "secret"), 0, 20)])
+
+
+def seen_through_another_file(episode, root):
+    layout = h5py.VirtualLayout((5,), np.float32)
+    layout[:] = h5py.VirtualSource(str(root / "other.hdf5"), "rewards", (5,))
+    episode.create_virtual_dataset("rewards", layout)
+
+
+def a_link_to_another_file(episode, root):
+    with h5py.File(root / "other.hdf5", "w") as other:
+        other["rewards"] = np.zeros(5, np.float32)
+    episode["rewards"] = h5py.ExternalLink(str(root / "other.hdf5"), "rewards")
+
+
+def a_link_within_the_file(episode, root):
+    episode["rewards"] = h5py.SoftLink("/episode_0/terminations")
+
+
+def text(episode, root):
+    episode.create_dataset("rewards", data=["a"] * 5)
+
+
+def a_group(episode, root):
+    episode.create_group("rewards")
+
+
+def missing(episode, root):
+    pass
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        huge, chunks_of_a_terabyte, in_another_file, seen_through_another_file, a_link_to_another_file,
+        a_link_within_the_file, text, a_group, missing,
+    ],
+)  # fmt: skip
+def test_what_an_episode_may_not_hold_is_refused_before_it_is_read(root, instead):
+    write("minari:a-v0", cartpole_rows(2, 5))
+    with h5py.File(root / "a-v0/data/main_data.hdf5", "a") as file:
+        del file["episode_0/rewards"]
+        instead(file["episode_0"], root)
+    bad, good = format_of("minari:a-v0").read("minari:a-v0")
+    assert isinstance(bad, DataError)
+    assert bad.place == "episode 0"
+    assert isinstance(good, Stored)
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "main_data.hdf5"])
+def test_a_pipe_is_not_waited_for(root, name):
+    write("minari:a-v0", cartpole_rows())
+    (root / "a-v0/data" / name).unlink()
+    os.mkfifo(root / "a-v0/data" / name)
+    with pytest.raises(DataError, match="no regular file"):
+        read("minari:a-v0")
+
+
+def nested(kind):
+    part = {"type": "Discrete", "n": 2, "start": 0}
+    for _ in range(40):
+        part = {"type": kind, "subspaces": [part] if kind == "Tuple" else {"a": part}}
+    return json.dumps(part)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        nested("Tuple"), nested("Dict"), "[" * 100_000, "null", '{"type": "Box"}', '{"type": "Text", "max_length": 3}',
+        '{"type": "Box", "shape": [10000000000], "dtype": "float32", "low": 0, "high": 1}',
+        '{"type": "MultiBinary", "n": 10000000000}',
+    ],
+    ids=lambda space: space[:20],
+)  # fmt: skip
+def test_a_space_that_is_none_is_refused(root, space):
+    write("minari:a-v0", cartpole_rows())
+    path = root / "a-v0/data/metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"observation_space": space}))
+    with pytest.raises(DataError, match="minari:a-v0"):
+        read("minari:a-v0")
+
+
+def test_frames_that_minari_stored_as_jpeg_are_read(root):
+    frames = np.full((4, 40, 40, 3), 128, np.uint8)
+    buffer = minari.data_collector.EpisodeBuffer(
+        observations=frames, actions=np.zeros(3, np.int64), rewards=[1.0] * 3, terminations=[False] * 3,
+        truncations=[False, False, True], infos={},
+    )  # fmt: skip
+    space = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        minari.create_dataset_from_buffers(
+            "frames-v0", [buffer], observation_space=space, action_space=gym.spaces.Discrete(2)
+        )
+    (rows,) = read("minari:frames-v0")
+    assert rows["obs"].shape == (3, 40, 40, 3)
+    assert abs(rows["obs"].astype(int) - 128).max() < 4
+    path = root / "frames-v0/data/metadata.json"
+    larger = {"type": "Box", "shape": [80, 80, 3], "dtype": "uint8", "low": 0, "high": 255}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"observation_space": json.dumps(larger)}))
+    (bad,) = format_of("minari:frames-v0").read("minari:frames-v0")
+    assert isinstance(bad, DataError)
 
 
 def test_the_code_that_a_dataset_names_as_its_environment_is_not_run(root, tmp_path):

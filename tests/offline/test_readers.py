@@ -77,6 +77,33 @@ def test_a_file_of_no_format_is_refused(folder):
         FileReader(f"{folder}/*")
 
 
+@pytest.mark.parametrize(
+    "uri", ["zip://a.json::TMP/bad.zip", "zip://TMP/bad.zip", "reference://a.json", "nonsense://a", "raises://a.json"]
+)
+def test_whatever_the_package_of_a_protocol_raises_is_a_fault_of_the_input(tmp_path, uri):
+    fsspec = pytest.importorskip("fsspec")
+
+    class Raises(fsspec.AbstractFileSystem):
+        protocol = "raises"
+
+        def info(self, path, **more):
+            raise AttributeError("\x1b[2J no token")
+
+    fsspec.register_implementation("raises", Raises, clobber=True)
+    (tmp_path / "bad.zip").write_bytes(b"nothing of the kind")
+    with pytest.raises(ConfigError) as caught:
+        FileReader(uri.replace("TMP", str(tmp_path)))
+    assert caught.value.key == "input"
+    assert str(caught.value).isprintable()
+
+
+def test_a_uri_of_a_pipe_is_not_waited_for(tmp_path):
+    pytest.importorskip("fsspec")
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(DataError, match="no regular file"):
+        FileReader(f"file://{tmp_path}/a.json", ReaderOptions(epochs=1)).next()
+
+
 def test_uris_are_read_and_written_through_fsspec():
     """R187."""
     fsspec = pytest.importorskip("fsspec")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -200,3 +201,11 @@ def test_a_run_without_episodes_has_no_curve(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [(10, 1, float("nan"))])
     with pytest.raises(ConfigError, match="no episode has ended"):
         RunCurve.read(path)
+
+
+def test_a_pipe_in_place_of_a_config_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "run", [(0, 0, 1.0), (10, 1, 2.0)])
+    (path / "config.yaml").unlink()
+    os.mkfifo(path / "config.yaml")
+    assert main([str(path), "--out", str(tmp_path / "x.png")]) != 0
+    assert "no regular file" in capsys.readouterr().err
