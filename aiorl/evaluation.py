@@ -108,7 +108,8 @@ def evaluate(
         video: file for a film of the first three episodes, such as ``cartpole.mp4``; takes the extra ``video``.
         render: "human" shows the environment in a window, where it can.
         output: directory or URI where the episodes are stored, for others to learn from or to be judged on. Rows hold
-            what the network got: where a filter is between, filtered observations.
+            what the policy's algorithm trains on: where a filter is between, filtered observations, or those before
+            it if the algorithm filters as it trains.
         config: keys of workers that are otherwise than in training, nested as the config is, such as
             ``{"env_config": {...}}``; not ``seed``, nor how environments are stepped.
         on_episode: told of each episode as it ends.

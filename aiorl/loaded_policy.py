@@ -79,7 +79,7 @@ class LoadedPolicy:
     @property
     def is_filtered(self) -> bool:
         """Whether what it takes is filtered: equal observations may come out differently as statistics change."""
-        return self._actor.is_filtered
+        return self._actor.is_filtered and not getattr(self.policy, "takes_raw", False)
 
     def observe(self, observations: Sequence[Any]) -> Array:
         """What the network takes [N, ...] for N observations, as environments give them.

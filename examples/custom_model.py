@@ -6,7 +6,8 @@ r"""A network of your own in Keras: dense layers with residual connections.
 `--model.custom-model` names a function (or class) that is called with the shape of an observation, the number of
 outputs that the action distribution needs, and all settings below `model`, those of your own included. The Keras
 model it gives returns these outputs, or these and one value per observation as here; without values of yours, a
-network of the built-in kind estimates them.
+network of the built-in kind estimates them. For algorithms with a replay (dqn, sac, td3, cql, iql) the model gives
+features of any width instead: return `hidden` alone, and heads and critics are built behind it.
 
 Only the learner imports this file. Workers get the network as an ONNX graph, so they need neither TensorFlow nor
 your module. To look at the network:

@@ -53,6 +53,7 @@ FOUR, TORQUE = spaces.Discrete(4), spaces.Box(-0.1, 0.1, (2,))
 WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] = {
     "box": (BOX, FOUR, {}),
     "filtered": (BOX, TORQUE, {"observation_filter": "MeanStdFilter"}),
+    "filtered when drawn": (BOX, FOUR, {"algo": "dqn", "observation_filter": "MeanStdFilter"}),
     "frames": (FRAMES, FOUR, {}),
     "parts": (PARTS, FOUR, {"observation_filter": "MeanStdFilter"}),
     "memory": (BOX, FOUR, {"model": {"use_lstm": True, "lstm_cell_size": 8}}),

@@ -50,7 +50,7 @@ class Actor(ActorCritic):
             noise: how it makes noise of the state; None = it doesn't.
         """
         self._is_deterministic = is_deterministic
-        branch = make_branch("policy", layout.shape, obs_dtype, config, rng)
+        branch = make_branch("policy", layout, obs_dtype, config, rng)
         self._branches = [branch]
         num_outputs = distribution.num_inputs // 2 if is_deterministic else distribution.num_inputs
         if noise is not None:

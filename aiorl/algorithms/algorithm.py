@@ -20,6 +20,7 @@ from aiorl.data.column_spec import Piece
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.errors import CheckpointError
+from aiorl.observation.filters import NoFilter, ObservationFilter
 from aiorl.policy.distributions import make_distribution
 
 if TYPE_CHECKING:
@@ -139,9 +140,14 @@ class Algorithm(ABC):
 
     Built in the learner once the spaces are known. All methods but the class methods are called from one thread,
     that of the updates; `warm_up` first.
+
+    Attributes:
+        merged_filter: the merged filter of the policy's observations, for those that come raw; set once it is
+            made, and merged into by another thread.
     """
 
     config_class: ClassVar[type[CommonConfig]]
+    merged_filter: ObservationFilter = NoFilter()
 
     @classmethod
     @abstractmethod

@@ -41,7 +41,7 @@ def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
     Raises: NotImplementedError if there are no gradients of batches in its update, as in those that replay.
     """
     kind = _kind_of(config)
-    plan = dataclasses.replace(kind.sample_plan(config), return_discount=kind.return_discount(config))
+    plan = dataclasses.replace(kind.sample_plan(config), raw_obs=False, return_discount=kind.return_discount(config))
     told = kind.acting_settings(config) | plan.policy_settings()
 
     class AlgorithmPolicy(_AlgorithmPolicy):

@@ -91,6 +91,7 @@ class UpdateSpec:
         gives_rows: `loss` gives a number for each row.
         followers: variables that `follow` changes, such as the weights of a target network.
         follow: called with the number of steps made before this one and the coefficients, after each step.
+        prepare: what is done to the columns of each minibatch first; None = nothing.
         phases: further optimiser steps within each step, one after the other.
     """
 
@@ -104,6 +105,7 @@ class UpdateSpec:
     followers: tuple[Any, ...] = ()
     follow: Callable[[tf.Tensor, Tensors], None] | None = None
     phases: tuple[Phase, ...] = ()
+    prepare: Callable[[Tensors], Tensors] | None = None
 
 
 class CompiledUpdate:
@@ -239,6 +241,8 @@ class CompiledUpdate:
         ) -> tuple[tf.Tensor | Tensors, ...]:
             index = step if order is None else order[step]
             minibatch = {name: tf.gather(column, index) for name, column in batch.items()}
+            if self._spec.prepare is not None:
+                minibatch = self._spec.prepare(minibatch)
             fine, enough, metrics, own_rows = self._sgd_step(step, minibatch, coefficients)
             if self._spec.follow is not None:
                 self._spec.follow(step, coefficients)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from aiorl.config.parts import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
-from aiorl.models.branch import choose_layers
+from aiorl.models.branch import choose_layers, make_trunk
 from aiorl.models.networks import Network, dense, layer_variables, make_stack
 from aiorl.policy.distributions import ActionDistribution, DiagGaussian, SquashedGaussian
 
@@ -22,7 +22,8 @@ _GAIN = 0.1
 class Critics(Network):
     """C networks that have nothing in common but their shape.
 
-    Over a Box each sees the observation and the action, scaled to [-1, 1], behind the convolutions if there are any.
+    Over a Box each sees the observation and the action, scaled to [-1, 1], behind the convolutions or the custom model,
+    if there are any.
     Over choices each gives the values of all actions.
     """
 
@@ -50,12 +51,13 @@ class Critics(Network):
         self.layout = layout
         self._box = SquashedGaussian(distribution.action_space) if isinstance(distribution, DiagGaussian) else None
         num_actions, num_outputs = (0, distribution.num_inputs) if self._box is None else (self._box.low.size, 1)
-        filters, hiddens, activation = choose_layers(layout.shape, config)
-        scale = 1.0 / 255.0 if obs_dtype == "uint8" else 1.0
+        hiddens, activation = config.fcnet_hiddens, str(config.fcnet_activation)
+        if not config.custom_model:
+            _, hiddens, activation = choose_layers(layout.shape, config)
         self._networks = []
         named: dict[str, Any] = {}
         for index in range(num_critics):
-            sight = make_stack(rng, layout.shape, filters, (), activation, scale=scale)
+            sight = make_trunk(layout, obs_dtype, config, rng, has_hiddens=False)
             hidden = make_stack(rng, (sight.num_outputs + num_actions,), (), hiddens, activation)
             head = dense(rng, hidden.num_outputs, num_outputs, gain=_GAIN)
             self._networks.append((sight, hidden, head))

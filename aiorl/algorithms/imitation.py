@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from aiorl.algorithms.algorithm import LeasePlan
+from aiorl.algorithms.algorithm import Array, Batch, LeasePlan
 from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm
 from aiorl.algorithms.imitation_config import ImitationConfig
 from aiorl.algorithms.stored_experience import want_stored_experience
 from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+from aiorl.observation.filters import MeanStdFilter, Normalisation
 
 __all__ = ["Imitation"]
 
@@ -27,6 +30,14 @@ class Imitation(CompiledAlgorithm[ImitationT]):
         own = cls._own(config)
         want_stored_experience(own)
         return LeasePlan("streaming", own.fragments_per_batch(), own.outstanding_fragments_per_worker)
+
+    def _rows_of(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+        """See the base class; stored observations are raw, and filtered here if there is a filter."""
+        own = self.merged_filter
+        if isinstance(own, MeanStdFilter):
+            now = Normalisation.of(own)
+            fragments = [{**fragment, c.OBS: now(fragment[c.OBS])} for fragment in fragments]
+        return super()._rows_of(fragments)
 
     def _optimizer(self) -> Any:  # Any: a Keras optimiser
         return self._adam(self._config.adam_epsilon)

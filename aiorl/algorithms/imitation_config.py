@@ -38,6 +38,11 @@ class ImitationConfig(ActorCriticConfig):
         Raises: ConfigError naming the key that should change.
         """
         super().check()
+        if self.is_filtered and self.gradients == "workers":
+            raise ConfigError(
+                f"{self.algo} filters stored observations on the learner, and gradients come from workers.",
+                key="observation_filter", value=self.observation_filter, hint="Set gradients: learner, or NoFilter.",
+            )  # fmt: skip
         if (self.model.use_lstm or self.model.use_gru) and not self.postprocess_inputs:
             raise ConfigError(
                 "stored rows have no states of this recurrent model.", key="postprocess_inputs",

@@ -61,7 +61,7 @@ class QNetwork(ActorCritic):
         if config.lstm_use_prev_action_reward:
             self._looks_at = Categorical(distribution)
         num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
-        branch = make_branch("q", layout.shape, obs_dtype, config, rng, num_previous)
+        branch = make_branch("q", layout, obs_dtype, config, rng, num_previous)
         self._branches = [branch]
         outputs = {"advantage": distribution.num_inputs, "value": 1} if is_dueling else {"q": distribution.num_inputs}
         named = branch.named_variables()

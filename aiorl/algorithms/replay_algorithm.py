@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from abc import abstractmethod
@@ -14,6 +15,7 @@ from aiorl.algorithms.algorithm import Array, Batch, HeldExperience, LeasePlan, 
 from aiorl.algorithms.compiled_algorithm import model_columns, previous_columns, state_columns
 from aiorl.algorithms.compiled_base import CompiledBase
 from aiorl.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, UpdateSpec
+from aiorl.algorithms.normaliser import Normaliser
 from aiorl.algorithms.replay_config import ReplayConfig
 from aiorl.algorithms.stored_experience import want_stored_experience
 from aiorl.config.schema import CommonConfig
@@ -58,7 +60,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     Columns of the replay are `obs`, `actions`, `n_step_returns`, `discounts` and `new_obs`, which is the observation
     behind the steps whose rewards are summed. For a recurrent network each of its rows is a whole sequence with the
     state that it begins in, see `aiorl.replay.sequences`. Where the sample plan names `priorities`, rows are drawn by
-    these at first. Subclasses give the update of one minibatch, and its target networks.
+    these at first. Behind a filter observations are stored as they are, and filtered when they are drawn, by what the
+    merged filter knows then. Subclasses give the update of one minibatch, and its target networks.
     Minibatches are due by rows that come. Of stored experience, what is new is stored and what is there already makes
     them due, until `learning_starts` rows are stored or the replay is full: then both do. So once each worker has read
     its share, as many are made of so many rows read as with one worker, however unevenly they read.
@@ -93,11 +96,12 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         if own.sequence_shape is not None:
             of_rows = (c.OBS, c.ACTIONS, c.NEW_OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(own))
             of_sequences = state_columns(own, cells=1)
-            return SamplePlan("none", {}, (*of_rows, *of_sequences), state_every=own.sequence_shape.stride)
+            stride = own.sequence_shape.stride
+            return SamplePlan("none", {}, (*of_rows, *of_sequences), state_every=stride, raw_obs=own.is_filtered)
         steps = (c.N_STEPS,) if own.n_step > 1 else ()
         piece = (c.PIECE,) if own.is_offline else ()
         columns = (c.OBS, c.ACTIONS, c.NEW_OBS, c.N_STEP_RETURNS, c.DISCOUNTS, *steps, *piece)
-        return SamplePlan("n_step", {"gamma": own.gamma, "n": own.n_step}, columns)
+        return SamplePlan("n_step", {"gamma": own.gamma, "n": own.n_step}, columns, raw_obs=own.is_filtered)
 
     @classmethod
     def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
@@ -145,7 +149,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         super().__init__(config, model)
         own = self._config
         spec = replay_spec(own, model)
-        self.replay = Replay(spec, seed=int(self._rng.integers(1 << 62)))
+        self.replay = self.make_replay(spec, seed=int(self._rng.integers(1 << 62)))
         columns = self.sample_plan(config).columns
         self._has_priorities = c.PRIORITIES in columns
         self._known = {*columns, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
@@ -168,10 +172,24 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         self._steps = 0
         self._metrics: dict[str, float] = {}
         self._padded: dict[str, Array] = {}
+        update = self._update_spec()
+        self._normaliser = Normaliser(model.obs_shape) if own.is_filtered else None
+        if self._normaliser is not None:
+            update = dataclasses.replace(update, prepare=self._normaliser)
         self.compiled = CompiledUpdate(
-            self._update_spec(), self._trained_variables(), self._adam(own.adam_epsilon), grad_clip=own.grad_clip,
+            update, self._trained_variables(), self._adam(own.adam_epsilon), grad_clip=own.grad_clip,
             xla=own.update_mode,
         )  # fmt: skip
+
+    def make_replay(self, spec: ReplaySpec, seed: int) -> Replay:
+        """Make the replay; algorithms of a user's own may return a subclass that stores or draws differently.
+
+        Args:
+            spec: what it holds.
+            seed: of what it draws.
+        Raises: ConfigError if the system does not give the room.
+        """
+        return Replay(spec, seed=seed)
 
     @abstractmethod
     def _update_spec(self) -> UpdateSpec:
@@ -239,6 +257,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         self._counted += counted
         self._due += counted * own.training_intensity / own.minibatch_rows
         left = steps = int(self._due)
+        if self._normaliser is not None:
+            self._normaliser.take(self.merged_filter)
         self._due -= steps
         beta = self._beta.value(env_steps_total)
         sums: dict[str, float] = {}

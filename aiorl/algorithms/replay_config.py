@@ -186,18 +186,11 @@ class ReplayConfig(CommonConfig):
                 key="n_step", value=self.n_step,
                 hint=f"Set rollout_fragment_length to {4 * self.n_step} or more: then most rows have them all.",
             )  # fmt: skip
-        if self.observation_filter != "NoFilter":
+        if self.model.is_recurrent and not self.trains_recurrent_models:
+            name = "use_lstm" if self.model.use_lstm else "use_gru"
             raise ConfigError(
-                f"{self.algo} trains on what was observed long ago, as {self.observation_filter} made it then; "
-                "the same observation is another one today.",
-                key="observation_filter", value=self.observation_filter, hint="Set NoFilter.",
-            )  # fmt: skip
-        if (self.model.is_recurrent and not self.trains_recurrent_models) or self.model.custom_model:
-            name = "custom_model" if self.model.custom_model else "use_lstm" if self.model.use_lstm else "use_gru"
-            raise ConfigError(
-                f"{self.algo} trains networks of its own: model.{name} is not for it.",
-                key=f"model.{name}", value=getattr(self.model, name),
-                hint=f"{'ppo, a2c and impala' if self.model.custom_model else 'ppo, impala and dqn'} take such models.",
+                f"{self.algo} trains networks without recurrence: model.{name} is not for it.",
+                key=f"model.{name}", value=True, hint="ppo, impala and dqn take such models.",
             )  # fmt: skip
         for name in self.other_model_keys:
             if getattr(self.model, name):

@@ -35,7 +35,8 @@ class TargetNetwork:
         """Become the network, or come nearer to it by a share."""
         for name, variable in self.variables.items():
             online = tf.convert_to_tensor(self.network.variables[name])
-            variable.assign(online if share == 1 else variable + share * (online - variable))
+            is_whole = share == 1 or not online.dtype.is_floating  # counts of a user's layers have no part in between
+            variable.assign(online if is_whole else variable + share * (online - variable))
 
 
 def following(*targets: TargetNetwork, tau: float, every: int) -> dict[str, Any]:

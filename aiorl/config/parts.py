@@ -69,7 +69,11 @@ class ModelConfig(WorkerModelConfig):
     initial_log_std: float = _model(
         0.0, "Logarithm that these begin with: less, such as -2, explores by smaller steps.", ge=-20.0, le=2.0
     )
-    custom_model: Code | None = _model(None, "Function or class (package.module:Name) that makes a network.")
+    custom_model: Code | None = _model(
+        None, "Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that makes a Keras "
+        "model. The model returns the inputs of the action distribution, alone or with values; for algorithms "
+        "with a replay it returns features of any width, in place of the hidden layers.",
+    )  # fmt: skip
 
     @field_validator("fcnet_hiddens")
     @classmethod

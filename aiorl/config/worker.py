@@ -92,8 +92,9 @@ class WorkerConfig(BaseModel):
         False, "Never record done; needed with soft_horizon unless the environment never ends."
     )
     observation_filter: Literal["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"] = _sampling(
-        "NoFilter", "Running normalisation of observations.", where="both"
-    )
+        "NoFilter", "Running normalisation of observations. Algorithms with a replay, bc and marwil keep rows as they "
+        "were before, and normalise them when they train on them.", where="both",
+    )  # fmt: skip
     synchronize_filters: bool = _sampling(True, "Send the merged filter statistics to the workers.", where="both")
     clip_actions: bool = _sampling(
         True, "Clip actions to the bounds of the action space before the environment gets them.", where="both"
@@ -196,6 +197,11 @@ class WorkerConfig(BaseModel):
     def is_truncating(self) -> bool:
         """Fragments are cut at a number of steps, not at the ends of episodes."""
         return self.batch_mode == "truncate_episodes"
+
+    @property
+    def is_filtered(self) -> bool:
+        """Networks get observations that a filter has normalised."""
+        return self.observation_filter != "NoFilter"
 
     @property
     def cut_length(self) -> int | float:

@@ -24,6 +24,8 @@ class SamplePlan:
         state_every: recurrent states are sent of every so many rows, from a sequence's first one on: ``state_in_i`` is
             [N, C, H], C = T / state_every rounded up. 0 = of the first row alone, [N, H]. Of complete episodes in
             lockstep only that is known.
+        raw_obs: rows hold observations as they are before the filter, whose statistics travel beside them: the policy
+            filters them when it acts, and the learner when it trains.
         return_discount: rewards are learned from over the running deviation of the return discounted so; None = as
             they are.
     """
@@ -32,6 +34,7 @@ class SamplePlan:
     postprocess_params: Mapping[str, float] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     state_every: int = 0
+    raw_obs: bool = False
     return_discount: float | None = None
 
     @property
@@ -50,5 +53,6 @@ class SamplePlan:
             "postprocess": self.postprocess,
             "postprocess_params": dict(self.postprocess_params),
             "bootstrap_values": BOOTSTRAP_VALUES in self.columns,
+            "raw_obs": self.raw_obs,
             "return_discount": self.return_discount,
         }

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.learner.acting_state import PolicyParts
-from aiorl.observation.filters import MeanStdFilter
+from aiorl.observation.filters import MeanStdFilter, Normalisation
 from aiorl.policy.acting_graph import (
     DIST_INPUTS_OUTPUT,
     OBS_INPUT,
@@ -29,31 +29,11 @@ from aiorl.policy.acting_graph import (
 from aiorl.policy.distributions import ActionDistribution, Composite
 from aiorl.saved_run import SavedRun
 
-__all__ = ["ActionPart", "Normalisation", "PolicyForm"]
+__all__ = ["ActionPart", "PolicyForm"]
 
 F32 = NDArray[np.float32]
 
 _ACTION = "action"
-
-
-@dataclass(frozen=True, slots=True)
-class Normalisation:
-    """An observation filter as ``(obs - centre) * scale - shift``, all of the shape of an observation.
-
-    The mean of a float64 filter is the centre and a rest, which is taken off after scaling: so no digits of an
-    observation are lost that the filter keeps, and nothing that simplifies graphs can join the two into one.
-    """
-
-    centre: F32
-    scale: F32
-    shift: F32
-
-    @classmethod
-    def of(cls, own: MeanStdFilter) -> Self:
-        """The filter with its statistics as they are; numbers that it keeps as they are stay so."""
-        mean, scale = own.affine()
-        centre = mean.astype(np.float32)
-        return cls(centre, scale.astype(np.float32), ((mean - centre) * scale).astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.errors import ExportError
-from aiorl.export.form import ActionPart, Normalisation
+from aiorl.export.form import ActionPart
+from aiorl.observation.filters import Normalisation
 from aiorl.policy.distributions import (
     MASKED_LOGIT,
     Bernoulli,

@@ -25,7 +25,7 @@ from aiorl.data.spaces import space_from_dict
 from aiorl.env.nested_codec import pack, unpack
 from aiorl.errors import BadFrame, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
 from aiorl.learner.checkpoint import Checkpoint
-from aiorl.observation.filters import ObservationFilter, make_filter
+from aiorl.observation.filters import ObservationFilter, in_front_of, make_filter
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
 from aiorl.policy.actor import Actor
 from aiorl.policy.graph_policy import GraphPolicy
@@ -135,6 +135,8 @@ class ActingState:
 
     def actor(self, parts: PolicyParts) -> Actor:
         """Return the actor that the parts of a policy are."""
+        parts.policy.takes_raw = self.part.policies[parts.policy_id].sample_plan.raw_obs
+        parts = parts._replace(filter=in_front_of(parts.policy, parts.filter))
         return Actor(*parts, clip_actions=self.part.clip_actions)
 
     def _space(self, policy_id: str, name: str) -> gymnasium.Space[Any]:

@@ -213,6 +213,8 @@ def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: Lear
     for check_room in {getattr_static(kind, "check_room"): kind.check_room for kind in kinds.values()}.values():
         check_room([*learners.values()])
     algorithms = {policy_id: kinds[policy_id](*learner) for policy_id, learner in learners.items()}
+    for policy_id, algorithm in algorithms.items():
+        algorithm.merged_filter = filters[policy_id]
     for policy_id, part in parts.items():
         if part.sample_plan.return_discount is not None:
             filters[returns_of(policy_id)] = ReturnFilter()

@@ -78,7 +78,7 @@ class ActorCritic(Network):
             self._looks_at = to_tf_distribution(distribution)
         num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
         names = ["shared"] if config.vf_share_layers else ["policy", "value"]
-        self._branches = [make_branch(name, layout.shape, obs_dtype, config, rng, num_previous) for name in names]
+        self._branches = [make_branch(name, layout, obs_dtype, config, rng, num_previous) for name in names]
         num_features = self._branches[0].num_outputs
         num_outputs = distribution.num_inputs // 2 if config.free_log_std else distribution.num_inputs
         if noise is not None:

@@ -11,11 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from aiorl.config.parts import ModelConfig, Sizes
+from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
+from aiorl.models.custom_network import CustomStack
 from aiorl.models.networks import ConvFilter, Stack, make_stack
 from aiorl.models.recurrent import GRUCell, LSTMCell, RecurrentCell, run_sequence
 
-__all__ = ["NATURE_FILTERS", "Branch", "choose_layers", "make_branch"]
+__all__ = ["NATURE_FILTERS", "Branch", "choose_layers", "make_branch", "make_trunk"]
 
 NATURE_FILTERS: tuple[ConvFilter, ...] = ((32, (8, 8), (4, 4)), (64, (4, 4), (2, 2)), (64, (3, 3), (1, 1)))
 """Convolutions of Mnih et al. 2015, https://www.nature.com/articles/nature14236; 512 dense units follow."""
@@ -92,20 +94,29 @@ class Branch:
 
 def make_branch(
     name: str,
-    obs_shape: tuple[int, ...],
+    layout: ObsLayout,
     obs_dtype: str,
     config: ModelConfig,
     rng: np.random.Generator,
     num_previous: int = 0,
 ) -> Branch:
     """The features of one or both outputs; `num_previous` numbers are added to what its cell sees."""
-    scale = 1.0 / 255.0 if obs_dtype == "uint8" else 1.0
-    filters, hiddens, activation = choose_layers(obs_shape, config)
-    stack = make_stack(rng, obs_shape, filters, hiddens, activation, scale=scale)
+    stack = make_trunk(layout, obs_dtype, config, rng)
     if not config.is_recurrent:
         return Branch(name, stack, None)
     kind = LSTMCell if config.use_lstm else GRUCell
     return Branch(name, stack, kind(rng, stack.num_outputs + num_previous, config.lstm_cell_size))
+
+
+def make_trunk(
+    layout: ObsLayout, obs_dtype: str, config: ModelConfig, rng: np.random.Generator, *, has_hiddens: bool = True
+) -> Stack:
+    """The first layers for observations: a custom model, or convolutions and, if wanted, the dense layers behind."""
+    if config.custom_model:
+        return CustomStack(layout, config, seed=int(rng.integers(1 << 31)))
+    scale = 1.0 / 255.0 if obs_dtype == "uint8" else 1.0
+    filters, hiddens, activation = choose_layers(layout.shape, config)
+    return make_stack(rng, layout.shape, filters, hiddens if has_hiddens else (), activation, scale=scale)
 
 
 def choose_layers(

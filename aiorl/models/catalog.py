@@ -34,6 +34,7 @@ def build_model(
     seed: int | None = None,
     layout: ObsLayout | None = None,
     noise: SDESettings | None = None,
+    custom_features: bool = False,
 ) -> ActorCritic:
     """The built-in network for a kind of observation.
 
@@ -48,6 +49,7 @@ def build_model(
         seed: seed of the initial weights; None = a different one each time.
         layout: how an observation lies in its array, with its parts and action mask; None = it is the array.
         noise: how a built-in network makes noise of the state; None = it doesn't.
+        custom_features: a custom model gives features in place of the hidden layers, not the outputs.
 
     Raises: ConfigError for settings that make no network for these observations.
     """
@@ -65,7 +67,7 @@ def build_model(
             key="model.free_log_std",
             value=True,
         )
-    if config.custom_model:
+    if config.custom_model and not custom_features:
         if noise is not None:
             raise ConfigError(
                 "use_sde makes deviations of a built-in network's features; a custom model is used as it is.",

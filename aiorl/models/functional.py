@@ -22,6 +22,7 @@ from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.models.branch import choose_layers
 from aiorl.models.custom import make_custom_model
+from aiorl.models.custom_network import CustomStack
 from aiorl.models.state_dependent_noise import log_deviations
 from aiorl.policy.distributions import (
     LOG_STD_MIN,
@@ -81,6 +82,11 @@ class _Network:
 
     def _stack(self, name: str, obs: Any) -> Any:
         """Features [B, D] of observations [B, ...], before a cell."""
+        if any(weight.startswith(f"{name}/custom/") for weight in self.weights):
+            stack = CustomStack(self.layout, self._config, seed=0)
+            for part, variable in stack.named_variables().items():
+                variable.assign(*self._given(name, part))
+            return stack(obs)
         features = ops.cast(obs, "float32")
         if self.obs_dtype == "uint8":
             features = ops.multiply(features, 1.0 / 255.0)
@@ -147,7 +153,7 @@ class FunctionalNetwork(_Network):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._custom = None
-        if self._config.custom_model:
+        if any(name.startswith("custom/") for name in self.weights):
             self._custom = make_custom_model(
                 self.layout, self.obs_dtype, self.distribution, self._config, self.model_config, seed=0
             )
@@ -164,7 +170,7 @@ class FunctionalNetwork(_Network):
         """
         obs, mask = self._without_mask(obs)
         if self._custom is not None:
-            dist_inputs, *own = self._custom.call_model(obs)
+            dist_inputs, *own = self._custom.network(obs)
             values = own[0] if own else self._head("value", self._stack("value", obs))
             state_out: list[Any] = []
         else:

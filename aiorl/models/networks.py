@@ -97,8 +97,8 @@ class Network:
 
     @property
     def trainable(self) -> dict[str, tf.Variable]:
-        """The variables that are trained, by name."""
-        return self.variables
+        """The variables that are trained, by name; layers of a user's own may have others."""
+        return {name: item.value for name, item in self._keras_variables.items() if item.trainable}
 
     @property
     def trainable_variables(self) -> list[tf.Variable]:

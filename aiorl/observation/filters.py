@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from gymnasium import spaces
@@ -25,10 +26,13 @@ __all__ = [
     "FILTER_NAMES",
     "ConcurrentMeanStdFilter",
     "FilterState",
+    "LearningFilter",
     "MeanStdFilter",
     "NoFilter",
+    "Normalisation",
     "ObservationFilter",
     "RunningStat",
+    "in_front_of",
     "make_filter",
 ]
 
@@ -171,6 +175,9 @@ class ObservationFilter:
         """
         return obs
 
+    def learn(self, obs: NDArray[Any]) -> None:
+        """Take a batch ``[B, *shape]`` into the statistics, unless they are frozen."""
+
     def one_by_one(self, obs: NDArray[Any]) -> NDArray[Any]:
         """A batch ``[B, *shape]`` filtered as by one call for each row, in order: what comes later counts for none."""
         return obs
@@ -269,8 +276,8 @@ class MeanStdFilter(ObservationFilter):
 
     def affine(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean and factor of the filter's shape, by which observations come out now: ``(obs - mean) * factor``."""
-        with self._lock:
-            mean, scale = self._stat.mean, 1.0 / (self._stat.std + EPSILON)
+        stat = self._stat  # one look at it: another thread may merge
+        mean, scale = stat.mean, 1.0 / (stat.std + EPSILON)
         if not self.num_kept:
             return mean, scale
         kept = self.num_kept
@@ -291,15 +298,24 @@ class MeanStdFilter(ObservationFilter):
     def _filtered(self, obs: NDArray[Any], update: bool) -> NDArray[np.float32]:
         batch = self._changed(obs)
         with self._lock:
-            if update and not self.is_frozen:
-                moments = _moments(batch)
-                self._stat.merge_moments(*moments)
-                self._buffer.merge_moments(*moments)
-                self._scale = None
+            if update:
+                self._learn(batch)
             if self._scale is None:
                 self._scale = 1.0 / (self._stat.std + EPSILON)
             out = ((batch - self._stat.mean) * self._scale).astype(np.float32)
         return self._finished(out, obs)
+
+    def learn(self, obs: NDArray[Any]) -> None:
+        """See ObservationFilter."""
+        with self._lock:
+            self._learn(self._changed(obs))
+
+    def _learn(self, batch: NDArray[Any]) -> None:
+        if not self.is_frozen:
+            moments = _moments(batch)
+            self._stat.merge_moments(*moments)
+            self._buffer.merge_moments(*moments)
+            self._scale = None
 
     def _changed(self, obs: NDArray[Any]) -> NDArray[Any]:
         """Return the numbers of observations [B, *shape] that are filtered."""
@@ -463,6 +479,64 @@ class ConcurrentMeanStdFilter(MeanStdFilter):
         """Start with no samples."""
         super().__init__(shape, clip, num_kept=num_kept)
         self._lock = threading.RLock()
+
+
+class LearningFilter(ObservationFilter):
+    """Observations as they are, from whose numbers another filter learns, for whoever filters them later."""
+
+    is_identity = False
+
+    def __init__(self, own: ObservationFilter) -> None:
+        """Have `own` learn from what comes."""
+        self._own = own
+        self.shape, self.is_concurrent = own.shape, own.is_concurrent
+
+    def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
+        """See ObservationFilter."""
+        if update:
+            self._own.learn(obs[None] if obs.shape == self.shape else obs)
+        return obs.astype(np.float32, copy=False)
+
+    def one_by_one(self, obs: NDArray[Any]) -> NDArray[Any]:
+        """See ObservationFilter."""
+        self._own.one_by_one(obs)
+        return obs.astype(np.float32, copy=False)
+
+
+def in_front_of(policy: Any, own: ObservationFilter) -> ObservationFilter:
+    """The filter in front of a policy: its own one, or if its rows hold raw observations, one that only learns.
+
+    In the latter case the policy filters by `own` itself, between its rows and its network.
+    """
+    if own.is_identity or not getattr(policy, "takes_raw", False):
+        return own
+    policy.filter_inputs(own)
+    return LearningFilter(own)
+
+
+@dataclass(frozen=True, slots=True)
+class Normalisation:
+    """An observation filter as ``(obs - centre) * scale - shift``, all of the shape of an observation, float32.
+
+    The mean of a float64 filter is the centre and a rest, which is taken off after scaling: so no digits of an
+    observation are lost that the filter keeps, and nothing that simplifies graphs can join the two into one.
+    """
+
+    centre: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    shift: NDArray[np.float32]
+
+    def __call__(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        """Observations [..., *shape] filtered."""
+        filtered: NDArray[np.float32] = (obs - self.centre) * self.scale - self.shift
+        return filtered
+
+    @classmethod
+    def of(cls, own: MeanStdFilter) -> Self:
+        """The filter with its statistics as they are; numbers that it keeps as they are stay so."""
+        mean, scale = own.affine()
+        centre = mean.astype(np.float32)
+        return cls(centre, scale.astype(np.float32), ((mean - centre) * scale).astype(np.float32))
 
 
 _FILTERS: dict[str, type[MeanStdFilter]] = {

@@ -18,7 +18,7 @@ from aiorl.errors import ConfigError, DataError, EndOfData
 from aiorl.offline.episodes import trajectories
 from aiorl.offline.io import InputReader
 
-__all__ = ["AsStoredReader", "MixedReader", "PostprocessedReader", "ShuffledReader"]
+__all__ = ["AsStoredReader", "LearnedReader", "MixedReader", "PostprocessedReader", "ShuffledReader"]
 
 _SUM_TOLERANCE = 1e-6
 _MAX_EMPTY = 1000
@@ -130,6 +130,38 @@ class AsStoredReader(InputReader):
         """See InputReader; the batch is wrapped."""
         batch = self._reader.next()
         return _AsStored(batch, self._reader.piece if self._is_numbered else None)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """See InputReader."""
+        self._reader.close()
+
+
+class LearnedReader(InputReader):
+    """Stored batches, from whose observations the filters of policies learn as they are read."""
+
+    def __init__(self, reader: InputReader, learn: Callable[[str, SampleBatch], None]) -> None:
+        """Read from another reader.
+
+        Args:
+            reader: the other one.
+            learn: called with the id of a policy and its rows.
+        """
+        self._reader, self._learn = reader, learn
+
+    def next(self) -> Batch:
+        """See InputReader."""
+        batch = self._reader.next()
+        if isinstance(batch, SampleBatch):
+            self._learn(DEFAULT_POLICY_ID, batch)
+        elif isinstance(batch, MultiAgentBatch):
+            for policy_id, rows in batch.policy_batches.items():
+                self._learn(policy_id, rows)
+        return batch
+
+    @property
+    def piece(self) -> Any:
+        """The piece that was read last, see `FileReader`."""
+        return self._reader.piece  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """See InputReader."""

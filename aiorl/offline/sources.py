@@ -25,7 +25,7 @@ from aiorl.offline.io import (
     noop_output,
     sampler_input,
 )
-from aiorl.offline.reader_stages import AsStoredReader, MixedReader, PostprocessedReader, ShuffledReader
+from aiorl.offline.reader_stages import AsStoredReader, LearnedReader, MixedReader, PostprocessedReader, ShuffledReader
 from aiorl.offline.readers import MAX_CORRUPT, FileReader, HoldOut, ReaderOptions
 from aiorl.offline.writers import COMPRESSED, MAX_FILE_BYTES, FileWriter
 from aiorl.policy.graph_policy import GraphPolicy
@@ -135,7 +135,7 @@ class _Creator:
     def _reader(self, name: str, context: IOContext, options: ReaderOptions) -> InputReader:
         if self._files is None and name == SAMPLER:
             return context.default_sampler_input()
-        reader = FileReader(self._files if self._files is not None else name, options)
+        reader = _learned(FileReader(self._files if self._files is not None else name, options), context)
         if not self._settings.postprocess_inputs:
             return reader
         # of a mixture rows come as often as it says, known or not
@@ -176,6 +176,25 @@ def share_of(slot: int, num_workers: int, sampler: int = 0, num_samplers: int = 
 
 def _seed(settings: InputSettings, context: IOContext, use: int) -> int | None:
     return None if settings.seed is None else settings.seed * 1_000_003 + context.worker_index * 16 + use
+
+
+def _learned(reader: InputReader, context: IOContext) -> InputReader:
+    """The reader; where policies take raw observations, their filters learn from it, and observations are float32."""
+    worker: Any = context.worker
+    policies = {} if worker is None else worker.policy_map
+    filters = {name: worker.filters[name] for name, policy in policies.items() if getattr(policy, "takes_raw", False)}
+
+    def learn(policy_id: str, rows: SampleBatch) -> None:
+        own = filters.get(policy_id)
+        if own is None:
+            return
+        for name in (c.OBS, c.NEW_OBS):
+            if name in rows:
+                rows[name] = np.asarray(rows[name], np.float32)
+        if c.OBS in rows and rows[c.OBS].shape[1:] == own.shape:  # else whoever takes the rows says what is wrong
+            own.learn(rows[c.OBS])
+
+    return LearnedReader(reader, learn) if filters else reader
 
 
 def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBatch]:
@@ -254,7 +273,11 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
     """
     source = settings.input
     if isinstance(source, str) and is_import_path(source):
-        found = _users("input", source, InputReader, "next")
+        own = _users("input", source, InputReader, "next")
+
+        def found(context: IOContext) -> InputReader:
+            return _learned(own(context), context)
+
         return _postprocessed(found) if settings.postprocess_inputs else found
     options = InputSettings(
         shuffle_buffer_size=settings.shuffle_buffer_size,

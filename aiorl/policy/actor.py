@@ -156,7 +156,7 @@ class Actor:
 
     @property
     def is_filtered(self) -> bool:
-        """How observations come out depends on those that came before."""
+        """What acts on observations depends on those that came before."""
         return not self._filter.is_identity
 
     def observe(self, observations: Sequence[Any], *, update: bool = True) -> Array:

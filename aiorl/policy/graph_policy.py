@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -110,6 +110,7 @@ class GraphPolicy(Policy):
         spec: its description.
         distribution: of the actions.
         layout: column form and environment form of the actions.
+        takes_raw: observations in its rows are to be those before the filter; see `filter_inputs`.
         return_discount: discount of the returns that its rewards are scaled by; None = they are not.
         reward_scaler: scales the rewards of trajectories; whoever samples sets it. None leaves them as they are.
     """
@@ -137,7 +138,7 @@ class GraphPolicy(Policy):
                 "worker_index" and "num_workers"), "explore" (False: `act` takes the distribution's mode where it
                 is not told), "learning" (see `learning`), "postprocess" (a name in POSTPROCESSORS),
                 "postprocess_params" (its keyword arguments), "bootstrap_values" (True: trajectories get
-                that column) and "return_discount" (see the class).
+                that column), "raw_obs" (`takes_raw`) and "return_discount" (see the class).
             seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
 
         Raises:
@@ -162,6 +163,7 @@ class GraphPolicy(Policy):
             worker_index=int(self.config.get("worker_index", 0)),
             num_workers=int(self.config.get("num_workers", 0)),
         )
+        self.takes_raw = bool(self.config.get("raw_obs", False))
         self.return_discount: float | None = self.config.get("return_discount")
         self._explores = bool(self.config.get("explore", True))
         self._rng = np.random.default_rng(seed)
@@ -170,6 +172,14 @@ class GraphPolicy(Policy):
     def logp_is_apart(self) -> bool:
         """Rows that are acted into need no log-probabilities: `distribution.logp` has the same later."""
         return self.exploration is None and self.distribution.logp_is_apart
+
+    def filter_inputs(self, filtered: Callable[..., NDArray[Any]]) -> None:
+        """Have observations filtered between the policy and its network, for rows that hold them as they are.
+
+        Args:
+            filtered: called with observations [N, ...] and ``update=False``.
+        """
+        self.graph = _Filtering(self.graph, filtered)
 
     @property
     def is_recurrent(self) -> bool:
@@ -469,6 +479,18 @@ class GraphPolicy(Policy):
             self.layout.zeros(rows) if actions is None else self.layout.to_column(actions),
             np.zeros(rows, np.float32) if rewards is None else np.asarray(rewards),
         )
+
+
+class _Filtering:
+    """A network that observations are filtered for."""
+
+    def __init__(self, network: ActingNetwork, filtered: Callable[..., NDArray[Any]]) -> None:
+        self._network, self._filtered = network, filtered
+        self.set_weights, self.get_weights = network.set_weights, network.get_weights
+
+    def run(self, obs: NDArray[Any], *args: Any, **kwargs: Any) -> tuple[F32, F32, list[F32]]:
+        """See ActingNetwork."""
+        return self._network.run(self._filtered(obs, update=False), *args, **kwargs)
 
 
 def _scaled(scaler: ScalesRewards, batch: Any, ends: NDArray[np.int64]) -> F32:

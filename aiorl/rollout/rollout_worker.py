@@ -30,6 +30,7 @@ from aiorl.env.kinds import facts_of
 from aiorl.env.lockstep import TrainingDisabled
 from aiorl.errors import ConfigError, EndOfData, SamplerDied
 from aiorl.log_once import report
+from aiorl.observation.filters import in_front_of
 from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator, episode_parts
 from aiorl.offline.io import (
     InputCreator,
@@ -81,6 +82,7 @@ class RolloutWorker(WorkerPolicies):
         multiagent: the policy ids differ from exactly the default one.
         preprocessors, filters: by policy id; where rewards are scaled, the statistic of a policy's returns is among the
             filters, as ``policy id/returns``.
+        sampling_filters: policy id -> what stands before the policy where rows are made, see `in_front_of`.
         preprocessing_enabled: False where the environment's wrappers prepare observations.
         reward_limit: rewards of rows lie in ``[-limit, limit]``; 0 = wherever they do.
         callbacks: the hooks.
@@ -228,6 +230,9 @@ class RolloutWorker(WorkerPolicies):
         facts.check_policies(specs, "policy")
         self.filters = build.make_filters(self.preprocessors, settings.observation_filter)
         self.filters |= build.make_return_filters(policies)
+        self.sampling_filters = self.filters | {
+            policy_id: in_front_of(policy, self.filters[policy_id]) for policy_id, policy in policies.items()
+        }
         build.set_rules_for_agents(self.env, arguments)
         self.async_env: BaseEnv = maker.to_base_env(self.env)
         self.io_context = IOContext(arguments.log_dir, self.policy_config, arguments.worker_index, self)

@@ -154,7 +154,7 @@ def test_a_worker_acts_with_the_users_model_before_and_after_new_weights(name):
     for _ in range(2):
         policy.set_weights(model.get_weights())
         dist_inputs, values, _ = policy.graph.run(obs)
-        wanted = model.keras_model(obs.astype(np.float32), training=False)
+        wanted = model.network.keras_model(obs.astype(np.float32), training=False)
         wanted_inputs = wanted[0] if isinstance(wanted, list | tuple) else wanted
         np.testing.assert_allclose(dist_inputs, wanted_inputs, rtol=1e-4, atol=1e-5)
         mine_inputs, mine_values = model.forward(obs)
@@ -199,7 +199,7 @@ def test_a_model_may_ask_for_the_parts_of_a_nested_observation_by_name(name, num
     parts = {"camera": own[:, :4].reshape(4, 2, 2, 1), "legs.0": own[:, 4:7], "legs.1": own[:, 7:9]}
     if name == "by_name":
         del parts["legs.0"]
-    wanted = model.keras_model(parts, training=False)
+    wanted = model.network.keras_model(parts, training=False)
     np.testing.assert_allclose(inputs, wanted[0] if name == "by_name" else wanted, rtol=1e-5, atol=1e-6)
     policy = OnnxPolicy(*export_acting_graph(model))
     policy.set_weights(model.get_weights())
@@ -209,7 +209,7 @@ def test_a_model_may_ask_for_the_parts_of_a_nested_observation_by_name(name, num
 def test_parts_of_an_observation_without_any_are_the_observation():
     told = custom("told_but_flat")
     assert told.forward(obs_of(told, 2))[0].shape == (2, 3)
-    assert custom("ByName").keras_model.wanted == {"obs": (4,)}
+    assert custom("ByName").network.keras_model.wanted == {"obs": (4,)}
 
 
 @pytest.mark.parametrize("name", ["policy_only", "Subclassed"])

@@ -212,6 +212,32 @@ def test_of_a_mixture_only_stored_rows_are_postprocessed_here(tmp_path, make_wor
     assert seen == {(3, (0.0,)), (4, (0.0,))}
 
 
+class TakesRaw(RandomPolicy):
+    takes_raw = True
+
+    def filter_inputs(self, filtered):
+        """A network would be put behind it."""
+
+
+def test_the_filter_of_a_policy_that_takes_raw_rows_learns_from_what_is_read(tmp_path, make_worker):
+    obs = np.array([[1, 2, 3], [3, 6, 9]], np.uint8)
+    stored = SampleBatch({"obs": obs, "rewards": np.ones(2, np.float32), "eps_id": np.zeros(2, np.int64)})
+    path = write(tmp_path / "a.json", stored)
+    filtered = {
+        "observation_filter": "MeanStdFilter",
+        "input_creator": input_creator(path),
+        "rollout_fragment_length": 2,
+    }
+    worker = make_worker(TakesRaw, **filtered)
+    batch = worker.sample()
+    assert batch["obs"].dtype == np.float32
+    np.testing.assert_array_equal(batch["obs"], obs)
+    np.testing.assert_array_equal(worker.filters["default_policy"].state()["mean"], obs.mean(axis=0))
+    other = make_worker(**filtered)
+    other.sample()
+    assert not other.filters["default_policy"].count
+
+
 def test_stored_rows_of_a_policy_that_the_worker_lacks_are_refused(tmp_path, make_worker):
     path = write(tmp_path / "a.json", MultiAgentBatch({"c": cartpole_rows()}, 15))
     worker = make_worker(Postprocessing, input_creator=input_creator(path, InputSettings(postprocess_inputs=True)))

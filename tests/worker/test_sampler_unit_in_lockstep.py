@@ -133,6 +133,24 @@ def test_filter_deltas_hold_what_was_seen_since_the_last_one() -> None:
     unit.close()
 
 
+@pytest.mark.parametrize("callbacks", [None, "general_parts:Watching"])  # in lockstep, and polled turn by turn
+def test_rows_of_a_raw_plan_hold_observations_before_the_filter_that_the_policy_acts_behind(callbacks: Any) -> None:
+    plan = SamplePlan("none", {}, (c.OBS, c.ACTION_DIST_INPUTS), raw_obs=True)
+    settings = {"callbacks": callbacks, "policy": {"sample_plan": dataclasses.asdict(plan)}}
+    unit, plain = make(observation_filter="MeanStdFilter", **settings), make(**settings)
+    first = rows(plain.sample())[c.OBS].reshape(-1, 4)[0]
+    own = unit.worker.filters[DEFAULT_POLICY_ID]
+    own.learn(np.random.default_rng(0).normal(3.0, 2.0, (50, 4)))
+    own.is_frozen = True
+    found = {name: column.reshape(-1, column.shape[-1]) for name, column in rows(unit.sample()).items()}
+    np.testing.assert_array_equal(found[c.OBS][0], first)
+    graph = policy_of(plain).graph
+    np.testing.assert_allclose(found[c.ACTION_DIST_INPUTS], graph.run(own(found[c.OBS]))[0], atol=1e-5)
+    assert unit.take_deltas(1)[DEFAULT_POLICY_ID]["n"] == 50
+    unit.close()
+    plain.close()
+
+
 def test_an_environment_of_other_spaces_than_the_learners_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"observations of shape|action space"):
         make(env="Acrobot-v1")

@@ -22,7 +22,8 @@ class BC(Imitation[BCConfig]):
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
         """Observations and actions; flags and states only for recurrent models."""
-        return SamplePlan("none", {}, (c.OBS, c.ACTIONS, *sequence_columns(cls._own(config))))
+        columns = (c.OBS, c.ACTIONS, *sequence_columns(cls._own(config)))
+        return SamplePlan("none", {}, columns, raw_obs=config.is_filtered)
 
     def _update_spec(self) -> UpdateSpec:
         return bc_spec(self.model, self.buffers)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from gymnasium import spaces
+
 from aiorl.algorithms.actor_replay import CriticReplayAlgorithm
+from aiorl.algorithms.algorithm import Observations
 from aiorl.algorithms.compiled_update import UpdateSpec
 from aiorl.algorithms.iql.config import IQLConfig
 from aiorl.algorithms.iql.update import iql_spec
 from aiorl.config.schema import CommonConfig
+from aiorl.models.catalog import ActorCritic, build_model
+from aiorl.policy.distributions import make_distribution
 
 __all__ = ["IQL"]
 
@@ -20,6 +25,17 @@ class IQL(CriticReplayAlgorithm[IQLConfig]):
     """
 
     config_class = IQLConfig
+
+    @classmethod
+    def build_model(
+        cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
+    ) -> ActorCritic:
+        """Build policy and values, in branches of their own also where a custom model gives their features."""
+        shape, dtype, layout = observations.shape, observations.dtype, observations.layout
+        settings = config.model.model_dump()
+        return build_model(
+            shape, dtype, make_distribution(action_space), settings, seed=seed, layout=layout, custom_features=True
+        )
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def iql_spec(
         return loss, {"entropy": entropy, "mean_weight": tf.reduce_mean(weights)}
 
     value, policy = (
-        [variable for name, variable in model.variables.items() if name.startswith(branch)]
+        [variable for name, variable in model.trainable.items() if name.startswith(branch)]
         for branch in ("value/", "policy/")
     )
     return UpdateSpec(

@@ -33,7 +33,7 @@ class MARWIL(Imitation[MARWILConfig]):
         """Observations, actions and discounted returns; flags and states only for recurrent models."""
         own = cls._own(config)
         columns = (c.OBS, c.ACTIONS, c.VALUE_TARGETS, *sequence_columns(own))
-        return SamplePlan("gae", {"gamma": own.gamma, "lam": 1.0}, columns)
+        return SamplePlan("gae", {"gamma": own.gamma, "lam": 1.0}, columns, raw_obs=own.is_filtered)
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Lay out the train batch; nothing is compiled yet."""

@@ -16,6 +16,7 @@ from aiorl.algorithms.bc.config import BCConfig
 from aiorl.algorithms.bc.update import bc_spec
 from aiorl.algorithms.compiled_algorithm import model_columns
 from aiorl.data import columns as c
+from aiorl.observation.filters import MeanStdFilter
 
 
 def test_takes_experience_of_any_age_and_nothing_but_observations_and_actions() -> None:
@@ -24,6 +25,21 @@ def test_takes_experience_of_any_age_and_nothing_but_observations_and_actions() 
     assert (plan.mode, plan.fragments_per_batch, plan.max_policy_lag) == ("streaming", 4, None)
     columns = BC.sample_plan(config)
     assert (columns.columns, columns.postprocess) == ((c.OBS, c.ACTIONS), "none")
+
+
+def test_raw_rows_are_filtered_when_they_become_a_train_batch(
+    make_model: Callable[..., Any], make_fragment: Callable[..., Any]
+) -> None:
+    config = BCConfig(
+        env="x", input="data", observation_filter="MeanStdFilter", train_batch_size=8, rollout_fragment_length=8
+    )
+    algorithm = BC(config, model := make_model())
+    algorithm.merged_filter = own = MeanStdFilter((3,))
+    fragment = make_fragment(BC.sample_plan(config), model, 4, 2)
+    own.learn(5.0 + fragment[c.OBS].reshape(-1, 3))
+    assert BC.sample_plan(config).raw_obs
+    found = algorithm.buffers.column(algorithm.make_batch([fragment]), c.OBS)[:8]
+    np.testing.assert_allclose(found, own(fragment[c.OBS].reshape(-1, 3), update=False), atol=1e-5)
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,), np.float32)])

@@ -251,7 +251,6 @@ def test_a_checkpoint_without_the_replay_has_all_of_it_read_again() -> None:
         ({"cql_weight_lr": 0.1}, "cql_weight_lr"),
         ({"model": {"use_lstm": True}}, "model.use_lstm"),
         ({"model": {"free_log_std": True}}, "model.free_log_std"),
-        ({"observation_filter": "MeanStdFilter"}, "observation_filter"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], key: str) -> None:

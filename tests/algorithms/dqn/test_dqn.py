@@ -94,7 +94,6 @@ def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
     [
         ({"learning_starts": 65}, "learning_starts"),
         ({"replay_capacity": 7, "learning_starts": 1}, "replay_capacity"),
-        ({"model": {"custom_model": "a:b"}}, "model.custom_model"),
         ({"input": "files/*.json"}, "input"),
         ({"epsilon_schedule": [[0, 2.0]]}, "epsilon_schedule"),
         ({"num_atoms": 5, "v_min": 3, "v_max": 2}, "v_min"),
@@ -121,7 +120,6 @@ def test_workers_explore_by_a_schedule_or_each_by_a_share_of_its_own() -> None:
             },
             "worker_priorities",
         ),
-        ({"observation_filter": "MeanStdFilter"}, "observation_filter"),
         ({"model": {"use_lstm": True}}, "rollout_fragment_length"),
         ({"sequence_overlap": 0}, "sequence_overlap"),
         ({"sequence_priority_eta": 0.5}, "sequence_priority_eta"),

@@ -222,7 +222,6 @@ def test_a_worker_acts_by_the_values_of_the_network_and_hands_on_its_state(setti
         ({"n_step": LENGTH - BURN_IN + 1}, "n_step"),
         ({"train_batch_size": LENGTH - BURN_IN - 1}, "train_batch_size"),
         ({"batch_mode": "complete_episodes"}, "batch_mode"),
-        ({"model": {"custom_model": "a:b"}}, "model.custom_model"),
         ({"model": {}}, "replay_sequence_length"),
         ({"model": {}, "replay_sequence_length": None}, "burn_in"),
         ({"num_atoms": 5, "value_rescaling": True}, "value_rescaling"),
