@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from aiorl.algorithms.a2c.config import A2CConfig as A2CConfig
     from aiorl.algorithms.a3c.config import A3CConfig as A3CConfig
     from aiorl.algorithms.apex.config import ApexConfig as ApexConfig
@@ -167,7 +170,20 @@ __all__ = sorted({*_HOME, "__version__"} - {"TFPolicy"})
 def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'aiorl' has no attribute {name!r}")
+    raise _missing(name, sys._getframe(1))
+
+
+def _missing(name: str, caller: FrameType) -> Exception:
+    """Return the error for a name that is not here, with a hint where it is one of another library."""
+    import dis  # here, so that `import aiorl` stays cheap
+
+    from aiorl.config.other_names import attribute_hint
+
+    said, hint = f"module 'aiorl' has no attribute {name!r}", attribute_hint("aiorl", name)
+    if hint and dis.opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM":
+        # `from aiorl import NAME` would drop the text of an AttributeError
+        return ImportError(f"{said}. {hint}", name=__name__)
+    return AttributeError(f"{said}. {hint}" if hint else said, name=name)
 
 
 def __dir__() -> list[str]:

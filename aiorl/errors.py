@@ -83,13 +83,19 @@ __all__ = [
     "nearest",
 ]
 
+_LEAST_LIKENESS = 0.75  # names that are less alike mean something else more often than not
+
 
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
-    """A ready-made hint: ``" Did you mean 'lr'?"``, or ``""`` when nothing is near."""
-    matches = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+    """Return a hint such as ``" Did you mean 'lr'?"``, or ``""`` if no name is alike enough.
+
+    Dashes in front of options don't count as alike.
+    """
+    bare = {option.lstrip("-"): option for option in known}
+    matches = difflib.get_close_matches(name.lstrip("-"), list(bare), n=count, cutoff=_LEAST_LIKENESS)
     if not matches:
         return ""
-    return " Did you mean " + " or ".join(repr(match) for match in matches) + "?"
+    return " Did you mean " + " or ".join(repr(bare[match]) for match in matches) + "?"
 
 
 class AiorlError(Exception):

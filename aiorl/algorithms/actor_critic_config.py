@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Set
 from functools import partial
 from typing import ClassVar, Literal
 
 from aiorl.algorithms.sde_config import SDEConfig
+from aiorl.algorithms.sizes import BATCH, ENVS, LENGTH, MINIBATCH, Sizes, nearest_divisor
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
@@ -21,6 +24,8 @@ class ActorCriticConfig(SDEConfig):
 
     is_one_minibatch: ClassVar[bool] = False
     """A train batch is one minibatch, unless the size of these is set."""
+    samples_in_turns: ClassVar[bool] = False
+    """Workers sample one train batch and wait for the update, so each of them should have a part of it."""
     why_on_learner: ClassVar[str] = ""
     """Why workers can't compute the gradients, as the rest of "ALGO needs them on the learner: ..."; "" if they can."""
 
@@ -64,6 +69,32 @@ class ActorCriticConfig(SDEConfig):
         """Fragments that make up a train batch; with complete episodes, which may be longer, the most that it takes."""
         return -(-self.train_batch_size // (self.rollout_fragment_length * self.num_envs_per_worker))
 
+    def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
+        """See the base class: a batch is of whole fragments, and a minibatch no larger than that."""
+        if fixed.isdisjoint({LENGTH, ENVS, BATCH, MINIBATCH, "num_workers"}):
+            return {}
+        sizes = Sizes(self.rollout_fragment_length, self.num_envs_per_worker, self.train_batch_size)
+        minibatch, is_fixed = self.sgd_minibatch_size, MINIBATCH in fixed
+        if minibatch is not None and is_fixed:
+            if BATCH not in fixed:
+                sizes = sizes._replace(batch=max(sizes.batch, minibatch))
+            if self.has_whole_sequences and LENGTH not in fixed:
+                common = math.gcd(minibatch, sizes.batch) if BATCH in fixed else minibatch
+                sizes, fixed = sizes._replace(length=nearest_divisor(common, sizes.length)), {*fixed, LENGTH}
+        if self.is_truncating:
+            workers = max(1, self.num_workers) if self.samples_in_turns else 1
+            sizes = sizes.fitted(fixed, workers, minibatch if minibatch is not None and is_fixed else 1)
+        if minibatch is not None and not is_fixed:
+            unit = sizes.length if self.has_whole_sequences else 1
+            minibatch = max(1, min(minibatch, sizes.batch) // unit) * unit
+        found = {LENGTH: sizes.length, ENVS: sizes.envs, BATCH: sizes.batch, MINIBATCH: minibatch}
+        return {name: size for name, size in found.items() if size is not None and size != getattr(self, name)}
+
+    @property
+    def has_whole_sequences(self) -> bool:
+        """Whether a minibatch holds whole sequences of `rollout_fragment_length` steps."""
+        return self.model.is_recurrent and self.is_truncating
+
     def check(self) -> None:
         """Refuse values that don't go together.
 
@@ -71,6 +102,13 @@ class ActorCriticConfig(SDEConfig):
         """
         super().check()
         self._check_batch_size()
+        given = self.sgd_minibatch_size
+        if self.has_whole_sequences and given is not None and given % self.rollout_fragment_length:
+            raise ConfigError(
+                f"sgd_minibatch_size {given} is no multiple of rollout_fragment_length "
+                f"{self.rollout_fragment_length}: a minibatch holds whole sequences here.",
+                key="sgd_minibatch_size", value=given, hint="Leave one of the two out to have it chosen.",
+            )  # fmt: skip
         self._check_gradients()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
         Schedule.of(self.entropy_coeff, self.entropy_coeff_schedule, key="entropy_coeff_schedule")
@@ -111,14 +149,14 @@ class ActorCriticConfig(SDEConfig):
         size = self.train_batch_size
         if self.batch_mode != "truncate_episodes" or size % fragment == 0:
             return
-        is_set = "num_envs_per_worker" in self.model_fields_set
-        below = size - size % fragment
-        fits = f"{below} or {below + fragment}" if below else f"{fragment}"
+        own = [getattr(self, name) for name in (LENGTH, ENVS) if name in self._origins.users_keys()]
+        unit = math.prod(own) if own else fragment
+        below = size - size % unit
+        fits = f"{below} or {below + unit}" if below else f"{unit}"
         raise ConfigError(
             f"train_batch_size {size} can't be made up of fragments of {fragment} env steps "
             f"(rollout_fragment_length {self.rollout_fragment_length} x num_envs_per_worker "
             f"{self.num_envs_per_worker}).",
             key="train_batch_size", value=size,
-            hint=f"Set train_batch_size to {fits}, or change rollout_fragment_length."
-            + ("" if is_set else " An external environment has num_envs_per_worker: 1; then say so."),
+            hint=f"Set train_batch_size to {fits}, or leave it out to have it chosen.",
         )  # fmt: skip

@@ -15,6 +15,8 @@ _learning = partial(key, group="Learning")
 class OnPolicyConfig(ActorCriticConfig):
     """The settings of such algorithms."""
 
+    samples_in_turns = True
+
     lambda_: float = _learning(
         0.95, "Lambda of generalised advantage estimation: 0 trusts the values, 1 the returns.", ge=0, le=1
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from functools import partial
 from typing import ClassVar
 
+from aiorl.algorithms.sizes import ENVS, LENGTH
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
@@ -148,6 +150,21 @@ class ReplayConfig(CommonConfig):
     def minibatch_cycle(self) -> int:
         """Minibatches after which all that is made at every so many of them begins again."""
         return self.target_update_freq
+
+    def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
+        """See the base class: fragments are long enough for n_step, and the replay holds what it must."""
+        length, envs, capacity = self.rollout_fragment_length, self.num_envs_per_worker, self.replay_capacity
+        starts = self.learning_starts
+        if LENGTH not in fixed and self.is_truncating and self.n_step > length:
+            length = 4 * self.n_step
+        if "replay_capacity" not in fixed:
+            capacity = max(capacity, starts or 0, length * envs)
+        elif ENVS not in fixed:
+            envs = min(envs, max(1, capacity // (self.fragments_per_update * length)))
+        if "learning_starts" not in fixed and starts is not None:
+            starts = min(starts, capacity)
+        found = {LENGTH: length, ENVS: envs, "replay_capacity": capacity, "learning_starts": starts}
+        return {name: size for name, size in found.items() if size is not None and size != getattr(self, name)}
 
     def check(self) -> None:
         """Refuse values that don't go together.

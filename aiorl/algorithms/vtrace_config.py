@@ -6,7 +6,6 @@ from functools import partial
 
 from aiorl.algorithms.streaming_config import StreamingConfig
 from aiorl.config.key import key
-from aiorl.errors import ConfigError
 
 __all__ = ["VTraceConfig"]
 
@@ -23,6 +22,11 @@ class VTraceConfig(StreamingConfig):
         1.0, "Decay of the trace; 1 is V-trace as published, less trusts the values more.", ge=0, le=1
     )
 
+    @property
+    def has_whole_sequences(self) -> bool:
+        """See the base class: V-trace needs them."""
+        return True
+
     def check(self) -> None:
         """Refuse values that don't go together.
 
@@ -31,10 +35,3 @@ class VTraceConfig(StreamingConfig):
         super().check()
         names = ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
         self.refuse_unless(self.vtrace, names, "vtrace", hint="Set vtrace: true, or leave it out.")
-        given = self.sgd_minibatch_size
-        if given is not None and given % self.rollout_fragment_length:
-            raise ConfigError(
-                f"sgd_minibatch_size {given} is no multiple of rollout_fragment_length "
-                f"{self.rollout_fragment_length}: a minibatch of V-trace holds whole sequences.",
-                key="sgd_minibatch_size", value=given, hint="Leave it out to have it chosen.",
-            )  # fmt: skip

@@ -9,14 +9,21 @@ from operator import attrgetter
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
-from aiorl.config.key import all_keys, expected, reason_unsupported, sub_model, unit_of
-from aiorl.config.legacy import OTHER_KEYS
+from aiorl.config.key import all_keys, expected, reason_unsupported, sub_model
+from aiorl.config.other_names import key_hint
 from aiorl.errors import ConfigError, nearest
 from aiorl.text import shortened
 
-__all__ = ["FREE_SUB_DICTS", "check_known", "check_model", "check_supported", "plain_error", "warn_unheeded"]
+__all__ = [
+    "FREE_SUB_DICTS",
+    "check_known",
+    "check_model",
+    "check_no_search",
+    "check_supported",
+    "plain_error",
+    "warn_unheeded",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +55,7 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
     for name, value in values.items():
         field = model.model_fields.get(name)
         if field is None:
-            other = _called_here(str(name), {**model.model_fields, **dict(all_keys(model))})
-            _refuse(str(name), prefix, tuple(model.model_fields), other)
+            _refuse(str(name), prefix, tuple(model.model_fields), _other_name(f"{prefix}{name}", model))
         elif (not prefix and name in _OPEN) or not isinstance(value, Mapping):
             continue
         elif (inner := sub_model(field)) is not None:
@@ -59,6 +65,23 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
             for sub in value:
                 if isinstance(known, Mapping) and sub not in known:
                     _refuse(str(sub), f"{prefix}{name}.", tuple(known))
+
+
+def check_no_search(values: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse RLlib's `{grid_search: [...]}` in place of a value.
+
+    Raises: ConfigError naming the key.
+    """
+    for name, value in values.items():
+        if not isinstance(value, Mapping):
+            continue
+        if set(value) == {"grid_search"}:
+            raise ConfigError(
+                f"{prefix}{name} is a grid search, expected one value: a run has one set of settings.",
+                key=f"{prefix}{name}", value=value,
+                hint="examples/optuna_sweep.py searches with Optuna, and a shell loop over --set does for a grid.",
+            )  # fmt: skip
+        check_no_search(value, f"{prefix}{name}.")
 
 
 def check_supported(config: BaseModel) -> None:
@@ -79,14 +102,13 @@ def check_supported(config: BaseModel) -> None:
             )
 
 
-def check_model(model: BaseModel) -> None:
-    """Refuse keys of `model` that the built-in networks don't have.
+def check_model(config: BaseModel, model: BaseModel) -> None:
+    """Refuse keys of a config's `model` that the built-in networks don't have.
 
     Raises: ConfigError whose hint offers the nearest names.
     """
     for extra in model.model_extra or {}:
-        other = _called_here(extra, dict(all_keys(type(model), "model.")))
-        hint = nearest(extra, type(model).model_fields, count=2).strip() if other is None else other
+        hint = _other_name(f"model.{extra}", type(config)) or nearest(extra, type(model).model_fields, count=2).strip()
         raise ConfigError(
             f"There is no key model.{extra}.",
             key=f"model.{extra}",
@@ -94,15 +116,12 @@ def check_model(model: BaseModel) -> None:
         )
 
 
-def warn_unheeded(name: str, group: BaseModel) -> None:
-    """Warn of keys below a free sub-dict that nothing of ours heeds, since they may be slips of the pen."""
+def warn_unheeded(config: BaseModel, name: str, group: BaseModel) -> None:
+    """Warn of keys in a config's free sub-dict that nothing reads, since they may be misspelt."""
     for extra in group.model_extra or {}:
-        _log.warning(
-            "%s.%s is no key that aiorl knows, so nothing of it heeds it.%s",
-            name,
-            extra,
-            nearest(extra, type(group).model_fields, count=1),
-        )
+        dotted = f"{name}.{extra}"
+        hint = _other_name(dotted, type(config)) or nearest(extra, type(group).model_fields, count=1).strip()
+        _log.warning("aiorl has no key %s and ignores it.%s", dotted, f" {hint}" if hint else "")
 
 
 def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = "") -> ConfigError:
@@ -123,23 +142,14 @@ def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = ""
     return ConfigError(f"{dotted}{separator}{message}, not {shortened(repr(value), 80)}.", key=dotted, value=value)
 
 
-def _refuse(name: str, prefix: str, known: tuple[str, ...], other: str | None = None) -> None:
+def _refuse(name: str, prefix: str, known: tuple[str, ...], other: str = "") -> None:
     hint = other or nearest(name, known, count=2).strip() or _ALL_KEYS
     raise ConfigError(f"There is no key {prefix}{name}.", key=f"{prefix}{name}", hint=hint)
 
 
-def _called_here(name: str, keys: Mapping[str, FieldInfo]) -> str | None:
-    """The hint for a key of other libraries, where its nearest name would mislead; None for any other key.
-
-    Args:
-        name: of the key.
-        keys: all that the config has, by their dotted names.
-    """
-    names = OTHER_KEYS.get(name)
-    if names is None:
-        return None
-    ours = [f"{ours} ({unit})" if (unit := unit_of(keys[ours])) else ours for ours in names if ours in keys]
-    return f"Here it is called {' or '.join(ours)}." if ours else _ALL_KEYS
+def _other_name(dotted: str, config: type[BaseModel]) -> str:
+    """Return the hint for a key of another library, or ""."""
+    return key_hint(dotted, {**config.model_fields, **dict(all_keys(config))})
 
 
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], Any]:

@@ -8,18 +8,18 @@ it was made. The help shows the ones that people reach for, with the meanings an
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
 from aiorl.config.effective import render_effective
 from aiorl.config.key import all_keys, expected, unit_of
 from aiorl.config.layers import Layer
-from aiorl.config.legacy import OTHER_KEYS
 from aiorl.config.load import ConfigClassOf, dump_yaml, load_config
+from aiorl.config.other_names import CALLED, key_hint
 from aiorl.config.parser import Parser, spelt, usage_error
 from aiorl.config.presets import algo_of
 from aiorl.config.presets import render_text as render_presets
@@ -171,6 +171,7 @@ def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
             group.add_argument(_flag(name), metavar=metavar, help=f"{text} ({notes})" if notes else text)
     group = parser.add_argument_group("settings")
     group.add_argument("--config", metavar="FILE", type=Path, help="YAML file of config keys; options win over it.")
+    parser.hints["-f"] = "--config FILE reads settings, also those of an experiment for rllib train."
     group.add_argument(
         "--set", metavar="KEY=VALUE", action="append", help="Set any config key, as in model.use_lstm=true; repeatable."
     )
@@ -215,16 +216,12 @@ def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonCo
     if typed is None or typed.startswith("--set "):
         return str(error)
     if error.message == f"There is no key {error.key}.":
-        names = OTHER_KEYS.get(error.key.removeprefix("model."))
-        if names is not None:
-            return f"There is no option {typed}. {reduce(_with_flag, names, error.hint)}"
+        if key_hint(error.key, {}):
+            hint = re.sub(rf"^{CALLED}([\w.]*\w)", lambda found: CALLED + _flag(found[1]), error.hint)
+            return f"There is no option {typed}. {hint}"
         known = [_flag(name) for name, _ in all_keys(config_class)] + _parser(config_class, []).options()
         return f"There is no option {typed}.{nearest(typed, dict.fromkeys(known), count=1)}".rstrip()
     return str(error).replace(error.key, typed, 1) if str(error).startswith(error.key) else str(error)
-
-
-def _with_flag(text: str, key: str) -> str:
-    return text.replace(f" {key}", f" {_flag(key)}")
 
 
 def _flag(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -9,15 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from aiorl.config.merge import deep_update, put_on_top
+from aiorl.config.rllib_file import convert, is_rllib_file
 from aiorl.config.yaml_text import parse_yaml, read_config_file
 
-__all__ = ["DEFAULT", "PRESET", "Layer", "Origins", "file_layer", "located", "merged", "without_overruled"]
+__all__ = ["DEFAULT", "DERIVED", "PRESET", "Layer", "Origins", "file_layer", "located", "merged", "without_overruled"]
+
+_log = logging.getLogger(__name__)
 
 DEFAULT = "default"
 """Where values come from that nobody sets."""
 
 PRESET = "preset "
 """Begins the origin of a value that a preset sets; its name follows."""
+
+DERIVED = "derived"
+"""Where sizes come from that follow from others, which a user set."""
 
 _ARGUMENT = "argument"
 _SCHEDULE = "_schedule"
@@ -51,7 +58,7 @@ class Layer:
 
 
 def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = False) -> Layer:
-    """The keys that a YAML file sets.
+    """Return the keys that a YAML file sets; those of an experiment file of RLlib are converted.
 
     Args:
         path: of the file.
@@ -60,6 +67,11 @@ def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = Fa
     Raises: ConfigError when the file can't be read, is no YAML, holds no mapping or sets a key twice.
     """
     values, lines = parse_yaml(path, read_config_file(path) if content is None else content)
+    if is_rllib_file(values):
+        values, lines, left_out = convert(values, lines)
+        _log.warning("%s is an experiment file of rllib train, and its keys are converted", path)
+        for name, why in left_out.items():
+            _log.warning("%s is left out. %s", name, why)
     origins = {key: f"{path}, line {line}" for key, line in lines.items()}
     return Layer(values, str(path), origins, is_file=True, is_record=is_record)
 
@@ -161,14 +173,14 @@ def _users_values(values: Mapping[str, Any], defaults: Mapping[str, Any], tree: 
                 kept[name] = below
             continue
         origins = list(_leaves(inner))
-        is_presets = any(origin.startswith(PRESET) for origin in origins)
-        if any(map(_is_users, origins)) or (value != default and not is_presets):
+        is_known = any(origin == DERIVED or origin.startswith(PRESET) for origin in origins)
+        if any(map(_is_users, origins)) or (value != default and not is_known):
             kept[name] = value
     return kept
 
 
 def _is_users(origin: str) -> bool:
-    return origin != DEFAULT and not origin.startswith(PRESET)
+    return origin not in (DEFAULT, DERIVED) and not origin.startswith(PRESET)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

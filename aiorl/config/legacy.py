@@ -8,7 +8,7 @@ from typing import Any
 
 from aiorl.errors import ConfigError
 
-__all__ = ["OTHER_ALGORITHMS", "OTHER_KEYS", "REMOVED_KEYS", "check_removed", "rename_legacy"]
+__all__ = ["OTHER_ALGORITHMS", "REMOVED_KEYS", "check_removed", "rename_legacy"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,30 +33,6 @@ OTHER_ALGORITHMS: dict[str, str] = {
     "reinforce": "pg",
 }
 """Name in the literature -> the algorithm that it is here, with which settings; more is in its README."""
-
-OTHER_KEYS: dict[str, tuple[str, ...]] = {
-    "activation_fn": ("model.fcnet_activation",),
-    "batch_size": ("train_batch_size", "sgd_minibatch_size"),
-    "buffer_size": ("replay_capacity",),
-    "clip_range": ("clip_param",),
-    "clip_range_vf": ("vf_clip_param",),
-    "ent_coef": ("entropy_coeff",),
-    "gae_lambda": ("lambda_",),
-    "learning_rate": ("lr",),
-    "max_grad_norm": ("grad_clip",),
-    "minibatch_size": ("sgd_minibatch_size",),
-    "n_envs": ("num_envs_per_worker",),
-    "n_epochs": ("num_sgd_iter",),
-    "n_steps": ("n_step", "rollout_fragment_length"),
-    "net_arch": ("model.fcnet_hiddens",),
-    "num_envs": ("num_envs_per_worker",),
-    "num_epochs": ("num_sgd_iter",),
-    "policy_kwargs": ("model",),
-    "target_update_interval": ("target_update_freq",),
-    "total_timesteps": ("stop_timesteps",),
-    "vf_coef": ("vf_loss_coeff",),
-}
-"""Key of other libraries -> what it is called here, dotted inside groups; several where it may mean any of them."""
 
 
 def check_removed(values: Mapping[str, Any]) -> None:

@@ -38,6 +38,8 @@ class Parser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
         )
+        self.hints: dict[str, str] = {}
+        """Word that is no option -> what to write instead."""
 
     def format_help(self) -> str:
         """Return the help, with commands as the user types them."""
@@ -65,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         if others:
             name = others[0].partition("=")[0]
             if not name.startswith("--") or name == "--":
-                self.error(f"{others[0]!r} belongs to no option.")
+                self.error(f"{others[0]!r} is neither an option nor its value. {self.hints.get(name, '')}".rstrip())
             self.error(f"There is no option {name}.{nearest(name, self.options())}")
         return vars(found)
 

@@ -8,9 +8,10 @@ wrong, unknown or not supported yet raise `ConfigError`, before any process is s
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,14 +20,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TextIO, cast
 from pydantic import PrivateAttr, ValidationError, field_validator
 
 from aiorl.config.address import is_open_bind
-from aiorl.config.check import check_known, check_model, check_supported, plain_error, warn_unheeded
+from aiorl.config.check import check_known, check_model, check_no_search, check_supported, plain_error, warn_unheeded
 from aiorl.config.effective import render_effective
 from aiorl.config.import_path import Code, import_object, is_local, named, not_importable
 from aiorl.config.key import all_keys, key
-from aiorl.config.layers import Layer, Origins, file_layer, located, merged, without_overruled
+from aiorl.config.layers import DERIVED, Layer, Origins, file_layer, located, merged, without_overruled
 from aiorl.config.legacy import check_removed, rename_legacy
 from aiorl.config.merge import deep_update, to_plain, with_base_config
 from aiorl.config.named_code import code_named_in
+from aiorl.config.other_names import no_attribute
 from aiorl.config.parts import ModelConfig, MultiAgentConfig, SDESettings, TransportConfig
 from aiorl.config.presets import AUTO, with_preset
 from aiorl.config.withheld import restore_withheld
@@ -45,6 +47,8 @@ __all__ = [
     "samples_alone",
     "with_common_config",
 ]
+
+_log = logging.getLogger(__name__)
 
 _run = partial(key, group="Run")
 _learning = partial(key, group="Learning")
@@ -221,16 +225,27 @@ class CommonConfig(WorkerConfig):
     _origins: Origins = PrivateAttr(default_factory=Origins)
     _held: list[object] = PrivateAttr(default_factory=list)  # the objects that only this process knows
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *values: Any, **settings: Any) -> None:
         """The algorithm's defaults, deep-updated by `settings` (a sub-dict merges), checked as a whole.
 
-        Raises: ConfigError, as `from_mapping`.
+        Raises: ConfigError, as `from_mapping`; TypeError if there are positional arguments.
         """
+        if values:
+            name = type(self).__name__
+            raise TypeError(f"{name} takes keywords only, such as {name}(env={values[0]!r:.100}).")
         if settings:
             _check_algo(settings.get("algo"), type(self))
             self._put_together([Layer(settings)])
         else:
             super().__init__()
+
+    if not TYPE_CHECKING:  # which should know the attributes that there are
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse an unknown attribute, with a hint where configs of other libraries have it."""
+            if name.startswith("_"):
+                return super().__getattr__(name)
+            raise no_attribute("config", self, name)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, allow_unknown: bool = False) -> Self:
@@ -304,17 +319,20 @@ class CommonConfig(WorkerConfig):
             values = deep_update(kind().to_dict(), merged(layers))
             if any(layer.is_file for layer in layers):
                 restore_withheld(values, os.environ if environ is None else environ)
-            try:
-                super().__init__(**values)
-            except ValidationError as error:
-                raise plain_error(kind, error) from None
+            self._take(values)
+            sizes = self.derived_sizes(Origins.of(layers).users_keys())
+            if sizes:
+                changes = [f"{name} is {size:,} instead of {getattr(self, name):,}" for name, size in sizes.items()]
+                _log.warning("to fit what is set, %s", ", ".join(changes))
+                layers = [*layers, Layer(sizes, DERIVED)]
+                self._take({**values, **sizes})
             self._hold_objects()
             self._origins = Origins.of(layers)
             self.model_fields_set.intersection_update(self._origins.users_keys())
             check_supported(self)
             if self.model.custom_model is None:
-                check_model(self.model)
-            warn_unheeded("multiagent", self.multiagent)
+                check_model(self, self.model)
+            warn_unheeded(self, "multiagent", self.multiagent)
             self.check()
         except ConfigError as error:
             error.message = located(error.message, error.key, layers)
@@ -330,6 +348,21 @@ class CommonConfig(WorkerConfig):
         for name, text in found.items():
             if not name.startswith("loggers[") and not name.endswith(tuple(of_learner)):
                 raise not_importable(name, text)
+
+    def _take(self, values: Mapping[str, Any]) -> None:
+        """Become what the values of all keys say, whether or not these go together."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise plain_error(type(self), error) from None
+
+    def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
+        """Return other values for sizes that nobody set, where what is set would not go together with theirs.
+
+        Args:
+            fixed: the keys that a user set, which stay as they are.
+        """
+        return {}
 
     def users_values(self) -> dict[str, Any]:
         """What a user set, nested as the config is: neither defaults nor what a preset says."""
@@ -532,6 +565,7 @@ def _in_new_names(kind: type[CommonConfig], layer: Layer, allow_unknown: bool) -
     Raises: ConfigError on keys that are gone or unknown.
     """
     try:
+        check_no_search(layer.values)
         check_removed(layer.values)
         values = rename_legacy(layer.values)
         if allow_unknown:

@@ -8,6 +8,7 @@ from typing import Any
 
 from aiorl.algorithms.algorithm import Algorithm
 from aiorl.algorithms.registry import config_class
+from aiorl.algorithms.sizes import BATCH, ENVS, LENGTH
 from aiorl.config.import_path import import_object, is_import_path
 from aiorl.config.key import group_of
 from aiorl.config.layers import Layer
@@ -99,8 +100,8 @@ def config_of(
         return config
     try:
         if kind is type(config):
-            return config.updated(*layers)
-        return kind.from_layers([Layer(_common_settings(config, kind)), *map(Layer, layers)])
+            return _with_sizes_of(config, config.updated(*layers))
+        return _with_sizes_of(config, kind.from_layers([Layer(_common_settings(config, kind)), *map(Layer, layers)]))
     except ConfigError as error:
         first = error.key.partition(".")[0]
         if first in kind.model_fields and _is_of_run(kind, first):  # what the run says doesn't suit the algorithm
@@ -108,6 +109,22 @@ def config_of(
             message = f"{key} is {name!r}, which can't learn in this run: {error.message}"
             raise ConfigError(message, key=key, value=name, hint=error.hint) from error
         raise ConfigError(f"{key}: {error.message}", key=f"{key}.{error.key}", hint=error.hint) from error
+
+
+def _with_sizes_of(run: CommonConfig, config: CommonConfig) -> CommonConfig:
+    """Return a policy's config, unless sizes that belong to the run were derived otherwise for it.
+
+    Raises:
+        ConfigError: they were.
+    """
+    for name in (LENGTH, ENVS, BATCH):
+        size, wanted = getattr(run, name), getattr(config, name)
+        if wanted != size and _is_of_run(type(config), name):
+            raise ConfigError(
+                f"the settings of this policy would need a {name} of {wanted}, and the run has {size}.",
+                key=name, value=wanted, hint=f"Set {name} for the run, or other settings for the policy.",
+            )  # fmt: skip
+    return config
 
 
 def learning_settings(config: CommonConfig) -> dict[str, Any]:

@@ -20,12 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.import_path import is_import_path, refuse_in_import
 from aiorl.config.load import load_config
 from aiorl.config.merge import with_base_config, without_defaults_of
+from aiorl.config.other_names import no_attribute
 from aiorl.config.resources import ResourceRequest, default_resource_request, resource_help
 from aiorl.config.schema import CommonConfig
 from aiorl.config.withheld import restore_withheld
@@ -149,6 +150,12 @@ class Trainer:
         self._logger_creator = logger_creator
         self._unwritten: dict[str, Any] | None = None
         self._open(creator)
+
+    if not TYPE_CHECKING:  # which should know the attributes that there are
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse an unknown attribute, with a hint where trainers of other libraries have it."""
+            raise no_attribute("trainer", self, name)
 
     @classmethod
     def with_common_config(cls, extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,20 +4,9 @@ import logging
 
 import pytest
 
-from aiorl.algorithms.registry import ALGORITHMS
-from aiorl.config.key import all_keys
-from aiorl.config.legacy import OTHER_KEYS, rename_legacy
+from aiorl.config.legacy import rename_legacy
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
-
-
-@pytest.mark.parametrize("name", sorted(OTHER_KEYS))
-def test_a_key_of_other_libraries_stands_for_keys_that_some_algorithm_has(name: str) -> None:
-    keys: set[str] = set()
-    for kind, _ in ALGORITHMS.values():
-        keys |= {*kind.model_fields, *dict(all_keys(kind))}
-    assert set(OTHER_KEYS[name]) <= keys
-    assert name not in keys
 
 
 @pytest.mark.parametrize(

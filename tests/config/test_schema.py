@@ -140,9 +140,11 @@ def test_r167_below_the_free_sub_dicts_any_key_is_taken(free: str) -> None:
 
 def test_a_slip_below_a_free_sub_dict_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        CommonConfig.from_mapping({"multiagent": {"polices": {}}})
+        CommonConfig.from_mapping({"multiagent": {"polices": {}, "count_steps_by": "agent_steps"}})
     assert [record.getMessage() for record in caplog.records] == [
-        "multiagent.polices is no key that aiorl knows, so nothing of it heeds it. Did you mean 'policies'?"
+        "aiorl has no key multiagent.polices and ignores it. Did you mean 'policies'?",
+        "aiorl has no key multiagent.count_steps_by and ignores it. train_batch_size always counts env steps. "
+        "Leave it out.",
     ]
 
 
@@ -195,7 +197,7 @@ def test_r170_input_evaluation_must_be_a_list() -> None:
     ("values", "sentence"),
     [
         ({"batch_mode": "truncate"}, "batch_mode must be truncate_episodes or complete_episodes, not 'truncate'"),
-        ({"observation_filter": "MeanStd"}, "Did you mean 'MeanStdFilter'?"),
+        ({"observation_filter": "MeanFilter"}, "Did you mean 'MeanStdFilter'?"),
         ({"num_workers": "many"}, "num_workers must be a whole number, not 'many'"),
         ({"num_workers": 1.5}, "num_workers must be a whole number, not 1.5"),
         ({"num_workers": -1}, "num_workers must be greater than or equal to 0, not -1"),

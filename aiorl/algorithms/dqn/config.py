@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import partial
 from typing import ClassVar
 
 from aiorl.algorithms.replay_config import ReplayConfig
+from aiorl.algorithms.sizes import BATCH, LENGTH
 from aiorl.config.key import changed, key
 from aiorl.errors import ConfigError
 from aiorl.policy.schedules import Schedule
@@ -15,6 +17,7 @@ __all__ = ["DQNConfig"]
 
 _dqn = partial(key, group="DQN")
 _LEAST_SEQUENCE = 8
+_USUAL_SEQUENCE = 40
 
 
 class DQNConfig(ReplayConfig):
@@ -72,6 +75,24 @@ class DQNConfig(ReplayConfig):
         return SequenceShape(
             length, self.burn_in, self.burn_in if self.sequence_overlap is None else self.sequence_overlap
         )
+
+    def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
+        """See the base class: recurrent networks get fragments that hold sequences, and minibatches of as many."""
+        made = super().derived_sizes(fixed)
+        shape = self.sequence_shape
+        if shape is None:
+            return made
+        length = made.get(LENGTH, self.rollout_fragment_length)
+        if LENGTH not in fixed:
+            if self.replay_sequence_length is None:
+                length = max(length, _USUAL_SEQUENCE)
+                shape = shape._replace(length=length)
+            elif shape.length > length:
+                length = 2 * shape.length - shape.overlap  # of two sequences
+        sizes = {LENGTH: length}
+        if BATCH not in fixed and self.train_batch_size < shape.trained_steps:
+            sizes[BATCH] = self.train_batch_size * shape.trained_steps
+        return made | {name: size for name, size in sizes.items() if size != getattr(self, name)}
 
     def check(self) -> None:
         """Refuse values that don't go together.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from aiorl.algorithms.on_policy_config import OnPolicyConfig
 from aiorl.algorithms.surrogate_config import SurrogateConfig
 from aiorl.config.key import changed, key
-from aiorl.errors import ConfigError
 
 __all__ = ["PPOConfig"]
 
@@ -53,19 +52,3 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
         if not self.clips_values:
             return super().clips()
         return super().clips() | {"vf_clip_param": (self.vf_clip_param or 0.0, self.vf_clip_param_schedule)}
-
-    def check(self) -> None:
-        """Refuses values that don't go together.
-
-        Raises: ConfigError naming the key that should change.
-        """
-        super().check()
-        minibatch = self.minibatch_steps()
-        is_cut = self.model.is_recurrent and self.batch_mode == "truncate_episodes"
-        if is_cut and minibatch % self.rollout_fragment_length:
-            raise ConfigError(
-                f"A recurrent model trains on whole sequences of rollout_fragment_length "
-                f"{self.rollout_fragment_length} steps, so minibatches of {minibatch} steps don't work out.",
-                key="sgd_minibatch_size", value=minibatch,
-                hint=f"Set it to a multiple of {self.rollout_fragment_length}.",
-            )  # fmt: skip

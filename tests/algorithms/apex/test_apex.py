@@ -40,7 +40,7 @@ def test_what_it_combines_is_switched_on_and_each_part_can_be_switched_off() -> 
         ({"prioritized_replay": False}, "worker_priorities"),
         ({"num_workers": 0}, "per_worker_epsilon"),
         ({"model": {"use_gru": True}}, "worker_priorities"),
-        ({"n_step": 51}, "n_step"),
+        ({"n_step": 51, "rollout_fragment_length": 50}, "n_step"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], key: str) -> None:

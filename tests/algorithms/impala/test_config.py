@@ -17,9 +17,9 @@ def test_defaults_go_together() -> None:
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"train_batch_size": 4000}, "train_batch_size"),
-        ({"sgd_minibatch_size": 100}, "sgd_minibatch_size"),
-        ({"sgd_minibatch_size": 8192}, "sgd_minibatch_size"),
+        ({"train_batch_size": 4000, "rollout_fragment_length": 64}, "train_batch_size"),
+        ({"sgd_minibatch_size": 100, "rollout_fragment_length": 64}, "sgd_minibatch_size"),
+        ({"sgd_minibatch_size": 8192, "train_batch_size": 4096}, "sgd_minibatch_size"),
         ({"lr_schedule": [[10, 1e-3], [5, 1e-4]]}, "lr_schedule"),
         ({"vtrace_clip_rho_threshold": 0}, "vtrace_clip_rho_threshold"),
         ({"vtrace": False, "vtrace_clip_rho_threshold": 2.0}, "vtrace_clip_rho_threshold"),

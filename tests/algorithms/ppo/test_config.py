@@ -17,9 +17,9 @@ def test_defaults_go_together() -> None:
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"train_batch_size": 4000}, "train_batch_size"),
+        ({"train_batch_size": 4000, "rollout_fragment_length": 64}, "train_batch_size"),
         ({"train_batch_size": 2048, "sgd_minibatch_size": 4096}, "sgd_minibatch_size"),
-        ({"model": {"use_lstm": True}, "sgd_minibatch_size": 100}, "sgd_minibatch_size"),
+        ({"model": {"use_lstm": True}, "sgd_minibatch_size": 100, "rollout_fragment_length": 64}, "sgd_minibatch_size"),
         ({"lr_schedule": [[10, 1e-3], [5, 1e-4]]}, "lr_schedule"),
         ({"entropy_coeff_schedule": []}, "entropy_coeff_schedule"),
         ({"clip_param": 0}, "clip_param"),
