@@ -178,6 +178,12 @@ class Algorithm(ABC):
         return {}
 
     @classmethod
+    def all_acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+        """`acting_settings`, with the exploration that the config names in place of the algorithm's own."""
+        named = {} if config.exploration is None else {"exploration": config.exploration}
+        return {**cls.acting_settings(config), **named}
+
+    @classmethod
     def build_model(
         cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
     ) -> ActorCritic:

@@ -42,7 +42,7 @@ def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
     """
     kind = _kind_of(config)
     plan = dataclasses.replace(kind.sample_plan(config), raw_obs=False, return_discount=kind.return_discount(config))
-    told = kind.acting_settings(config) | plan.policy_settings()
+    told = kind.all_acting_settings(config) | plan.policy_settings()
 
     class AlgorithmPolicy(_AlgorithmPolicy):
         """Acts and learns as the config says."""

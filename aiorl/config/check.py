@@ -38,7 +38,10 @@ FREE_SUB_DICTS = (
 )
 """Below these, keys that we don't know are allowed at any depth."""
 
-_OPEN = (*FREE_SUB_DICTS, "extra_python_environs_for_driver", "extra_python_environs_for_worker", "input", "callbacks")
+_OPEN = (
+    *FREE_SUB_DICTS, "extra_python_environs_for_driver", "extra_python_environs_for_worker", "input", "callbacks",
+    "exploration",
+)  # fmt: skip
 """The free ones, and those whose keys are names that only the user can know."""
 
 _TYPE_FAULTS = ("_type", "_parsing", "_from_float", "literal_error")

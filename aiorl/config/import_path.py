@@ -31,6 +31,7 @@ from aiorl.errors import ConfigError, nearest
 
 __all__ = [
     "Code",
+    "CodeWithSettings",
     "import_module",
     "import_object",
     "import_path_of",
@@ -84,13 +85,17 @@ def plain_code(value: Any) -> Any:
         return {name: plain_code(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain_code(inner) for inner in value]
-    if callable(value):
+    if callable(value) or isinstance(value, str):
         return named(value)
     if hasattr(value, "contains") and hasattr(value, "sample"):
         from aiorl.data.spaces import space_to_dict  # loads Gymnasium, as whoever made the space has
 
         return space_to_dict(value)
     return value
+
+
+CodeWithSettings = Annotated[str | dict[str, Any], BeforeValidator(plain_code)]
+"""A text that names code, or a mapping that has such a text and settings for it."""
 
 
 def import_path_of(thing: object) -> str | None:

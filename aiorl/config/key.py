@@ -139,13 +139,16 @@ def _alternatives(annotation: Any) -> list[str]:
 
 
 def _many(annotation: Any) -> str:
-    if typing.get_origin(annotation) is Annotated:
-        return _many(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) is Literal:
-        *others, last = map(str, typing.get_args(annotation))
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _many(inner[0])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_many, inner))
+    if origin is Literal:
+        *others, last = map(str, inner)
         return f"{', '.join(others)} or {last}" if others else last
-    plural = {int: "whole numbers", float: "numbers", str: "names"}
-    return plural.get(annotation, "lists")
+    plural = {int: "whole numbers", float: "numbers", str: "names", dict: "mappings"}
+    return plural.get(origin or annotation, "lists")
 
 
 def _extra(field: FieldInfo, name: str) -> str:

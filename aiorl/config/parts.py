@@ -145,9 +145,10 @@ class WorkerMultiAgentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    policy_mapping_fn: Code | None = _agents(
-        None, "Function (package.module:Name): agent id -> policy id.", where="workers"
-    )
+    policy_mapping_fn: Code | dict[str, str] | None = _agents(
+        None, "Function (package.module:Name): agent id -> policy id; it may take episode and worker, too. Or a "
+        "mapping of agent ids to policy ids.", where="workers",
+    )  # fmt: skip
     observation_fn: Code | None = _agents(
         None, "Function (package.module:Name) that rewrites the agents' observations.", where="workers"
     )
@@ -158,14 +159,16 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    policies: dict[str, Any] = _agents(
-        {}, "Policy id -> null, or a mapping of class, observation_space, action_space and config, all of which may "
-        "be left out, or a list of the four; empty means a single policy. Without a class it is a network that the "
-        "learner trains by the run's algorithm. class: the name or import path of another algorithm that wants the "
-        "same leases, which has the run's sampling, what is set of the keys that both have, and else defaults of its "
-        "own; or the import path of a Policy class of your own, which only acts. Spaces are the environment's unless "
-        "given, and config holds learning keys that differ. The config.yaml of a run says all others of a policy with "
-        "another algorithm as its defaults; what is set on top of that file goes before them.",
+    policies: dict[str, Any] | Literal["per_agent", "per_space"] = _agents(
+        {}, "per_agent: a policy for each agent that the environment names; per_space: one for all agents with the "
+        "same spaces, by the id of the first of them. Or policy id -> null, or a mapping of class, "
+        "observation_space, action_space and config, all of which may be left out, or a list of the four; empty "
+        "means a single policy. Without a class it is a network that the learner trains by the run's algorithm. "
+        "class: the name or import path of another algorithm that wants the same leases, which has the run's "
+        "sampling, what is set of the keys that both have, and else defaults of its own; or the import path of a "
+        "Policy class of your own, which only acts. Spaces are the environment's unless given, and config holds "
+        "learning keys that differ. The config.yaml of a run says all others of a policy with another algorithm "
+        "as its defaults; what is set on top of that file goes before them.",
     )  # fmt: skip
     policies_to_train: list[str] | None = _agents(None, "Policies that learn; null or empty means all of them.")
 

@@ -22,7 +22,7 @@ from pydantic import PrivateAttr, ValidationError, field_validator
 from aiorl.config.address import is_open_bind
 from aiorl.config.check import check_known, check_model, check_no_search, check_supported, plain_error, warn_unheeded
 from aiorl.config.effective import render_effective
-from aiorl.config.import_path import Code, import_object, is_local, named, not_importable
+from aiorl.config.import_path import Code, CodeWithSettings, import_object, is_local, named, not_importable
 from aiorl.config.key import all_keys, key
 from aiorl.config.layers import DERIVED, Layer, Origins, file_layer, located, merged, without_overruled
 from aiorl.config.legacy import check_removed, rename_legacy
@@ -100,6 +100,10 @@ class CommonConfig(WorkerConfig):
         "so many.", unit="env steps", ge=1,
     )  # fmt: skip
     model: ModelConfig = _learning(ModelConfig(), "Shape of the networks.", where="both")
+    exploration: CodeWithSettings | None = _learning(
+        None, "How actions depart from those of the network, in place of the algorithm's own way: an Exploration class "
+        "(package.module:Name), or a name such as EpsilonGreedy; with settings a mapping, {type: NAME, ...}.",
+    )  # fmt: skip
     optimizer: dict[str, Any] = _learning(
         {},
         "Options of the algorithm's Keras optimizer beyond the algorithm's own keys, such as beta_1 or weight_decay.",
@@ -445,6 +449,11 @@ class CommonConfig(WorkerConfig):
                 hint="Start workers where the resources are: python -m aiorl.worker --connect tcp://HOST:PORT",
             )  # fmt: skip
         self._check_files()
+        if self.exploration is not None and self.state_dependent_noise is not None:
+            raise ConfigError(
+                "exploration takes the place of use_sde, which is another way to explore.",
+                key="exploration", value=self.exploration, hint="Leave out one of the two.",
+            )  # fmt: skip
         if self.num_gpus > 1 and self.num_gpus % 1:
             raise ConfigError(
                 f"num_gpus is {self.num_gpus:g}, expected a whole number of GPUs, or a fraction of one.",

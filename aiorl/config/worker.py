@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aiorl.config.check import check_known, plain_error
-from aiorl.config.import_path import Code
+from aiorl.config.import_path import Code, CodeWithSettings
 from aiorl.config.key import key
 from aiorl.config.merge import deep_update, to_plain
 from aiorl.config.parts import TransportConfig, WorkerModelConfig, WorkerMultiAgentConfig
@@ -68,6 +68,10 @@ class WorkerConfig(BaseModel):
         "a name that the module gives to register_env, or gym:ID for one of the old gym package.",
     )  # fmt: skip
     env_config: dict[str, Any] = _run({}, "Arguments for the environment's creator.", where="workers")
+    wrappers: list[CodeWithSettings] = _run(
+        [], "Wrappers around each Gymnasium environment, the innermost first: classes (package.module:Name) that are "
+        "called with the environment; with arguments, mappings {class: NAME, kwargs: {...}}.", where="workers",
+    )  # fmt: skip
     seed: int | None = _run(
         None, "Seed of everything random, combined with the worker's index; null takes a fresh one.", ge=0, lt=2**32
     )

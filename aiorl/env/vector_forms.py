@@ -58,6 +58,8 @@ def why_not_vectorised(wanted: Wanted) -> str | None:
     spec = wanted.creator.gym_spec
     if spec is None:
         return "it has no vectorised form of its own"
+    if wanted.wrapping.users:
+        return "wrappers go around each copy"
     if wanted.wrapping.monitor_path is not None:
         return "the monitor goes around each copy"
     return _form_of(spec).obstacle(wanted, spec)

@@ -5,6 +5,7 @@ Loads TensorFlow, so it runs beside the event loop while workers are starting.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import secrets
@@ -28,7 +29,7 @@ from aiorl.extras import want_packages
 from aiorl.learner.checkpoint import Checkpoint, find_checkpoint
 from aiorl.learner.look_at_env import look_at_env
 from aiorl.learner.policy_group import PolicyGroup
-from aiorl.learner.policy_plan import PlannedPolicy, plan_policies, with_settings_said
+from aiorl.learner.policy_plan import PlannedPolicy, plan_policies, with_policies_named, with_settings_said
 from aiorl.learner.tf_runtime import configure_tensorflow, import_tensorflow
 from aiorl.observation.filters import ObservationFilter, make_filter
 from aiorl.observation.returns import ReturnFilter, returns_of
@@ -79,9 +80,8 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     want_packages("training", _NEEDED, "learner", key="algo", value=config.algo)
     begins_with = _checkpoint_to_begin_with(config)
     check_loggers(config.loggers)
-    _env_of_workers(config)
     facts = look_at_env(config)
-    config = _for_env(config, facts)
+    config = with_policies_named(_for_env(config, facts), facts)
     policies = plan_policies(config, facts)
     if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
         import_tensorflow(config)
@@ -99,16 +99,10 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
 
 
 def _env_of_workers(config: CommonConfig) -> str:
-    """Return the environment's name in the processes that sample.
-
-    Raises: ConfigError if they would not know it.
-    """
-    try:
+    """Return the environment's name in the processes that sample; its own where they would not know it."""
+    with contextlib.suppress(ConfigError):
         return name_elsewhere(config.env or "")
-    except ConfigError:
-        if config.is_alone:
-            return config.env or ""
-        raise
+    return config.env or ""
 
 
 def _checkpoint_to_begin_with(config: CommonConfig) -> Checkpoint | None:
@@ -292,7 +286,7 @@ def _policy_part(config: CommonConfig, policy: PlannedPolicy, kind: type[Algorit
         algo=policy.config.algo if policy.is_of_other_algorithm(config) else None,
         observation_space=space_to_dict(policy.observation_space) if own else None,
         action_space=space_to_dict(policy.action_space) if own else None,
-        config={**(kind.acting_settings(policy.config) if is_network else {}), **policy.settings},
+        config={**policy.settings, **(kind.all_acting_settings(policy.config) if is_network else {})},
         sample_plan=plan,
         is_trained=policy.is_trained,
         layout="sequences" if sequences else "rows",

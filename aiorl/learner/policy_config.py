@@ -17,13 +17,10 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError
 from aiorl.policy.policy import Policy
 
-__all__ = ["ACTING_KEYS", "POLICIES", "config_class_of", "config_of", "learning_settings"]
+__all__ = ["POLICIES", "config_class_of", "config_of", "learning_settings"]
 
 POLICIES = "multiagent.policies"
 """The key that policies are named by."""
-
-ACTING_KEYS = frozenset(["exploration"])
-"""Settings of a policy that concern how it acts; no keys of configs."""
 
 # A policy's own settings are those of its learning; everything else is the run's
 _RUN_GROUPS = frozenset(["Run", "Sampling", "Workers and hosts", "Resources", "Reports", "Offline data"])
@@ -83,13 +80,13 @@ def config_of(
         config: the run's.
         kind: the class of the policy's.
         policy_id: of the policy.
-        overrides: its own settings, `ACTING_KEYS` among them.
+        overrides: its own settings.
         defaults: what a run's config says of its other settings; they go before the run's.
 
     Raises:
         ConfigError: one of them is the run's, or they make no config.
     """
-    own = rename_legacy({name: value for name, value in overrides.items() if name not in ACTING_KEYS})
+    own = rename_legacy(overrides)
     key = f"{POLICIES}.{policy_id}.config"
     for place, values in ((key, own), (f"{POLICIES}.{policy_id}.defaults", defaults or {})):
         for name in values:

@@ -17,15 +17,17 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.env.kinds import EnvFacts
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
-from aiorl.learner.policy_config import ACTING_KEYS, POLICIES, config_class_of, config_of, learning_settings
+from aiorl.learner.policy_config import POLICIES, config_class_of, config_of, learning_settings
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
 from aiorl.policy.distributions import make_distribution
+from aiorl.policy.policy_map import mapping_by_table, wanted_of_mapping
 
-__all__ = ["PlannedPolicy", "plan_policies", "with_settings_said"]
+__all__ = ["PlannedPolicy", "plan_policies", "with_policies_named", "with_settings_said"]
 
 _FIELDS = ("class", "observation_space", "action_space", "config")
 _OF_A_RUN = "defaults"
 _MAX_ID = 100
+_MAPPING = "multiagent.policy_mapping_fn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPol
         ConfigError: a policy that cannot be, or policies and environment that don't go together.
         UnsupportedSpaceError: observations that no preprocessor makes an array of.
     """
-    entries = config.multiagent.policies or {DEFAULT_POLICY_ID: None}
+    entries = _entries(config)
     given = {policy_id: _entry(policy_id, entry) for policy_id, entry in entries.items()}
     facts.check_policies(given, POLICIES)
     if config.multiagent.observation_fn is not None:
@@ -87,6 +89,39 @@ def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPol
     }
 
 
+def with_policies_named(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
+    """The config with the policies that ``per_agent`` or ``per_space`` stands for, and the mapping that goes with them.
+
+    Raises:
+        ConfigError: the environment doesn't name its agents, or another mapping is given.
+    """
+    word, mapping = config.multiagent.policies, config.multiagent.policy_mapping_fn
+    if not isinstance(word, str):
+        return config
+    if mapping is not None:
+        raise ConfigError(
+            f"{POLICIES} is {word}, which decides who acts with which: {_MAPPING} is not for it.",
+            key=_MAPPING, value=mapping, hint="Leave it out, or name the policies.",
+        )  # fmt: skip
+    found, actions = facts.observation_spaces or {}, facts.action_spaces or {}
+    agents = list(dict.fromkeys([*found, *actions]))
+    if not agents:
+        raise ConfigError(
+            f"{POLICIES} is {word}, but the environment, {facts.kind.name}, names no agents before an episode.",
+            key=POLICIES, value=word,
+            hint="Give it observation_spaces, a dict of spaces by agent id; or name the policies.",
+        )  # fmt: skip
+    spaces_of = {agent: (found.get(agent), actions.get(agent)) for agent in agents}
+    chosen = {
+        str(agent): str(
+            agent if word == "per_agent" else next(own for own in agents if spaces_of[own] == spaces_of[agent])
+        )
+        for agent in agents
+    }
+    named = {"policies": dict.fromkeys(chosen.values()), "policy_mapping_fn": chosen}
+    return config.updated({"multiagent": named})
+
+
 def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> CommonConfig:
     """The run's config in which policies of other algorithms have all their settings, as defaults beside their own.
 
@@ -100,10 +135,15 @@ def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy
     }
     if not said:
         return config
-    entries = {
-        policy_id: _entry(policy_id, config.multiagent.policies[policy_id]) | own for policy_id, own in said.items()
-    }
+    entries = {policy_id: _entry(policy_id, _entries(config)[policy_id]) | own for policy_id, own in said.items()}
     return config.updated({"multiagent": {"policies": entries}})
+
+
+def _entries(config: CommonConfig) -> dict[str, Any]:
+    """What is given for each policy; of the default one nothing, where none is named."""
+    given = config.multiagent.policies
+    assert isinstance(given, dict), "a word has been replaced"
+    return given or {DEFAULT_POLICY_ID: None}
 
 
 def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts: EnvFacts) -> dict[str, list[Any]]:
@@ -112,22 +152,32 @@ def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts
     Raises:
         ConfigError: the function cannot be imported or fails, is needed and missing, or gives an unknown id.
     """
-    key, path = "multiagent.policy_mapping_fn", config.multiagent.policy_mapping_fn
+    key, path = _MAPPING, config.multiagent.policy_mapping_fn
     known = ", ".join(sorted(policy_ids))
-    function: Callable[[Any], Any] = lambda agent_id: DEFAULT_POLICY_ID  # noqa: E731
-    if path is not None:
-        function = _function(path, key, "an agent")
+    function: Callable[..., Any] = lambda agent_id: DEFAULT_POLICY_ID  # noqa: E731
+    wanted: dict[str, None] = {}
+    if isinstance(path, Mapping):
+        function = mapping_by_table(path)
+    elif path is not None:
+        wanted = dict.fromkeys(wanted_of_mapping(import_object(path, key=key)))
+        function = _function(path, key, "an agent", **wanted)
     elif DEFAULT_POLICY_ID not in policy_ids:
         raise ConfigError(
             f"{key} is not set, so all agents would act with {DEFAULT_POLICY_ID!r}; the policies are {known}.",
             key=key,
-            hint="Set it to the import path of a function: agent id -> policy id.",
+            hint="Set it to a function: agent id -> policy id.",
         )
     agents: dict[str, list[Any]] = {policy_id: [] for policy_id in policy_ids}
     for agent_id in {**(facts.observation_spaces or {}), **(facts.action_spaces or {})}:
         try:
-            policy_id = function(agent_id)
+            policy_id = function(agent_id, **wanted)
+        except ConfigError:  # of a table
+            raise
         except Exception as error:
+            if wanted:  # there is no episode yet that could tell it: any policy may act for the agent
+                for own in agents.values():
+                    own.append(agent_id)
+                continue
             # whatever a user's function raises
             raise ConfigError(f"{key} {path!r} failed for agent {agent_id!r}: {error!r:.300}", key=key) from error
         if policy_id not in agents:
@@ -242,7 +292,6 @@ def _planned(
     if kind is None:
         settings = deep_update(deep_update(settings, given[_OF_A_RUN] or {}), overrides)
         custom = (settings.get("model") or {}).get("custom_preprocessor")
-    settings |= {name: value for name, value in overrides.items() if name in ACTING_KEYS}
     if kind is not None:
         _check_can_act(own_config, action_space)
     return PlannedPolicy(

@@ -382,6 +382,11 @@ def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
     if isinstance(space, spaces.Tuple | spaces.Dict):
         return NestedPreprocessor(space)
     hint = "model.custom_preprocessor names a preprocessor of your own."
+    if isinstance(space, spaces.Text):
+        hint = (
+            "Leave the text out by a wrapper, such as wrappers: ['minigrid.wrappers:ImgObsWrapper'] for MiniGrid, or "
+            "make numbers of it by model.custom_preprocessor."
+        )
     raise UnsupportedSpaceError("the observation space", space, KINDS, hint)
 
 

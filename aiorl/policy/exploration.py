@@ -13,6 +13,7 @@ deterministic policy has no useful density once it is clipped, and counts as 0.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +21,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.config.import_path import import_object, is_import_path
+from aiorl.config.user_function import named_failures
 from aiorl.data.actions import leaf_spaces
-from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
+from aiorl.errors import AiorlError, ConfigError, UnsupportedSpaceError, nearest
 from aiorl.policy.distributions import ActionDistribution
 from aiorl.policy.exploration_kind import Exploration, Moment, Points
 from aiorl.policy.noise import GaussianNoise, OrnsteinUhlenbeckNoise, StateDependentNoise
@@ -46,6 +49,7 @@ F32 = NDArray[np.float32]
 
 _APEX_BASE, _APEX_EXPONENT = 0.4, 7.0
 _SHARES_OF_ANY = 8
+_PLAIN = "StochasticSampling"
 
 
 class StochasticSampling(Exploration):
@@ -159,8 +163,34 @@ def exploration_has_memory(settings: str | Mapping[str, Any] | None) -> bool:
 
     False where there is none, or where noise that is drawn ahead for all steps holds what it remembers.
     """
-    name = settings if isinstance(settings, str) or settings is None else settings.get("type")
-    return name in EXPLORATIONS and EXPLORATIONS[name].has_memory and not EXPLORATIONS[name].holds_noise
+    if settings is None:
+        return False
+    kind = _kind_of(settings if isinstance(settings, str) else settings.get("type", _PLAIN))
+    return kind.has_memory and not kind.holds_noise
+
+
+def _kind_of(name: Any) -> type[Exploration]:
+    """Return the class that a name in EXPLORATIONS, or an import path, is of.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in EXPLORATIONS:
+        return EXPLORATIONS[name]
+    if not isinstance(name, str) or not is_import_path(name):
+        raise ConfigError(
+            f"exploration is {name!r}, expected one of {', '.join(EXPLORATIONS)}, or the import path of an Exploration "
+            "class, 'package.module:Name'.",
+            key="exploration.type",
+            value=name,
+            hint=nearest(str(name), EXPLORATIONS).strip(),
+        )
+    kind = import_object(name, key="exploration.type")
+    if not (isinstance(kind, type) and issubclass(kind, Exploration)):
+        raise ConfigError(
+            f"exploration is {name!r}, expected a subclass of aiorl.Exploration.", key="exploration.type", value=name
+        )
+    return kind
 
 
 def make_exploration(
@@ -173,8 +203,8 @@ def make_exploration(
     """The exploration object that settings ask for.
 
     Args:
-        settings: a name in EXPLORATIONS, or a mapping with the name under "type" and the kind's own settings; None or
-            plain stochastic sampling needs no object.
+        settings: a name in EXPLORATIONS, or the import path of a class, or a mapping with that under "type" and the
+            kind's own settings; None or plain stochastic sampling needs no object.
         distribution: the policy's action distribution.
         worker_index: the worker's index, for kinds that differ between workers.
         num_workers: number of remote workers.
@@ -186,21 +216,25 @@ def make_exploration(
     if settings is None:
         return None
     chosen = {"type": settings} if isinstance(settings, str) else dict(settings)
-    name = chosen.pop("type", "StochasticSampling")
-    if name not in EXPLORATIONS:
-        raise ConfigError(
-            f"exploration is {name!r}, expected one of {', '.join(EXPLORATIONS)}.",
-            key="exploration.type",
-            value=name,
-            hint=nearest(str(name), EXPLORATIONS).strip(),
-        )
-    if name == "StochasticSampling" and not chosen.get("random_timesteps"):
+    name = chosen.pop("type", _PLAIN)
+    kind = _kind_of(name)
+    if name == _PLAIN and not chosen.get("random_timesteps"):
         chosen.pop("random_timesteps", None)
         if not chosen:
             return None
-    if name == "PerWorkerEpsilonGreedy":
-        chosen = {"worker_index": worker_index, "num_workers": num_workers} | chosen
+    parameters = inspect.signature(kind).parameters
+    place = {"worker_index": worker_index, "num_workers": num_workers}
+    chosen = {name: value for name, value in place.items() if name in parameters} | chosen
     try:
-        return EXPLORATIONS[name](distribution, **chosen)
-    except TypeError as error:
+        made = kind(distribution, **chosen)
+    except AiorlError:
+        raise
+    except Exception as error:
+        # whatever a user's constructor raises
         raise ConfigError(f"exploration {name}: {error}.", key="exploration", value=settings) from error
+    if name not in EXPLORATIONS:
+        for method in ("draw_noise", "choose_into"):
+            setattr(
+                made, method, named_failures(getattr(made, method), f"exploration {name!r}: {method}", "exploration")
+            )
+    return made

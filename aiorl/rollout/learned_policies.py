@@ -12,6 +12,7 @@ from aiorl.data.spaces import space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.policy.loading import learned_policy_class
 from aiorl.policy.policy import Policy
+from aiorl.policy.policy_map import mapping_by_table
 from aiorl.rollout.policy_specs import ENV_SPACE
 from aiorl.wire.messages import PolicyGraph
 
@@ -55,12 +56,14 @@ def learned_policies(
     return entries
 
 
-def named_function(path: str | None, key: str) -> Any:
-    """The function that a setting names, whose failures name the setting; None for none.
+def named_function(path: str | Mapping[str, str] | None, key: str) -> Any:
+    """The function that a setting names, whose failures name the setting; of a table, its mapping; None for none.
 
     Raises:
         ConfigError: it can't be imported.
     """
+    if isinstance(path, Mapping):
+        return mapping_by_table(path)
     return None if path is None else named_failures(import_object(path, key=key), f"{key} {path!r}", key)
 
 

@@ -76,7 +76,7 @@ class MultiAgentEpisode:
         Raises:
             UnknownPolicyError: the mapping function named no policy (also a ValueError).
         """
-        return self._binding.policy_for(agent_id)
+        return self._binding.policy_for(agent_id, self)
 
     def last_observation_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array | None:
         """The agent's latest filtered observation; None before any."""

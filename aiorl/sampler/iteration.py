@@ -85,10 +85,11 @@ class Iteration:
             )
             for policy_id, policy in self._policies.items()
         ]
-        # whether anybody can get hold of an episode: callbacks, observation_fn, explorations and users' own policies
+        # whether anybody can get hold of an episode: a user's functions, explorations and policies of their own
         is_shown = (
             bool(hooks & _EPISODE_HOOKS)
             or setup.observation_fn is not None
+            or self._policies.asks_by_episode
             or not all(actor.is_plain for actor in actors)
         )
         shows_trajectories = "on_postprocess_trajectory" in hooks
@@ -344,8 +345,9 @@ class Iteration:
     def _open_episode(self, env_id: Any) -> MultiAgentEpisode:
         builder = self._free_builders.pop() if self._free_builders else self._new_builder()
         episode = self._episodes[env_id] = MultiAgentEpisode(
-            env_id, self._new_id(), self._lanes, self._policies.binding(), builder, self.extra_batches.append
-        )
+            env_id, self._new_id(), self._lanes, self._policies.binding(self._setup.get_worker), builder,
+            self.extra_batches.append,
+        )  # fmt: skip
         episode.place = self.base_env.place_of(env_id)
         self._tell_exploration("on_episode_start", episode)
         if self._on_start is not None:

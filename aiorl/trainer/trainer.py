@@ -30,7 +30,7 @@ from aiorl.config.other_names import no_attribute
 from aiorl.config.resources import ResourceRequest, default_resource_request, resource_help
 from aiorl.config.schema import CommonConfig
 from aiorl.config.withheld import restore_withheld
-from aiorl.env.registry import EnvCreator, resolve_env
+from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
 from aiorl.learner.acting_state import ActingState
 from aiorl.learner.checkpoint import Checkpoint, check_compatible
@@ -42,7 +42,7 @@ from aiorl.learner.worker_failures import HINT
 from aiorl.report.loggers import Logger
 from aiorl.trainer.run_log import RunLog
 
-__all__ = ["ENV_HINT", "Trainer", "settings_of"]
+__all__ = ["ENV_HINT", "Trainer", "creator_of", "settings_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def _restore_into(trainer: Trainer, path: str | Path) -> None:
     trainer._is_final = True
     trainer.config = trainer.config.updated({"resume": trainer.logdir})
     trainer._restored = restored
-    trainer._open(_creator_of(trainer.config))
+    trainer._open(creator_of(trainer.config))
 
 
 def _subclasses(kind: type[Trainer]) -> Iterator[type[Trainer]]:
@@ -143,7 +143,7 @@ class Trainer:
         refuse_in_import("makes a trainer")
         self.raw_user_config, self.config = self._effective(config, env)
         os.environ.update(self.config.extra_python_environs_for_driver)
-        creator = _creator_of(self.config)
+        creator = creator_of(self.config)
         self._restored = Restored.find(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
         self.global_vars: dict[str, Any] = {"timestep": 0}
         self.iteration = 0
@@ -511,5 +511,12 @@ def settings_of(config: Mapping[str, Any] | CommonConfig | None) -> dict[str, An
     return dict(config or {})
 
 
-def _creator_of(config: CommonConfig) -> EnvCreator:
+def creator_of(config: CommonConfig) -> EnvCreator:
+    """Return what makes a run's environments.
+
+    Raises:
+        ConfigError: there is no such environment, or none that its workers would know.
+    """
+    if not config.is_alone:
+        name_elsewhere(config.env or "")
     return resolve_env(config.env or "")

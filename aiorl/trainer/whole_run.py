@@ -22,7 +22,7 @@ from aiorl.trainer.alone import AloneTraining
 from aiorl.trainer.caller_thread import CallerThread
 from aiorl.trainer.loop_thread import LoopThread
 from aiorl.trainer.run_log import RunLog
-from aiorl.trainer.trainer import ENV_HINT, settings_of
+from aiorl.trainer.trainer import ENV_HINT, creator_of, settings_of
 
 __all__ = ["train"]
 
@@ -60,6 +60,7 @@ def train(
             values[name] = value
     found = load_config(config_class, overrides=values, env_hint=ENV_HINT)
     os.environ.update(found.extra_python_environs_for_driver)
+    creator_of(found)
     plan = plan_learning(found)
     loop, here = LoopThread("aiorl-run"), CallerThread() if plan.config.is_alone else None
     make_training = Training if here is None else partial(AloneTraining, here=here)

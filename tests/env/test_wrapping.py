@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import asdict
 
@@ -10,6 +11,7 @@ from gymnasium import spaces
 
 from aiorl.config.worker import WorkerConfig
 from aiorl.env.atari import game_counters
+from aiorl.env.env_maker import EnvMaker, EnvPlan
 from aiorl.env.gym_like import reset_env
 from aiorl.env.monitor import STATS_FILE, StatsFile
 from aiorl.env.registry import EnvContext, resolve_env
@@ -133,3 +135,56 @@ def test_r23_atari_preprocessing_is_that_of_the_settings_and_gives_way_to_a_user
     assert wrapping == Wrapping(deepmind=True, dim=42, framestack=False, monitor_path="/m")
     assert not Wrapping.of(WorkerConfig(preprocessor_pref="rllib")).deepmind
     assert not Wrapping.of(WorkerConfig.model_validate({"model": {"custom_preprocessor": "a:B"}})).deepmind
+
+
+class Scaled(gymnasium.RewardWrapper):
+    def __init__(self, env, by=2.0):
+        super().__init__(env)
+        self.by = by
+
+    def reward(self, reward):
+        return reward * self.by
+
+
+SCALED = f"{__name__}:Scaled"
+
+
+def settings_with(*wrappers):
+    return WorkerConfig.model_validate({"wrappers": list(wrappers)})
+
+
+@pytest.mark.parametrize("kind", [CountingEnv, OldDialect])
+def test_a_users_wrappers_go_around_each_environment_the_innermost_first(kind):
+    wrapping = Wrapping.of(settings_with(Scaled, {"class": SCALED, "kwargs": {"by": 5.0}}))
+    env = Wrapping(**json.loads(json.dumps(asdict(wrapping)))).wrap(kind(), EnvContext())
+    assert (env.by, env.env.by) == (5.0, 2.0)
+    env.reset()
+    assert env.step(0)[1] == {CountingEnv: 10.0, OldDialect: 20.0}[kind]
+
+
+def test_wrapped_environments_are_stepped_one_by_one():
+    plan = EnvPlan(env="CartPole-v1", num_envs=3, vectorize="auto", wrapping=Wrapping(users=(SCALED,)))
+    env = EnvMaker(plan).make_first()
+    assert isinstance(env, Scaled)
+    env.close()
+    with pytest.raises(ConfigError, match="wrappers go around each copy") as caught:
+        EnvMaker(dataclasses.replace(plan, vectorize="native")).make_first()
+    assert caught.value.key == "vectorize"
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "env"),
+    [
+        (SCALED, CountingVectorEnv(2)),
+        (SCALED, CountingMultiAgentEnv()),
+        ("collections:OrderedDict", CountingEnv()),
+        ({"class": SCALED, "kwargs": {"at": 3}}, CountingEnv()),
+        ({"class": SCALED, "kwarg": {"by": 3}}, CountingEnv()),
+        ({"kwargs": {}}, CountingEnv()),
+        (f"{__name__}:settings_with", CountingEnv()),
+    ],
+)
+def test_a_wrapper_that_cannot_be_is_refused_by_its_key(wrapper, env):
+    with pytest.raises(ConfigError) as caught:
+        Wrapping(users=(wrapper,)).wrap(env, EnvContext())
+    assert caught.value.key == "wrappers[0]"

@@ -24,7 +24,7 @@ from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 from aiorl.learner.policy_config import learning_settings
-from aiorl.learner.policy_plan import PlannedPolicy, plan_policies, with_settings_said
+from aiorl.learner.policy_plan import PlannedPolicy, plan_policies, with_policies_named, with_settings_said
 
 KIND = {kind.name: kind for kind in KINDS}
 BOX, DICT = spaces.Box(-1.0, 1.0, (3,)), spaces.Dict({"a": spaces.Discrete(4), "b": spaces.Box(0.0, 1.0, (2,))})
@@ -58,7 +58,7 @@ def users_module(monkeypatch: pytest.MonkeyPatch) -> None:
         all_b=lambda agent_id: "b",
         fail=lambda agent_id: {}[agent_id],
         number=3,
-        two=lambda agent_id, episode: "b",
+        two=lambda agent_id, episode, worker, more: "b",
         no_episode=lambda *, agent_obs, worker, base_env, policies: agent_obs,
     )
     monkeypatch.setitem(sys.modules, "users_own", module)  # type: ignore[arg-type]
@@ -360,3 +360,44 @@ def test_algorithms_that_play_are_offered_apart_from_those_of_stored_experience(
         "These algorithms learn such actions: a2c, a3c, apex, appo, dqn, impala, pg, ppo, sac; "
         "from stored experience: bc, cql, iql, marwil."
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "table"),
+    [
+        ("per_agent", {"cat1": "cat1", "cat2": "cat2", "dog": "dog"}),
+        ("per_space", {"cat1": "cat1", "cat2": "cat1", "dog": "dog"}),
+    ],
+)
+def test_a_word_makes_policies_of_agents_or_spaces_and_their_mapping(word: str, table: dict[str, str]) -> None:
+    config = with_policies_named(PPOConfig(multiagent={"policies": word}), DIFFERENT)
+    assert config.multiagent.policy_mapping_fn == table
+    planned = plan_policies(config, DIFFERENT)
+    assert {policy_id: policy.observation_space for policy_id, policy in planned.items()} == {
+        policy_id: CATS_AND_DOGS[policy_id] for policy_id in set(table.values())
+    }
+
+
+def test_a_word_for_policies_is_refused_without_agents_and_with_another_mapping() -> None:
+    for facts, more, key in ((UNKNOWN, {}, "policies"), (DIFFERENT, {"policy_mapping_fn": {}}, "policy_mapping_fn")):
+        with pytest.raises(ConfigError) as caught:
+            with_policies_named(PPOConfig(multiagent={"policies": "per_agent", **more}), facts)
+        assert caught.value.key == f"multiagent.{key}"
+
+
+def test_a_table_of_agents_needs_each_agent_that_the_environment_names() -> None:
+    config = PPOConfig(multiagent={"policies": {"a": None}, "policy_mapping_fn": {"cat1": "a"}})
+    with pytest.raises(ConfigError, match="'cat2'") as caught:
+        plan_policies(config, DIFFERENT)
+    assert caught.value.key == "multiagent.policy_mapping_fn"
+
+
+def test_a_mapping_that_needs_an_episode_may_give_any_agent_any_policy() -> None:
+    config = PPOConfig(multiagent={"policies": {"a": None, "b": None}, "policy_mapping_fn": by_length})
+    assert set(plan_policies(config, MANY)) == {"a", "b"}
+    with pytest.raises(ConfigError, match="different ones"):
+        plan_policies(config, DIFFERENT)
+
+
+def by_length(agent_id: str, episode: Any, **_: Any) -> str:
+    return "a" if episode.length else "b"

@@ -12,10 +12,12 @@ from aiorl.errors import ConfigError, UnsupportedSpaceError
 from aiorl.policy.distributions import MASKED_LOGIT, make_distribution
 from aiorl.policy.exploration import (
     EpsilonGreedy,
+    Exploration,
     GaussianNoise,
     OrnsteinUhlenbeckNoise,
     RandomExploration,
     StochasticSampling,
+    exploration_has_memory,
     make_exploration,
     worker_epsilon,
 )
@@ -283,3 +285,53 @@ def test_rows_are_chosen_alike_however_they_are_batched(settings, space, timeste
             other.choose_into(inputs[step, part], noise[step, part], actions, part_logp, timestep=timestep, keys=keys)
             np.testing.assert_array_equal(actions, whole[part])
             np.testing.assert_array_equal(part_logp, logp[part])
+
+
+class Softmax(Exploration):
+    """One of a user's own: samples after the outputs were divided by a temperature."""
+
+    def __init__(self, distribution, *, temperature=1.0, worker_index=-1):
+        super().__init__(distribution, distribution.noise_size)
+        self.temperature, self.worker_index = temperature, worker_index
+
+    def _draw(self, rng, *leading):
+        return self.distribution.draw_noise(rng, *leading)
+
+    def _choose(self, inputs, now, actions, logp):
+        self.distribution.sample_into(inputs / self.temperature, now.own, actions, logp)
+
+
+class Failing(Softmax):
+    has_memory = True
+
+    def _choose(self, inputs, now, actions, logp):
+        raise KeyError("boom")
+
+
+def test_an_exploration_of_ones_own_is_named_by_its_import_path():
+    settings = {"type": f"{__name__}:Softmax", "temperature": 0.01}
+    own = make_exploration(settings, make_distribution(spaces.Discrete(3)), worker_index=4)
+    assert (own.temperature, own.worker_index) == (0.01, 4)
+    actions, logp = np.empty(9, np.int64), np.empty(9, np.float32)
+    inputs = np.tile(np.array([0.0, 1.0, 0.0], np.float32), (9, 1))
+    own.choose_into(inputs, own.draw_noise(np.random.default_rng(0), 9), actions, logp, timestep=0)
+    assert (actions == 1).all()
+    assert not exploration_has_memory(settings)
+    assert exploration_has_memory(f"{__name__}:Failing")
+
+
+@pytest.mark.parametrize(
+    "path", ["collections:OrderedDict", "no_such_module:Own", f"{__name__}:Exploration", "softmax"]
+)
+def test_what_is_no_exploration_is_refused_by_its_key(path):
+    with pytest.raises(ConfigError) as caught:
+        make_exploration({"type": path}, make_distribution(spaces.Discrete(3)))
+    assert caught.value.key in ("exploration.type", "exploration")
+
+
+def test_what_an_exploration_of_ones_own_raises_names_the_setting():
+    own = make_exploration(f"{__name__}:Failing", make_distribution(spaces.Discrete(3)))
+    noise = own.draw_noise(np.random.default_rng(0), 2)
+    with pytest.raises(ConfigError, match="boom") as caught:
+        own.choose_into(np.zeros((2, 3), np.float32), noise, np.empty(2, np.int64), np.empty(2, np.float32), timestep=0)
+    assert caught.value.key == "exploration"

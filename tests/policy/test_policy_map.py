@@ -9,7 +9,7 @@ from gymnasium import spaces
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError, UnknownPolicyError
 from aiorl.policy.policy import Policy
-from aiorl.policy.policy_map import PolicyMap
+from aiorl.policy.policy_map import PolicyMap, wanted_of_mapping
 
 
 class Idle(Policy):
@@ -91,3 +91,25 @@ def test_it_is_a_mapping_that_names_the_known_ids_of_a_missing_one():
     assert len(policy_map) == 1
     with pytest.raises(UnknownPolicyError, match="known ids: 'a'"):
         policy_map["b"]
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (lambda agent: agent, {}),
+        (lambda agent, prefix="a": prefix, {}),
+        (lambda agent, episode: episode, {"episode": "episode"}),
+        (lambda agent, *, worker: worker, {"worker": "worker"}),
+        (lambda agent, ep, **_: ep, {"ep": "episode", "worker": "worker"}),
+        (lambda agent, episode, worker, **_: episode, {"episode": "episode", "worker": "worker"}),
+        (lambda agent, *_, **__: agent, {"episode": "episode", "worker": "worker"}),
+    ],
+)
+def test_a_mapping_function_gets_the_episode_and_the_worker_where_it_takes_them(function, given):
+    assert wanted_of_mapping(function) == given
+
+
+def test_policies_are_chosen_by_episode():
+    policy_map = PolicyMap(policies("a", "b"), lambda agent, episode, worker: worker if episode % 2 else "b")
+    assert policy_map.asks_by_episode
+    assert [policy_map.binding(lambda: "a").policy_for("x", number) for number in (0, 1)] == ["b", "a"]
