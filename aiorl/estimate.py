@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiorl.config.parser import Parser, at_least, exit_status
+from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
 from aiorl.loaded_policy import LoadedPolicy, load_policy
@@ -16,6 +18,7 @@ from aiorl.offline.estimators.judgement import METHODS, WITH_RATIOS, Judgement, 
 from aiorl.offline.estimators.likelihoods import behaviour_log_likelihoods
 from aiorl.offline.readers import MAX_CORRUPT, HoldOut
 from aiorl.offline.stored_episodes import StoredEpisodes
+from aiorl.offline.unit_actions import NORMALIZED, UnitActions, seem_scaled
 from aiorl.report.replaced_file import write_json
 
 __all__ = ["main"]
@@ -49,7 +52,13 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
         hold_out=None if share is None else HoldOut(share, "held_out"),
         max_corrupt=given.get("max_corrupt", MAX_CORRUPT),
     )
-    judgement = _judge(policy, stored, given)
+    seen = _Actions(policy, is_normalized=given.get(NORMALIZED, False))
+    judgement = _judge(policy, stored, given, seen)
+    if seen.seem_scaled:
+        sys.stderr.write(
+            f"aiorl: all stored actions lie within [-1, 1], and the action space is {policy.action_space}: if they are "
+            "scaled, as RLlib stores them, give --actions-in-input-normalized\n"
+        )
     sys.stdout.write(_table(judgement) + _summary(judgement, policy, stored, given))
     if file is not None:
         about = {
@@ -59,11 +68,33 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
         write_json(file, {**about, **judgement.to_dict()})
 
 
-def _judge(policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any]) -> Judgement:
+class _Actions:
+    """Scales stored actions back if they are said to be scaled; else notes how far they reach."""
+
+    def __init__(self, policy: LoadedPolicy, *, is_normalized: bool) -> None:
+        self._space = policy.action_space
+        self._unit = UnitActions(self._space) if is_normalized else None
+        self._low, self._high = math.inf, -math.inf
+
+    @property
+    def seem_scaled(self) -> bool:
+        """They are not said to be scaled, and look as if they were."""
+        return self._unit is None and self._low <= self._high and seem_scaled(self._space, self._low, self._high)
+
+    def take_in(self, rows: SampleBatch) -> None:
+        """Change the rows, or look at them."""
+        if self._unit is not None:
+            self._unit.restore(rows)
+        elif c.ACTIONS in rows and rows[c.ACTIONS].dtype.kind == "f" and rows[c.ACTIONS].size:
+            self._low = min(self._low, float(rows[c.ACTIONS].min()))
+            self._high = max(self._high, float(rows[c.ACTIONS].max()))
+
+
+def _judge(policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any], actions: _Actions) -> Judgement:
     methods = given.get("methods", tuple(METHODS))
     return judge(
         policy.policy,
-        _checked(policy, stored, has_ratios=not WITH_RATIOS.isdisjoint(methods)),
+        _checked(policy, stored, actions, has_ratios=not WITH_RATIOS.isdisjoint(methods)),
         methods=methods,
         gamma=given.get("gamma", policy.gamma),
         clip=given.get("clip"),
@@ -74,9 +105,12 @@ def _judge(policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any]) 
     )
 
 
-def _checked(policy: LoadedPolicy, stored: StoredEpisodes, *, has_ratios: bool) -> Iterator[SampleBatch]:
+def _checked(
+    policy: LoadedPolicy, stored: StoredEpisodes, actions: _Actions, *, has_ratios: bool
+) -> Iterator[SampleBatch]:
     """Stored episodes; what is wrong with their probabilities is told with the file."""
     for path, episode in stored:
+        actions.take_in(episode)
         if has_ratios:
             try:
                 behaviour_log_likelihoods(episode, policy.action_space)
@@ -163,6 +197,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--raw-observations", action="store_true", help="observations are stored as the environment gave them, neither "
         "preprocessed nor filtered",
+    )  # fmt: skip
+    parser.add_argument(
+        "--actions-in-input-normalized", action="store_true", help="stored actions of a Box are scaled to [-1, 1], as "
+        "RLlib stores them",
     )  # fmt: skip
     parser.add_argument(
         "--hold-out", type=_number(most=1.0), metavar="SHARE", help="only the episodes that training with "

@@ -178,3 +178,36 @@ def test_what_cannot_be_done_is_said_in_one_sentence(
 def test_judging_loads_no_tensorflow() -> None:
     code = "import sys, aiorl.estimate; assert not {'tensorflow', 'keras', 'onnx'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_actions_that_are_stored_scaled_are_judged_as_those_of_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_run(tmp_path / "box", env="Pendulum-v1")
+    rng = np.random.default_rng(0)
+
+    def episode(number: int) -> SampleBatch:
+        ends = np.arange(5) == 4
+        return SampleBatch(
+            {
+                "obs": rng.normal(size=(5, 3)).astype(np.float32), "t": np.arange(5), "eps_id": np.full(5, number),
+                "actions": rng.uniform(-2, 2, (5, 1)).astype(np.float32), "dones": ends, "terminateds": ends,
+                "action_logp": rng.normal(-1.0, 0.1, 5).astype(np.float32), "truncateds": ends & False,
+                "rewards": rng.normal(size=5).astype(np.float32),
+            }
+        )  # fmt: skip
+
+    plain = [episode(number) for number in range(4)]
+    scaled = [SampleBatch({**rows, "actions": rows["actions"] / 2, "action_logp": rows["action_logp"] + np.log(2.0)})
+              for rows in plain]  # fmt: skip
+    found = []
+    for name, batches, more in (("a", plain, []), ("b", scaled, ["--actions-in-input-normalized"]), ("b", scaled, [])):
+        data, out = write(tmp_path / name / f"{name}{len(more)}.json", batches), tmp_path / "found.json"
+        judged = main(
+            [str(tmp_path / "box"), str(data), "--methods", "is", "--bootstrap", "0", "--json", str(out), *more]
+        )
+        assert judged == 0
+        found.append(json.loads(out.read_text())["estimates"]["is"]["V_est"])
+        assert ("--actions-in-input-normalized" in capsys.readouterr().err) == (name == "b" and not more)
+    assert found[0] == pytest.approx(found[1], rel=1e-3, abs=0)
+    assert found[0] != pytest.approx(found[2], rel=1e-3, abs=0)

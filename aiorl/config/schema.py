@@ -490,7 +490,10 @@ class CommonConfig(WorkerConfig):
             )  # fmt: skip
         self.refuse_unless(
             self.is_offline or self.input != "sampler",
-            ("input_evaluation", "postprocess_inputs", "shuffle_buffer_size", "input_hold_out", "input_max_corrupt"),
+            (
+                "input_evaluation", "postprocess_inputs", "shuffle_buffer_size", "input_hold_out", "input_max_corrupt",
+                "actions_in_input_normalized",
+            ),
             "stored experience", hint="Leave it out, or let input name files.",
         )  # fmt: skip
         self.refuse_unless(

@@ -175,6 +175,10 @@ class WorkerConfig(BaseModel):
         "probabilities of the stored actions), simulation (the environment is sampled beside).",
     )  # fmt: skip
     postprocess_inputs: bool = _offline(False, "Postprocess stored trajectories with the current policy.")
+    actions_in_input_normalized: bool = _offline(
+        False, "Stored actions of a bounded Box are scaled to [-1, 1], as RLlib stores them since its version 1.4; "
+        "they are scaled back as they are read.",
+    )  # fmt: skip
     shuffle_buffer_size: int = _offline(
         0, "Batches in the sliding window that shuffles stored experience.", unit="batches", ge=0
     )

@@ -7,16 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from aiorl.config.parser import Parser, as_typed, at_least, exit_status, usage_error
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.errors import nearest
+from aiorl.errors import ConfigError, nearest
 from aiorl.offline.formats import WriteOptions
 from aiorl.offline.inspection import FileSummary, PolicySummary, inspect_file, validate_file
 from aiorl.offline.readers import find_sources
 from aiorl.offline.registry import FORMATS
 from aiorl.offline.rewriting import Rewritten, convert, merge
+from aiorl.offline.unit_actions import NORMALIZED, UnitActions, action_space_of, seem_scaled
 from aiorl.offline.writers import COMPRESSED
 from aiorl.text import one_line
 
@@ -58,6 +60,7 @@ Status: 0 all is well, 1 something could not be read, written or didn't fit, 2 w
 _EXAMPLES = {
     "inspect": f"""examples:
   {_PROG} inspect runs/mine/output
+  {_PROG} inspect rllib.json --env Pendulum-v1       # also whether its actions seem to be scaled
   {_PROG} inspect 'data/*.parquet' minari:D4RL/door/human-v2
 
 Spaces are as far as the rows tell: a Discrete action that was never taken is not counted. Without action_prob or
@@ -129,25 +132,33 @@ def _parser(name: str) -> Parser:
             "--compress", metavar="A,B", help=f"columns to compress in json, or none ({','.join(COMPRESSED)})"
         )
         parser.add_argument("--env", metavar="ID", help="the environment, for Minari to note and take the spaces of")
+    if name == "convert":
+        parser.add_argument(
+            "--actions-in-input-normalized", action="store_true", help="actions of a Box are stored scaled to [-1, 1], "
+            "as RLlib stores them: write those of --env",
+        )  # fmt: skip
+    if name == "inspect":
+        parser.add_argument("--env", metavar="ID", help="the environment, whose action space is shown, too")
     return parser
 
 
 def _inspect(files: list[str], given: dict[str, Any]) -> int:
     status = 0
+    space = action_space_of(given["env"]) if "env" in given else None
     for path in files:
         summary = inspect_file(path)
-        sys.stdout.write("".join(f"{one_line(line, _MAX_SHOWN)}\n" for line in _lines(summary)))
+        sys.stdout.write("".join(f"{one_line(line, _MAX_SHOWN)}\n" for line in _lines(summary, space)))
         status = status or (1 if summary.num_errors else 0)
     return status
 
 
-def _lines(summary: FileSummary) -> list[str]:
+def _lines(summary: FileSummary, space: spaces.Space[Any] | None) -> list[str]:
     rows = sum(policy.rows for policy in summary.policies.values())
     lines = [f"{summary.path}: {summary.format_name}, {_count(summary.batches, 'batch', 'batches')}, {rows:,} rows"]
     for policy_id, policy in summary.policies.items():
         if policy_id != DEFAULT_POLICY_ID:
             lines.append(f"  policy {policy_id}: {policy.rows:,} rows")
-        lines += _policy_lines(policy)
+        lines += _policy_lines(policy, space)
     if summary.num_errors:
         lines.append(f"  {'unreadable':{_LABEL}}{_count(summary.num_errors, 'place', 'places')}:")
         lines += [f"    {error}" for error in summary.errors]
@@ -156,13 +167,19 @@ def _lines(summary: FileSummary) -> list[str]:
     return lines
 
 
-def _policy_lines(policy: PolicySummary) -> list[str]:
+def _policy_lines(policy: PolicySummary, space: spaces.Space[Any] | None) -> list[str]:
     columns = policy.columns
     facts = [
         (what, columns[name].space)
         for what, name in (("observations", c.OBS), ("actions", c.ACTIONS))
         if name in columns
     ]
+    if space is not None:
+        facts.append(("of the env", f"{space}"))
+        taken = columns.get(c.ACTIONS)
+        low, high = (None, None) if taken is None else (taken.low, taken.high)
+        if low is not None and high is not None and seem_scaled(space, low, high):
+            facts.append(("", f"actions seem to be scaled to [-1, 1], as RLlib stores them: set {NORMALIZED}"))
     facts.append(("episodes", _episodes(policy)))
     if policy.returns:
         facts.append(("returns", _spread(policy.returns)))
@@ -215,7 +232,12 @@ def _validate(files: list[str], given: dict[str, Any]) -> int:
 
 
 def _convert(files: list[str], given: dict[str, Any]) -> int:
-    return _told(convert(files, given["out"], _options(given), given.get("to")))
+    change = None
+    if given.get(NORMALIZED):
+        if "env" not in given:
+            raise ConfigError(f"{NORMALIZED} needs the action space.", key="env", value=None, hint="Give --env ID.")
+        change = UnitActions(action_space_of(given["env"])).restore
+    return _told(convert(files, given["out"], _options(given), given.get("to"), change=change))
 
 
 def _merge(files: list[str], given: dict[str, Any]) -> int:

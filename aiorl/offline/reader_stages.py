@@ -18,7 +18,7 @@ from aiorl.errors import ConfigError, DataError, EndOfData
 from aiorl.offline.episodes import trajectories
 from aiorl.offline.io import InputReader
 
-__all__ = ["AsStoredReader", "LearnedReader", "MixedReader", "PostprocessedReader", "ShuffledReader"]
+__all__ = ["AsStoredReader", "MixedReader", "PostprocessedReader", "ShuffledReader", "StoredRowsReader"]
 
 _SUM_TOLERANCE = 1e-6
 _MAX_EMPTY = 1000
@@ -136,26 +136,26 @@ class AsStoredReader(InputReader):
         self._reader.close()
 
 
-class LearnedReader(InputReader):
-    """Stored batches, from whose observations the filters of policies learn as they are read."""
+class StoredRowsReader(InputReader):
+    """Stored batches whose rows are taken in as they are read: changed, or looked at."""
 
-    def __init__(self, reader: InputReader, learn: Callable[[str, SampleBatch], None]) -> None:
+    def __init__(self, reader: InputReader, take_in: Callable[[str, SampleBatch], None]) -> None:
         """Read from another reader.
 
         Args:
             reader: the other one.
-            learn: called with the id of a policy and its rows.
+            take_in: called with the id of a policy and its rows, which it may change.
         """
-        self._reader, self._learn = reader, learn
+        self._reader, self._take_in = reader, take_in
 
     def next(self) -> Batch:
         """See InputReader."""
         batch = self._reader.next()
         if isinstance(batch, SampleBatch):
-            self._learn(DEFAULT_POLICY_ID, batch)
+            self._take_in(DEFAULT_POLICY_ID, batch)
         elif isinstance(batch, MultiAgentBatch):
             for policy_id, rows in batch.policy_batches.items():
-                self._learn(policy_id, rows)
+                self._take_in(policy_id, rows)
         return batch
 
     @property

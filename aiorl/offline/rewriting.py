@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, DataError
 from aiorl.offline.files import exists, file_name, in_directory, is_uri, make_directory, suffix_of, without_compression
 from aiorl.offline.formats import BatchFile, Format, WriteOptions
+from aiorl.offline.inspection import policy_batches
 from aiorl.offline.minari_data import PREFIX
 from aiorl.offline.registry import SUFFIXES, format_named, format_of
 
@@ -35,7 +36,14 @@ class Rewritten:
     left_out: list[str] = field(default_factory=list)
 
 
-def convert(files: Sequence[str], out: str, options: WriteOptions, format_name: str | None = None) -> Rewritten:
+def convert(
+    files: Sequence[str],
+    out: str,
+    options: WriteOptions,
+    format_name: str | None = None,
+    *,
+    change: Callable[[SampleBatch], None] | None = None,
+) -> Rewritten:
     """Write each file again in another format, or with other compression.
 
     Args:
@@ -43,6 +51,7 @@ def convert(files: Sequence[str], out: str, options: WriteOptions, format_name: 
         out: a file or ``minari:NAME``, of a single file; or a directory, made if need be.
         options: how they are written.
         format_name: None = what ``out`` says, JSON lines in a directory.
+        change: called with the rows of each policy before they are written; None leaves them as they are.
 
     Raises:
         ConfigError: what can't be (also a ValueError). Nothing was written then.
@@ -52,7 +61,8 @@ def convert(files: Sequence[str], out: str, options: WriteOptions, format_name: 
     done = Rewritten()
     for source, target, found in _targets(files, out, format_name):
         with _created(found, target, options) as file:
-            done.rows[target] = sum(_write(file, batch) for batch in _read([source], done, keep_ids=True))
+            batches = _read([source], done, keep_ids=True)
+            done.rows[target] = sum(_write(file, _changed(batch, change)) for batch in batches)
     return done
 
 
@@ -109,6 +119,13 @@ def _created(found: Format, path: str, options: WriteOptions) -> Iterator[BatchF
         if not is_uri(path) and not path.startswith(PREFIX) and exists(path):
             os.unlink(path)
         raise
+
+
+def _changed(batch: Batch, change: Callable[[SampleBatch], None] | None) -> Batch:
+    if change is not None:
+        for rows in policy_batches(batch).values():
+            change(rows)
+    return batch
 
 
 def _write(file: BatchFile, batch: Batch) -> int:

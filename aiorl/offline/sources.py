@@ -25,8 +25,15 @@ from aiorl.offline.io import (
     noop_output,
     sampler_input,
 )
-from aiorl.offline.reader_stages import AsStoredReader, LearnedReader, MixedReader, PostprocessedReader, ShuffledReader
+from aiorl.offline.reader_stages import (
+    AsStoredReader,
+    MixedReader,
+    PostprocessedReader,
+    ShuffledReader,
+    StoredRowsReader,
+)
 from aiorl.offline.readers import MAX_CORRUPT, FileReader, HoldOut, ReaderOptions
+from aiorl.offline.unit_actions import UnitActions, UnitGuess, seem_scaled
 from aiorl.offline.writers import COMPRESSED, MAX_FILE_BYTES, FileWriter
 from aiorl.policy.graph_policy import GraphPolicy
 
@@ -62,6 +69,7 @@ class InputSettings:
         whole_episodes: whether stored batches are cut between episodes only.
         max_corrupt: places that may be unreadable; one more ends the run.
         seed: of everything random; None = differently each time.
+        actions_normalized: stored actions are scaled to [-1, 1], and are to be those of the environment.
         share: which of several readers this is; None: workers share by their indices, and the local one reads all.
     """
 
@@ -72,6 +80,7 @@ class InputSettings:
     whole_episodes: bool = False
     max_corrupt: int = MAX_CORRUPT
     seed: int | None = None
+    actions_normalized: bool = False
     share: Share | None = None
 
 
@@ -135,7 +144,8 @@ class _Creator:
     def _reader(self, name: str, context: IOContext, options: ReaderOptions) -> InputReader:
         if self._files is None and name == SAMPLER:
             return context.default_sampler_input()
-        reader = _learned(FileReader(self._files if self._files is not None else name, options), context)
+        files = FileReader(self._files if self._files is not None else name, options)
+        reader = _taken_in(files, context, is_normalized=self._settings.actions_normalized)
         if not self._settings.postprocess_inputs:
             return reader
         # of a mixture rows come as often as it says, known or not
@@ -178,23 +188,40 @@ def _seed(settings: InputSettings, context: IOContext, use: int) -> int | None:
     return None if settings.seed is None else settings.seed * 1_000_003 + context.worker_index * 16 + use
 
 
-def _learned(reader: InputReader, context: IOContext) -> InputReader:
-    """The reader; where policies take raw observations, their filters learn from it, and observations are float32."""
-    worker: Any = context.worker
-    policies = {} if worker is None else worker.policy_map
-    filters = {name: worker.filters[name] for name, policy in policies.items() if getattr(policy, "takes_raw", False)}
+def _taken_in(reader: InputReader, context: IOContext, *, is_normalized: bool) -> InputReader:
+    """The reader with stored rows as policies take them.
 
-    def learn(policy_id: str, rows: SampleBatch) -> None:
-        own = filters.get(policy_id)
-        if own is None:
+    Actions are the environment's. Where a policy takes raw observations, its filter learns from those that are read.
+
+    Raises:
+        ConfigError: actions are said to be scaled of a space whose actions can't be (also a ValueError).
+    """
+    worker: Any = context.worker
+    if worker is None:
+        return reader
+    scales: dict[str, Callable[[SampleBatch], None]] = {}
+    for policy_id, policy in worker.policy_map.items():
+        if is_normalized:
+            scales[policy_id] = UnitActions(policy.action_space).restore
+        elif seem_scaled(policy.action_space, 0.0, 0.0):
+            scales[policy_id] = UnitGuess(policy.action_space).look
+    raw = {policy_id for policy_id, policy in worker.policy_map.items() if getattr(policy, "takes_raw", False)}
+    if not scales and not raw:
+        return reader
+
+    def take_in(policy_id: str, rows: SampleBatch) -> None:
+        if policy_id in scales:
+            scales[policy_id](rows)
+        if policy_id not in raw:
             return
         for name in (c.OBS, c.NEW_OBS):
             if name in rows:
                 rows[name] = np.asarray(rows[name], np.float32)
+        own = worker.filters[policy_id]
         if c.OBS in rows and rows[c.OBS].shape[1:] == own.shape:  # else whoever takes the rows says what is wrong
             own.learn(rows[c.OBS])
 
-    return LearnedReader(reader, learn) if filters else reader
+    return StoredRowsReader(reader, take_in)
 
 
 def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBatch]:
@@ -276,7 +303,7 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
         own = _users("input", source, InputReader, "next")
 
         def found(context: IOContext) -> InputReader:
-            return _learned(own(context), context)
+            return _taken_in(own(context), context, is_normalized=settings.actions_in_input_normalized)
 
         return _postprocessed(found) if settings.postprocess_inputs else found
     options = InputSettings(
@@ -287,6 +314,7 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
         whole_episodes=not settings.is_truncating,
         max_corrupt=settings.input_max_corrupt,
         seed=settings.seed,
+        actions_normalized=settings.actions_in_input_normalized,
         share=share,
     )
     return input_creator(source, options)
