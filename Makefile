@@ -2,7 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CONSTRAINTS := aiorl/constraints.txt
+LEARNER := $(VENV)/.learner
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 RESULTS := .pytest_cache/results.xml
 # Two at once, whole files each: many tests wait for a process to start. More disturb each other where time counts.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -14,17 +17,24 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "aiorl needs Python 3.11 or newer; set PYTHON=python3.11")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing the pinned packages into $(VENV) (about a minute the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PYTHON) -m venv $(VENV)
+
+$(LEARNER): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "installing what training needs into $(VENV): 1.9 GB, a minute or two the first time"
+	@$(PIP) -e '.[learner]'
 	@touch $@
 
-setup: $(STAMP)  ## make .venv and install the pinned packages
+$(STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "installing all that development needs into $(VENV): 3.6 GB, some minutes the first time"
+	@$(PIP) -e '.[dev]'
+	@touch $(LEARNER) $@
 
-train: $(STAMP)  ## train CartPole-v1 with PPO and two worker processes until it is solved
-	@$(BIN)/python -m aiorl.learner --env CartPole-v1 --algo ppo --num-workers 2 --stop-return 475
+setup: $(STAMP)  ## make .venv and install all that development needs (3.6 GB), pinned
+
+train: $(LEARNER)  ## train CartPole-v1 with PPO and two workers until it is solved; installs what that needs (1.9 GB)
+	@$(BIN)/aiorl train --env CartPole-v1 --algo ppo --num-workers 2 --stop-return 475
 
 test: $(STAMP)  ## run the tests (without the long learning runs)
 	@$(PYTEST) -m 'not slow' --junitxml=$(RESULTS)
@@ -68,18 +78,18 @@ examples: $(STAMP)  ## run every example, a few minutes
 	@$(BIN)/python -m pytest tests/examples
 
 coverage: $(STAMP)  ## tests with branch coverage
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt coverage
+	@$(PIP) coverage
 	@$(BIN)/coverage run -m pytest -m 'not slow' && $(BIN)/coverage combine && $(BIN)/coverage report
 
 fuzz: $(STAMP)  ## fuzz what reads others' bytes for 10 minutes; make fuzz SECONDS=60 TARGETS="decode graph"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt atheris
+	@$(PIP) atheris
 	@$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),600) $(if $(TARGETS),--targets $(TARGETS))
 
-lock: $(STAMP)  ## rewrite constraints.txt from what is installed
-	@$(BIN)/python -m pip freeze --exclude-editable | grep -v '^aiorl' > constraints.txt
+lock: $(STAMP)  ## rewrite aiorl/constraints.txt from what is installed
+	@$(BIN)/python -m pip freeze --exclude-editable | grep -v '^aiorl' > $(CONSTRAINTS)
 
-build: $(STAMP)  ## build the wheel
-	@$(BIN)/python -m build --wheel --outdir dist
+build: $(STAMP)  ## build the sdist, and the wheel from it
+	@$(BIN)/python -m build --outdir dist
 
 clean:  ## remove .venv, caches and build products (runs/ is kept)
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* *.egg-info

@@ -93,8 +93,10 @@ class Film:
 
 
 def _no_picture(env: Any, reason: str) -> ConfigError:
+    inner = getattr(env, "unwrapped", env)
+    name = getattr(getattr(inner, "spec", None), "id", type(inner).__name__)
     return ConfigError(
-        f"{type(env).__name__} can't be filmed: {reason:.300}.",
+        f"{name} can't be filmed: {reason:.300}.",
         key="video",
         hint='It has to take render_mode="rgb_array" and give images by render().',
     )

@@ -20,6 +20,7 @@ from aiorl.env.registry import register_env
 from aiorl.errors import ConfigError
 from aiorl.evaluate import main
 from aiorl.offline.readers import FileReader, ReaderOptions
+from aiorl.video import _no_picture
 
 BOX, THREE = spaces.Box(-2.0, 2.0, (3,)), spaces.Discrete(3)
 
@@ -204,6 +205,11 @@ def test_an_environment_without_pictures_is_not_filmed_and_leaves_no_file(run: P
     finally:
         Drifting.render = kept  # type: ignore[method-assign]
     assert not list(run.glob("*film*"))
+
+
+def test_what_cannot_be_filmed_is_named_and_not_its_wrapper() -> None:
+    refused = _no_picture(gymnasium.make("CartPole-v1"), "it is blind")
+    assert str(refused).startswith("CartPole-v1 can't be filmed: it is blind")
 
 
 def test_the_module_may_be_imported_and_the_function_called_by_one_name(run: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.resources
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -39,6 +40,9 @@ AUTO = "auto"
 
 _FOLDER = importlib.resources.files("aiorl") / "presets"
 _PATTERN = frozenset("*?[")
+_FIELDS: dict[str, type] = {"envs": list, "result": str, "source": str, "settings": dict}
+_KINDS: dict[type, str] = {list: "a list", str: "text", dict: "a mapping"}
+_FORM = "A preset has envs, result, source and settings, and settings begin with algo."
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,30 @@ def named_preset(name: str) -> Preset:
             hint="`python -m aiorl.learner --help-presets` lists all of them.",
         )  # fmt: skip
     file = f"{name}.yaml"
-    values, _ = parse_yaml(Path(file), (_FOLDER / file).read_bytes())
+    return _checked(name, parse_yaml(Path(file), (_FOLDER / file).read_bytes())[0])
+
+
+def _checked(name: str, values: Mapping[str, Any]) -> Preset:
+    """The preset that a file holds.
+
+    Raises: ConfigError: it isn't made as it should be.
+    """
+
+    def refused(what: str, key: str) -> ConfigError:
+        return ConfigError(f"{name}.yaml is no preset: {what}.", key=key, value=values.get(key), hint=_FORM)
+
+    for key, kind in _FIELDS.items():
+        if not values.get(key) or not isinstance(values[key], kind):
+            raise refused(f"{key} is missing, or not {_KINDS[kind]}", key)
+    if unknown := [key for key in values if key not in _FIELDS]:
+        raise refused(
+            f"{unknown[0]!r} is no key of it.{nearest(str(unknown[0]), _FIELDS)}".rstrip("."), str(unknown[0])
+        )
+    algo = values["settings"].get("algo")
+    if not isinstance(algo, str) or not name.startswith(f"{algo}-"):
+        raise refused(
+            f"settings has algo: {algo!r}, but the name says that it is for {name.partition('-')[0]}", "settings"
+        )
     return Preset(name, tuple(values["envs"]), values["result"], values["source"], values["settings"])
 
 
@@ -215,5 +242,19 @@ def render_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Print docs/presets.md; status 2 where an algorithm does not take the settings of a preset of its own."""
+    config_class = importlib.import_module("aiorl.algorithms.registry").config_class  # which stands on configs
+    for name in preset_names():
+        try:
+            preset = named_preset(name)
+            config_class(preset.algo).from_mapping({**preset.settings, "env": preset.envs[0]})
+        except ConfigError as error:
+            sys.stderr.write(f"aiorl: preset {name}: {error}\n")
+            return 2
     sys.stdout.write(render_markdown())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

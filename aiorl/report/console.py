@@ -8,11 +8,13 @@ others over.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console
@@ -27,11 +29,21 @@ from aiorl.report.figures import (
     number_at,
     policy_returns_text,
     rate_text,
+    steps_text,
     summary_lines,
 )
 from aiorl.report.live_display import LiveDisplay
 
-__all__ = ["Display", "DisplayHandler", "Headline", "LiveDisplay", "PlainDisplay", "Summary", "make_display"]
+__all__ = [
+    "Display",
+    "DisplayHandler",
+    "Headline",
+    "LiveDisplay",
+    "PlainDisplay",
+    "Summary",
+    "make_display",
+    "shown_on_a_line",
+]
 
 _PLAIN_S = 1.0
 _MAX_PENDING = 100
@@ -165,6 +177,34 @@ class PlainDisplay:
             self._gone = True
         except OSError:
             pass  # a full disk has no room for this line, perhaps for later ones
+
+
+def shown_on_a_line(
+    results: Iterable[dict[str, Any]], headline: Headline, stream: TextIO | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield results, and write the figures of each over those before, on one line: in notebooks and scripts.
+
+    Args:
+        results: of a run.
+        headline: what the run is, with its goals.
+        stream: where to write; None is stdout.
+    """
+    stream, began, width = stream or sys.stdout, time.monotonic(), 0
+    try:
+        for result in results:
+            line = (
+                f"{clock_text(time.monotonic() - began)}  iteration {int(result.get('training_iteration', 0)):,d}  "
+                f"steps {steps_text(result, headline)}  return {mean_return_text(result, headline)}"
+            )
+            with contextlib.suppress(OSError):  # whoever read it has left
+                stream.write(f"\r{line:{width}}")
+                stream.flush()
+            width = len(line)
+            yield result
+    finally:
+        if width:
+            with contextlib.suppress(OSError):
+                stream.write("\n")
 
 
 def _workers_text(result: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ from aiorl.learner.restoring import Restored, checkpoint_to_resume
 from aiorl.learner.run_dir import RunDirectory
 from aiorl.learner.run_files import RunFiles
 from aiorl.learner.worker_failures import HINT
+from aiorl.report.console import Headline, shown_on_a_line
 from aiorl.report.loggers import Logger
 from aiorl.trainer.run_log import RunLog
 
@@ -236,6 +237,7 @@ class Trainer:
         stop_time_s: float | None = None,
         stop_evaluation_return: float | None = None,
         stop_iterations: int | None = None,
+        progress: bool = False,
     ) -> Iterator[dict[str, Any]]:
         """Train until something is reached, or all stored experience is read; else until the caller has enough.
 
@@ -245,6 +247,7 @@ class Trainer:
             stop_time_s: seconds from the first call on.
             stop_evaluation_return: mean return of an evaluation, see ``evaluation_interval``.
             stop_iterations: iterations from the first call on.
+            progress: show time, env steps and mean return on one line, which each iteration writes over.
         Yields: the result of each iteration; the last one is that in which the trainer is stopped, if it is.
 
         Raises:
@@ -264,6 +267,15 @@ class Trainer:
                 "stop_evaluation_return needs evaluations, and there are none.", key="stop_evaluation_return",
                 value=evaluated, hint="Set evaluation_interval in the trainer's config.",
             )  # fmt: skip
+        if progress:
+            yield from shown_on_a_line(
+                self.iterate(
+                    stop_return=wanted, stop_timesteps=timesteps, stop_time_s=limit_s,
+                    stop_evaluation_return=evaluated, stop_iterations=stop_iterations,
+                ),
+                Headline(config.algo, str(config.env), config.num_workers, wanted, timesteps),
+            )  # fmt: skip
+            return
         while True:
             try:
                 result = self.train()

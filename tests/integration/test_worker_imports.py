@@ -191,7 +191,7 @@ def test_a_worker_runs_in_an_environment_that_pip_has_made(processes, tmp_path: 
     python = str(tmp_path / "base" / "bin" / "python")
     pip = [sys.executable, "-m", "pip", "--python", python]
     installed = subprocess.run(
-        [*pip, "install", "--quiet", "--no-compile", "-c", str(ROOT / "constraints.txt"), str(ROOT)],
+        [*pip, "install", "--quiet", "--no-compile", "-c", str(ROOT / "aiorl/constraints.txt"), str(ROOT)],
         capture_output=True,
         text=True,
         timeout=280,

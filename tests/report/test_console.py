@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from aiorl.report.console import Display, DisplayHandler, Headline, LiveDisplay, PlainDisplay, Summary, make_display
+from aiorl.report.console import (
+    Display,
+    DisplayHandler,
+    Headline,
+    LiveDisplay,
+    PlainDisplay,
+    Summary,
+    make_display,
+    shown_on_a_line,
+)
 
 HEADLINE = Headline("ppo", "CartPole-v1", 2, stop_return=475)
 
@@ -29,6 +38,18 @@ def test_plain_lines_come_once_a_second_at_most_and_the_last_figures_always() ->
     assert lines[0] == "00:00  aiorl: ppo on CartPole-v1"
     assert [line.split()[2] for line in lines if "iteration" in line] == ["0", "10", "20"]
     assert lines[-3:] == ["Ended.", "", "  run directory   runs/x"]
+
+
+def test_results_pass_with_their_figures_on_one_line_that_ends_however_the_loop_does() -> None:
+    stream = io.StringIO()
+    headline = Headline("ppo", "CartPole-v1", 0, stop_return=475, stop_timesteps=100_000)
+    for shown in shown_on_a_line([result(1), result(20), result(300)], headline, stream):
+        if shown["training_iteration"] == 20:
+            break
+    assert stream.getvalue().count("\n") == 1
+    _, first, second = stream.getvalue().split("\r")
+    assert first == "00:00  iteration 1  steps 100 of 100 k  return 20.0, goal 475"
+    assert second == "00:00  iteration 20  steps 2,000 of 100 k  return 20.0, goal 475\n"
 
 
 def test_figures_that_were_held_back_come_with_the_clock() -> None:

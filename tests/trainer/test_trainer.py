@@ -227,6 +227,17 @@ def test_iterate_ends_when_something_is_reached(make: Make) -> None:
     assert last["episodes_total"] >= 100
 
 
+def test_iterate_shows_its_progress_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer: Any = object.__new__(aiorl.Trainer)
+    trainer.config, trainer._is_stopped = aiorl.PPOConfig(env="CartPole-v1", stop_return=475), False
+    trainer._has_reached = lambda wanted: False
+    trainer.train = lambda: {"training_iteration": 7, "timesteps_total": 50}
+    assert len(list(trainer.iterate(stop_iterations=2, progress=True))) == 2
+    assert capsys.readouterr().out.count("\r00:00  iteration 7  steps 50  return no episode yet") == 2
+    assert len(list(trainer.iterate(stop_iterations=2))) == 2
+    assert capsys.readouterr().out == ""
+
+
 def test_r174_the_timestep_is_set_before_each_iteration(make: Make) -> None:
     trainer: Any = make()
     before = 0
