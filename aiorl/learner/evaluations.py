@@ -51,6 +51,7 @@ class Evaluations:
     Attributes:
         is_beside: training goes on meanwhile.
         mean_return: of the newest evaluation; NaN before the first.
+        holds_up: which evaluation training waits for, in plain words; "" for none.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Evaluations:
             num_workers = int(play is None and config.num_workers + 1 < usable_cores())
         self.is_beside = num_workers > 0 if is_beside is None else is_beside
         self.mean_return = math.nan
+        self.holds_up = ""
         self._config = config
         self._directory = run_dir / _DIRECTORY
         self._best = run_dir / BEST
@@ -115,12 +117,17 @@ class Evaluations:
 
     async def run(self, iteration: int) -> None:
         """Evaluate and wait for it; nothing goes wrong that training would not survive."""
-        with self._surviving():
-            try:
-                path = await self.checkpoint()
-            finally:
-                self._is_written.set()
-            self.conclude(path, await self._play(path, iteration), iteration)
+        if not self.is_beside:
+            self.holds_up = f"training waits for the evaluation of iteration {iteration}, which goes on"
+        try:
+            with self._surviving():
+                try:
+                    path = await self.checkpoint()
+                finally:
+                    self._is_written.set()
+                self.conclude(path, await self._play(path, iteration), iteration)
+        finally:
+            self.holds_up = ""
 
     def run_here(
         self,

@@ -215,6 +215,10 @@ class Run:
             if training.join_command:
                 logger.info("more workers join with: %s", training.join_command)
                 self._display.join(training.join_command, time.monotonic())
+            else:
+                self._tell(
+                    "this process samples by itself (num_workers: 0 without bind); no worker joins", logging.INFO
+                )
             self._open_files(restored)
             await training.ready()
             evaluations = self._evaluations = self._make_evaluations(training)
@@ -366,7 +370,7 @@ class Run:
             self._display.tick(now)
             if training.silent_s > _SAY_WAITING_S and now - said > 3 * _SAY_WAITING_S and not self._is_watched:
                 said = now
-                waiting = training.waiting_for()
+                waiting = (self._evaluations and self._evaluations.holds_up) or training.waiting_for()
                 self._tell(f"no update for {training.silent_s:.0f} s: {waiting}", logging.WARNING)
             await asyncio.sleep(0.5)
 
@@ -444,8 +448,6 @@ class Run:
             steps.append(("go on training from here", f"python -m aiorl.learner --resume {directory}"))
         steps.append(("draw the learning curve again", f"python -m aiorl.plot {directory}"))
         steps.append(("look at all figures", f"tensorboard --logdir {directory}"))
-        if self.training.join_command:
-            steps.append(("add workers while it trains, from any host", self.training.join_command))
         return Summary(
             reason=outcome.reason,
             run_dir=str(where.shown),

@@ -384,11 +384,11 @@ class LearnerService:
             perf=perf,
         )
 
-    def waiting_for(self) -> str:
-        """Why nothing happens, in plain words: what each worker says of itself."""
+    def waiting_for(self, join_command: str) -> str:
+        """Why nothing happens, in plain words: what each worker says of itself, or how one joins."""
         workers = self.session.workers
         if not workers:
-            return f"no worker is connected; they join with: python -m aiorl.worker --connect {self._endpoint.address}"
+            return f"no worker is connected; they join with: {join_command}"
         said = [
             f"worker {info.slot}: {info.state}" + (f" ({info.in_env_s:.0f} s in one step)" if info.in_env_s > 1 else "")
             for info in workers[:_MAX_NAMED]

@@ -223,7 +223,10 @@ class Training:
 
     def waiting_for(self) -> str:
         """Why nothing happens, in plain words."""
-        return self.service.waiting_for()
+        said = self.service.waiting_for(self.join_command)
+        if self.service.session.slots or self._config.num_workers:
+            return said
+        return f"{said} (num_workers is 0, so this run starts none itself; without bind, this process would sample)"
 
     # The way through ------------------------------------------------------------------------------------------
 
@@ -415,7 +418,7 @@ class Training:
             if present and (present + down >= wanted or time.monotonic() - self._began > _JOIN_WAIT_S):
                 break
             if not present and self._config.num_workers == 0:
-                self._tell(self.service.waiting_for(), logging.INFO)
+                self._tell(self.waiting_for(), logging.INFO)
             else:
                 self._tell(f"waiting for workers: {present} of {wanted} are here", logging.INFO)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -17,6 +18,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import EndpointClosed, MemoryQuotaError, WorkerError
 from aiorl.keys import make_keys
 from aiorl.learner import training as module
+from aiorl.learner.evaluations import Evaluations
 from aiorl.learner.run import Outcome, Run
 from aiorl.learner.run_dir import RunDirectory
 from aiorl.learner.training import Training
@@ -337,8 +339,7 @@ def test_what_is_done_before_the_first_update_is_said_and_how_to_join_too(
     assert said[:2] == ["loading TensorFlow and building the model", "compiling the update"]
     (command,) = [text for kind, text in display.shown if kind == "join"]
     assert command == f"python -m aiorl.worker --connect {training_of(run).service.address}"
-    steps = dict(run.summary(outcome).next_steps)
-    assert command in steps.values()
+    assert command not in dict(run.summary(outcome).next_steps).values(), "the run is over"
 
 
 def test_how_to_join_names_the_keys_where_keys_are_in_use(
@@ -353,6 +354,43 @@ def test_how_to_join_names_the_keys_where_keys_are_in_use(
         "join",
         f"python -m aiorl.worker --connect {training_of(run).service.address} --keys '{folder}'",
     )
+
+
+def test_what_is_waited_for_is_workers_by_a_command_that_they_can_use_or_an_evaluation_that_does_not_end(
+    start: Callable[..., tuple[Run, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    run, _ = start(bind="tcp://0.0.0.0:0", insecure=True, stop_time_s=1.2, evaluation_interval=1)
+    monkeypatch.setattr(Training, "silent_s", 71.0)
+    tick = Run._tick
+
+    async def save(directory: Path) -> Path:
+        return directory
+
+    async def hang(path: Path, request: Any) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    async def tick_twice(self: Run, training: Any) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(tick(self, training), 0.2)
+        self._evaluations = Evaluations(self._config, tmp_path, save, tell=print, is_beside=False, play=hang)
+        async with asyncio.TaskGroup() as group:
+            evaluating = group.create_task(self._evaluations.run(3))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(tick(self, training), 0.2)
+            evaluating.cancel()
+        assert self._evaluations.holds_up == ""
+        self._evaluations = None
+
+    monkeypatch.setattr(Run, "_tick", tick_twice)
+    asyncio.run(asyncio.wait_for(run.run(), 20))
+    first, second = [record.getMessage() for record in caplog.records if "no update for 71 s" in record.getMessage()]
+    assert training_of(run).join_command in first
+    assert "0.0.0.0" not in first
+    assert "num_workers is 0" in first
+    assert "the evaluation of iteration 3" in second
 
 
 def test_an_environment_that_fails_in_every_worker_at_once_ends_the_run(

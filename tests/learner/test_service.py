@@ -444,16 +444,16 @@ def test_waiting_for_says_who_is_waited_for() -> None:
     async def main() -> tuple[str, str]:
         both = InProcess()
         both.start(0)
-        nobody = both.service.waiting_for()
+        nobody = both.service.waiting_for("the command")
         both.add_worker()
         await both.service.wait_for_workers(1, 10)
-        somebody = both.service.waiting_for()
+        somebody = both.service.waiting_for("")
         await both.close()
         return nobody, somebody
 
     nobody, somebody = asyncio.run(main())
     assert "no worker is connected" in nobody
-    assert "--connect" in nobody
+    assert "the command" in nobody
     assert somebody.startswith("worker 1: ")
 
 
@@ -715,7 +715,7 @@ def test_of_many_workers_that_are_waited_for_a_few_are_named() -> None:
             peer = Peer(both, f"p{number}")
             peer.say(peer.hello)
             await peer.hears(m.Welcome)
-        said = both.service.waiting_for()
+        said = both.service.waiting_for("")
         await both.close()
         return said
 
