@@ -25,7 +25,8 @@ __all__ = ["main"]
 
 _ALGOS = ("ppo", "impala")
 _LEAST_S = 600.0
-"""Memory is judged in runs that are at least so long: shorter ones are still warming up."""
+"""Memory is judged in runs that are at least so long, since shorter ones are still warming up; so are moves in the
+ledger."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         worst_s=bars.worst_s * args.slack,
         death_median_s=bars.death_median_s * args.slack,
         memory=bars.memory if args.seconds >= _LEAST_S else None,
+        is_ledger_moved=args.seconds >= _LEAST_S and args.kinds == list(KINDS),
     )
     with tempfile.TemporaryDirectory(prefix="aiorl-chaos-") as scratch:
         folder = args.folder or Path(scratch)

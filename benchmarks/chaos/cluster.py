@@ -23,6 +23,7 @@ from aiorl.keys import make_keys
 from benchmarks.chaos.link import Link, free_pair
 from benchmarks.chaos.processes import Ended, Started, end_all, marked, send, worker_leaves
 from benchmarks.chaos.progress import Progress, Span
+from benchmarks.chaos.resumes import Resumes
 
 __all__ = ["LEARNER", "Cluster", "ClusterFailed", "Missed", "Outsider"]
 
@@ -40,7 +41,8 @@ _MAX_FILES = 1024
 _NEVER_GIVEN_UP = 1_000_000
 # an abort shows in what the process wrote, also where nobody sees its exit status
 _ENVIRONMENT = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
-_ALGO_SETTINGS = {"ppo": {"sgd_minibatch_size": 256, "num_sgd_iter": 2}, "impala": {}}
+_ALGO_SETTINGS = {"ppo": {"sgd_minibatch_size": 256, "num_sgd_iter": 2}, "impala": {"max_policy_lag": 1}}
+_NUM_ENVS, _FRAGMENT_LENGTH, _BATCH_STEPS = 4, 32, 1024
 
 
 class Missed(Exception):
@@ -84,6 +86,7 @@ class Cluster:
         run_dir: the learner's run directory.
         outsiders: workers from outside.
         progress: results so far.
+        resumes: what came back of what was saved.
         deaths: from each end of the learner to the first rise of trained steps after it.
         unexpected: processes started here that ended without having been told to.
         num_local: local workers to be expected; whoever finds that one stays down takes it off.
@@ -103,7 +106,9 @@ class Cluster:
         self.folder = folder
         self.run_dir = run_dir
         self.outsiders: list[Outsider] = []
-        self.progress = Progress(run_dir / "result.jsonl")
+        steps = _NUM_ENVS * _FRAGMENT_LENGTH
+        self.progress = Progress(run_dir / "result.jsonl", fragment_steps=steps, batch_steps=_BATCH_STEPS)
+        self.resumes = Resumes(run_dir)
         self.deaths: list[Span] = []
         self.unexpected: list[Ended] = []
         self.num_local = _NUM_LOCAL
@@ -286,9 +291,9 @@ class Cluster:
             "env": "benchmarks.chaos.env:PacedCartPole",
             "env_config": {"step_s": 0.0005},
             "num_workers": _NUM_LOCAL,
-            "num_envs_per_worker": 4,
-            "rollout_fragment_length": 32,
-            "train_batch_size": 1024,
+            "num_envs_per_worker": _NUM_ENVS,
+            "rollout_fragment_length": _FRAGMENT_LENGTH,
+            "train_batch_size": _BATCH_STEPS,
             "observation_filter": "MeanStdFilter",
             "model": {"fcnet_hiddens": [128, 128]},  # a broadcast has 140 kB: queues fill soon
             "bind": f"tcp://127.0.0.1:{self.port}",
@@ -334,11 +339,13 @@ class Cluster:
         await asyncio.to_thread(self.learner.wait)
         self.progress.read()
         before_resume()
+        await asyncio.to_thread(self.resumes.expect, self.life + 1)
         self._start_learner()
 
     async def _watch(self) -> None:
         while True:
             self.progress.read()
+            await asyncio.to_thread(self.resumes.look, self.progress.firsts)
             births, rises = self.progress.births, self.progress.rises
             if rises and rises[-1] > births[-1] > (self._died_at or 0.0):
                 self._num_starts = 0

@@ -308,6 +308,38 @@ async def blackholed(strike: Strike) -> None:
 
 
 @_kind(Effect.SILENCES)
+async def late(strike: Strike) -> None:
+    """Nothing is carried until what a worker owes is leased to others; then it comes after all."""
+    link = strike.outsider().link
+    link.hold()
+    try:
+        await strike.hold((6.0, 9.0))
+    finally:
+        link.release()
+    strike.over()
+
+
+@_kind(Effect.SILENCES)
+async def killed_while_sending_again(strike: Strike) -> None:
+    """Connections are reset while fragments wait, and the worker is killed while it sends them over a narrow line."""
+    outsider = strike.outsider(may_end=True)
+    link, victim = outsider.link, strike.pick(outsider.samplers())
+    strike.target += f", pid {victim.pid}"
+    link.hold()
+    try:
+        await strike.hold((1.0, 3.0))
+        link.reset()
+        link.slow = Slow(0.0, 1e5)
+        link.release()
+        await strike.hold((1.0, 3.0))
+        send(victim, signal.SIGKILL)
+    finally:
+        link.release()
+        link.slow = None
+    strike.over()
+
+
+@_kind(Effect.SILENCES)
 async def corrupted(strike: Strike) -> None:
     """Some chunks have a bit flipped."""
     link = strike.outsider().link

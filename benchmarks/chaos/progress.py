@@ -22,6 +22,11 @@ SETTLE_S = 1.0
 """A standstill that begins so soon after a fault's end still counts as the fault's."""
 
 
+_NEVER_COUNTED = ("abandoned by the worker", "malformed")
+_BATCHES = 3
+"""Train batches that are made up, wait for the update or are in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """What matters of one result.
@@ -37,6 +42,16 @@ class Row:
     life: int
     trained: int
     workers: int
+
+
+def _arrived_elsewhere(result: Mapping[str, Any]) -> int:
+    """Env steps that arrived by the counter and are neither trained, queued nor discarded by the ledger.
+
+    In a learner that was never resumed it is none; a resume adds what was queued when its checkpoint was written.
+    """
+    ledger = result["ledger"]
+    discarded = sum(steps for reason, steps in ledger["discarded"].items() if reason not in _NEVER_COUNTED)
+    return int(result["timesteps_total"]) - int(ledger["trained"]) - int(ledger["queued"]) - int(discarded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +74,26 @@ class Progress:
         rows: results so far.
         rises: when trained steps rose.
         gaps: what was wrong with ledgers.
+        firsts: life -> its first result.
+        left: "discarded" and "lost" -> env steps of the newest result.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Take the file; it need not be there yet."""
+    def __init__(self, path: Path, *, fragment_steps: int = 0, batch_steps: int = 0) -> None:
+        """Take the file; it need not be there yet.
+
+        Args:
+            path: of the results.
+            fragment_steps: env steps of a fragment.
+            batch_steps: env steps of a train batch; 0 does not hold the ledger against what waits.
+        """
         self.births: list[float] = []
         self.rows: list[Row] = []
         self.rises: list[float] = []
         self.gaps: list[str] = []
+        self.firsts: dict[int, Mapping[str, Any]] = {}
+        self.left: dict[str, int] = {}
+        self._fragment_steps, self._batch_steps = fragment_steps, batch_steps
+        self._elsewhere = 0
         self._path = path
         self._offset = 0
         self._inode = 0
@@ -100,14 +127,28 @@ class Progress:
         )
         if last is None or row.life != last.life:  # a resumed learner begins where its checkpoint was
             has_risen = result["updates_this_iter"] > 0
+            self.firsts[row.life] = result
+            self._elsewhere = _arrived_elsewhere(result) if row.life else 0
         else:
             has_risen = row.trained > last.trained
         self.rows.append(row)
         if has_risen:
             self.rises.append(at)
-        gap = ledger_gap(result["ledger"])
-        if gap:
-            self.gaps.append(f"result {result['training_iteration']}: {gap}")
+        gaps = [ledger_gap(result["ledger"]), self._astray(result), self._excess(result)]
+        self.gaps += [f"result {result['training_iteration']}: {gap}" for gap in gaps if gap]
+        self.left = {name: sum(result["ledger"][name].values()) for name in ("discarded", "lost")}
+
+    def _astray(self, result: Mapping[str, Any]) -> str:
+        gap = _arrived_elsewhere(result) - self._elsewhere
+        return f"{gap:+,} env steps arrived and are not in the ledger" if gap else ""
+
+    def _excess(self, result: Mapping[str, Any]) -> str:
+        """Say whether the ledger has more queued than fragments and train batches are there."""
+        if not self._batch_steps:
+            return ""
+        waits = int(result["transport"]["queued_fragments"]) * self._fragment_steps + _BATCHES * self._batch_steps
+        queued = int(result["ledger"]["queued"])
+        return f"{queued:,} env steps are queued, and at most {waits:,} wait" if queued > waits else ""
 
 
 def standstill(rises: Sequence[float], fault: Span) -> float | None:

@@ -19,12 +19,14 @@ class Bars:
         worst_s: longest such time, and longest time in all in which they did not rise.
         death_median_s: median time from a learner's death until trained steps rise again.
         memory: growth of a process's memory, as a share; None reports it only.
+        is_ledger_moved: env steps must have been discarded and lost, or the ledger was hardly tested.
     """
 
     median_s: float = 5.0
     worst_s: float = 15.0
     death_median_s: float = 8.0
     memory: float | None = 0.03
+    is_ledger_moved: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,10 @@ class Report:
         standstills_s: algorithm -> longest time without a rise while the learner was there.
         results: results whose ledgers were looked at.
         gaps: what was wrong with ledgers.
+        resumes: resumed learners whose first result was held against the checkpoint.
+        weights_compared: of those, how many whose weights were, too.
+        forgotten: what did not come back.
+        left: "discarded" and "lost" -> env steps.
         aborted: processes that ended by themselves.
         orphans: processes that outlived the run.
         complaints: what else was not as it should be.
@@ -99,6 +105,10 @@ class Report:
     standstills_s: dict[str, float] = field(default_factory=dict)
     results: int = 0
     gaps: list[str] = field(default_factory=list)
+    resumes: int = 0
+    weights_compared: int = 0
+    forgotten: list[str] = field(default_factory=list)
+    left: dict[str, int] = field(default_factory=dict)
     aborted: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
@@ -132,6 +142,16 @@ class Report:
         ]
         lines += [
             _none("ledger gaps", self.gaps, f" in {self.results:,} results"),
+            *self._resume_lines(),
+            *(
+                Line(
+                    f"env steps {name}",
+                    f"{steps:,}",
+                    "> 0" * bars.is_ledger_moved,
+                    steps > 0 or not bars.is_ledger_moved,
+                )
+                for name, steps in self.left.items()
+            ),
             _none("aborted processes", self.aborted),
             _none("orphans", self.orphans),
             _none("complaints", self.complaints),
@@ -144,6 +164,16 @@ class Report:
             else:
                 lines.append(Line(f"memory, {name}", value, f"<= {bars.memory:+.0%}", growth <= bars.memory))
         return lines
+
+    def _resume_lines(self) -> list[Line]:
+        """Judge what came back; resumes of which nothing could be compared show nothing."""
+        if not any(each.ends_learner for each in self.struck):
+            return []
+        compared = f"{self.resumes}, weights of {self.weights_compared}"
+        return [
+            Line("resumes compared", compared, "> 0 of each", min(self.resumes, self.weights_compared) > 0),
+            _none("forgotten in a resume", self.forgotten),
+        ]
 
     def by_kind(self) -> dict[str, dict[str, Any]]:
         """Kind -> how many, how many survived, median and worst time of those that can be told."""
@@ -188,6 +218,7 @@ class Report:
                 if not each.survived
             ],
             "ledger gaps": self.gaps[:10],
+            "forgotten in a resume": self.forgotten[:10],
             "aborted processes": self.aborted,
             "orphans": self.orphans,
             "complaints": self.complaints,

@@ -211,6 +211,11 @@ class _Run:
         progress = cluster.progress
         report.results += len(progress.rows)
         report.gaps += [f"{self._algo}: {gap}" for gap in progress.gaps]
+        report.resumes += cluster.resumes.compared
+        report.weights_compared += cluster.resumes.weights_compared
+        report.forgotten += [f"{self._algo}: {each}" for each in cluster.resumes.missing]
+        for name, steps in progress.left.items():
+            report.left[name] = report.left.get(name, 0) + steps
         report.deaths_s += [death.end - death.begin for death in cluster.deaths]
         if progress.rises:
             whole = Span(progress.rises[0], progress.rises[-1])

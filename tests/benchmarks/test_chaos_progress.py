@@ -21,6 +21,7 @@ def result(at: float, trained: int, *, updates: int = 1, lost: int = 0, sampled:
         "timestamp": at,
         "training_iteration": int(at),
         "env_steps_trained_total": trained,
+        "timesteps_total": trained + 10,
         "updates_this_iter": updates,
         "num_healthy_workers": 6,
         "ledger": ledger,

@@ -38,9 +38,12 @@ def test_a_report_of_which_every_bar_holds_is_ok_and_goes_through_json():
 
 def test_each_bar_that_is_missed_is_named():
     report = Report(seed=1, bars=Bars(), struck=[struck(1, "a", 6.0), struck(2, "b", 16.0), struck(3, "c", None)])
+    report.struck.append(struck(4, "learner-killed", 9.0, ends_learner=True))
     report.deaths_s += [9.0]
     report.standstills_s["impala"] = 15.5
     report.gaps.append("result 5: +1 env steps are nowhere")
+    report.forgotten.append("resume 1 of checkpoint 7: iteration: 0 where 9 were saved")
+    report.left["lost"] = 0
     report.aborted.append("outside-single.txt: Assertion failed")
     report.orphans.append("pid 9")
     report.complaints.append("of 6 workers not all were back")
@@ -53,6 +56,9 @@ def test_each_bar_that_is_missed_is_named():
         "recovery, learner dead, median",
         "longest standstill, impala",
         "ledger gaps",
+        "resumes compared",
+        "forgotten in a resume",
+        "env steps lost",
         "aborted processes",
         "orphans",
         "complaints",
@@ -67,7 +73,7 @@ def test_a_run_without_a_fault_shows_nothing():
 
 
 def test_what_fell_into_the_end_of_a_learner_is_survived_but_not_timed():
-    report = Report(seed=1, bars=Bars())
+    report = Report(seed=1, bars=Bars(), resumes=1, weights_compared=1)
     report.struck += [
         struck(1, "a", 1.0),
         struck(2, "a", 40.0, beside_death=True),
