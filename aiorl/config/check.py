@@ -47,6 +47,9 @@ _OPEN = (
 _TYPE_FAULTS = ("_type", "_parsing", "_from_float", "literal_error")
 """Ends of pydantic's codes for values of a wrong kind; for these we say what kind was wanted."""
 
+_MAX_BITS = 4096
+"""Python refuses to make text of numbers of more than 4,300 digits."""
+
 _ALL_KEYS = "`python -m aiorl.learner --help-config` lists all keys."
 
 
@@ -85,6 +88,22 @@ def check_no_search(values: Mapping[str, Any], prefix: str = "") -> None:
                 hint="examples/optuna_sweep.py searches with Optuna, and a shell loop over --set does for a grid.",
             )  # fmt: skip
         check_no_search(value, f"{prefix}{name}.")
+
+
+def check_numbers(values: object, name: str = "") -> None:
+    """Refuse whole numbers that Python writes down nowhere, at any depth.
+
+    Raises: ConfigError naming the key.
+    """
+    if isinstance(values, int) and values.bit_length() > _MAX_BITS:
+        raise ConfigError(
+            f"{name} is a whole number of {values.bit_length():,} bits, expected one of at most {_MAX_BITS:,}.",
+            key=name,
+        )
+    if isinstance(values, list | tuple):
+        values = dict(enumerate(values))
+    for key, value in values.items() if isinstance(values, Mapping) else ():
+        check_numbers(value, f"{name}.{key}" if name else str(key))
 
 
 def check_supported(config: BaseModel) -> None:

@@ -28,6 +28,8 @@ Sizes = int | tuple[int, int]
 
 Activation = Literal["tanh", "relu", "swish", "silu", "gelu", "elu", "linear"]
 
+_MAX_LAYERS, _MAX_POLICIES = 1000, 1000
+
 _model = partial(key, group="Model")
 _agents = partial(key, group="Multi-agent")
 _transport = partial(key, group="Transport", where="both")
@@ -78,6 +80,8 @@ class ModelConfig(WorkerModelConfig):
     @field_validator("fcnet_hiddens")
     @classmethod
     def _check_widths(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
+        if len(widths) > _MAX_LAYERS:
+            raise ValueError(f"must be at most {_MAX_LAYERS} widths")
         if any(width < 1 for width in widths):
             raise ValueError("every width must be at least 1")
         return widths
@@ -85,6 +89,8 @@ class ModelConfig(WorkerModelConfig):
     @field_validator("conv_filters", mode="before")
     @classmethod
     def _check_filters(cls, filters: object) -> object:
+        if isinstance(filters, list | tuple) and len(filters) > _MAX_LAYERS:
+            raise ValueError(f"must be at most {_MAX_LAYERS} filters")
         for entry in filters if isinstance(filters, list | tuple) else ():
             if not (isinstance(entry, list | tuple) and len(entry) == 3 and all(map(_are_sizes, entry))):
                 raise ValueError("a filter is [channels, kernel, stride], in positive whole numbers or pairs of these")
@@ -175,6 +181,8 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
     @field_validator("policies", mode="before")
     @classmethod
     def _without_objects(cls, policies: object) -> object:
+        if isinstance(policies, Mapping) and len(policies) > _MAX_POLICIES:
+            raise ValueError(f"must be at most {_MAX_POLICIES} policies")
         return plain_code(policies)
 
 

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TextIO, cast
 from pydantic import PrivateAttr, ValidationError, field_validator
 
 from aiorl.config.address import is_open_bind
-from aiorl.config.check import check_known, check_model, check_no_search, check_supported, plain_error, warn_unheeded
+from aiorl.config.check import (
+    check_known,
+    check_model,
+    check_no_search,
+    check_numbers,
+    check_supported,
+    plain_error,
+    warn_unheeded,
+)
 from aiorl.config.effective import render_effective
 from aiorl.config.import_path import Code, CodeWithSettings, import_object, is_local, named, not_importable
 from aiorl.config.key import all_keys, key
@@ -315,6 +323,8 @@ class CommonConfig(WorkerConfig):
     ) -> None:
         """Become what the layers say, over the defaults."""
         kind = type(self)
+        for layer in layers:
+            check_numbers(layer.values)
         layers = [_in_new_names(kind, layer, allow_unknown) for layer in layers]
         algo = kind.model_fields["algo"].default
         try:
@@ -550,6 +560,14 @@ class CommonConfig(WorkerConfig):
         if env is None or isinstance(env, str) or callable(env):
             return env
         raise ValueError("must be a name, or a class or function that makes the environment")
+
+    @field_validator("extra_python_environs_for_driver", "extra_python_environs_for_worker")
+    @classmethod
+    def _check_variables(cls, variables: dict[str, str]) -> dict[str, str]:
+        for name, value in variables.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError("names must have a character and no '=', and neither names nor values a NUL")
+        return variables
 
     @field_validator("input_evaluation", mode="before")
     @classmethod

@@ -217,6 +217,8 @@ def _make(path: Path, *, exist_ok: bool) -> None:
         raise _unwritable(path, "it is no directory") from None
     except OSError as error:
         raise _unwritable(path, error.strerror) from error
+    except ValueError as error:  # a NUL in it
+        raise _unwritable(path, str(error)) from error
 
 
 def _locked(path: Path) -> RunLock:
@@ -267,7 +269,7 @@ def _make_new(config: CommonConfig) -> tuple[Path, bool]:
     """
     if config.run_dir is not None:
         path = Path(config.run_dir).expanduser().absolute()
-        is_there = path.exists()
+        is_there = os.path.exists(path)
         _make(path, exist_ok=True)
         return path, not is_there
     algo, env = (re.sub(r"[^A-Za-z0-9._-]+", "-", str(name)) for name in (config.algo, config.env))

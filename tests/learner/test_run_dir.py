@@ -92,10 +92,11 @@ def test_what_is_no_run_directory_is_named(tmp_path: Path, content: str | None) 
         RunDirectory.open(config(resume=str(tmp_path)))
 
 
-def test_a_directory_that_cannot_be_made_gets_a_hint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["file/run", "n" * 300, "a\0b"])
+def test_a_directory_that_cannot_be_made_gets_a_hint(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--run-dir"):
-        RunDirectory.open(config(run_dir=os.fspath(tmp_path / "file" / "run")))
+        RunDirectory.open(config(run_dir=os.fspath(tmp_path / name)))
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
