@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         worst_s=bars.worst_s * args.slack,
         death_median_s=bars.death_median_s * args.slack,
         memory=bars.memory if args.seconds >= _LEAST_S else None,
-        is_ledger_moved=args.seconds >= _LEAST_S and args.kinds == list(KINDS),
+        is_ledger_moved=args.seconds >= _LEAST_S and args.kinds == list(KINDS) and args.algos == list(_ALGOS),
     )
     with tempfile.TemporaryDirectory(prefix="aiorl-chaos-") as scratch:
         folder = args.folder or Path(scratch)

@@ -82,6 +82,7 @@ class Cluster:
     """A run of one algorithm.
 
     Attributes:
+        algo: name of the algorithm.
         folder: gets logs and keys.
         run_dir: the learner's run directory.
         outsiders: workers from outside.
@@ -113,7 +114,7 @@ class Cluster:
         self.unexpected: list[Ended] = []
         self.num_local = _NUM_LOCAL
         self.port = 0
-        self._algo = algo
+        self.algo = algo
         self._mark = mark
         self._patience = patience
         self._learner: Started | None = None
@@ -287,7 +288,7 @@ class Cluster:
 
     def _settings(self) -> dict[str, Any]:
         return {
-            "algo": self._algo,
+            "algo": self.algo,
             "env": "benchmarks.chaos.env:PacedCartPole",
             "env_config": {"step_s": 0.0005},
             "num_workers": _NUM_LOCAL,
@@ -302,7 +303,7 @@ class Cluster:
             "min_iter_time_s": 0.2,
             "checkpoint_interval_s": 2.0,
             "max_worker_restarts": _NEVER_GIVEN_UP,
-            **_ALGO_SETTINGS[self._algo],
+            **_ALGO_SETTINGS[self.algo],
         }
 
     def _start_learner(self) -> None:
@@ -345,13 +346,13 @@ class Cluster:
     async def _watch(self) -> None:
         while True:
             self.progress.read()
-            await asyncio.to_thread(self.resumes.look, self.progress.firsts)
             births, rises = self.progress.births, self.progress.rises
             if rises and rises[-1] > births[-1] > (self._died_at or 0.0):
                 self._num_starts = 0
                 if self._died_at is not None:
                     self.deaths.append(Span(self._died_at, next(at for at in rises if at > births[-1])))
                     self._died_at = None
+            await asyncio.to_thread(self.resumes.look, self.progress.firsts)
             if not self._resuming.locked():
                 async with self._resuming:
                     await self._look_at_learner()

@@ -25,6 +25,7 @@ from benchmarks.chaos.disk import Disk
 from benchmarks.chaos.link import Slow
 from benchmarks.chaos.plan import Effect
 from benchmarks.chaos.processes import send
+from benchmarks.chaos.resumes import Saved
 
 __all__ = ["KINDS", "Kind", "NoTarget", "Strike"]
 
@@ -209,6 +210,23 @@ async def learner_killed(strike: Strike) -> None:
     workers = await strike.cluster.kill_learner()
     strike.over()
     await _gone(strike, workers, "local workers outlived the learner")
+
+
+@_kind(Effect.ENDS_LEARNER)
+async def learner_killed_with_queue(strike: Strike) -> None:
+    """SIGKILL to the learner once fragments wait by its newest checkpoint: the resumed one counts them as lost."""
+    cluster = strike.cluster
+
+    def waits() -> bool:
+        saved = Saved.newest_of(cluster.run_dir)
+        return saved is not None and saved.ledger["queued"] > 0
+
+    if cluster.algo == "ppo":  # none wait after an update
+        raise NoTarget
+    with contextlib.suppress(Missed):
+        await cluster.until(waits, _BEGINS_S, "")
+    strike.begin()
+    await learner_killed(strike)
 
 
 @_kind(Effect.ENDS_LEARNER)

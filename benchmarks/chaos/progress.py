@@ -9,6 +9,7 @@ import bisect
 import itertools
 import json
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ SETTLE_S = 1.0
 
 
 _NEVER_COUNTED = ("abandoned by the worker", "malformed")
+_RESULTS = 8
+"""Results in a row that show the same."""
 _BATCHES = 3
 """Train batches that are made up, wait for the update or are in it."""
 
@@ -94,6 +97,7 @@ class Progress:
         self.left: dict[str, int] = {}
         self._fragment_steps, self._batch_steps = fragment_steps, batch_steps
         self._elsewhere = 0
+        self._apart: deque[int] = deque(maxlen=_RESULTS)
         self._path = path
         self._offset = 0
         self._inode = 0
@@ -129,6 +133,7 @@ class Progress:
             has_risen = result["updates_this_iter"] > 0
             self.firsts[row.life] = result
             self._elsewhere = _arrived_elsewhere(result) if row.life else 0
+            self._apart.clear()
         else:
             has_risen = row.trained > last.trained
         self.rows.append(row)
@@ -139,8 +144,13 @@ class Progress:
         self.left = {name: sum(result["ledger"][name].values()) for name in ("discarded", "lost")}
 
     def _astray(self, result: Mapping[str, Any]) -> str:
-        gap = _arrived_elsewhere(result) - self._elsewhere
-        return f"{gap:+,} env steps arrived and are not in the ledger" if gap else ""
+        """Say whether the ledger and the counter have gone apart for good; what comes just now is in the first only."""
+        self._apart.append(_arrived_elsewhere(result) - self._elsewhere)
+        if len(self._apart) < _RESULTS or min(self._apart) <= 0 <= max(self._apart):
+            return ""
+        least = min(self._apart, key=abs)
+        self._apart.clear()
+        return f"{least:+,} env steps arrived and are not in the ledger"
 
     def _excess(self, result: Mapping[str, Any]) -> str:
         """Say whether the ledger has more queued than fragments and train batches are there."""

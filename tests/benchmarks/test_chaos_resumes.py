@@ -140,7 +140,7 @@ def gaps_of(algorithm: type[FakeAlgorithm]) -> list[str]:
         seen = progress.Progress(Path("nowhere"), fragment_steps=LENGTH * NUM_ENVS, batch_steps=BATCH)
         both.start()
         both.service.go_on()
-        for count in range(4, 60, 4):
+        for count in range(2, 60, 2):
             await both.updates_done(count)
             seen.add(results.finish_iteration(time.monotonic(), both.service.progress(None), timestamp=time.time()))
         await both.close()
