@@ -156,8 +156,9 @@ def refuse_in_import(what: str) -> None:
 def not_importable(key: str, value: str) -> ConfigError:
     """Return the error for an object that other processes need, and only this one knows."""
     place = "of a module, or of the script that you run" if main_module_name() else "of a module, a .py file"
+    name = value.removeprefix(_LOCAL).partition("#")[0]
     return ConfigError(
-        f"{key} is {value.removeprefix(_LOCAL)!r}, which only this process knows: others can't import it.",
+        f"{key} is {name!r}, which only this process knows: others can't import it.",
         key=key,
         value=value,
         hint=f"Define it by def or class at the top level {place}; or sample in this process, by num_workers: 0.",

@@ -30,7 +30,7 @@ from aiorl.config.check import (
     warn_unheeded,
 )
 from aiorl.config.effective import render_effective
-from aiorl.config.import_path import Code, CodeWithSettings, import_object, is_local, named, not_importable
+from aiorl.config.import_path import Code, CodeWithSettings, import_object, is_local, named, not_importable, plain_code
 from aiorl.config.key import all_keys, key
 from aiorl.config.layers import DERIVED, Layer, Origins, file_layer, located, merged, without_overruled
 from aiorl.config.legacy import check_removed, rename_legacy
@@ -568,6 +568,13 @@ class CommonConfig(WorkerConfig):
             if not name or "=" in name or "\0" in name + value:
                 raise ValueError("names must have a character and no '=', and neither names nor values a NUL")
         return variables
+
+    @field_validator("evaluation_config", mode="before")
+    @classmethod
+    def _without_objects(cls, changes: object) -> object:
+        if not isinstance(changes, Mapping):
+            return changes
+        return {name: value if name == "env_config" else plain_code(value) for name, value in changes.items()}
 
     @field_validator("input_evaluation", mode="before")
     @classmethod

@@ -98,13 +98,6 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     )
 
 
-def _env_of_workers(config: CommonConfig) -> str:
-    """Return the environment's name in the processes that sample; its own where they would not know it."""
-    with contextlib.suppress(ConfigError):
-        return name_elsewhere(config.env or "")
-    return config.env or ""
-
-
 def _checkpoint_to_begin_with(config: CommonConfig) -> Checkpoint | None:
     if config.init_from is None or config.resume is not None:
         return None
@@ -120,7 +113,12 @@ def unusable_init_from(config: CommonConfig, error: CheckpointError) -> ConfigEr
 
 
 def _for_env(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
-    """The config with what the environment asks for, and a fresh seed if it takes one, where the user says nothing."""
+    """The config with what the environment asks for, and a fresh seed if it takes one, where the user says nothing.
+
+    It has the environment's name in other processes, whoever samples, evaluates or goes on with the run.
+    """
+    with contextlib.suppress(ConfigError):  # there may be none
+        config = config.model_copy(update={"env": name_elsewhere(config.env or "")})
     if config.seed is None and facts.is_seedable:
         config = config.model_copy(update={"seed": secrets.randbits(31)})
         logger.info("the seed of this run is %d", config.seed)
@@ -215,11 +213,7 @@ def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: Lear
     return Learning(
         group=PolicyGroup(algorithms, fixed),
         lease_plan=algorithm_class(config.algo).lease_plan(config),
-        worker_part=WorkerPart.of(
-            config.model_copy(update={"env": _env_of_workers(config)}),
-            policies=parts,
-            log_dir=None if run_dir is None else str(run_dir.resolve()),
-        ),
+        worker_part=WorkerPart.of(config, policies=parts, log_dir=None if run_dir is None else str(run_dir.resolve())),
         graphs=graphs,
         filters=filters,
         spaces={policy_id: policy.described_spaces() for policy_id, policy in planned.items()},

@@ -387,6 +387,13 @@ def test_objects_of_python_are_taken_and_named_by_their_import_paths() -> None:
     assert [*config.loggers, config.model.custom_model, config.multiagent.policy_mapping_fn] == [path] * 3
     assert config.multiagent.policies["policy"][1] == space_to_dict(space)
     assert PPOConfig(callbacks={"on_episode_end": importable}).callbacks == {"on_episode_end": path}
+    config = PPOConfig(
+        wrappers=[importable, {"class": importable}],
+        exploration={"type": importable},
+        evaluation_config={"callbacks": Importable, "env_config": {"make": importable}},
+    )
+    assert (config.wrappers, config.exploration) == ([path, {"class": path}], {"type": path})
+    assert config.evaluation_config == {"callbacks": f"{__name__}:Importable", "env_config": {"make": importable}}
 
 
 @pytest.mark.parametrize(

@@ -371,3 +371,10 @@ def test_what_a_custom_preprocessor_raises_names_the_setting():
     with pytest.raises(ConfigError, match="ZeroDivisionError") as caught:
         preprocessor.transform_rows([np.zeros(2)])
     assert caught.value.key == "model.custom_preprocessor"
+
+
+def test_text_is_refused_with_the_way_out():
+    mission = spaces.Dict({"mission": spaces.Text(9), "image": spaces.Box(0, 255, (7, 7, 3), np.uint8)})
+    with pytest.raises(UnsupportedSpaceError) as caught:
+        make_preprocessor(mission)
+    assert "wrappers" in caught.value.hint

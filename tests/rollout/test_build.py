@@ -478,7 +478,7 @@ def test_a_raw_nested_space_at_a_policy_is_refused(make_worker):
 
     class Raw(IdentityPreprocessor):
         def __init__(self, space):
-            self.space, self.shape = space, (6,)
+            self.space, self.shape, self.dtype = space, (6,), np.dtype(np.float32)
 
     with pytest.raises(UnsupportedSpaceError, match="policy's observation space"):
         make_worker(lambda context: NestedEnv(), model_config={"custom_preprocessor": Raw})
@@ -664,3 +664,17 @@ def test_an_environments_constructor_that_fails_is_named_with_its_copy(make_work
     assert caught.value.vector_index == failing
     assert "in create" in caught.value.traceback_text
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_policies_may_be_chosen_by_the_episode_and_the_worker_that_samples_it(make_worker):
+    asked = []
+
+    def by_episode(agent_id, episode, worker, **kwargs):
+        asked.append((episode, worker))
+        return "a" if episode.episode_id % 2 else "b"
+
+    policies = {name: spec(VECTOR, ACTIONS) for name in "ab"}
+    worker = make_worker(lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=by_episode)
+    worker.sample()
+    assert asked
+    assert all(hasattr(episode, "user_data") and sampler is worker for episode, sampler in asked)
