@@ -21,6 +21,7 @@ from aiorl.process.available_memory import available_bytes
 __all__ = [
     "check_depth",
     "check_regular",
+    "check_written",
     "open_regular",
     "parse_json",
     "parsed_bytes",
@@ -51,16 +52,16 @@ def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
         path: of the file; its parents may be links.
         max_bytes: the size is checked against it before anything is read.
         follow: whether it may be a symbolic link itself.
-    Raises: OSError, with a reason in plain words, if it is missing, unreadable, no regular file, too large, or larger
-        than the memory there is: twice its size, for what is made of it.
+    Raises: OSError, with a reason in plain words, if it is missing, unreadable, no regular file, too large, mostly
+        holes, or larger than the memory that is left: twice its size, for what is made of it.
     """
-    with _opened(path, follow=follow) as file:
+    with open_regular(path, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise OSError(
                 errno.EFBIG, f"it has {size:,} bytes, more than the {max_bytes:,} that it may have", str(path)
             )
-        _check_written(file.fileno(), path)
+        check_written(file.fileno(), path)
         if size > _SMALL_BYTES and 2 * size > (left := available_bytes()):
             raise OSError(errno.ENOMEM, f"it has {size:,} bytes, and {left:,} bytes of memory are left", str(path))
         return file.read(size)
@@ -72,18 +73,8 @@ def open_regular(path: str | Path, *, follow: bool = False) -> BufferedReader:
     Args:
         path: of the file.
         follow: whether it may be a symbolic link.
-    Raises: OSError, with a reason in plain words, if it is missing, unreadable, no regular file, or mostly holes.
+    Raises: OSError, with a reason in plain words, if it is missing, unreadable or no regular file.
     """
-    file = _opened(path, follow=follow)
-    try:
-        _check_written(file.fileno(), path)
-    except OSError:
-        file.close()
-        raise
-    return file
-
-
-def _opened(path: str | Path, *, follow: bool) -> BufferedReader:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
     except OSError as error:
@@ -104,7 +95,7 @@ def check_regular(descriptor: int, path: str | Path) -> None:
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
-def _check_written(descriptor: int, path: str | Path) -> None:
+def check_written(descriptor: int, path: str | Path) -> None:
     """Raise OSError if most of a file was never written: it costs its maker nothing and its reader all of its size."""
     size = os.fstat(descriptor).st_size
     at = holes = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from reprlib import repr as show
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ class _Room:
         if not isinstance(data, Sequence) or isinstance(data, str | bytes):
             raise _damaged("shape", data)
         shape = tuple(_integer(size) for size in data)
-        self._left -= math.prod(shape)
+        self._left -= math.prod(max(size, 1) for size in shape)  # a side of 0 leaves the others their bounds
         if len(shape) > _MAX_DEPTH or any(size < 0 for size in shape) or self._left < 0:
             raise _damaged("shape", shape)
         return shape
@@ -145,12 +146,13 @@ def _space_from_dict(data: object, depth: int, room: _Room) -> spaces.Space[Any]
     except ConfigError:
         raise
     except (AssertionError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise _damaged(f"{kind}:", repr(error)) from error
+        raise _damaged(f"{kind}:", f"{error!r:.200}") from error
     raise _damaged("unknown kind", kind)
 
 
 def _damaged(what: str, value: object) -> ConfigError:
-    return ConfigError(f"the description of a space cannot be read: {what} {value!s:.200}.", value=value)
+    shown = value if isinstance(value, str) else show(value)  # a str of its own may be too deep or too long
+    return ConfigError(f"the description of a space cannot be read: {what} {shown:.200}.", value=value)
 
 
 def _integer(data: object) -> int:
@@ -166,10 +168,11 @@ def _dtype(data: object) -> np.dtype[Any]:
 
 
 def _bound_from_data(data: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    numbers = np.asarray(
-        [float(value) if isinstance(value, str) else value for value in data]
-        if isinstance(data, list | tuple)
-        else (float(data) if isinstance(data, str) else data),
-        dtype=dtype,
-    )
+    with np.errstate(over="ignore"):  # what float32 can't hold is infinite
+        numbers = np.asarray(
+            [float(value) if isinstance(value, str) else value for value in data]
+            if isinstance(data, list | tuple)
+            else (float(data) if isinstance(data, str) else data),
+            dtype=dtype,
+        )
     return np.full(shape, numbers) if numbers.ndim == 0 else numbers.reshape(shape)

@@ -102,7 +102,10 @@ def _to_extension(value: Any, tuples: int) -> Any:
 
 def _from_extension(code: int, data: bytes, tuples: int) -> Any:
     if code == _TUPLE:
-        return tuple(_unpacked(data, tuples + 1))
+        items = _unpacked(data, tuples + 1)
+        if type(items) is not list:
+            raise BadFrame("a tuple that is no list of values")
+        return tuple(items)
     if code not in (_ARRAY, _NUMBER):
         raise BadFrame(f"unknown kind {code} of value")
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))

@@ -194,7 +194,7 @@ class ActingState:
                     "aiorl that wrote it",
                 )
             graphs = {
-                _text(policy_id): PolicyGraph(graph=bytes(graph["graph"]), spec=dict(graph["spec"]))
+                _text(policy_id): PolicyGraph(graph=_bytes(graph["graph"]), spec=dict(graph["spec"]))
                 for policy_id, graph in content["graphs"].items()
             }
             spaces = {
@@ -209,6 +209,12 @@ class ActingState:
             raise CheckpointError(
                 checkpoint.path, f"what it holds for acting makes no sense: {error!r:.300}"
             ) from error
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):  # bytes() would make as many of them as a number says
+        raise TypeError(f"{value!r:.50} is no graph")
+    return value
 
 
 def _text(value: Any) -> str:

@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from aiorl.config.regular_file import open_regular, parse_json, read_regular
+from aiorl.config.regular_file import check_written, open_regular, parse_json, read_regular
 from aiorl.data.column_spec import Piece
 from aiorl.errors import CheckpointError
 
@@ -100,6 +100,7 @@ class _PieceFile:
         """Raise CheckpointError unless the file holds what was written."""
         try:
             with open_regular(checkpoint / _PIECES / self.file) as file:
+                check_written(file.fileno(), checkpoint / _PIECES / self.file)
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise CheckpointError(checkpoint, f"{self.file} can't be read: {error.strerror or error}") from error

@@ -32,7 +32,7 @@ from aiorl.extras import needed_by
 from aiorl.offline.files import EXTRA, create, is_uri, open_plain, readable
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
 from aiorl.offline.json_file import encoded, jsonable
-from aiorl.offline.parquet_pages import decoded_bytes
+from aiorl.offline.parquet_pages import decoded_bytes, read_row_groups
 from aiorl.offline.pickled_array import MAX_DIMS
 from aiorl.offline.stored_columns import MAX_BATCH_BYTES, NUMBER_KINDS, Room, object_column, to_batch
 from aiorl.text import one_line
@@ -71,6 +71,8 @@ class Parquet(Format):
                 file = stack.enter_context(pq.ParquetFile(source, memory_map=False))
                 fields = list(file.schema_arrow)
                 columns = [_Column.of(field) for field in fields]
+                leaves = [file.schema.column(at) for at in range(len(file.schema.names))]
+                groups = read_row_groups(plain)
                 texts = [field.name for field, column in zip(fields, columns, strict=True) if column.is_objects]
                 if texts:
                     file = stack.enter_context(
@@ -83,14 +85,12 @@ class Parquet(Format):
                     raise
                 raise DataError(f"no Parquet file that can be read ({one_line(str(error), 200)})", path=path) from error
             row_bytes = sum(column.row_bytes for column in columns)
-            for number in range(file.num_row_groups):
+            for number, group in enumerate(groups):
                 if share.has(number):
                     place = f"row group {number + 1}"
                     try:
-                        group = file.metadata.row_group(number)
                         num_bytes = sum(
-                            decoded_bytes(plain, group.column(at), file.schema.column(at))
-                            for at in range(group.num_columns)
+                            decoded_bytes(plain, chunk, leaf) for chunk, leaf in zip(group.chunks, leaves, strict=True)
                         )
                         if max(group.num_rows * row_bytes, num_bytes) > MAX_BATCH_BYTES:
                             raise DataError(f"{group.num_rows:,} rows take too much memory; write smaller row groups")

@@ -56,18 +56,24 @@ _STORED = tuple(
     f"aiorl.offline.{name}"
     for name in ("inspection", "json_file", "json_lines", "pickled_array", "rllib_json", "stored_columns")
 )
+_ACTING = ("aiorl.learner.acting_state", "aiorl.saved_run", "aiorl.config.worker", "aiorl.policy.acting_graph")
 _CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.protocol.ledger", "json")
 
 TARGETS = {
     target.name: target
     for target in (
-        Target("decode", 0.38, _DECODING, 1024),
-        Target("worker_session", 0.18, _WORKER, 256),
+        Target("decode", 0.3, _DECODING, 1024),
+        Target("worker_session", 0.15, _WORKER, 256),
         Target("learner_session", 0.12, _LEARNER, 256),
         Target("crowd", 0.02, _LEARNER, 16),
-        Target("graph", 0.16, ("aiorl.policy",), 4096),
+        Target("graph", 0.12, ("aiorl.policy",), 4096),
+        Target("acting", 0.05, _ACTING, 4096),
+        Target("nested", 0.02, ("aiorl.env.nested_codec",), 512),
+        Target("spaces", 0.02, ("aiorl.data.spaces", "aiorl.observation.preprocessors"), 512),
         Target("checkpoint", 0.05, _CHECKPOINT, 2048),
         Target("stored", 0.06, _STORED, 1024),
+        Target("parquet", 0.03, ("aiorl.offline.parquet", "aiorl.offline.parquet_pages"), 512),
+        Target("minari_files", 0.03, ("aiorl.offline.minari_data",), 256),
         Target("run_directory", 0.03, ("aiorl.config", "aiorl.learner.run_dir"), 512),
     )
 }

@@ -37,7 +37,7 @@ save_checkpoint(FOLDER, 1, {"w": np.zeros(3, np.float32)}, META)
 
 
 def seeds() -> Iterable[bytes]:
-    header = json.dumps(_header(META, TENSORS)).encode()
+    header = json.dumps(header_of(META, TENSORS)).encode()
     yield b"\0" + len(header).to_bytes(2, "little") + header + TENSORS
     meta = json.dumps(META).encode()
     yield b"\1" + len(meta).to_bytes(2, "little") + meta + TENSORS
@@ -57,7 +57,7 @@ def run(data: bytes) -> None:
             content = source.take(int.from_bytes(source.take(2), "little"))
             tensors = source.rest()
             try:
-                header = json.dumps(_header(json.loads(content), tensors)).encode()
+                header = json.dumps(header_of(json.loads(content), tensors)).encode()
             except (ValueError, RecursionError):
                 return
         case _:  # the content is nearly right
@@ -65,7 +65,7 @@ def run(data: bytes) -> None:
             try:
                 while not source.is_empty:
                     _edit(meta, source)
-                header = json.dumps(_header(meta, tensors)).encode()
+                header = json.dumps(header_of(meta, tensors)).encode()
             except (ValueError, RecursionError):
                 return
     META_FILE.write(header)
@@ -100,7 +100,8 @@ def _json(value: Any) -> Any:
     return {name: _json(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
-def _header(meta: Any, tensors: bytes) -> dict[str, Any]:
+def header_of(meta: Any, tensors: bytes) -> dict[str, Any]:
+    """What meta.json of checkpoint 2 holds if nothing damaged it."""
     return {
         "format_version": FORMAT_VERSION,
         "number": 2,

@@ -1,0 +1,98 @@
+"""A whole checkpoint, digests and all, whose content somebody made up: a policy acts, or it is refused as damaged."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from plain_graph import make_graph
+from safetensors.numpy import save as save_tensors
+
+from aiorl.algorithms.registry import config_class
+from aiorl.config.worker import PolicyPart, WorkerPart
+from aiorl.data.spaces import space_to_dict
+from aiorl.env.nested_codec import pack, unpack
+from aiorl.errors import CheckpointError, PolicyError
+from aiorl.learner.acting_state import ActingState
+from aiorl.saved_run import SavedRun
+from fuzz_targets.checkpoint import header_of
+from fuzz_targets.folder import Rewritten, make_folder
+from fuzz_targets.source import Source
+
+FOLDER = make_folder() / "checkpoint-000002"
+FOLDER.mkdir()
+META_FILE, TENSORS_FILE = Rewritten(FOLDER / "meta.json"), Rewritten(FOLDER / "tensors.safetensors")
+POLICY = "default_policy"
+CONFIG = config_class("ppo").from_mapping({"env": "CartPole-v1"})
+GRAPH, SPEC, WEIGHTS = make_graph((4,), spaces.Discrete(2), recurrent=False, looks_back=False)
+STATE = (
+    ActingState.of(
+        CONFIG,
+        WorkerPart.of(CONFIG, policies={POLICY: PolicyPart(config={"model": {}})}),
+        {POLICY: {"graph": GRAPH, "spec": SPEC.to_dict()}},
+        {POLICY: {"observation": space_to_dict(spaces.Box(-1, 1, (4,))), "action": space_to_dict(spaces.Discrete(2))}},
+    )
+    .to_tensors()["acting"]
+    .tobytes()
+)
+TENSORS = {f"algorithm/{POLICY}/weights/{name}": weight for name, weight in WEIGHTS.items()}
+
+
+def seeds() -> Iterable[bytes]:
+    yield b"\0" + STATE
+    yield b"\1"
+    for number in range(24):
+        yield bytes([1, number % 5, number, 1, number, 3, number, 2, 5, 5])
+
+
+def run(data: bytes) -> None:
+    source = Source(data)
+    if source.below(2) == 0:
+        packed = source.rest()
+    else:
+        content = copy.deepcopy(unpack(STATE))
+        while not source.is_empty:
+            _edit(content, source)
+        try:
+            packed = pack(content)
+        except (TypeError, ValueError, OverflowError):
+            return
+    tensors = save_tensors({**TENSORS, "acting": np.frombuffer(packed, np.uint8)})
+    TENSORS_FILE.write(tensors)
+    META_FILE.write(json.dumps(header_of({}, tensors)).encode())
+    try:
+        found = SavedRun.open(FOLDER)
+        if any(_names_code(graph["spec"]) for graph in found.acting.graphs.values()):
+            return
+        actor = found.actor()
+    except (CheckpointError, PolicyError):
+        return
+    actor.observation_space.sample()
+
+
+def _names_code(spec: Any) -> bool:
+    """Whether TensorFlow would be loaded for it, which is not to be fuzzed."""
+    return "tf_model" in spec
+
+
+def _edit(place: Any, source: Source) -> None:
+    """Change one thing somewhere in nested dicts and lists."""
+    while isinstance(place, dict | list) and place:
+        name = source.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        inner = place[name]
+        if isinstance(inner, dict | list) and inner and source.below(5):
+            place = inner
+            continue
+        if isinstance(inner, bytes) and source.below(2):
+            at = source.number() % max(len(inner), 1)
+            place[name] = inner[:at] + source.take(2) + inner[at + 2 :]
+        elif source.below(8) == 7:
+            del place[name]
+        else:
+            place[name] = source.plain()
+        return
+    source.byte()
