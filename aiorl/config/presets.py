@@ -166,7 +166,7 @@ def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Laye
             hint=f"Set algo: {found.algo}, or take another of `python -m aiorl.learner --help-presets`.",
         )  # fmt: skip
     elif env is not None and not found.suits(str(env)):
-        _log.info("preset %s is made for %s, not for %s", found.name, " and ".join(found.envs), env)
+        _log.warning("preset %s is made for %s, not for %s", found.name, " and ".join(found.envs), env)
     if found is not None:
         _warn_if_overruled(found, layers)
     below = [] if found is None else [found.layer()]

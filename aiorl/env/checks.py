@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import traceback
 from collections.abc import Callable, Mapping
@@ -27,6 +28,8 @@ __all__ = [
     "env_fault",
     "raise_env_fault",
 ]
+
+logger = logging.getLogger(__name__)
 
 StepOf = Callable[[int], int]
 """Vector index -> step of that copy in its episode, for messages."""
@@ -64,6 +67,8 @@ class ObservationCheck:
         else:
             raise UnsupportedSpaceError("the observation space", space, SIMPLE_KINDS)
         self._is_float = self.dtype.kind == "f"
+        self._bounds = _bounds_of(space)
+        self._num_checked = 0
 
     def coerce(self, obs: Any, index: int, step: int) -> NDArray[Any]:
         """One observation as an array of the right shape and dtype.
@@ -106,6 +111,8 @@ class ObservationCheck:
         Raises:
             BadObservationError: naming the first row at fault.
         """
+        if self._bounds is not None:
+            self._look_at_bounds(*self._bounds, obs, step_of, index_of)
         if self._is_float:
             if all_finite(obs):
                 return
@@ -121,6 +128,24 @@ class ObservationCheck:
         row = int(np.flatnonzero(~good.reshape(len(obs), -1).all(axis=1))[0])
         index = index_of(row) if index_of is not None else row
         raise self._bad(f"observation {what}: {_short(obs[row])}", index, step_of(row))
+
+    def _look_at_bounds(
+        self, low: NDArray[Any], high: NDArray[Any], obs: NDArray[Any], step_of: StepOf, index_of: StepOf | None
+    ) -> None:
+        """Warn, once, of an observation outside of its Box. One batch in 16 is looked at, as it costs time."""
+        self._num_checked += 1
+        if self._num_checked % 16 != 1:
+            return
+        outside = (obs < low) | (obs > high)
+        if not outside.any():
+            return
+        self._bounds = None
+        row = int(np.flatnonzero(outside.reshape(len(obs), -1).any(axis=1))[0])
+        logger.warning(
+            "environment %r, copy %d, step %d: an observation is outside of the bounds of its Box, and is taken as it "
+            "is: %s. Later ones are not reported.",
+            self.env_id, row if index_of is None else index_of(row), step_of(row), _short(obs[row]),
+        )  # fmt: skip
 
     def _bad(self, message: str, index: int, step: int) -> BadObservationError:
         return BadObservationError(self.env_id, message, vector_index=index, step=step)
@@ -233,6 +258,8 @@ def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:
         BadRewardError: it is no finite number.
     """
     try:
+        if isinstance(reward, str | bytes):
+            raise TypeError("text is no number, even if it reads like one")
         number = float(reward)
     except (TypeError, ValueError) as error:
         message = f"reward is {reward!r} ({type(reward).__name__}), expected a number"
@@ -303,6 +330,17 @@ def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
     if array.dtype.kind in "iub" and dtype.kind in "iub":
         return bool(np.array_equal(array.astype(dtype), array))
     return False
+
+
+def _bounds_of(space: spaces.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """Return the bounds of a Box with room for rounding, or None where nothing can be outside of them."""
+    if not isinstance(space, spaces.Box) or not space.is_bounded("both"):
+        return None
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if space.dtype.kind in "iu":
+        limits = np.iinfo(space.dtype)
+        return None if (low <= limits.min).all() and (high >= limits.max).all() else (low, high)
+    return low - 1e-5 * np.maximum(1.0, np.abs(low)), high + 1e-5 * np.maximum(1.0, np.abs(high))
 
 
 def _short(value: ArrayLike) -> str:

@@ -27,12 +27,14 @@ __all__ = [
     "to_five_values",
 ]
 
+_INTERFACE = ("reset", "step", "observation_space", "action_space")
+
 StepResult = tuple[Any, Any, Any, Any, Any]
 
 
 def is_gym_like(env: Any) -> bool:
     """Whether it has ``reset``, ``step`` and both spaces."""
-    return all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space"))
+    return all(hasattr(env, name) for name in _INTERFACE)
 
 
 def check_gym_like(env: Any, env_id: str) -> None:
@@ -46,9 +48,9 @@ def check_gym_like(env: Any, env_id: str) -> None:
             f"environment {env_id!r} made a {type(env).__name__}, which is one of PettingZoo: name its module, such as"
             " 'pettingzoo:classic.rps_v2', or return aiorl.env.pettingzoo's ParallelEnv(env) or AECEnv(env)"
         )
-    if not is_gym_like(env):
+    if lacking := [name for name in _INTERFACE if not hasattr(env, name)]:
         raise UnsupportedEnvError(
-            f"environment {env_id!r} made a {type(env).__name__}, which has no reset, step and spaces"
+            f"environment {env_id!r} made a {type(env).__name__}, which has no {', '.join(lacking)}"
         )
 
 

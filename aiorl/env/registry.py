@@ -265,6 +265,8 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
         known = [*_registered, *gymnasium.registry]
         raise unknown_env(name, wanted=gym_id, known=known, otherwise=_meant_path(name) or otherwise) from error
 
+    _check_version(name, spec)
+
     def create(context: EnvContext) -> Any:
         try:
             return gymnasium.make(spec, disable_env_checker=True, **context)
@@ -276,6 +278,24 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             raise
 
     return EnvCreator(name, create, gym_id=gym_id)
+
+
+def _check_version(name: str, spec: EnvSpec) -> None:
+    """Refuse an old version that Gymnasium lists and does not have any more.
+
+    Raises:
+        UnknownEnvError: naming the newest version.
+    """
+    made_by = getattr(spec.entry_point, "__name__", "")
+    if not made_by.startswith("_raise"):  # what Gymnasium has put there raises for whoever calls it
+        return
+    kind = (spec.namespace, spec.name)
+    same = [other for other in gymnasium.registry.values() if (other.namespace, other.name) == kind]
+    newest = max(same, key=lambda other: other.version or 0)
+    raise UnknownEnvError(
+        f"environment {name!r} is an old version that Gymnasium does not have any more.", key="env", value=name,
+        hint=f"Take {newest.id!r}.",
+    )  # fmt: skip
 
 
 def _check_gym_settings(spec: EnvSpec, context: EnvContext) -> None:
@@ -353,6 +373,9 @@ def _by_path(name: str) -> EnvCreator:
 def _meant_path(name: str) -> str:
     """A hint for those who give a file's path or a dotted name instead of an import path; else nothing."""
     place, colon, attribute = name.partition(":")
+    if not colon and name.endswith(".py"):
+        module = name.removesuffix(".py").replace("/", ".").strip(".")
+        return f"Name the class in it too, such as '{module}:MyEnv'."
     if not colon:
         place, _, attribute = name.rpartition(".")
     elif not place.endswith(".py"):

@@ -20,17 +20,18 @@ from numpy.typing import NDArray
 
 from aiorl.env.atari import finished_games, game_counters
 from aiorl.env.base_env import FinishedGame
-from aiorl.env.checks import NestedCheck, ObservationCheck, check_rewards, raise_env_fault
+from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, check_rewards, raise_env_fault
 from aiorl.env.copied import copied
 from aiorl.env.gym_like import check_gym_like, check_seedable, reset_env, seed_env, to_five_values
 from aiorl.env.lockstep import LockstepEnv, TrainingDisabled, VectorStep, checked_horizon, env_seeds
 from aiorl.env.vector_env import VectorEnv
-from aiorl.errors import BadRewardError, UnsupportedEnvError
+from aiorl.errors import UnsupportedEnvError
 from aiorl.log_once import report
 
 __all__ = ["Copies", "SerialEnv", "episode_limit"]
 
 _NEVER = sys.maxsize
+_NUMBERS = (float, int)  # with those of NumPy that are derived from them
 _SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -158,10 +159,9 @@ class Copies(VectorEnv):
                     kind = check if check is not None else self.nested
                     obs = kind.coerce(obs, index, self.step_of(index))
                 rows[index] = obs
-                try:
-                    rewards[index] = reward
-                except (TypeError, ValueError) as error:
-                    raise self._bad_reward(reward, index) from error
+                if not isinstance(reward, _NUMBERS):  # an array would take "1" for 1, and None for NaN
+                    reward = as_reward(reward, self.env_id, index, self.step_of(index))
+                rewards[index] = reward
                 if terminated or truncated:
                     self.terminateds[index] = terminated
                     self.truncateds[index] = truncated
@@ -212,14 +212,6 @@ class Copies(VectorEnv):
     def step_of(self, index: int) -> int:
         """Steps of a copy's episode so far."""
         return int(self.step_count - self.started_at[index])
-
-    def _bad_reward(self, reward: Any, index: int) -> BadRewardError:
-        return BadRewardError(
-            self.env_id,
-            f"reward is {reward!r} ({type(reward).__name__}), expected a number",
-            vector_index=index,
-            step=self.step_of(index),
-        )
 
     def close(self) -> None:
         """Close every copy, also if another one raises."""

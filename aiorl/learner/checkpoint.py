@@ -381,7 +381,11 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
         if checkpoint.meta.get(name) != _as_json(value)
     ]
     if differing:
-        raise CheckpointError(checkpoint.path, f"belongs to another run: {'; '.join(differing)}")
+        raise CheckpointError(
+            checkpoint.path,
+            f"belongs to another run: {'; '.join(differing)}. A new run can begin with its weights: give its path as "
+            "init_from",
+        )
 
 
 def _as_json(value: Any) -> Any:  # Any: whatever JSON holds

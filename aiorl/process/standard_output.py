@@ -76,8 +76,14 @@ def _send_on_to(path: Path, former: os.stat_result) -> os.stat_result:
 
 
 class _Lossy(io.FileIO):
+    _is_told = False
+
     def write(self, data: object) -> int:
         try:
             return super().write(data)  # type: ignore[arg-type]  # whatever has bytes
-        except OSError:
+        except OSError as error:
+            if isinstance(error, BrokenPipeError) and self.fileno() == 1 and not self._is_told:
+                self._is_told = True  # `| head` ends what is shown, and nobody would see that the program goes on
+                with contextlib.suppress(OSError):
+                    os.write(2, b"aiorl: nobody reads standard output any more; this goes on, and Ctrl-C ends it\n")
             return memoryview(data).nbytes  # type: ignore[arg-type]

@@ -6,10 +6,29 @@ import contextlib
 import gc
 import importlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 
-__all__ = ["load_tensorflow", "prepare_import"]
+from aiorl.errors import ConfigError
+
+__all__ = ["NO_MEMORY", "lacks_memory", "load_tensorflow", "prepare_import"]
+
+
+NO_MEMORY = (
+    "there is not enough memory to load TensorFlow, which takes about 3 GB of addresses. Raise the limit (ulimit -v), "
+    "or end other programs."
+)
+_SIGNS = "failed to map segment|cannot allocate memory|out of memory"
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it was raised during, came of memory that was not granted."""
+    while error is not None:
+        if isinstance(error, MemoryError) or re.search(_SIGNS, str(error), re.IGNORECASE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def prepare_import() -> None:
@@ -30,7 +49,12 @@ def load_tensorflow(*, threads: int | None = None) -> None:
     else:
         threads = None
     with _hidden("matplotlib", "cv2"), _no_collection():
-        tensorflow = importlib.import_module("tensorflow")
+        try:
+            tensorflow = importlib.import_module("tensorflow")
+        except (ImportError, MemoryError) as error:
+            if not lacks_memory(error):
+                raise
+            raise ConfigError(NO_MEMORY, key="memory") from error
     if threads is not None:
         tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
         # one inter-op thread can hang on nested functions (tensorflow#38969)

@@ -41,6 +41,22 @@ def test_a_long_value_is_shown_in_part() -> None:
     assert len(str(plain_error(Outer, caught.value))) < 200
 
 
+@pytest.mark.parametrize(
+    ("algo", "values", "hint"),
+    [
+        ("ppo", {"model": {"fcnet_hiddens": "64,64"}}, "Write it as [64, 64]."),
+        ("ppo", {"stop_time_s": "5m"}, "In seconds it is 300."),
+        ("ppo", {"model": {"fcnet_hiddens": "wide"}}, ""),
+    ],
+)
+def test_a_list_or_a_time_in_another_form_is_refused_with_the_form_it_has_here(
+    algo: str, values: dict[str, Any], hint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_class(algo).from_mapping(values)
+    assert caught.value.hint == hint
+
+
 def test_what_a_list_may_hold_is_named_and_the_nearest_of_it_offered() -> None:
     for wrong, hint in (("foo", ""), ("simulatoin", " Did you mean 'simulation'?")):
         with pytest.raises(ConfigError) as caught:

@@ -47,6 +47,20 @@ def test_a_long_observation_is_shortened_in_the_message():
     assert len(str(caught.value)) < 400
 
 
+def test_an_observation_outside_of_its_box_is_reported_once(caplog):
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    check = ObservationCheck("maze", box)
+    for _ in range(20):
+        check.check_values(np.full((2, 2), 1.000001, np.float32), int)  # rounding
+    assert not caplog.messages
+    for _ in range(40):
+        check.check_values(np.float32([[0, 0], [0, 7]]), lambda row: 3)
+    assert len(caplog.messages) == 1
+    assert "'maze', copy 1, step 3" in caplog.text
+    ObservationCheck("free", spaces.Box(-np.inf, np.inf, (2,), np.float32)).check_values(np.full((1, 2), 9.0), int)
+    assert len(caplog.messages) == 1
+
+
 def test_structured_spaces_are_refused():
     with pytest.raises(UnsupportedSpaceError):
         ObservationCheck("dict", spaces.Dict({"a": spaces.Discrete(2)}))

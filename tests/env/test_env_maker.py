@@ -188,7 +188,7 @@ def test_r29_the_seed_reaches_every_copy():
 
 @pytest.mark.parametrize("env", [object(), 3, None, "CartPole-v1"])
 def test_r21_what_is_no_environment_is_a_value_error(env):
-    with pytest.raises(ValueError, match="has no reset, step and spaces"):
+    with pytest.raises(ValueError, match="has no reset, step, observation_space, action_space"):
         to_base_env(env)
 
 

@@ -73,6 +73,8 @@ def test_a_module_that_registers_gymnasium_ids_is_imported_first(monkeypatch):
         ("no_such_module:Env", "no_such_module"),
         ("aiorl.no_such:Env", "aiorl.no_such"),
         ("aiorl.testing.envs:RecalEnv", "RecallEnv"),
+        ("./my_envs.py", "'my_envs:MyEnv'"),
+        ("HalfCheetah-v2", "HalfCheetah-v5"),
         ("", "register_env"),
     ],
 )

@@ -205,6 +205,20 @@ def test_a_fault_in_step_names_environment_copy_and_step(fault, error, text):
     assert (fault_found.env_id, fault_found.vector_index, fault_found.step) == ("counting", 1, 4)
 
 
+@pytest.mark.parametrize("reward", ["1", None, [1.0], b"2"])
+def test_a_reward_is_a_number_and_nothing_that_turns_into_one(reward):
+    class Paying(CountingEnv):
+        def step(self, action):
+            obs, _, *rest = super().step(action)
+            return obs, reward, *rest
+
+    env = serial(CountingEnv(2), Paying(2))
+    env.reset()
+    with pytest.raises(BadRewardError, match="reward is") as caught:
+        env.step(NO_ACTION)
+    assert (caught.value.vector_index, caught.value.step) == (1, 1)
+
+
 def test_what_the_environment_raised_is_kept_with_its_traceback():
     env = serial(FaultyEnv("reset"))
     with pytest.raises(EnvError, match="at reset: reset raised RuntimeError") as caught:

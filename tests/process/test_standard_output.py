@@ -31,6 +31,27 @@ sys.exit(7)
     assert status_with_full_output("-c", script) == 7
 
 
+def test_a_reader_that_leaves_is_reported_once_on_standard_error() -> None:
+    script = """
+import sys
+from aiorl.process.standard_output import keep_output_from_failing
+keep_output_from_failing()
+sys.stdin.read()
+for _ in range(3):
+    print("some")
+sys.exit(7)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, said = process.communicate("", timeout=60)
+    assert process.returncode == 7
+    assert said.count("nobody reads standard output any more") == 1
+
+
 @pytest.mark.parametrize("arguments", [("aiorl.learner", "--env", "NoSuchEnv-v0"), ("aiorl.worker", "--nonsense")])
 def test_both_programs_end_with_their_own_status_where_nothing_can_be_printed(arguments: tuple[str, ...]) -> None:
     assert status_with_full_output("-m", *arguments) == 2

@@ -239,7 +239,7 @@ def test_environments_may_be_named(make_worker):
 @pytest.mark.parametrize("made", [None, object(), 3, {"reset": 1}])
 def test_objects_that_are_no_environment_are_refused(make_worker, made):
     """R21."""
-    with pytest.raises(ValueError, match="which has no reset, step and spaces"):
+    with pytest.raises(ValueError, match="which has no reset, step, observation_space, action_space"):
         make_worker(lambda context: made)
 
 
