@@ -184,7 +184,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--methods", type=_methods, metavar="NAMES", help=f"estimators, by commas ({','.join(METHODS)})"
     )
-    parser.add_argument("--gamma", type=_number(most=1.0), metavar="G", help="discount (the run's)")
+    parser.add_argument("--gamma", type=_number(most=1.0, may_be_0=True), metavar="G", help="discount (the run's)")
     parser.add_argument("--clip", type=_number(), metavar="C", help="bound on ratios of probabilities (none)")
     parser.add_argument(
         "--bootstrap", type=at_least(0), metavar="N", help="resamples that intervals come from; 0: no intervals (1000)"
@@ -224,17 +224,18 @@ def _methods(text: str) -> list[str]:
     return names
 
 
-def _number(most: float = float("inf")) -> Callable[[str], float]:
-    """Read a number above 0."""
+def _number(most: float = float("inf"), *, may_be_0: bool = False) -> Callable[[str], float]:
+    """Read a number above 0, or from 0 on."""
 
     def read(text: str) -> float:
         try:
             number = float(text)
         except ValueError:
             number = -1.0
-        if not 0.0 < number <= most:
+        if not 0.0 <= number <= most or (number == 0.0 and not may_be_0):
             bound = "" if most == float("inf") else f" and at most {most:g}"
-            raise argparse.ArgumentTypeError(f"must be a number above 0{bound}, not {text!r}.")
+            least = "of at least 0" if may_be_0 else "above 0"
+            raise argparse.ArgumentTypeError(f"must be a number {least}{bound}, not {text!r}.")
         return number
 
     return read

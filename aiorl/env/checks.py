@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 from aiorl.data.actions import ActionLayout
 from aiorl.data.finite import all_finite
 from aiorl.data.spaces import SIMPLE_KINDS
-from aiorl.errors import BadObservationError, BadRewardError, BatchError, EnvError, UnsupportedSpaceError
+from aiorl.errors import (
+    BadObservationError,
+    BadRewardError,
+    BatchError,
+    EnvContractError,
+    EnvError,
+    UnsupportedSpaceError,
+)
 from aiorl.text import shortened
 
 __all__ = [
@@ -301,6 +308,18 @@ def check_rewards(env_id: str, rewards: NDArray[Any], step_of: StepOf) -> None:
     index = int(np.flatnonzero(~np.isfinite(rewards))[0])
     message = f"reward is {rewards[index]}, expected a finite number"
     raise BadRewardError(env_id, message, vector_index=index, step=step_of(index))
+
+
+def check_flags(flags: Iterable[Any], env_id: str, index: int, step: int) -> None:
+    """Refuse flags of an episode's end that are text: all text but the empty one would count as true.
+
+    Raises:
+        EnvContractError: one is text.
+    """
+    for flag in flags:
+        if isinstance(flag, str | bytes):
+            message = f"terminated and truncated are True or False, not text: {flag!r:.50}"
+            raise EnvContractError(env_id, message, vector_index=index, step=step)
 
 
 def env_fault(env_id: str, doing: str, error: Exception, index: int, step: int) -> EnvError:

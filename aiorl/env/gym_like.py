@@ -125,6 +125,8 @@ def to_five_values(result: Any) -> StepResult:
     if len(result) != 4:
         raise ValueError(f"step returned {len(result)} values, expected 5 (or 4, the old form)")
     obs, reward, done, info = result
+    if isinstance(done, str | bytes):
+        raise ValueError(f"step returned the done {done!r:.50}, expected True or False")
     cut = bool(done) and bool((info or {}).get("TimeLimit.truncated", False))
     return obs, reward, bool(done) and not cut, cut, info
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from aiorl.data.finite import all_finite
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, opening_poll
-from aiorl.env.checks import as_rewards, raise_env_fault
+from aiorl.env.checks import as_rewards, check_flags, raise_env_fault
 from aiorl.env.gym_like import check_seedable, seed_env
 from aiorl.env.lockstep import env_seeds
 from aiorl.errors import BadObservationError, EnvContractError, UnsupportedEnvError
@@ -148,6 +148,7 @@ class MultiAgentCopy:
         checked = as_rewards(rewards, self._env_id, self._index, self._step)
         for flags in (terminateds, truncateds):
             if any(flags.values()):
+                check_flags(flags.values(), self._env_id, self._index, self._step)
                 self._gone.update(agent_id for agent_id, flag in flags.items() if flag and agent_id != ALL_AGENTS)
         self._ended = bool(terminateds[ALL_AGENTS]) or bool(truncateds[ALL_AGENTS])
         told = {agent: infos.get(agent) or {} for agent in obs} if infos else {agent: {} for agent in obs}

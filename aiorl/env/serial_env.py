@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from aiorl.env.atari import finished_games, game_counters
 from aiorl.env.base_env import FinishedGame
-from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, check_rewards, raise_env_fault
+from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, check_flags, check_rewards, raise_env_fault
 from aiorl.env.copied import copied
 from aiorl.env.gym_like import check_gym_like, check_seedable, reset_env, seed_env, to_five_values
 from aiorl.env.lockstep import LockstepEnv, TrainingDisabled, VectorStep, checked_horizon, env_seeds
@@ -163,6 +163,7 @@ class Copies(VectorEnv):
                     reward = as_reward(reward, self.env_id, index, self.step_of(index))
                 rewards[index] = reward
                 if terminated or truncated:
+                    check_flags((terminated, truncated), self.env_id, index, self.step_of(index))
                     self.terminateds[index] = terminated
                     self.truncateds[index] = truncated
                     ended = self._is_dirty = True

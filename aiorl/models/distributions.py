@@ -19,9 +19,9 @@ from aiorl.policy.distributions import (
     EDGE,
     LOG_STD_MAX,
     LOG_STD_MIN,
+    LOGISTIC_DEVIATIONS,
+    LOGISTIC_WEIGHTS,
     MASKED_LOGIT,
-    QUADRATURE_NODES,
-    QUADRATURE_WEIGHTS,
 )
 
 __all__ = [
@@ -295,8 +295,10 @@ class SquashedGaussian(DiagGaussian):
     def entropy(self, inputs: Any) -> Any:
         """See the NumPy twin."""
         mean, log_std = self._parameters(inputs)
-        points = mean[:, :, None] + tf.exp(log_std)[:, :, None] * QUADRATURE_NODES
-        slope = tf.reduce_sum(_log_tanh_slope(points) * QUADRATURE_WEIGHTS, axis=-1)
+        mean, spread = mean[:, :, None], tf.sqrt(tf.exp(2.0 * log_std)[:, :, None] + LOGISTIC_DEVIATIONS**2)
+        ratio = mean / (math.sqrt(2.0) * spread)
+        folded = spread * math.sqrt(2.0 / math.pi) * tf.exp(-ratio * ratio) + mean * tf.math.erf(ratio)
+        slope = 2.0 * math.log(2.0) - 2.0 * tf.reduce_sum(folded * LOGISTIC_WEIGHTS, axis=-1)
         return super().entropy(inputs) + tf.reduce_sum(slope + tf.math.log(0.5 * self._span), axis=-1)
 
     def deterministic(self, inputs: Any) -> Any:

@@ -25,9 +25,10 @@ from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
-from aiorl.offline.json_file import JsonFile, jsonable, read_lines
+from aiorl.offline.json_file import JsonFile, jsonable
 from aiorl.offline.pickled_array import MAX_DIMS
 from aiorl.offline.rllib_json import is_rllib, rllib_batch, unpack_lz4
+from aiorl.offline.rllib_rows import read_batches_or_rows
 from aiorl.offline.stored_columns import Room, check_policies, numbers_of, object_column, to_batch
 
 __all__ = ["DTYPES", "JsonLines"]
@@ -55,7 +56,7 @@ class JsonLines(Format):
 
     def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
         """See Format."""
-        return read_lines(path, share, _batch)
+        return read_batches_or_rows(path, share, _batch)
 
     def create(self, path: str, options: WriteOptions) -> BatchFile:
         """See Format."""

@@ -14,10 +14,10 @@ from aiorl.policy.action_distribution import ActionDistribution
 
 __all__ = [
     "EDGE",
+    "LOGISTIC_DEVIATIONS",
+    "LOGISTIC_WEIGHTS",
     "LOG_STD_MAX",
     "LOG_STD_MIN",
-    "QUADRATURE_NODES",
-    "QUADRATURE_WEIGHTS",
     "DiagGaussian",
     "SquashedGaussian",
 ]
@@ -30,11 +30,15 @@ EDGE = 2.0**-24
 """Least distance of a squashed action from its bounds, as a share of their range, at which logp is taken."""
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-_HERMITE_NODES, _HERMITE_WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
-QUADRATURE_NODES: F32 = _HERMITE_NODES.astype(np.float32)
-"""[32]: where a standard normal is evaluated for an expectation (Gauss-Hermite)."""
-QUADRATURE_WEIGHTS: F32 = (_HERMITE_WEIGHTS / math.sqrt(2.0 * math.pi)).astype(np.float32)
-"""[32]: weights of these points; they sum to 1."""
+_erf = np.frompyfunc(math.erf, 1, 1)
+LOGISTIC_WEIGHTS: F32 = np.array([0.1494167, 0.50135265, 0.31260429, 0.03662636], np.float32)
+"""[4]: shares of normal variables in a mixture that is all but the logistic variable Z with density sech(z)^2 / 2."""
+LOGISTIC_DEVIATIONS: F32 = np.array([0.51077307, 0.75951436, 1.12349673, 1.64972240], np.float32)
+"""[4]: their standard deviations.
+
+log(2 cosh(u)) is the mean of |u + Z|. So the mean of it over a normal u is a sum of means of folded normals, with an
+error below 5e-6 whatever the deviation of u. Source of such mixtures: Monahan, Stefanski 1992.
+"""
 
 
 def _has_bounds(space: spaces.Box) -> bool:
@@ -179,12 +183,14 @@ class SquashedGaussian(DiagGaussian):
         return self._squashed_logp(inputs, actions.reshape(len(inputs), -1).astype(np.float32))
 
     def entropy(self, inputs: F32) -> F32:
-        """Entropy of the normal variable plus the mean of log |da/du|, by Gauss-Hermite quadrature."""
+        """Entropy of the normal variable plus the mean of log |da/du|, see LOGISTIC_DEVIATIONS."""
         mean, log_std = self._parameters(inputs)
-        points = np.abs(mean[:, :, None] + np.exp(log_std)[:, :, None] * QUADRATURE_NODES)
-        # log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|)))
-        slope = 2.0 * (np.float32(math.log(2.0)) - points - np.log1p(np.exp(-2.0 * points)))
-        total: F32 = super().entropy(inputs) + (slope @ QUADRATURE_WEIGHTS + np.log(0.5 * self.span)).sum(axis=1)
+        mean, spread = mean[:, :, None], np.sqrt(np.exp(2.0 * log_std)[:, :, None] + LOGISTIC_DEVIATIONS**2)
+        ratio = mean / (math.sqrt(2.0) * spread)
+        folded = spread * math.sqrt(2.0 / math.pi) * np.exp(-ratio * ratio) + mean * _erf(ratio).astype(np.float32)
+        # log(1 - tanh(u)^2) = 2 log 2 - 2 log(2 cosh(u))
+        slope = 2.0 * np.float32(math.log(2.0)) - 2.0 * (folded @ LOGISTIC_WEIGHTS)
+        total: F32 = super().entropy(inputs) + (slope + np.log(0.5 * self.span)).sum(axis=1)
         return total
 
     def _squash(self, values: NDArray[Any]) -> F32:

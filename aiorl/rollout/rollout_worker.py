@@ -140,6 +140,7 @@ class RolloutWorker(WorkerPolicies):
         seed: int | None = DEFAULTS.seed,
         extra_python_environs: Mapping[str, Any] | None = None,
         fake_sampler: bool = DEFAULTS.fake_sampler,
+        max_env_restarts_per_hour: int = DEFAULTS.max_env_restarts_per_hour,
     ) -> None:
         """Build everything; an asynchronous sampler begins to sample.
 

@@ -62,6 +62,8 @@ def test_r165_step_gives_five_values_from_either_form():
     assert to_five_values((1, 2.0, True, {"TimeLimit.truncated": True}))[2:4] == (False, True)
     assert to_five_values((1, 2.0, False, {"TimeLimit.truncated": True}))[2:4] == (False, False)
     assert to_five_values((1, 2.0, True, None))[2:4] == (True, False)
+    with pytest.raises(ValueError, match="'False'"):
+        to_five_values((1, 2.0, "False", {}))
     with pytest.raises(ValueError, match="3 values"):
         to_five_values((1, 2.0, True))
 

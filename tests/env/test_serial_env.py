@@ -11,7 +11,14 @@ from gymnasium.envs.registration import EnvSpec
 
 from aiorl.env.lockstep import TrainingDisabled, checked_horizon, env_seeds
 from aiorl.env.serial_env import SerialEnv, episode_limit
-from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvError, UnsupportedEnvError
+from aiorl.errors import (
+    BadObservationError,
+    BadRewardError,
+    ConfigError,
+    EnvContractError,
+    EnvError,
+    UnsupportedEnvError,
+)
 from aiorl.log_once import log_once
 from aiorl.testing.envs import CountingEnv, FaultyEnv, counting_obs
 
@@ -215,6 +222,21 @@ def test_a_reward_is_a_number_and_nothing_that_turns_into_one(reward):
     env = serial(CountingEnv(2), Paying(2))
     env.reset()
     with pytest.raises(BadRewardError, match="reward is") as caught:
+        env.step(NO_ACTION)
+    assert (caught.value.vector_index, caught.value.step) == (1, 1)
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_text_is_no_flag_of_an_end(at):
+    class Telling(CountingEnv):
+        def step(self, action):
+            result = [*super().step(action)]
+            result[at] = "False"
+            return tuple(result)
+
+    env = serial(CountingEnv(2), Telling(9))
+    env.reset()
+    with pytest.raises(EnvContractError, match="'False'") as caught:
         env.step(NO_ACTION)
     assert (caught.value.vector_index, caught.value.step) == (1, 1)
 

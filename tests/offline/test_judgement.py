@@ -57,6 +57,24 @@ def test_estimates_equal_the_sum_over_all_trajectories_within_three_standard_err
     assert spread["dr"] < spread["pdis"] < spread["is"], "what each of them is for"
 
 
+def test_bandits_are_judged_with_gamma_0():
+    obs = np.full((40, 1), 0.25, np.float32)
+    actions = np.arange(40) % 2
+    episodes = [
+        SampleBatch(
+            {
+                "obs": obs[:1], "new_obs": obs[:1], "actions": actions[i : i + 1], "t": np.zeros(1, int),
+                "rewards": actions[i : i + 1].astype(np.float32), "dones": np.ones(1, bool),
+                "terminateds": np.ones(1, bool), "truncateds": np.zeros(1, bool), "action_prob": np.full(1, 0.5),
+            }
+        )
+        for i in range(40)
+    ]  # fmt: skip
+    judgement = judge(Coin(), episodes, methods=["is", "pdis", "wis"], gamma=0.0, num_resamples=0)
+    assert judgement.v_prev == 0.5
+    assert [found.value for found in judgement.estimates.values()] == pytest.approx([0.25] * 3)
+
+
 def test_an_exact_q_makes_doubly_robust_as_sure_as_chance_allows():
     """O2: with the closed form's Q, what is left is the chance of the world, on ratios of the policies."""
     episodes = play(OLD, 4000, np.random.default_rng(3))

@@ -16,7 +16,6 @@ from aiorl.policy.distributions import (
     LOG_STD_MAX,
     LOG_STD_MIN,
     MASKED_LOGIT,
-    QUADRATURE_WEIGHTS,
     Bernoulli,
     Categorical,
     DiagGaussian,
@@ -277,8 +276,17 @@ def test_squashed_logp_near_a_bound_agrees_with_exact_arithmetic():
     assert distribution.logp(inputs, np.array([[action]]))[0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_quadrature_weights_are_those_of_a_probability():
-    assert QUADRATURE_WEIGHTS.sum() == pytest.approx(1.0, abs=1e-6)
+@pytest.mark.parametrize("log_std", [-4.0, 0.0, 2.0])
+@pytest.mark.parametrize("mean", [0.0, 0.5, -6.0])
+def test_the_entropy_of_squashed_actions_is_exact_for_all_deviations(mean, log_std):
+    distribution = make_distribution(spaces.Box(-3.0, 1.0, (1,)), squash=True)
+    z = np.linspace(-10.0, 10.0, 200_001)
+    density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+    u = np.abs(mean + math.exp(log_std) * z)
+    slope = 2.0 * (math.log(2.0) - u - np.log1p(np.exp(-2.0 * u))) + math.log(2.0)
+    expected = 0.5 * math.log(2.0 * math.pi * math.e) + log_std + (density * slope).sum() * (z[1] - z[0])
+    found = distribution.entropy(np.array([[mean, log_std]], np.float32))[0]
+    assert found == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(

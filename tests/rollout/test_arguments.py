@@ -58,14 +58,15 @@ DEFAULTS = {
 
 
 def test_all_35_arguments_exist_with_their_defaults():
-    """R11."""
+    """R11, and one more of our own."""
     parameters = inspect.signature(RolloutWorker).parameters
-    assert {name: parameter.default for name, parameter in parameters.items()} == DEFAULTS
+    own = {"max_env_restarts_per_hour": 0}
+    assert {name: parameter.default for name, parameter in parameters.items()} == DEFAULTS | own
     assert len(DEFAULTS) == 35
 
 
 def arguments(**changes):
-    given = {**DEFAULTS, "env_creator": "CartPole-v1", "policy": PlainPolicy, **changes}
+    given = {**DEFAULTS, "max_env_restarts_per_hour": 0, "env_creator": "CartPole-v1", "policy": PlainPolicy, **changes}
     return WorkerArguments.of(given)
 
 
@@ -98,6 +99,7 @@ def test_the_target_is_the_fragment_length_times_the_environments():
         ("num_envs", "2"),
         ("num_envs", True),
         ("soft_horizon", "no"),
+        ("max_env_restarts_per_hour", -1),
         ("preprocessor_pref", None),
         ("worker_index", -1),
         ("num_workers", None),

@@ -141,7 +141,7 @@ def judge(
         policy: the policy, as it acts when it draws from its distribution.
         episodes: whole episodes, one behind the other; read once, as few at a time as can be.
         methods: any of `METHODS`.
-        gamma: discount, above 0 and at most 1.
+        gamma: discount, 0 to 1; with 0 only the first reward counts.
         clip: bound on the ratios of probabilities up to a step; None for none.
         num_resamples: of the bootstrap that intervals come from; 0 for no intervals.
         seed: of all that is drawn; equal seeds give equal numbers.
@@ -265,8 +265,8 @@ def _check(methods: Collection[str], gamma: float, clip: float | None, num_resam
             raise ConfigError(f"there is no estimator {name!r}; known: {known}.", key="methods", value=name)
     if not methods:
         raise ConfigError("no estimator is asked for.", key="methods", value=list(methods))
-    if not 0.0 < gamma <= 1.0:
-        raise ConfigError(f"gamma is {gamma}, expected above 0 and at most 1.", key="gamma", value=gamma)
+    if not 0.0 <= gamma <= 1.0:
+        raise ConfigError(f"gamma is {gamma}, expected a number from 0 to 1.", key="gamma", value=gamma)
     if clip is not None and not clip > 0.0:
         raise ConfigError(f"clip is {clip}, expected above 0.", key="clip", value=clip)
     if num_resamples < 0:

@@ -1,0 +1,46 @@
+"""RLlib's newer JSON lines, with a row in each line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from aiorl.errors import DataError
+from aiorl.offline.formats import Share
+from aiorl.offline.registry import format_of
+
+
+def row(episode, t, **more):
+    return {
+        "eps_id": episode, "agent_id": "0", "obs": [float(t), 1.0], "new_obs": [t + 1.0, 1.0], "actions": t % 2,
+        "rewards": 1.0, "terminateds": t == 2, "truncateds": False, "infos": {}, "t": t, **more,
+    }  # fmt: skip
+
+
+def read(path, lines, share=None):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return list(format_of(str(path)).read(str(path), *(() if share is None else (share,))))
+
+
+def test_rows_of_an_episode_become_a_batch(tmp_path):
+    lines = [row(episode, t) for episode in ("ab12", "cd34", "ab12") for t in range(3)]
+    found = read(tmp_path / "rows.jsonl", lines)
+    assert [stored.place for stored in found] == ["line 1", "line 4", "line 7"]
+    first, second, third = (stored.batch for stored in found)
+    np.testing.assert_array_equal(first["obs"], np.array([[0, 1], [1, 1], [2, 1]], np.float32))
+    assert (first["actions"].tolist(), first["actions"].dtype.kind) == ([0, 1, 0], "i")
+    assert first["terminateds"].tolist() == [False, False, True]
+    assert first["dones"].tolist() == [False, False, True]
+    assert first["eps_id"].tolist() == third["eps_id"].tolist() != second["eps_id"].tolist()
+    assert not first.keys() & {"agent_id", "infos"}
+    of_two = [read(tmp_path / "rows.jsonl", lines, Share(index, 2)) for index in range(2)]
+    assert [[stored.place for stored in share] for share in of_two] == [["line 1", "line 7"], ["line 4"]]
+
+
+def test_rows_that_do_not_fit_are_named_and_the_others_read(tmp_path):
+    lines = [row(1, 0), row(1, 1, obs=[1.0]), row(2, 0), {"eps_id": 3, "obs": [0.0, 1.0]}]
+    found = read(tmp_path / "rows.json", lines)
+    assert isinstance(found[0], DataError)
+    assert found[0].place == "line 1"
+    assert [getattr(stored, "place", None) for stored in found[1:]] == ["line 3", "line 4"]
