@@ -22,6 +22,7 @@ __all__ = ["INK", "PLOT_FILE", "finish_axes", "plot_learning_curve", "time_unit"
 PLOT_FILE = "learning_curve.png"
 
 _MAX_POINTS = 1000
+_FEW_POINTS = 20  # that are marked
 _LINE, _BAND, _GOAL = "#1f6f8b", "#1f6f8b", "#d1495b"
 INK = "#333333"
 """Colour of all text."""
@@ -54,8 +55,8 @@ def plot_learning_curve(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.fill_between(curve.steps, curve.low, curve.high, color=_BAND, alpha=0.15, linewidth=0, label="min to max")
-    marker = "o" if curve.steps.size == 1 else None
-    axes.plot(curve.steps, curve.mean, color=_LINE, linewidth=2, marker=marker, label="mean return")
+    marker = "o" if curve.steps.size <= _FEW_POINTS else None
+    axes.plot(curve.steps, curve.mean, color=_LINE, linewidth=2, marker=marker, markersize=4, label="mean return")
     if stop_return is not None:
         axes.axhline(stop_return, color=_GOAL, linewidth=1.2, linestyle=(0, (5, 4)), label=f"goal {stop_return:g}")
     finish_axes(axes, "env steps")
