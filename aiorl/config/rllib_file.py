@@ -39,7 +39,9 @@ class Converted(NamedTuple):
 
 def is_rllib_file(values: Mapping[str, Any]) -> bool:
     """Return whether a file holds experiments of `rllib train`: their names, with `run` and others below."""
-    return bool(values) and all(isinstance(value, Mapping) and "run" in value for value in values.values())
+    return bool(values) and all(
+        isinstance(value, Mapping) and isinstance(value.get("run"), str) for value in values.values()
+    )
 
 
 def convert(values: Mapping[str, Any], lines: Mapping[str, int]) -> Converted:
