@@ -30,6 +30,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from aiorl.config.import_path import is_local
 from aiorl.config.regular_file import check_written, open_regular, parse_json, read_regular
 from aiorl.data.column_spec import Piece
 from aiorl.errors import CheckpointError
@@ -378,7 +379,7 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
     differing = [
         f"{name} is {checkpoint.meta.get(name)!r} there and {_as_json(value)!r} here"
         for name, value in expected.items()
-        if checkpoint.meta.get(name) != _as_json(value)
+        if not _is_same(name, checkpoint.meta.get(name), _as_json(value))
     ]
     if differing:
         raise CheckpointError(
@@ -386,6 +387,14 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
             f"belongs to another run: {'; '.join(differing)}. A new run can begin with its weights: give its path as "
             "init_from",
         )
+
+
+def _is_same(name: str, there: Any, here: Any) -> bool:
+    """Whether two values are alike; an environment may be defined again, or named without its module there."""
+    if name == "env" and isinstance(there, str) and isinstance(here, str):
+        there, here = (env.partition("#")[0] if is_local(env) else env for env in (there, here))
+        return bool(here == there or here.endswith(f":{there}"))
+    return bool(there == here)
 
 
 def _as_json(value: Any) -> Any:  # Any: whatever JSON holds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -341,6 +342,24 @@ def test_a_checkpoint_of_something_else_is_refused_with_all_that_differs(tmp_pat
     assert "env is 'CartPole-v1' there and 'Pendulum-v1' here" in str(caught.value)
     assert "algo is 'ppo' there and 'impala' here" in str(caught.value)
     assert "spaces" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "fits"),
+    [
+        ("this-program:Own", "this-program:Own#2", True),
+        ("Own", "this-program:Own", True),
+        ("Mine-v0", "my_training:Mine-v0", True),
+        ("a:Own", "b:Own", False),
+        ("this-program:Own", "this-program:Other", False),
+    ],
+)
+def test_an_environment_may_be_defined_again_or_be_named_with_its_module(
+    tmp_path: Path, there: str, here: str, fits: bool
+) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, {**META, "env": there})
+    with contextlib.nullcontext() if fits else pytest.raises(CheckpointError, match="env is"):
+        check_compatible(load_newest_valid(tmp_path), {"env": here})
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "rename"])
