@@ -24,7 +24,7 @@ from aiorl.data import columns as c
 from aiorl.data.spaces import space_from_dict
 from aiorl.env.nested_codec import pack, unpack
 from aiorl.errors import BadFrame, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
-from aiorl.learner.checkpoint import Checkpoint
+from aiorl.learner.checkpoint import Checkpoint, check_weights
 from aiorl.observation.filters import ObservationFilter, in_front_of, make_filter
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
 from aiorl.policy.actor import Actor
@@ -177,6 +177,7 @@ class ActingState:
         Raises:
             CheckpointError: nothing, or what makes no sense.
         """
+        check_weights(checkpoint)
         packed = checkpoint.tensors.get(_NAME)
         if packed is None:
             raise CheckpointError(

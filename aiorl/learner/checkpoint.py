@@ -39,6 +39,7 @@ __all__ = [
     "FORMAT_VERSION",
     "Checkpoint",
     "check_compatible",
+    "check_weights",
     "clear_partial",
     "find_checkpoint",
     "list_checkpoints",
@@ -335,6 +336,13 @@ def find_checkpoint(path: str | Path, check: Callable[[Checkpoint], object] = la
             return load_newest_valid(directory, check)
     what = "there is none in it" if path.is_dir() else "there is no such directory"
     raise CheckpointError(path, f"{what}; give a run directory, or one of the checkpoint-* directories of a run")
+
+
+def check_weights(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError if a weight of a policy is not finite."""
+    for name, array in checkpoint.tensors.items():
+        if "/weights/" in name and not np.isfinite(array).all():
+            raise CheckpointError(checkpoint.path, f"{name!r:.200} holds numbers that are not finite")
 
 
 def list_checkpoints(directory: Path) -> list[Path]:

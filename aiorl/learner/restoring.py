@@ -19,6 +19,7 @@ from aiorl.learner.build import Learning, unusable_init_from
 from aiorl.learner.checkpoint import (
     Checkpoint,
     check_compatible,
+    check_weights,
     find_checkpoint,
     list_checkpoints,
     load_newest_valid,
@@ -96,7 +97,6 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
                 raise CheckpointError(
                     checkpoint.path, f"it holds no {name!r}; a run can begin with the policies and networks of its own"
                 )
-            _check_finite(name, found, checkpoint)
             tensors[name] = found
     for policy_id in learning.group.algorithms:
         tensors |= _critics_of(policy_id, checkpoint, state.tensors)
@@ -207,9 +207,7 @@ class RunState:
                 f"its meta.json makes no sense: {state.counters.env_steps_trained} env steps were trained on by its "
                 f"counters, {ledger.trained} by its ledger",
             )
-        for name, array in checkpoint.tensors.items():
-            if "/weights/" in name and not np.isfinite(array).all():
-                raise CheckpointError(checkpoint.path, f"{name!r:.200} holds numbers that are not finite")
+        check_weights(checkpoint)
         return state
 
     @staticmethod

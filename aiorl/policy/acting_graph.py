@@ -26,7 +26,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 import aiorl.process.forked_child  # noqa: F401  # children of a process with ONNX Runtime would not end
-from aiorl.data.spaces import space_from_dict
+from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.policy.acting_session import OBS_INPUT, ActingSession
 from aiorl.policy.graph_check import to_canonical_graph
@@ -130,6 +130,13 @@ class ActingSpec:
         return sum(weight.num_bytes for weight in self.weights)
 
     @property
+    def row_elements(self) -> int:
+        """Numbers that go in and come out for one row."""
+        previous = () if self.prev_action is None else (self.prev_action.shape,)
+        shapes = (self.obs_shape, *self.state_shapes, *previous)
+        return sum(map(math.prod, shapes)) + self.num_dist_inputs + self.num_features
+
+    @property
     def observation_space(self) -> spaces.Box:
         """Space of what the network takes, as wide as its dtype."""
         low, high = (0, 255) if self.obs_dtype == "uint8" else (-np.inf, np.inf)
@@ -202,6 +209,8 @@ class ActingSpec:
             raise PolicyError("the acting graph's description names a weight twice")
         if spec.num_weight_bytes > MAX_WEIGHT_BYTES:
             raise PolicyError(f"{spec.num_weight_bytes} bytes of weights; at most {MAX_WEIGHT_BYTES} are accepted")
+        if spec.row_elements > MAX_SPACE_ELEMENTS:
+            raise PolicyError(f"{spec.row_elements} numbers for a row; at most {MAX_SPACE_ELEMENTS} are accepted")
         return spec
 
 

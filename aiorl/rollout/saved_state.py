@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from aiorl.config.regular_file import check_depth
 from aiorl.env.nested_codec import pack, unpack
 from aiorl.errors import BadFrame, BatchError, CheckpointError, PolicyError
 from aiorl.observation.filters import ObservationFilter
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = "aiorl-rollout-worker"
 _VERSION = 1
+_MAX_DEPTH = 64
 _WHERE = "of a rollout worker"
 
 
@@ -53,7 +55,8 @@ def load_state(data: bytes) -> SavedState:
     """
     try:
         content = unpack(data)
-    except BadFrame as error:
+        check_depth(content, _MAX_DEPTH)
+    except (BadFrame, ValueError) as error:
         raise CheckpointError(_WHERE, f"its bytes are damaged: {error}") from error
     if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
         raise CheckpointError(_WHERE, "these bytes are none that RolloutWorker.save() gave")

@@ -423,6 +423,7 @@ def test_a_spec_survives_msgpack_and_json(recurrent_network):
         {"distribution": "x" * 1000},
         {"action_space": 3},
         {"state_shapes": [[1]] * 100},
+        {"state_shapes": [[1 << 23]] * 3},
         {"weights": [["a", [1], "float32"], ["a", [2], "float32"]]},
         {"weights": [["a", [1], "complex64"]]},
         {"weights": [["a", [1]]]},
@@ -432,7 +433,7 @@ def test_a_spec_survives_msgpack_and_json(recurrent_network):
     ids=lambda change: reprlib.repr(change)[:60],
 )
 def test_a_damaged_description_is_a_policy_error(network, change):
-    with pytest.raises(PolicyError, match=r"acting graph|bytes of weights"):
+    with pytest.raises(PolicyError, match=r"acting graph|bytes of weights|numbers for a row"):
         ActingSpec.from_dict(network.spec.to_dict() | change)
 
 
