@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aiorl.process.memory_quota import heap_bytes
 from aiorl.transport.connections import Connection, ConnectionTable
 from aiorl.transport.endpoint import EndpointLimits
 
@@ -33,6 +34,9 @@ _UNSEEN_BYTES = 64 << 20
 _STRANGER_BYTES = 1 << 20
 _FRAME_COST = 32
 """An empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
+_MUCH_BYTES = 16 << 20
+_GROWTH_BYTES, _GROWTH_FACTOR = 1 << 30, 4
+"""What this process may grow by while much is unread: so much, and so many times the unread bytes."""
 _LOOKS_WHILE_CALM = 5
 _SHARE = 0.02
 _SAMPLE_MESSAGES = 256
@@ -64,6 +68,8 @@ class BacklogGuard:
         limits: the bounds.
         on_cut: called on the loop with each connection that was cut, and why.
         max_bytes: bound of a connection that was answered, if it isn't twice the largest message.
+        is_open: anybody may register, so that no answer tells a worker from a flood of frames. Who has most unread is
+            cut off, too, while this process grows by far more than what is unread.
 
     Should its thread die, that is raised on the loop, to be handled like the error of a callback.
     """
@@ -75,7 +81,10 @@ class BacklogGuard:
         on_cut: Callable[[Connection, str], None],
         *,
         max_bytes: int | None = None,
+        is_open: bool = False,
     ) -> None:
+        self._is_open = is_open
+        self._calm_bytes = 0
         self._emptied = False
         self._left_behind = 0
         self._table = table
@@ -158,6 +167,12 @@ class BacklogGuard:
             else:
                 unread.append((num_bytes * cost, num_bytes, connection))
         self._accounts = accounts
+        if self._is_open and self._has_outgrown(sum(num_bytes for _, num_bytes, _ in unread)):
+            _, num_bytes, connection = max(unread, key=lambda each: each[1])
+            self._end(
+                connection, f"{num_bytes} bytes, the most of all connections, in frames that take far more memory"
+            )
+            return
         total = sum(costs for costs, _, _ in unread)
         if total <= self._max_total_bytes:
             return
@@ -166,6 +181,13 @@ class BacklogGuard:
             total -= costs
             if total <= self._max_total_bytes:
                 return
+
+    def _has_outgrown(self, unread_bytes: int) -> bool:
+        """Whether this process has grown by far more than what is unread, since little was."""
+        taken = heap_bytes()
+        if unread_bytes < _MUCH_BYTES:
+            self._calm_bytes = taken
+        return taken - self._calm_bytes > _GROWTH_BYTES + _GROWTH_FACTOR * unread_bytes
 
     def _is_flood_of_small(self, connection: Connection, account: _Account, num_bytes: int, now: float) -> bool:
         """Whether too many messages wait, judged by the size of those just taken, twice in a row.

@@ -144,7 +144,9 @@ class ZmqLearnerEndpoint:
         else:
             forget_run_keys(self._port)
         if CAN_TELL_BYTES:
-            self._guard = self._samples_port.guard = BacklogGuard(self._peers, self._limits, self._on_backlog)
+            self._guard = self._samples_port.guard = BacklogGuard(
+                self._peers, self._limits, self._on_backlog, is_open=self._keys is None
+            )
             self._samples_port.pump = self._pump
             self._broadcast_port.guard = BacklogGuard(
                 self._subscribers, self._limits, self._on_talkative, max_bytes=MAX_SUBSCRIBER_BYTES

@@ -75,3 +75,42 @@ def test_who_floods_is_cut_off_though_that_fails_at_first_and_though_a_look_take
         return reason
 
     assert "too much of what it sent is unread" in asyncio.run(main())
+
+
+class Growing(ConnectionTable):
+    """One whose connection has nothing unread at first, and 20 MB from the second look on."""
+
+    looked = 0
+
+    def look(self, connection: Connection) -> int:
+        self.looked += 1
+        return 0 if self.looked == 1 else 20 << 20
+
+    def cut(self, connection: Connection, *, reset: bool = False) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("is_open", "grown"), [(True, 2 << 30), (True, 1 << 30), (False, 2 << 30)])
+def test_without_keys_a_worker_is_cut_off_whose_unread_frames_take_far_more_memory_than_their_bytes(
+    monkeypatch: pytest.MonkeyPatch, is_open: bool, grown: int
+) -> None:
+    table = Growing()
+    monkeypatch.setattr(
+        "aiorl.transport.backlog.heap_bytes", lambda: 5 << 30 if table.looked < 2 else (5 << 30) + grown
+    )
+
+    async def main() -> list[str]:
+        reasons: list[str] = []
+        one, other = socket.socketpair()
+        with one, other:
+            table.accept(one.fileno()).is_served = True
+            guard = BacklogGuard(
+                table, EndpointLimits(), lambda connection, reason: reasons.append(reason), is_open=is_open
+            )
+            async with asyncio.timeout(5):
+                while table.looked < 4 and not reasons:
+                    await asyncio.sleep(0.01)
+            guard.close()
+        return reasons
+
+    assert bool(asyncio.run(main())) == (is_open and grown == 2 << 30)
