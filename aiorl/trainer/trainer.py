@@ -496,6 +496,7 @@ def _leave_to_parent() -> None:
     """Let go of all trainers in a forked child: their threads, processes and files are the parent's."""
     for trainer in _running:
         trainer._is_stopped = True
+        trainer._directory.close()  # the child's copy of the lock, which would outlive the parent's
     _running.clear()
 
 
