@@ -669,8 +669,8 @@ def test_no_text_of_a_peer_reaches_the_user_as_more_than_text() -> None:
             await villain.hears(m.Welcome)
         one.say(m.Beat(0, hostile, 1e9))
         call = await one.hears(m.Call)
-        assert CLEAR_SCREEN not in both.service.waiting_for()
-        assert "\n" not in both.service.waiting_for()
+        assert CLEAR_SCREEN not in both.service.waiting_for("")
+        assert "\n" not in both.service.waiting_for("")
         one.say(m.Reply(call.call_id, True, hostile), m.Failure(hostile, hostile, hostile), m.Leaving(hostile))
         other.say(m.Failure("env", hostile, hostile, fatal=True))
         async with asyncio.timeout(10):
