@@ -66,7 +66,7 @@ class QNetwork(ActorCritic):
         outputs = {"advantage": distribution.num_inputs, "value": 1} if is_dueling else {"q": distribution.num_inputs}
         named = branch.named_variables()
         self._streams = {}
-        _, _, activation = choose_layers(layout.shape, config)
+        _, _, activation = choose_layers(layout.shape, obs_dtype, config)
         for name, width in outputs.items():
             hiddens = dueling_hiddens if is_dueling else ()
             stack = make_stack(rng, (branch.num_outputs,), (), hiddens, activation)

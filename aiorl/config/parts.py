@@ -56,7 +56,8 @@ class ModelConfig(WorkerModelConfig):
     fcnet_activation: Activation = _model("tanh", "Activation of the hidden layers; of images only with conv_filters.")
     conv_filters: tuple[tuple[int, Sizes, Sizes], ...] | None = _model(
         None, "Convolutions as [channels, kernel, stride] each; null takes the Nature CNN for images of about 84x84 "
-        "and fitting ones for other sizes, with the hidden layer that goes with them.",
+        "and fitting ones for other sizes, with the hidden layer that goes with them. Byte images [C, H, W] are "
+        "transposed.",
     )  # fmt: skip
     vf_share_layers: bool = _model(False, "Policy and value function share their hidden layers.")
     use_lstm: bool = _model(False, "Put an LSTM cell behind the hidden layers.")

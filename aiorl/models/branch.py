@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,14 @@ import tensorflow as tf
 from aiorl.config.parts import ModelConfig, Sizes
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
+from aiorl.log_once import log_once
 from aiorl.models.custom_network import CustomStack
 from aiorl.models.networks import ConvFilter, Stack, make_stack
 from aiorl.models.recurrent import GRUCell, LSTMCell, RecurrentCell, run_sequence
 
-__all__ = ["NATURE_FILTERS", "Branch", "choose_layers", "make_branch", "make_trunk"]
+__all__ = ["NATURE_FILTERS", "Branch", "channels_first", "choose_layers", "make_branch", "make_trunk"]
+
+logger = logging.getLogger(__name__)
 
 NATURE_FILTERS: tuple[ConvFilter, ...] = ((32, (8, 8), (4, 4)), (64, (4, 4), (2, 2)), (64, (3, 3), (1, 1)))
 """Convolutions of Mnih et al. 2015, https://www.nature.com/articles/nature14236; 512 dense units follow."""
@@ -115,14 +119,33 @@ def make_trunk(
     if config.custom_model:
         return CustomStack(layout, config, seed=int(rng.integers(1 << 31)))
     scale = 1.0 / 255.0 if obs_dtype == "uint8" else 1.0
-    filters, hiddens, activation = choose_layers(layout.shape, config)
-    return make_stack(rng, layout.shape, filters, hiddens if has_hiddens else (), activation, scale=scale)
+    filters, hiddens, activation = choose_layers(layout.shape, obs_dtype, config)
+    has_channels_first = channels_first(layout.shape, obs_dtype)
+    if has_channels_first and log_once("channels first"):
+        logger.info("observations %s are taken as images [C, H, W], which networks transpose", list(layout.shape))
+    return make_stack(
+        rng, channels_last(layout.shape, obs_dtype), filters, hiddens if has_hiddens else (), activation, scale=scale,
+        has_channels_first=has_channels_first,
+    )  # fmt: skip
+
+
+def channels_first(obs_shape: tuple[int, ...], obs_dtype: str) -> bool:
+    """Whether observations are byte images [C, H, W], as PyTorch has them: few channels before larger sides."""
+    if obs_dtype != "uint8" or len(obs_shape) != 3:
+        return False
+    return min(obs_shape[1:]) >= max(_SMALL_MIN_SIZE, 2 * obs_shape[0])
+
+
+def channels_last(obs_shape: tuple[int, ...], obs_dtype: str) -> tuple[int, ...]:
+    """The shape of observations as convolutions take them: that of an image is [H, W, C]."""
+    return (*obs_shape[1:], obs_shape[0]) if channels_first(obs_shape, obs_dtype) else obs_shape
 
 
 def choose_layers(
-    obs_shape: tuple[int, ...], config: ModelConfig
+    obs_shape: tuple[int, ...], obs_dtype: str, config: ModelConfig
 ) -> tuple[tuple[ConvFilter, ...], tuple[int, ...], str]:
     """Convolutions (none for what is no image), dense layers after them, and their activation."""
+    obs_shape = channels_last(obs_shape, obs_dtype)
     if config.conv_filters is not None:
         if len(obs_shape) != 3:
             raise ConfigError(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from aiorl.config.parts import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
-from aiorl.models.branch import choose_layers
+from aiorl.models.branch import channels_first, choose_layers
 from aiorl.models.custom import make_custom_model
 from aiorl.models.custom_network import CustomStack
 from aiorl.models.state_dependent_noise import log_deviations
@@ -90,7 +90,9 @@ class _Network:
         features = ops.cast(obs, "float32")
         if self.obs_dtype == "uint8":
             features = ops.multiply(features, 1.0 / 255.0)
-        filters, hiddens, activation = choose_layers(self.layout.shape, self._config)
+        if channels_first(self.layout.shape, self.obs_dtype):
+            features = ops.transpose(features, [0, 2, 3, 1])
+        filters, hiddens, activation = choose_layers(self.layout.shape, self.obs_dtype, self._config)
         for index, (size, kernel, stride) in enumerate(filters):
             layer = keras.layers.Conv2D(size, kernel, stride, activation="relu", **_named(f"{name}/conv_{index}"))
             features = self._apply(layer, f"{name}/conv_{index}", features)
@@ -219,7 +221,7 @@ class FunctionalQNetwork(_Network):
         super().__post_init__()
         if not self.is_form_of(self.distribution, self.weights):
             raise _without_form(self.weights)
-        _, _, self._activation = choose_layers(self.layout.shape, self._config)
+        _, _, self._activation = choose_layers(self.layout.shape, self.obs_dtype, self._config)
         self._is_dueling = "advantage/head/kernel" in self.weights
         head = self.weights["advantage/head/kernel" if self._is_dueling else "q/head/kernel"]
         self._num_atoms = head.shape[1] // self.distribution.num_inputs

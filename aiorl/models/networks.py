@@ -55,16 +55,25 @@ class Stack:
         num_outputs: features that come out of the last layer.
     """
 
-    def __init__(self, layers: Sequence[tuple[str, keras.layers.Layer]], num_outputs: int, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        layers: Sequence[tuple[str, keras.layers.Layer]],
+        num_outputs: int,
+        scale: float = 1.0,
+        *,
+        has_channels_first: bool = False,
+    ) -> None:
         """Take named layers, built already.
 
         Args:
             layers: names, unique within the stack, and layers.
             num_outputs: features of the last layer.
             scale: what inputs are multiplied by before the first layer.
+            has_channels_first: inputs are images [B, C, H, W], and the layers take [B, H, W, C].
         """
         self._layers = list(layers)
         self._scale = scale
+        self._has_channels_first = has_channels_first
         self.num_outputs = num_outputs
 
     def __call__(self, inputs: Any) -> Any:
@@ -72,6 +81,8 @@ class Stack:
         features = tf.cast(inputs, tf.float32)
         if self._scale != 1.0:
             features = features * self._scale
+        if self._has_channels_first:
+            features = tf.transpose(features, [0, 2, 3, 1])
         for _, layer in self._layers:
             features = layer(features)
         return features
@@ -150,6 +161,7 @@ def make_stack(
     activation: str,
     *,
     scale: float = 1.0,
+    has_channels_first: bool = False,
 ) -> Stack:
     """Convolutions with ReLU over [H, W, C] without padding, if there are any; flattened; then dense layers.
 
@@ -178,7 +190,7 @@ def make_stack(
     for index, size in enumerate(hiddens):
         layers.append((f"dense_{index}", dense(rng, features, size, gain=HIDDEN_GAIN, activation=activation)))
         features = size
-    return Stack(layers, features, scale)
+    return Stack(layers, features, scale, has_channels_first=has_channels_first)
 
 
 def _fixed(values: NDArray[np.float32]) -> Any:

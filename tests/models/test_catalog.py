@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
+from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError, PolicyError
+from aiorl.models.branch import channels_first
 from aiorl.models.catalog import NATURE_FILTERS, build_model
+from aiorl.models.export import export_acting_graph
+from aiorl.models.functional import FunctionalNetwork
 from aiorl.policy.distributions import make_distribution
+from aiorl.policy.onnx_policy import OnnxPolicy
 
 DISCRETE = make_distribution(spaces.Discrete(3))
 GAUSSIAN = make_distribution(spaces.Box(-1.0, 1.0, (2,)))
@@ -308,3 +314,27 @@ def test_a_network_that_does_not_look_back_refuses_previous_steps():
 def test_looking_back_needs_a_recurrent_cell():
     with pytest.raises(ConfigError, match="needs a recurrent cell"):
         build_model((4,), "float32", DISCRETE, SMALL | {"lstm_use_prev_action_reward": True})
+
+
+def test_byte_images_with_channels_first_are_seen_as_those_with_channels_last():
+    first, last = (build_model(shape, "uint8", DISCRETE, SMALL, seed=3) for shape in ((3, 12, 14), (12, 14, 3)))
+    assert {name: item.shape for name, item in first.variables.items()} == {
+        name: item.shape for name, item in last.variables.items()
+    }
+    assert "policy/conv_0/kernel" in first.variables
+    obs = obs_of(first, 4)
+    turned = np.moveaxis(obs, 1, -1)
+    expected = last.forward(turned)[0]
+    np.testing.assert_allclose(first.forward(obs)[0], expected, rtol=1e-5)
+    policy = OnnxPolicy(*export_acting_graph(first))
+    policy.set_weights(first.get_weights())
+    np.testing.assert_allclose(policy.act(obs).columns["action_dist_inputs"], expected, atol=1e-5)
+    form = FunctionalNetwork(ObsLayout((3, 12, 14)), "uint8", DISCRETE, SMALL, first.get_weights())
+    given = keras.Input((3, 12, 14), dtype="uint8")
+    np.testing.assert_allclose(keras.Model(given, form(given, [])[0])(obs), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 3), (12, 12, 12), (5, 7, 20), (3, 3, 1), (1, 6, 6), (84, 84)])
+def test_other_observations_are_not_taken_for_images_with_channels_first(shape):
+    assert not channels_first(shape, "uint8")
+    assert not channels_first((3, 84, 84), "float32")
