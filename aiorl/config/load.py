@@ -55,7 +55,8 @@ def load_config(
         file: YAML file of keys; None for none. With `resume`, the run directory's own config is read before it.
         overrides: what the command line sets, nested as the config is; it wins.
         environ: the process's environment, which values that a saved config withholds are taken from.
-        warn: told what somebody else's config names (see `foreign_code`), before any of it is imported.
+        warn: told what somebody else's config names (see `foreign_code`), before any of it is imported; a file of keys
+            may be somebody else's too.
         env_hint: what to do where there is no environment.
     Raises: ConfigError naming file and line where a file is at fault.
     """
@@ -86,7 +87,7 @@ def load_config(
             wanted = own if values.get(name) is None else values[name]
             if os.path.normpath(str(wanted)) != os.path.normpath(own):
                 raise _not_resumable(name, values[name], own, saved[0])
-        if said := foreign_code(saved, values):
+        if said := foreign_code([*saved, *([] if file is None else [file])], values):
             warn(said)
         config_class = config_class_of(algo_of(layers))
     except ConfigError as error:

@@ -28,15 +28,15 @@ def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
     """What to tell a user of a config that somebody else wrote, before anything that it names is imported.
 
     Args:
-        paths: where it was found, the directory first.
+        paths: where it was found.
         configs: what it holds, checked or not; a text that stands in several of them is shown once.
     Returns: lines of printable text; "" where all of them are the user's own, or no code is named.
     """
-    owners = set()
+    others: dict[int, Path] = {}
     for path in paths:
         with contextlib.suppress(OSError):
-            owners.add(path.stat().st_uid)
-    others = sorted(owners - {os.getuid()})
+            others.setdefault(path.stat().st_uid, path)
+    others.pop(os.getuid(), None)
     if not others:
         return ""
     lines: dict[str, str] = {}
@@ -50,11 +50,8 @@ def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
                 lines.setdefault(line, line)
     if not lines:
         return ""
-    whose = " and ".join(_user(uid) for uid in others)
-    title = (
-        f"warning: {_shown(str(paths[0]))} belongs to {whose}, not to you. "
-        "Its config names code and variables that take effect with your rights:"
-    )
+    whose = " and ".join(f"{_shown(str(path))} belongs to {_user(uid)}" for uid, path in others.items())
+    title = f"warning: {whose}, not to you. Its config names code and variables that take effect with your rights:"
     return "\n".join([title, *lines.values()])
 
 

@@ -124,17 +124,22 @@ def numbers_of(rows: list[Any]) -> Array:
         ValueError: the lists differ in length, are nested too deeply, or hold something else. Of text, NumPy would
             make rows that are all as long as the longest.
     """
-    level = rows
+    level = [rows]
     for _ in range(MAX_DIMS):
-        kinds = set(map(type, level))
-        if list not in kinds:
-            if not kinds <= _NUMBERS:
-                raise ValueError("no numbers")
+        if _are_numbers(level):
             return np.asarray(rows)
-        if kinds != {list}:
-            raise ValueError("numbers beside lists")
+        if set(map(type, chain.from_iterable(level))) != {list}:
+            raise ValueError("no numbers, or numbers beside lists")
         level = list(chain.from_iterable(level))
     raise ValueError("nested too deeply")
+
+
+def _are_numbers(rows: list[list[Any]]) -> bool:
+    try:
+        sum(chain.from_iterable(rows))  # adding up takes a quarter of the time of a look at each
+    except (TypeError, OverflowError):
+        return set(map(type, chain.from_iterable(rows))) <= _NUMBERS
+    return True
 
 
 def object_column(values: Sequence[object]) -> Array:

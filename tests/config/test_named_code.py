@@ -84,6 +84,14 @@ def test_a_config_of_somebody_else_in_ones_own_directory_is_told_too(tmp_path: P
     assert "the user with id 12345" in told
 
 
+def test_a_file_of_keys_that_somebody_else_wrote_is_told_too(tmp_path: Path, somebody_else: None) -> None:
+    (tmp_path / "theirs.yaml").write_text("env: m:E\n")
+    told: list[str] = []
+    load_config(config_class, file=tmp_path / "theirs.yaml", warn=told.append)
+    assert "theirs.yaml belongs to" in told[0]
+    assert "  env: 'm:E'" in told[0]
+
+
 MAIN = """
 import os, sys
 os.getuid = lambda: 123456
