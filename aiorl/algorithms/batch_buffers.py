@@ -36,14 +36,15 @@ class BatchBuffers:
     """
 
     def __init__(self, columns: Iterable[ColumnSpec], *, num_sets: int = 2) -> None:
-        """Lay the columns out; VALID is added.
+        """Lay the columns out; VALID is added if it is missing.
 
         Args:
             columns: of a fragment: [T, N, *shape]; or [N, *shape], for batches of sequences only.
             num_sets: batches that may be in use at a time.
         """
         given = list(columns)
-        self.columns = (*(spec for spec in given if not c.is_of_sequences(spec.name)), ColumnSpec(c.VALID))
+        of_rows = {spec.name: spec for spec in given if not c.is_of_sequences(spec.name)}
+        self.columns = tuple({**of_rows, c.VALID: ColumnSpec(c.VALID)}.values())
         self.of_sequences = tuple(spec for spec in given if c.is_of_sequences(spec.name))
         self.slices: dict[str, slice] = {}
         start = 0

@@ -73,6 +73,9 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         if self._has_sequences:
             in_fragment = config.num_envs_per_worker if config.is_truncating else 1
             self._usual_size = config.fragments_per_batch() * in_fragment
+        self._multiple = config.minibatch_steps()
+        if self._has_sequences:
+            self._multiple = max(1, self._multiple // config.sequence_length())
         self._fragment_length = config.sequence_length() if self._has_sequences and config.is_truncating else None
         self._capacities: set[int] = set()
         self._spec = spec = self._update_spec()
@@ -120,8 +123,12 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
     @property
     def minibatch_size(self) -> int:
         """Rows or sequences in one minibatch."""
-        steps = self._config.minibatch_steps()
-        return max(1, steps // self._config.sequence_length()) if self._has_sequences else steps
+        return self._config.minibatch_steps() if self.visits_rows else self._multiple
+
+    @property
+    def visits_rows(self) -> bool:
+        """Whether a minibatch is made of rows; else of whole sequences."""
+        return not self._has_sequences
 
     @property
     def num_epochs(self) -> int:
@@ -181,7 +188,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         """Compile the update for batches of the usual shape; changes neither weights nor random states."""
         if self._received is None:
             batch = self.nominal_batch()
-            order = np.zeros(self._order_shape(len(batch[PACKED])), np.int32)
+            order = np.zeros(self._order_shape(batch), np.int32)
         else:
             batch = self._received.zeros()
             order = _all_at_once(batch)
@@ -243,8 +250,9 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         Raises: TrainingDiverged after `MAX_SKIPS_IN_A_ROW` skipped updates in a row.
         """
         coefficients = self.coefficients(env_steps_total)
+        self._warn_of_last_lr(self._lr, env_steps_total)
         if self._received is None:
-            order, num_minibatches = self._order(len(batch[PACKED]), self.buffers.num_filled(batch))
+            order, num_minibatches = self._order(batch)
         else:
             order, num_minibatches = _all_at_once(batch), min(1, self._received.num_filled(batch))
         metrics, held = self.compiled(batch, order, coefficients, max_steps=num_minibatches)
@@ -268,9 +276,9 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
         Args:
             count: what has to fit.
-        Returns: whole minibatches.
+        Returns: as many as whole minibatches have.
         """
-        size = self.minibatch_size
+        size = self._multiple
         wanted = rounded_up(-(-count // size), -(-self._usual_size // size))
         # one batch of an unusual size must not make all that follow as large
         known = [capacity for capacity in self._capacities if wanted <= capacity <= _ROOMY * wanted]
@@ -283,24 +291,30 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         columns = self.sample_plan(self._config).columns
         return GradientBuffers(shapes, self._spec.metric_names, columns, num_fragments)
 
-    def _order_shape(self, size: int) -> tuple[int, int]:
-        steps, rest = divmod(size, self.minibatch_size)
-        if rest:
-            raise AssertionError(f"{size} rows are no whole number of minibatches of {self.minibatch_size}")
-        return self.num_epochs * steps, self.minibatch_size
+    def _order_shape(self, batch: Batch) -> tuple[int, int]:
+        size = int(np.prod(batch[PACKED].shape[:-1])) if self.visits_rows else len(batch[PACKED])
+        return self.num_epochs * -(-size // self.minibatch_size), self.minibatch_size
 
-    def _order(self, size: int, filled: int) -> tuple[NDArray[np.int32], int]:
-        """Indices of every minibatch, each epoch a new permutation of the filled rows; and how many there are.
+    def _order(self, batch: Batch) -> tuple[NDArray[np.int32], int]:
+        """Indices of every minibatch, each epoch a new permutation of what is filled; and how many there are.
 
-        What is needed to fill the last minibatch comes from the empty rows behind. The array has room for as many
-        minibatches as `size` rows make, whatever is filled, so that the update needs no other compilation.
+        What is needed to fill the last minibatch comes from the empty rows or sequences behind; where rows of sequences
+        are visited, only transitions are, and the first ones of the epoch again. The array has room for as many
+        minibatches as the batch can make, whatever is filled, so that the update needs no other compilation.
         """
-        order = np.zeros(self._order_shape(size), np.int32)
-        used = -(-filled // self.minibatch_size) * self.minibatch_size
-        rows = np.tile(np.arange(used, dtype=np.int32), (self.num_epochs, 1))
+        order = np.zeros(self._order_shape(batch), np.int32)
+        size = self.minibatch_size
+        if self.visits_rows and self._has_sequences:
+            visited = np.flatnonzero(self.buffers.column(batch, c.VALID))
+        else:
+            visited = np.arange(-(-self.buffers.num_filled(batch) // size) * size)
+        if not len(visited):
+            return order, 0
+        rows = np.tile(visited.astype(np.int32), (self.num_epochs, 1))
         if self.shuffles:
             rows = self._rng.permuted(rows, axis=1)
-        minibatches = rows.reshape(-1, self.minibatch_size)
+        again = np.arange(-(-len(visited) // size) * size) % len(visited)
+        minibatches = rows[:, again].reshape(-1, size)
         order[: len(minibatches)] = minibatches
         return order, len(minibatches)
 

@@ -16,6 +16,7 @@ from aiorl.algorithms.optimizers import make_optimizer
 from aiorl.algorithms.target_network import TargetNetwork
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, InternalError, TrainingDiverged
+from aiorl.policy.schedules import Schedule
 
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
@@ -52,6 +53,7 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         self._updates = 0
         self._skipped = 0
         self._skipped_in_a_row = 0
+        self._lr_is_over = False
         self._read: Callable[[], dict[str, Any]] | None = None  # Any: tensors
 
     @classmethod
@@ -71,6 +73,18 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         """Count an update that held."""
         self._updates += 1
         self._skipped_in_a_row = 0
+
+    def _warn_of_last_lr(self, lr: Schedule, env_steps: int) -> None:
+        """Warn, once, that the learning rate has ended at 0."""
+        if self._lr_is_over or env_steps < lr.end or lr.value(env_steps) > 0:
+            return
+        self._lr_is_over = True
+        _log.warning(
+            "the learning rate is 0 from here on, so the policy will not change any more: lr_schedule ends at %s env "
+            "steps. To go on learning, let lr_schedule end later or at a value above 0; to end the run there, set "
+            "stop_timesteps: %d",
+            f"{lr.end:,.0f}", lr.end,
+        )  # fmt: skip
 
     def _note_skipped(self, bad_column: str) -> None:
         """Count an update that was skipped, for a number in a column or, if there is none, in what was computed.

@@ -70,6 +70,8 @@ class CompiledGradient:
 
     def _run(self, batch: Tensors, values: tf.Tensor) -> list[tf.Tensor]:
         coefficients = {name: values[index] for index, name in enumerate(self._spec.coefficient_names)}
+        if self._spec.begin is not None:
+            batch = self._spec.begin(batch, coefficients)
         gradients, loss, found = self._gradients(batch, coefficients)
         return [
             tf.stack([*(found[name] for name in self._spec.metric_names), loss]),

@@ -93,6 +93,7 @@ class UpdateSpec:
         follow: called with the number of steps made before this one and the coefficients, after each step.
         prepare: what is done to the columns of each minibatch first; None = nothing.
         phases: further optimiser steps within each step, one after the other.
+        begin: (batch, coefficients) -> the batch that minibatches are taken from; called once, before the first step.
     """
 
     loss: LossFunction
@@ -106,6 +107,7 @@ class UpdateSpec:
     follow: Callable[[tf.Tensor, Tensors], None] | None = None
     phases: tuple[Phase, ...] = ()
     prepare: Callable[[Tensors], Tensors] | None = None
+    begin: Callable[[Tensors, Tensors], Tensors] | None = None
 
 
 class CompiledUpdate:
@@ -229,6 +231,8 @@ class CompiledUpdate:
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         names = self._spec.coefficient_names
         coefficients = {name: values[index] for index, name in enumerate(names)}
+        if self._spec.begin is not None:
+            batch = self._spec.begin(batch, coefficients)
         self.optimizer.learning_rate.assign(coefficients["lr"])
         for phase in self._spec.phases:
             phase.optimizer.learning_rate.assign(coefficients[phase.lr])

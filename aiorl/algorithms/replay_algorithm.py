@@ -251,6 +251,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Raises: TrainingDiverged after too many skipped calls in a row.
         """
         own = self._config
+        self._warn_of_last_lr(self._lr, env_steps_total)
         came, again = map(int, batch[_CAME])
         stored = self.replay.stored * own.entry_steps
         counted = came if stored >= own.first_rows or self.replay.evicted or self._pieces.is_full else again

@@ -48,6 +48,7 @@ class Surrogate(CompiledAlgorithm[SurrogateT]):
 
         Source: Schulman et al. 2017, section 4.
         """
+        super().after_update(metrics)
         metrics["cur_kl_coeff"] = self._kl_coeff
         kl = metrics.get("kl_last_epoch", metrics["kl"])
         if kl > 2.0 * self._config.kl_target:

@@ -1,4 +1,4 @@
-"""What losses over V-trace have in common: a network over a minibatch of sequences, and the returns by it."""
+"""The parts that losses over V-trace share: a network over sequences, the returns by it, and metrics of ratios."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiorl.models.distributions import to_tf_distribution
 if TYPE_CHECKING:
     from aiorl.models.catalog import ActorCritic
 
-__all__ = ["VTRACE_COEFFICIENTS", "VTRACE_METRICS", "Judgement", "judge", "vtrace_returns"]
+__all__ = ["VTRACE_COEFFICIENTS", "VTRACE_METRICS", "Judgement", "judge", "ratio_metrics", "vtrace_returns"]
 
 VTRACE_COEFFICIENTS = ("gamma", "rho_bar", "rho_bar_pg")
 VTRACE_METRICS = ("mean_rho", "clipped_rhos")
@@ -56,16 +56,16 @@ def judge(model: ActorCritic, columns: Tensors, weights: Mapping[str, Any] | Non
 
 def vtrace_returns(
     config: VTraceConfig, columns: Tensors, judged: Judgement, coefficients: Tensors
-) -> tuple[VTraceReturns, Tensors]:
-    """Value targets and advantages [T, M] without a gradient, and VTRACE_METRICS.
+) -> tuple[VTraceReturns, tf.Tensor]:
+    """Targets without a gradient, and log importance ratios, 0 in rows that are no transitions; all [T, M].
 
     Args:
-        config: says whether ratios count, and whether advantages are normalised.
+        config: says whether ratios count.
         columns: time-major, of what another policy sampled.
         judged: by the policy and the values that are to be learned from.
         coefficients: VTRACE_COEFFICIENTS are among them.
     """
-    valid, rho_bar = columns[c.VALID], coefficients["rho_bar"]
+    valid = columns[c.VALID]
     log_rhos = tf.where(valid > 0, judged.logp - columns[c.ACTION_LOGP], 0.0)
     returns = vtrace(
         tf.stop_gradient(judged.values),
@@ -77,13 +77,17 @@ def vtrace_returns(
         tf.stop_gradient(log_rhos) if config.vtrace else tf.zeros_like(log_rhos),
         gamma=coefficients["gamma"],
         lam=config.lambda_,
-        rho_bar=rho_bar,
+        rho_bar=coefficients["rho_bar"],
         rho_bar_pg=coefficients["rho_bar_pg"],
         valid=valid,
-        normalize_advantages=config.normalize_advantages,
     )
+    return returns, log_rhos
+
+
+def ratio_metrics(log_rhos: tf.Tensor, rho_bar: tf.Tensor, valid: tf.Tensor) -> Tensors:
+    """VTRACE_METRICS of log importance ratios of any shape."""
     rhos = tf.exp(log_rhos)
-    return returns, {
+    return {
         "mean_rho": masked_mean(tf.minimum(rhos, rho_bar), valid),
         "clipped_rhos": masked_mean(tf.cast(rhos > rho_bar, tf.float32), valid),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TypeVar
 
 from aiorl.algorithms.algorithm import SamplePlan
@@ -13,7 +14,12 @@ from aiorl.data import columns as c
 
 __all__ = ["VTraceStreaming"]
 
+_log = logging.getLogger(__name__)
+
 VTraceT = TypeVar("VTraceT", bound=VTraceConfig)
+
+_LEAST_RHO = 0.3
+"""With less as the mean of the cut ratios, next to nothing is learned from the samples."""
 
 
 class VTraceStreaming(Streaming[VTraceT]):
@@ -34,6 +40,22 @@ class VTraceStreaming(Streaming[VTraceT]):
             *previous, *scaled, c.LAST_OBS, *state_columns(own),
         )  # fmt: skip
         return SamplePlan("none", {}, columns)
+
+    remedies = "a kl_stop"
+    """What to set where the policy runs away from its samples, other than a smaller number of passes and lag."""
+    _has_warned = False
+
+    def after_update(self, metrics: dict[str, float]) -> None:
+        """Warn, once, if the policy has moved far from those that sampled."""
+        super().after_update(metrics)
+        if metrics["mean_rho"] >= _LEAST_RHO or self._has_warned:
+            return
+        self._has_warned = True
+        _log.warning(
+            "mean_rho was %.2f in an update: the policy is far from those that sampled (1: it is theirs), and learns "
+            "little from their samples. Set a smaller num_sgd_iter (now %d) or max_policy_lag (now %s), or %s",
+            metrics["mean_rho"], self._config.num_sgd_iter, self._config.max_policy_lag, self.remedies,
+        )  # fmt: skip
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """Return the coefficients of the update after so many env steps."""

@@ -6,12 +6,13 @@ importance ratios cut at ``rho_bar`` and ``c_bar``, and ``g_t`` = 1 where the ep
 
     delta_t   = rho_t (r_t + gamma V'_t - V_t)
     vs_t      = V_t + delta_t + gamma lam c_t g_t (vs_{t+1} - V_{t+1})
-    pg_adv_t  = rho_pg_t (r_t + gamma vs'_t - V_t),  vs' as V', with vs_{t+1} in place of V_{t+1}
+    adv_t     = r_t + gamma q'_t - V_t,  q' as V', with lam vs_{t+1} + (1 - lam) V_{t+1} in place of V_{t+1}
+    pg_adv_t  = rho_pg_t adv_t
 
-Normalised, the last brackets are shifted and scaled to mean 0 and deviation 1, each row counting ``rho_pg_t``, before
-they are weighted: a mean that is taken off the products moves rows that the policy would not have sampled.
+Normalised, ``adv`` is shifted and scaled to mean 0 and deviation 1, each row counting ``rho_pg_t``, before it is
+weighted: a mean that is taken off the products moves rows that the policy would not have sampled.
 
-On-policy (all ratios 1) and with lam = 1, ``vs`` are n-step returns; with another lam, the targets of GAE.
+On-policy (all ratios 1), ``vs`` and ``adv`` are the targets and advantages of GAE; with lam = 1, n-step returns.
 """
 
 from __future__ import annotations
@@ -23,14 +24,21 @@ import tensorflow as tf
 from aiorl.errors import BatchError
 from aiorl.losses.masked import masked_normalise
 
-__all__ = ["VTraceReturns", "vtrace"]
+__all__ = ["VTraceReturns", "pg_advantages", "vtrace"]
 
 
 class VTraceReturns(NamedTuple):
-    """Targets for the values and advantages for the policy, both [T, B] float32 without a gradient."""
+    """Targets of V-trace, [T, B] float32 without a gradient.
+
+    Attributes:
+        vs: what the values should be.
+        advantages: of the actions, not weighted; 0 where a row is no transition.
+        weights: cut importance ratios of the policy gradient; 0 where a row is no transition.
+    """
 
     vs: tf.Tensor
-    pg_advantages: tf.Tensor
+    advantages: tf.Tensor
+    weights: tf.Tensor
 
 
 def vtrace(
@@ -48,9 +56,8 @@ def vtrace(
     rho_bar_pg: float | tf.Tensor = 1.0,
     c_bar: float | tf.Tensor = 1.0,
     valid: tf.Tensor | None = None,
-    normalize_advantages: bool = False,
 ) -> VTraceReturns:
-    """Off-policy corrected value targets and policy-gradient advantages.
+    """Off-policy corrected value targets, and advantages with their weights for the policy gradient.
 
     Args:
         values: [T, B] float32, V_t by the network that learns.
@@ -68,10 +75,10 @@ def vtrace(
         c_bar: cut of the trace's ratios; how fast values spread back.
         valid: [T, B] float32, 0 where a row is no transition: vs = V and the advantage is 0 there, and nothing
             flows through it. None = all rows are transitions.
-        normalize_advantages: scale them as above.
-    Returns: vs and pg_advantages; no gradient flows through them.
+    Returns: targets; no gradient flows through them.
     Raises: BatchError if the leading [T, B] of two inputs differ.
-    Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, eq. 1 and section 4.2.
+    Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, eq. 1 and section 4.2; with lam below 1, the
+        advantages of rlax (`vtrace_td_error_and_advantage`).
     """
     columns = {
         "rewards": rewards, "terminateds": terminateds, "truncateds": truncateds,
@@ -92,12 +99,23 @@ def vtrace(
         deltas = tf.where(valid > 0, deltas, 0.0)
         decays *= valid
     vs = values + _discounted_sums(deltas, decays)
-    vs_following = _following(vs, last_values, terminateds, truncateds, bootstrap_values)
-    weights, advantages = tf.minimum(rho_bar_pg, rhos), rewards + gamma * vs_following - values
+    mixed = lam * vs + (1.0 - lam) * values
+    advantages = rewards + gamma * _following(mixed, last_values, terminateds, truncateds, bootstrap_values) - values
+    weights = tf.minimum(rho_bar_pg, rhos)
     if valid is not None:
         weights, advantages = weights * valid, tf.where(valid > 0, advantages, 0.0)
-    pg_advantages = masked_normalise(advantages, weights) if normalize_advantages else weights * advantages
-    return VTraceReturns(tf.stop_gradient(vs), tf.stop_gradient(pg_advantages))
+    return VTraceReturns(*map(tf.stop_gradient, (vs, advantages, weights)))
+
+
+def pg_advantages(advantages: tf.Tensor, weights: tf.Tensor, *, normalize: bool) -> tf.Tensor:
+    """Advantages as the policy gradient takes them: weighted, and before that perhaps normalised as above.
+
+    Args:
+        advantages: float32 of any shape.
+        weights: the same shape; see `VTraceReturns`.
+        normalize: scale them by their own mean and deviation.
+    """
+    return masked_normalise(advantages, weights) if normalize else weights * advantages
 
 
 def _following(

@@ -47,6 +47,11 @@ class Schedule:
             before = after
         return before[1]
 
+    @property
+    def end(self) -> float:
+        """Env steps from which on the value stays the same."""
+        return self._points[-1][0]
+
     @classmethod
     def of(cls, constant: float, points: Sequence[Sequence[float]] | None, *, key: str) -> Schedule:
         """The schedule of a setting: its points if it has any, else its constant."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from aiorl.errors import BatchError
-from aiorl.losses.vtrace import vtrace
+from aiorl.losses.vtrace import pg_advantages, vtrace
 from aiorl.policy.postprocess import gae
 
 F32 = NDArray[np.float32]
@@ -75,18 +75,19 @@ def reference(x: dict[str, F32], gamma: float, lam: float, rho: float, rho_pg: f
         for t in range(length):
             if x["valid"][t, n]:
                 ratio = min(rho_pg, np.exp(x["log_rhos"][t, n]))
-                target = x["rewards"][t, n] + gamma * following(vs, t, n)
+                target = x["rewards"][t, n] + gamma * following(lam * vs + (1 - lam) * x["values"], t, n)
                 advantages[t, n] = ratio * (target - x["values"][t, n])
     return vs, advantages
 
 
-def run(x: dict[str, F32], *, compiled: bool = False, **settings: float) -> tuple[F32, F32]:
+def run(x: dict[str, F32], *, compiled: bool = False, normalize: bool = False, **settings: float) -> tuple[F32, F32]:
     def call(inputs: dict[str, tf.Tensor]) -> Any:
-        return vtrace(**inputs, **settings)
+        returns = vtrace(**inputs, **settings)
+        return returns.vs, pg_advantages(returns.advantages, returns.weights, normalize=normalize)
 
     function = tf.function(call, jit_compile=True) if compiled else call
-    returns = function({name: tf.constant(column) for name, column in x.items()})
-    return returns.vs.numpy(), returns.pg_advantages.numpy()
+    vs, advantages = function({name: tf.constant(column) for name, column in x.items()})
+    return vs.numpy(), advantages.numpy()
 
 
 @pytest.mark.parametrize("invalid", [False, True])
@@ -94,7 +95,7 @@ def test_normalised_advantages_count_as_much_as_the_policy_would_have_sampled_th
     x = example(8, length=8, invalid=invalid)
     x["log_rhos"][2, 0] = -60.0  # an action that the policy never takes
     _, weighted = run(x, gamma=0.9, rho_bar_pg=0.9)
-    _, normalised = run(x, gamma=0.9, rho_bar_pg=0.9, normalize_advantages=True)
+    _, normalised = run(x, gamma=0.9, rho_bar_pg=0.9, normalize=True)
     rhos = np.where(x["valid"] > 0, np.minimum(0.9, np.exp(x["log_rhos"].astype(np.float64))), 0.0)
     kept = rhos > 1e-20
     advantages, rhos_kept = weighted[kept] / rhos[kept], rhos[kept]
@@ -138,15 +139,16 @@ def test_hand_worked_numbers() -> None:
 
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("invalid", [False, True])
-def test_on_policy_value_targets_are_those_of_gae(lam: float, invalid: bool) -> None:
+def test_on_policy_value_targets_and_advantages_are_those_of_gae(lam: float, invalid: bool) -> None:
     """The worker's GAE is an oracle of its own: other code, other recursion, NumPy."""
     x = example(11, length=9, num=6, invalid=invalid, on_policy=True)
-    _, targets = gae(
+    expected, targets = gae(
         x["rewards"], x["values"], x["last_values"], x["terminateds"] > 0, x["truncateds"] > 0,
         x["bootstrap_values"], gamma=0.95, lam=lam, valid=x["valid"] > 0,
     )  # fmt: skip
-    vs, _ = run(x, gamma=0.95, lam=lam)
+    vs, advantages = run(x, gamma=0.95, lam=lam)
     np.testing.assert_allclose(vs, targets, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_on_policy_without_ends_vs_are_n_step_returns() -> None:
@@ -193,7 +195,7 @@ def test_no_gradient_flows_through_the_targets() -> None:
     with tf.GradientTape() as tape:
         tape.watch(x["values"])
         returns = vtrace(**x, gamma=0.9)
-        total = tf.reduce_sum(returns.vs) + tf.reduce_sum(returns.pg_advantages)
+        total = tf.add_n([tf.reduce_sum(column) for column in returns])
     assert tape.gradient(total, x["values"]) is None
 
 

@@ -32,6 +32,11 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
     def _update_spec(self) -> UpdateSpec:
         return appo_spec(self._config, self.model, self.buffers, self._target)
 
+    @property
+    def visits_rows(self) -> bool:
+        """Whether a minibatch is made of rows: the target network judges a batch before it is taken apart."""
+        return not self._config.model.is_recurrent
+
     def after_update(self, metrics: dict[str, float]) -> None:
         """See the base class; the target network follows."""
         super().after_update(metrics)

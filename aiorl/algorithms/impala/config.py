@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiorl.algorithms.vtrace_config import VTraceConfig
-from aiorl.config.key import changed
+from aiorl.config.key import changed, key
 
 __all__ = ["IMPALAConfig"]
 
@@ -14,3 +14,8 @@ class IMPALAConfig(VTraceConfig):
     algo: str = changed(VTraceConfig, "algo", "impala")
     entropy_coeff: float = changed(VTraceConfig, "entropy_coeff", 0.01)
     grad_clip: float | None = changed(VTraceConfig, "grad_clip", 1.0)
+
+    kl_stop: float | None = key(
+        None, "An update ends after a minibatch whose divergence from the policies that sampled is above this; null: "
+        "never.", group="V-trace", unit="nats", gt=0,
+    )  # fmt: skip

@@ -9,10 +9,12 @@ import tensorflow as tf
 from aiorl.algorithms.batch_buffers import BatchBuffers
 from aiorl.algorithms.compiled_update import LossFunction, Tensors, UpdateSpec, unpacked
 from aiorl.algorithms.impala.config import IMPALAConfig
-from aiorl.algorithms.vtrace_loss import VTRACE_COEFFICIENTS, VTRACE_METRICS, judge, vtrace_returns
+from aiorl.algorithms.vtrace_loss import VTRACE_COEFFICIENTS, VTRACE_METRICS, judge, ratio_metrics, vtrace_returns
 from aiorl.data import columns as c
 from aiorl.losses.actor_critic import actor_critic_loss
 from aiorl.losses.masked import masked_mean
+from aiorl.losses.ppo import approximate_kl
+from aiorl.losses.vtrace import pg_advantages
 from aiorl.models.distributions import to_tf_distribution
 
 if TYPE_CHECKING:
@@ -20,13 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["impala_spec"]
 
-_METRICS = ("policy_loss", "vf_loss", "entropy", *VTRACE_METRICS, "vf_explained_var")
-_COEFFICIENTS = ("lr", *VTRACE_COEFFICIENTS, "vf_loss_coeff", "entropy_coeff")
+_METRICS = ("policy_loss", "vf_loss", "entropy", "kl", *VTRACE_METRICS, "vf_explained_var")
+_COEFFICIENTS = ("lr", *VTRACE_COEFFICIENTS, "vf_loss_coeff", "entropy_coeff", "kl_stop")
+_MAX_LOG_RHO = 20.0  # a larger ratio would overflow the estimate of the divergence
 
 
 def impala_spec(config: IMPALAConfig, model: ActorCritic, buffers: BatchBuffers) -> UpdateSpec:
     """Return the update that IMPALA compiles."""
-    return UpdateSpec(_loss(config, model, buffers), _METRICS, _COEFFICIENTS)
+    stop_when = None if config.kl_stop is None else ("kl", "kl_stop")
+    return UpdateSpec(_loss(config, model, buffers), _METRICS, _COEFFICIENTS, stop_when)
 
 
 def _loss(config: IMPALAConfig, model: ActorCritic, buffers: BatchBuffers) -> LossFunction:
@@ -36,13 +40,15 @@ def _loss(config: IMPALAConfig, model: ActorCritic, buffers: BatchBuffers) -> Lo
         columns = unpacked(minibatch, buffers, time_major=True)
         valid = columns[c.VALID]
         now = judge(model, columns)
-        returns, figures = vtrace_returns(config, columns, now, coefficients)
-        policy_loss = -masked_mean(now.logp * returns.pg_advantages, valid)
+        returns, log_rhos = vtrace_returns(config, columns, now, coefficients)
+        advantages = pg_advantages(returns.advantages, returns.weights, normalize=config.normalize_advantages)
+        policy_loss = -masked_mean(now.logp * advantages, valid)
         entropies = tf.reshape(distribution.entropy(now.dist_inputs), valid.shape)
         total, parts = actor_critic_loss(
             policy_loss, now.values, returns.vs, entropies, valid,
             vf_loss_coeff=coefficients["vf_loss_coeff"], entropy_coeff=coefficients["entropy_coeff"],
         )  # fmt: skip
-        return total, {**parts, **figures}
+        kl = masked_mean(approximate_kl(tf.minimum(log_rhos, _MAX_LOG_RHO)), valid)
+        return total, {**parts, "kl": kl, **ratio_metrics(log_rhos, coefficients["rho_bar"], valid)}
 
     return loss

@@ -19,10 +19,14 @@ from aiorl.algorithms.batch_buffers import BatchBuffers
 from aiorl.algorithms.compiled_algorithm import model_columns
 from aiorl.algorithms.impala.algorithm import IMPALA
 from aiorl.algorithms.impala.config import IMPALAConfig
+from aiorl.algorithms.ppo.algorithm import PPO
+from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.algorithms.target_network import TargetNetwork
+from aiorl.algorithms.vtrace_loss import judge
 from aiorl.data import columns as c
 from aiorl.errors import CheckpointError, ConfigError
-from aiorl.losses.vtrace import vtrace
+from aiorl.losses.vtrace import pg_advantages, vtrace
+from aiorl.policy.postprocess import gae
 
 SHAPE: dict[str, Any] = {
     "env": "x", "seed": 0, "rollout_fragment_length": 8, "num_envs_per_worker": 4, "train_batch_size": 64,
@@ -48,7 +52,7 @@ def shaken(network: Any, seed: int, size: float) -> None:
         {},
         {"vtrace": False, "kl_coeff": 0.4},
         {"lambda_": 0.8, "normalize_advantages": True},
-        {"target_worker_clipping": 1.05},
+        {"target_worker_clipping": 1.05, "sgd_minibatch_size": 64},
     ],
 )
 def test_loss_equals_the_formula_in_numpy(
@@ -66,7 +70,9 @@ def test_loss_equals_the_formula_in_numpy(
     buffers = BatchBuffers(model_columns(model, plan.columns))
     batch = {name: tf.constant(array) for name, array in buffers.sequences([x], NUM, LENGTH).items()}
     coefficients = {name: tf.constant(value) for name, value in COEFFICIENTS.items()}
-    total, metrics = appo_spec(config, model, buffers, target).loss(batch, coefficients)
+    spec = appo_spec(config, model, buffers, target)
+    assert spec.begin is not None
+    total, metrics = spec.loss(spec.begin(batch, coefficients), coefficients)
 
     def flat(column: Any) -> Any:
         return column.reshape(LENGTH * NUM, *column.shape[2:])
@@ -88,9 +94,9 @@ def test_loss_equals_the_formula_in_numpy(
             )
         ),
         gamma=0.9, lam=config.lambda_, rho_bar=1.1, rho_bar_pg=0.9, valid=tf.constant(valid.astype(np.float32)),
-        normalize_advantages=config.normalize_advantages,
     )  # fmt: skip
-    vs, advantages = (tensor.numpy()[valid] for tensor in returns)
+    weighted = pg_advantages(returns.advantages, returns.weights, normalize=config.normalize_advantages)
+    vs, advantages = returns.vs.numpy()[valid], weighted.numpy()[valid]
     ratio = (np.minimum(np.exp(mu - old_logp), config.target_worker_clipping) * np.exp(logp - mu))[valid]
     policy_loss = -np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages).mean()
     vf_loss = ((values[valid] - vs) ** 2).mean()
@@ -124,11 +130,11 @@ class Learner:
     def __init__(self, make_model: Any, make_fragment: Any, **settings: Any) -> None:
         config = APPOConfig.from_mapping({**SHAPE, **settings})
         self.algorithm = APPO(config, make_model(**settings.get("model", {})))
-        self._make_fragment, self._plan = make_fragment, APPO.sample_plan(config)
+        self.make_fragment, self.plan = make_fragment, APPO.sample_plan(config)
 
     def train(self, seed: int, *, spoilt: bool = False) -> Any:
         model = self.algorithm.model
-        fragments = [self._make_fragment(self._plan, model, 8, 4, 10 * seed + index) for index in range(2)]
+        fragments = [self.make_fragment(self.plan, model, 8, 4, 10 * seed + index) for index in range(2)]
         if spoilt:
             fragments[0][c.REWARDS][0, 0] = np.nan
         return self.algorithm.update(self.algorithm.make_batch(fragments), 0)
@@ -156,6 +162,31 @@ def test_the_target_network_is_the_one_of_so_many_updates_ago(learner: Callable[
         seen.append(it.weights("weights/"))
         assert not equal(seen[-1], seen[-2])
         assert equal(it.weights("target/"), seen[number - number % every])
+
+
+@pytest.mark.parametrize("size", [16, 24, 5])
+def test_minibatches_are_rows_of_any_sequence_and_each_epoch_visits_every_transition_once(
+    learner: Callable[..., Learner], size: int
+) -> None:
+    it = learner(sgd_minibatch_size=size, num_sgd_iter=2)
+    fragments = [it.make_fragment(it.plan, it.algorithm.model, 8, 4, seed, invalid=True) for seed in range(2)]
+    batch = it.algorithm.make_batch(fragments)
+    order, num_minibatches = it.algorithm._order(batch)
+    (transitions,) = np.nonzero(it.algorithm.buffers.column(batch, c.VALID).ravel())
+    assert num_minibatches == 2 * -(-len(transitions) // size)
+    for epoch in order[:num_minibatches].reshape(2, -1):
+        np.testing.assert_array_equal(np.sort(epoch[: len(transitions)]), transitions)
+        assert set(epoch) <= set(transitions)
+    assert len({row // 8 for row in order[0]}) > 2, "of several sequences"
+    assert it.algorithm.update(batch, 0).metrics["num_sgd_steps"] == num_minibatches
+
+
+def test_minibatches_of_recurrent_networks_are_whole_sequences(learner: Callable[..., Learner]) -> None:
+    it = learner(sgd_minibatch_size=16, model={"use_gru": True})
+    fragments = [it.make_fragment(it.plan, it.algorithm.model, 8, 4, seed) for seed in range(2)]
+    order, _ = it.algorithm._order(it.algorithm.make_batch(fragments))
+    assert order.shape == (4, 2)
+    assert set(order.ravel()) == set(range(8))
 
 
 def test_an_update_that_is_skipped_moves_the_target_network_neither(learner: Callable[..., Learner]) -> None:
@@ -220,8 +251,11 @@ def test_the_penalty_adapts_as_in_ppo(learner: Callable[..., Learner], target: f
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"train_batch_size": 4000}, "train_batch_size"),
-        ({"sgd_minibatch_size": 100}, "sgd_minibatch_size"),
+        ({"train_batch_size": 4000, "rollout_fragment_length": 64, "num_envs_per_worker": 32}, "train_batch_size"),
+        (
+            {"sgd_minibatch_size": 100, "rollout_fragment_length": 64, "model": {"use_lstm": True}},
+            "sgd_minibatch_size",
+        ),
         ({"clip_param_schedule": [[0, 0.2], [9, 0.0]]}, "clip_param_schedule"),
         ({"target_update_freq": 0}, "target_update_freq"),
         ({"target_worker_clipping": 0}, "target_worker_clipping"),
@@ -237,3 +271,35 @@ def test_what_cannot_be_is_refused_by_the_name_of_the_key(settings: dict[str, An
 
 def test_every_key_says_what_it_means() -> None:
     assert all(field.description for field in APPOConfig.model_fields.values())
+
+
+@pytest.mark.parametrize("model", [{}, {"use_gru": True}])
+def test_on_what_the_newest_policy_sampled_an_update_is_that_of_ppo(
+    make_model: Callable[..., Any], make_fragment: Callable[..., Any], model: dict[str, Any]
+) -> None:
+    """GAE by the network that sampled, computed by the worker's code, against V-trace by the target network."""
+    shared = {**SHAPE, "num_sgd_iter": 4, "gamma": 0.95, "lambda_": 0.8, "lr": 0.05, "model": model}
+    shared["normalize_advantages"] = True
+    appo = APPO(APPOConfig.from_mapping(shared), make_model(**model))
+    ppo = PPO(PPOConfig.from_mapping(shared), make_model(**model))
+    raw, ready = [], []
+    for seed in range(2):
+        x = make_fragment(APPO.sample_plan(APPOConfig.from_mapping(shared)), appo.model, 8, 4, seed)
+        columns = {name: tf.constant(array) for name, array in {**x, c.VALID: np.ones((8, 4), np.float32)}.items()}
+        for name in (c.TERMINATEDS, c.TRUNCATEDS):
+            columns[name] = tf.cast(columns[name], tf.float32)
+        seen = judge(appo.model, columns)
+        x[c.ACTION_LOGP] = seen.logp.numpy()
+        advantages, targets = gae(
+            x[c.REWARDS], seen.values.numpy(), seen.last_values.numpy(), x[c.TERMINATEDS], x[c.TRUNCATEDS],
+            x[c.BOOTSTRAP_VALUES], gamma=0.95, lam=0.8,
+        )  # fmt: skip
+        raw.append(x)
+        every = {**x, c.ADVANTAGES: advantages, c.VALUE_TARGETS: targets}
+        plan = PPO.sample_plan(PPOConfig.from_mapping(shared))
+        ready.append({name: every[name] for name in plan.columns})
+    found = appo.update(appo.make_batch(raw), 0).metrics
+    expected = ppo.update(ppo.make_batch(ready), 0).metrics
+    assert found["clip_fraction"] > 0
+    for name in ("policy_loss", "vf_loss", "entropy", "clip_fraction", "grad_gnorm"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-2, abs=1e-4), name

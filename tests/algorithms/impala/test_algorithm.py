@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from aiorl.algorithms.appo.algorithm import APPO
 from aiorl.algorithms.impala.algorithm import IMPALA
 from aiorl.algorithms.impala.config import IMPALAConfig
 from aiorl.algorithms.ppo.config import PPOConfig
@@ -48,6 +50,36 @@ def test_refuses_another_algorithms_config() -> None:
 def test_minibatches_are_whole_sequences(make_model: Any, minibatch: int | None, sequences: int) -> None:
     config = IMPALAConfig(train_batch_size=4096, rollout_fragment_length=64, sgd_minibatch_size=minibatch)
     assert IMPALA(config, make_model()).minibatch_size == sequences
+
+
+@pytest.mark.parametrize(("kl_stop", "steps"), [(None, 12), (1e-9, 1)])
+def test_an_update_ends_once_the_policy_is_too_far_from_those_that_sampled(
+    make_model: Any, make_fragment: Any, kl_stop: float | None, steps: int
+) -> None:
+    settings = {**SHAPE, "num_sgd_iter": 3, "sgd_minibatch_size": 16, "kl_stop": kl_stop, "eager": True}
+    config = IMPALAConfig.from_mapping(settings)
+    algorithm = IMPALA(config, make_model())
+    fragments = [make_fragment(IMPALA.sample_plan(config), algorithm.model, 8, 4, seed) for seed in range(2)]
+    result = algorithm.update(algorithm.make_batch(fragments), 0)
+    assert result.metrics["num_sgd_steps"] == steps
+    assert result.metrics["kl"] > 1e-9
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [(IMPALA, "algo: appo"), (APPO, "kl_stop")])
+def test_a_policy_far_from_those_that_sampled_is_warned_of_once(
+    make_model: Any, make_fragment: Any, caplog: pytest.LogCaptureFixture, kind: Any, wanted: str
+) -> None:
+    config = kind.config_class.from_mapping({**SHAPE, "num_sgd_iter": 1, "sgd_minibatch_size": 64, "eager": True})
+    algorithm = kind(config, make_model())
+    for behaviour_logp in (-0.7, 3.0, 3.0):
+        fragment = make_fragment(kind.sample_plan(config), algorithm.model, 8, 4)
+        fragment[c.ACTION_LOGP] = np.full_like(fragment[c.ACTION_LOGP], behaviour_logp)
+        algorithm.update(algorithm.make_batch([fragment, fragment]), 0)
+        said = [record.getMessage() for record in caplog.records if record.name.startswith("aiorl")]
+        assert len(said) == (behaviour_logp > 0)
+    (warning,) = said
+    for key in ("mean_rho", "num_sgd_iter", "max_policy_lag", wanted):
+        assert key in warning
 
 
 @pytest.mark.parametrize("opt_type", ["adam", "rmsprop"])

@@ -16,11 +16,12 @@ from aiorl.algorithms.impala.algorithm import IMPALA
 from aiorl.algorithms.impala.config import IMPALAConfig
 from aiorl.algorithms.impala.update import impala_spec
 from aiorl.data import columns as c
-from aiorl.losses.vtrace import vtrace
+from aiorl.losses.vtrace import pg_advantages, vtrace
 from aiorl.sampler.layout import laid_out
 
 COEFFICIENTS = {
     "lr": 0.0, "gamma": 0.9, "rho_bar": 1.1, "rho_bar_pg": 0.9, "vf_loss_coeff": 0.7, "entropy_coeff": 0.03,
+    "kl_stop": 1.0,
 }  # fmt: skip
 LENGTH, NUM = 5, 4
 
@@ -57,9 +58,9 @@ def test_loss_equals_the_formula_in_numpy(
             )
         ),
         gamma=0.9, lam=config.lambda_, rho_bar=1.1, rho_bar_pg=0.9, valid=tf.constant(valid.astype(np.float32)),
-        normalize_advantages=config.normalize_advantages,
     )  # fmt: skip
-    vs, advantages = (tensor.numpy()[valid] for tensor in returns)
+    weighted = pg_advantages(returns.advantages, returns.weights, normalize=config.normalize_advantages)
+    vs, advantages = returns.vs.numpy()[valid], weighted.numpy()[valid]
     policy_loss = -(logp[valid] * advantages).mean()
     vf_loss = ((values[valid] - vs) ** 2).mean()
     entropy = model.distribution.entropy(inputs).reshape(LENGTH, NUM)[valid].mean()
@@ -67,6 +68,7 @@ def test_loss_equals_the_formula_in_numpy(
     assert metrics["policy_loss"].numpy() == pytest.approx(policy_loss, rel=1e-4, abs=1e-5)
     assert metrics["vf_loss"].numpy() == pytest.approx(vf_loss, rel=1e-4)
     assert metrics["entropy"].numpy() == pytest.approx(entropy, rel=1e-4)
+    assert metrics["kl"].numpy() == pytest.approx((rhos - 1 - np.log(rhos)).mean(), rel=1e-3)
     assert metrics["mean_rho"].numpy() == pytest.approx(np.minimum(rhos, 1.1).mean(), rel=1e-4)
     assert metrics["clipped_rhos"].numpy() == pytest.approx((rhos > 1.1).mean(), abs=1e-6)
     assert total.numpy() == pytest.approx(policy_loss + 0.7 * vf_loss - 0.03 * entropy, rel=1e-4, abs=1e-5)

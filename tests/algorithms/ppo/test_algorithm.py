@@ -104,13 +104,17 @@ def test_stops_early_once_the_policy_has_moved_too_far(train: Callable[..., Any]
     assert metrics["num_sgd_steps"] == 1
 
 
-def test_without_shuffling_rows_are_visited_in_order(make: Callable[..., PPO]) -> None:
+def test_without_shuffling_rows_are_visited_in_order(
+    make: Callable[..., PPO], make_fragment: Callable[..., Any]
+) -> None:
     algorithm = make(shuffle_sequences=False, num_sgd_iter=2)
-    order, num_minibatches = algorithm._order(64, 64)
+    plan = PPO.sample_plan(PPOConfig.from_mapping(SHAPE))
+    batch = algorithm.make_batch([make_fragment(plan, algorithm.model, 8, 4, seed) for seed in range(2)])
+    order, num_minibatches = algorithm._order(batch)
     np.testing.assert_array_equal(order.reshape(2, 64), np.tile(np.arange(64), (2, 1)))
     assert num_minibatches == len(order)
     shuffled = make(num_sgd_iter=2)
-    order = shuffled._order(64, 64)[0].reshape(2, 64)
+    order = shuffled._order(batch)[0].reshape(2, 64)
     assert not np.array_equal(order[0], order[1])
     np.testing.assert_array_equal(np.sort(order, axis=1), np.tile(np.arange(64), (2, 1)))
 
