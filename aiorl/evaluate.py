@@ -20,6 +20,7 @@ _EXAMPLES = """examples:
   python -m aiorl.evaluate runs/mine --episodes 100 --seed 1 --json result.json
   python -m aiorl.evaluate runs/mine/checkpoints/checkpoint-000120 --video cartpole.mp4
   python -m aiorl.evaluate runs/mine --episodes 200 --explore --output data
+  python -m aiorl.evaluate runs/mine --horizon 1000
 """
 _MAX_SHOWN = 50
 
@@ -58,7 +59,8 @@ def _evaluate(given: dict[str, Any], file: Path | None) -> None:
             sys.stdout.write("...\n")
         sys.stdout.flush()
 
-    result = evaluate(given.pop("path"), **given, on_episode=show)
+    config = {"horizon": given.pop("horizon")} if "horizon" in given else None
+    result = evaluate(given.pop("path"), **given, config=config, on_episode=show)
     sys.stdout.write(_summary(result))
     if file is not None:
         write_json(file, result.to_dict())
@@ -94,6 +96,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--seed", type=at_least(0), metavar="N", help="of environment and actions; a fresh one is taken and told"
     )
+    parser.add_argument(
+        "--horizon", type=at_least(1), metavar="N", help="cut episodes after so many steps (as in training); needed "
+        "where they may never end",
+    )  # fmt: skip
     parser.add_argument(
         "--explore", action="store_true", help="draw actions from their distribution, as in training; else the most "
         "likely ones are taken",

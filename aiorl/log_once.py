@@ -104,7 +104,7 @@ def warn_of_long_episode(rows: int, env_id: Any, env_steps: int) -> None:
     if log_once("large_batch_warning"):
         logger.warning(
             "More than %d rows of environment %r wait for their episode's end (%d environment steps). "
-            "Give a horizon if its episodes never end.",
+            "If its episodes never end, set horizon, the number of steps after which they are cut.",
             rows,
             env_id,
             env_steps,

@@ -144,11 +144,18 @@ def test_the_command_prints_each_episode_and_writes_what_it_found(
     assert "after 1,400 env steps" in shown
 
 
+def test_a_horizon_cuts_episodes_that_would_go_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--episodes", "2", "--horizon", "3", "--json", str(run / "found.json")]) == 0
+    assert json.loads((run / "found.json").read_text())["lengths"] == [3, 3]
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
         (["nowhere"], 1, "there is no such directory"),
         (["RUN", "--episodes", "0"], 2, "must be a whole number of at least 1"),
+        (["RUN", "--horizon", "0"], 2, "must be a whole number of at least 1"),
         (["RUN", "--episode", "3"], 2, "Did you mean '--episodes'"),
         ([], 2, "PATH"),
         (["RUN", "--video", "film.txt"], 2, "ends in .mp4"),

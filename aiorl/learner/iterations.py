@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,11 @@ from aiorl.errors import ConfigError
 from aiorl.learner.flow import Counters
 
 __all__ = ["Iteration", "report"]
+
+_log = logging.getLogger(__name__)
+
+_MANY_STEPS = 3000
+"""Env steps of each environment after which a quarter of them should have finished an episode."""
 
 
 class Iteration:
@@ -26,12 +32,32 @@ class Iteration:
         """
         self._config = config
         self._counters = counters
+        self._asks_for_horizon = config.horizon is None and config.input == "sampler"
         self.begin()
 
     def begin(self) -> None:
         """The next one begins."""
         self._began = time.monotonic()
         self._steps_before = self._counters.env_steps_trained
+
+    def look_at_episodes(self, count: int) -> None:
+        """Warn, once, if hardly any episode ends and no horizon is set.
+
+        Args:
+            count: episodes that have finished so far.
+        """
+        config = self._config
+        num_envs = max(1, config.num_workers) * config.samplers_per_worker * config.num_envs_per_worker
+        env_steps = self._counters.env_steps_sampled
+        if not self._asks_for_horizon or env_steps < _MANY_STEPS * num_envs:
+            return
+        self._asks_for_horizon = False
+        if 4 * count < num_envs:
+            _log.warning(
+                "only %d episodes ended in %s env steps. If episodes may go on for ever, set horizon, the number of "
+                "steps after which they are cut: --horizon 1000",
+                count, f"{env_steps:,}",
+            )  # fmt: skip
 
     @property
     def has_trained(self) -> bool:

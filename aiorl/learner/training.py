@@ -342,6 +342,7 @@ class Training:
         perf = self._usage.look() if self._usage is not None else None
         result = self.results.finish_iteration(time.monotonic(), self.service.progress(perf), timestamp=time.time())
         result["run_id"] = self._directory.run_id
+        self.iteration.look_at_episodes(self.results.episodes_total)
         self.iteration.begin()
         return result
 

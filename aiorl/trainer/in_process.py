@@ -193,6 +193,7 @@ class InProcessTraining:
         if self._usage is not None:
             result["perf"] = self._usage.look()
         result["run_id"] = self._run_id
+        self.iteration.look_at_episodes(self.results.episodes_total)
         self.iteration.begin()
         return result
 
