@@ -217,7 +217,7 @@ class Run:
                 self._display.join(training.join_command, time.monotonic())
             else:
                 self._tell(
-                    "this process samples by itself (num_workers: 0 without bind); no worker joins", logging.INFO
+                    "this process samples by itself (num_workers: 0 without bind); no worker can join", logging.INFO
                 )
             self._open_files(restored)
             await training.ready()

@@ -226,7 +226,7 @@ class Training:
         said = self.service.waiting_for(self.join_command)
         if self.service.session.slots or self._config.num_workers:
             return said
-        return f"{said} (num_workers is 0, so this run starts none itself; without bind, this process would sample)"
+        return f"{said} (with num_workers: 0 and bind, this run starts none; without bind, this process samples)"
 
     # The way through ------------------------------------------------------------------------------------------
 

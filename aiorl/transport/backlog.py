@@ -6,8 +6,9 @@ sockets have no such mark. What a connection brings is known to the kernel, what
 difference lies in libzmq, and who exceeds a bound is cut off. That is looked at in a thread, since a flood on
 loopback brings gigabytes in a second, and the loop may be busy for some of it.
 
-A connection that the learner has not answered yet has only a ``hello`` to send, so it may have little unread. Its bytes
-count as many times as an empty frame costs more in libzmq than on the wire: a message without end may be made of those.
+A connection that the learner has not answered yet has nothing to send but a ``hello``, so it may have little unread.
+Its bytes count 32 times, since it may send a message of empty frames without end: each takes 64 bytes in libzmq for 2
+on the wire.
 
 What a connection that has ended has left behind nobody can tell exactly: it may have brought much since the last look.
 So each counts with the most that it can have been, and new ones are not taken while too much of that is unread.

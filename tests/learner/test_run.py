@@ -389,7 +389,7 @@ def test_what_is_waited_for_is_workers_by_a_command_that_they_can_use_or_an_eval
     first, second = [record.getMessage() for record in caplog.records if "no update for 71 s" in record.getMessage()]
     assert training_of(run).join_command in first
     assert "0.0.0.0" not in first
-    assert "num_workers is 0" in first
+    assert "num_workers: 0" in first
     assert "the evaluation of iteration 3" in second
 
 
