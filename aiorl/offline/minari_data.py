@@ -41,6 +41,7 @@ PREFIX = "minari:"
 _FILE = "main_data.hdf5"
 _FLUSH_BYTES = 1 << 26
 _MAX_METADATA_BYTES = 1 << 26
+_ROW_OF_ANY_LENGTH = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
 _FAULTS = (
     AiorlError,
     ValueError,
@@ -173,7 +174,7 @@ class _Group:
         self._check(found)
         if found.dtype.kind not in NUMBER_KINDS:
             raise DataError(f"values of {one_line(str(found.dtype), 80)}, which are no numbers")
-        self.room.take(max(found.nbytes, math.prod(found.chunks or ()) * found.dtype.itemsize))
+        self.room.take(found.nbytes)
         array: Array = found[()]
         return array
 
@@ -184,6 +185,7 @@ class _Group:
         self._check(found)
         count, bands = len(found), shape[2] if len(shape) == 3 else 1
         self.room.take(count * math.prod(shape))
+        self.room.take(self._bytes_of_rows(found))
         made = np.empty((count, *shape), np.uint8)
         for at in range(count):
             content = np.asarray(found[at], np.uint8).tobytes()
@@ -193,6 +195,20 @@ class _Group:
                 made[at] = np.asarray(picture).reshape(shape)
         return made
 
+    def _bytes_of_rows(self, found: Any) -> int:
+        """Bytes that rows of any length say they have; HDF5 would make room for them before it looks for them."""
+        import h5py
+
+        if h5py.check_vlen_dtype(found.dtype) is None:
+            return int(found.nbytes)
+        if found.chunks is None or found.id.get_create_plist().get_nfilters():
+            raise DataError("rows of any length that are not in plain chunks")
+        chunks = [found.id.get_chunk_info(number) for number in range(found.id.get_num_chunks())]
+        raw = b"".join(found.id.read_direct_chunk(chunk.chunk_offset)[1] for chunk in chunks)
+        if len(raw) != len(chunks) * math.prod(found.chunks) * _ROW_OF_ANY_LENGTH.itemsize:
+            raise DataError("rows of any length in an unknown layout")
+        return int(np.frombuffer(raw, _ROW_OF_ANY_LENGTH)["length"].sum(dtype=np.int64))
+
     def _check(self, found: Any) -> None:
         import h5py
 
@@ -200,6 +216,8 @@ class _Group:
             raise DataError("a group or a single value where rows should be")
         if found.external or found.is_virtual:
             raise DataError("values that are in another file, which is not read")
+        if math.prod(found.chunks or ()) * found.dtype.itemsize > self.room.left:
+            raise DataError("a chunk of more bytes than a batch may have")
 
 
 class _Episodes:

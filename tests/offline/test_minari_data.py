@@ -206,6 +206,7 @@ def test_a_space_that_is_none_is_refused(root, space):
 
 def test_frames_that_minari_stored_as_jpeg_are_read(root):
     frames = np.full((4, 40, 40, 3), 128, np.uint8)
+    frames[2, ::2] = 130  # so that their files are not all as long
     buffer = minari.data_collector.EpisodeBuffer(
         observations=frames, actions=np.zeros(3, np.int64), rewards=[1.0] * 3, terminations=[False] * 3,
         truncations=[False, False, True], infos={},
@@ -219,6 +220,15 @@ def test_frames_that_minari_stored_as_jpeg_are_read(root):
     (rows,) = read("minari:frames-v0")
     assert rows["obs"].shape == (3, 40, 40, 3)
     assert abs(rows["obs"].astype(int) - 128).max() < 4
+    path = root / "frames-v0/data/main_data.hdf5"
+    with h5py.File(path) as file:
+        length = len(file["episode_0/observations"][2])
+        assert h5py.check_vlen_dtype(file["episode_0/observations"].dtype) == np.uint8
+    content = path.read_bytes()
+    path.write_bytes(content.replace(length.to_bytes(4, "little"), b"\xff\xff\xff\x7f"))
+    (bad,) = format_of("minari:frames-v0").read("minari:frames-v0")
+    assert "more than" in str(bad)
+    path.write_bytes(content)
     path = root / "frames-v0/data/metadata.json"
     larger = {"type": "Box", "shape": [80, 80, 3], "dtype": "uint8", "low": 0, "high": 255}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"observation_space": json.dumps(larger)}))
