@@ -511,14 +511,14 @@ def test_creation_arguments_are_those_given(make_worker):
 
     worker = make_worker(create, env_config=env_config, policy_config=policy_config, seed=3)
     arguments = worker.creation_args()
-    assert len(arguments) == 35
+    assert len(arguments) == 36
     assert arguments["env_creator"] is create
     assert arguments["policy"] is PlainPolicy
     assert arguments["env_config"] is env_config
     assert (env_config, policy_config) == ({"a": [1]}, {"model": {"x": 1}})
     assert (arguments["seed"], arguments["num_envs"]) == (3, 1)
     arguments.clear()
-    assert len(worker.creation_args()) == 35
+    assert len(worker.creation_args()) == 36
     again = make_worker(**worker.creation_args())
     assert again.creation_args() == worker.creation_args()
 
