@@ -10,9 +10,10 @@ import threading
 import time
 from pathlib import Path
 
-__all__ = ["keep_output_from_failing", "keep_output_in"]
+__all__ = ["has_reader", "keep_output_from_failing", "keep_output_in"]
 
 _LOOK_S = 1.0
+_without_reader: set[int] = set()
 
 
 def keep_output_from_failing() -> None:
@@ -29,6 +30,11 @@ def keep_output_from_failing() -> None:
                 io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=True
             )
             setattr(sys, name, text)
+
+
+def has_reader() -> bool:
+    """Return whether anybody reads standard output, as far as what was written to it has shown."""
+    return 1 not in _without_reader
 
 
 def keep_output_in(path: Path, *, look_s: float = _LOOK_S) -> threading.Thread:
@@ -76,14 +82,10 @@ def _send_on_to(path: Path, former: os.stat_result) -> os.stat_result:
 
 
 class _Lossy(io.FileIO):
-    _is_told = False
-
     def write(self, data: object) -> int:
         try:
             return super().write(data)  # type: ignore[arg-type]  # whatever has bytes
         except OSError as error:
-            if isinstance(error, BrokenPipeError) and self.fileno() == 1 and not self._is_told:
-                self._is_told = True  # `| head` ends what is shown, and nobody would see that the program goes on
-                with contextlib.suppress(OSError):
-                    os.write(2, b"aiorl: nobody reads standard output any more; this goes on, and Ctrl-C ends it\n")
+            if isinstance(error, BrokenPipeError):
+                _without_reader.add(self.fileno())
             return memoryview(data).nbytes  # type: ignore[arg-type]

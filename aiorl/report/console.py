@@ -19,6 +19,7 @@ from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 
+from aiorl.process.standard_output import has_reader
 from aiorl.report.figures import (
     Headline,
     Summary,
@@ -172,11 +173,13 @@ class PlainDisplay:
         try:
             self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
             self._stream.flush()
+            self._gone = self._stream is sys.stdout and not has_reader()
         except BrokenPipeError:
-            # Whoever read the lines has left (`| head`): that ends the lines, not the training.
             self._gone = True
         except OSError:
             pass  # a full disk has no room for this line, perhaps for later ones
+        if self._gone:  # whoever read the lines has left (`| head`): that ends the lines, not the training
+            sys.stderr.write("aiorl: nobody reads standard output any more; the run goes on, and Ctrl-C ends it\n")
 
 
 def shown_on_a_line(

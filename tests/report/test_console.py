@@ -97,7 +97,7 @@ def test_a_full_disk_takes_lines_and_not_the_training() -> None:
     assert stream.getvalue() == "00:02  there\n"
 
 
-def test_a_reader_that_left_ends_the_lines_and_not_the_training() -> None:
+def test_a_reader_that_left_ends_the_lines_and_not_the_training(capsys: pytest.CaptureFixture[str]) -> None:
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -105,6 +105,7 @@ def test_a_reader_that_left_ends_the_lines_and_not_the_training() -> None:
     display = PlainDisplay(HEADLINE, Broken())
     display.start(0.0)
     display.event("worker 1 joined", 1.0)
+    assert capsys.readouterr().err.count("nobody reads standard output any more; the run goes on") == 1
 
 
 def test_text_that_the_stream_cannot_hold_is_escaped() -> None:
