@@ -279,8 +279,8 @@ def test_a_network_need_not_learn() -> None:
         ("b.config is 3", {"policies": {"b": {"config": 3}}}),
         ("b.action_space: the description", {"policies": {"b": {"action_space": {"kind": "Ball"}}}}),
         ("b.class is 'impalla', expected null for 'ppo', which", {"policies": {"b": "impalla"}}),
-        ("b.class is 'dqn', which can't learn in this run: dqn trains on what was observed", {
-            "policies": {"b": "dqn"}, "observation_filter": "MeanStdFilter"}),
+        ("b.class is 'dqn', which can't learn in this run: dqn trains on what it samples", {
+            "policies": {"b": "dqn"}, "input": "data.json"}),
         ("b.class is 'users_own:NoPolicy', which is no subclass of aiorl.Policy, and no algorithm", {
             "policies": {"b": "users_own:NoPolicy"}}),
         ("b.config.train_batch_size can't differ", {
