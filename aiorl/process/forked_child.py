@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -30,17 +29,19 @@ def keep_children_out(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _end(error: BaseException) -> NoReturn:
-    """End this process as an uncaught exception ends a program."""
-    status = 1
+    """End this process as an uncaught exception ends a program.
+
+    Nothing is flushed, since another thread of the parent may have held a stream's lock.
+    """
+    status, said = 1, ""
     if not isinstance(error, SystemExit):
-        traceback.print_exception(error)
+        said = "".join(traceback.format_exception(error))
     elif isinstance(error.code, int | None):
         status = (error.code or 0) & 0xFF
     else:
-        sys.stderr.write(f"{error.code}\n")
+        said = f"{error.code}\n"
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        os.write(2, said.encode(errors="replace"))
     finally:
         os._exit(status)
 
