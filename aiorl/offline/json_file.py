@@ -21,7 +21,7 @@ from aiorl.offline.formats import BatchFile, Share, Stored
 from aiorl.offline.stored_columns import MAX_BATCH_BYTES, NUMBER_KINDS
 from aiorl.text import one_line
 
-__all__ = ["MAX_LINE_BYTES", "JsonFile", "encoded", "jsonable", "read_lines"]
+__all__ = ["MAX_LINE_BYTES", "JsonFile", "encoded", "jsonable", "parsed", "raw_lines", "read_lines"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,25 +43,35 @@ def read_lines(
         DataError: a line too long, or a compressed file that is damaged.
         OSError: the file cannot be read.
     """
+    for taken, (place, line) in enumerate(raw_lines(path)):
+        if share.has(taken):
+            try:
+                yield Stored(place, to_batch(parsed(line)))
+            except DataError as error:
+                yield DataError(error.reason, path=path, place=place)
+
+
+def raw_lines(path: str) -> Generator[tuple[str, bytes], None, None]:
+    """Yield each line that is not empty, behind its place.
+
+    Raises: as `read_lines`.
+    """
     with open_unpacked(path) as file:
-        number = taken = 0
+        number = 0
         while line := file.readline(MAX_LINE_BYTES):
             number += 1
-            place = f"line {number}"
             if not line.endswith(b"\n") and len(line) == MAX_LINE_BYTES:
-                raise DataError(f"a line of more than {MAX_LINE_BYTES:,} bytes", path=path, place=place)
-            if line.isspace():
-                continue
-            is_mine = share.has(taken)
-            taken += 1
-            if is_mine:
-                try:
-                    yield Stored(place, to_batch(_parsed(line)))
-                except DataError as error:
-                    yield DataError(error.reason, path=path, place=place)
+                raise DataError(f"a line of more than {MAX_LINE_BYTES:,} bytes", path=path, place=f"line {number}")
+            if not line.isspace():
+                yield f"line {number}", line
 
 
-def _parsed(line: bytes) -> Mapping[str, Any]:
+def parsed(line: bytes) -> Mapping[str, Any]:
+    """The object that a line holds.
+
+    Raises:
+        DataError: it is no JSON object, or one whose values take too much memory.
+    """
     if len(line) > _LARGE_LINE and parsed_bytes(line) > _MAX_PARSED_BYTES:
         raise DataError("a line whose values take too much memory; write smaller batches")
     try:

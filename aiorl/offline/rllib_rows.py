@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import orjson
 
 from aiorl.data import columns as c
 from aiorl.data.concat import Batch
 from aiorl.errors import DataError
 from aiorl.offline.files import open_unpacked
-from aiorl.offline.formats import WHOLE, Share, Stored
-from aiorl.offline.json_file import read_lines
+from aiorl.offline.formats import Share, Stored
+from aiorl.offline.json_file import parsed, raw_lines, read_lines
 from aiorl.offline.stored_columns import plain_column, to_batch
 
 __all__ = ["read_batches_or_rows"]
 
 _MAX_ROWS = 1000
-_MAX_NUMBERS = 1 << 22
-"""Of the observations of one batch."""
+_MAX_BYTES = 1 << 24
+"""Of the lines of one batch, unless the first alone has more."""
 _MAX_LINE = 1 << 20
 """Bytes of the first line of a file of rows."""
 
@@ -70,21 +69,23 @@ def _has_rows(path: str) -> bool:
 def _joined(path: str) -> Generator[tuple[str, list[Mapping[str, Any]]] | DataError, None, None]:
     """Rows that follow each other in an episode, and the place of the first."""
     rows: list[Mapping[str, Any]] = []
-    place, most = "", _MAX_ROWS
-    for found in read_lines(path, WHOLE, lambda line: cast(Batch, line)):
-        if isinstance(found, DataError):
-            yield found
+    first, num_bytes = "", 0
+    for place, line in raw_lines(path):
+        try:
+            row = parsed(line)
+        except DataError as error:
+            yield DataError(error.reason, path=path, place=place)
             continue
-        row = cast(Mapping[str, Any], found.batch)
-        if rows and (row.get(c.EPS_ID) != rows[-1].get(c.EPS_ID) or len(rows) == most):
-            yield place, rows
+        num_bytes += len(line)
+        is_full = len(rows) == _MAX_ROWS or num_bytes > _MAX_BYTES
+        if rows and (is_full or row.get(c.EPS_ID) != rows[-1].get(c.EPS_ID)):
+            yield first, rows
             rows = []
         if not rows:
-            place = found.place
-            most = min(max(1, _MAX_NUMBERS // max(1, _size(row.get(c.OBS)))), _MAX_ROWS)
+            first, num_bytes = place, len(line)
         rows.append(row)
     if rows:
-        yield place, rows
+        yield first, rows
 
 
 def _batch(rows: list[Mapping[str, Any]]) -> Batch:
@@ -103,10 +104,3 @@ def _batch(rows: list[Mapping[str, Any]]) -> Batch:
 def _number(text: str) -> int:
     """A number for an episode's name, the same for the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
-
-
-def _size(value: object) -> int:
-    try:
-        return int(np.size(cast(Any, value)))
-    except ValueError:  # lists that differ in length, which the column will say
-        return 1
