@@ -17,8 +17,9 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
     """PPO's own settings, and its defaults of the common ones."""
 
     algo: str = changed(OnPolicyConfig, "algo", "ppo")
+    lr: float = changed(OnPolicyConfig, "lr", 7e-4)
     train_batch_size: int = changed(OnPolicyConfig, "train_batch_size", 2048)
-    num_envs_per_worker: int = changed(OnPolicyConfig, "num_envs_per_worker", 16)
+    num_envs_per_worker: int = changed(OnPolicyConfig, "num_envs_per_worker", 4)
     num_sgd_iter: int = changed(OnPolicyConfig, "num_sgd_iter", 10)
     sgd_minibatch_size: int | None = key(
         None, "Env steps in one minibatch; null takes a 32nd of the train batch, at least 64, and at least four "
