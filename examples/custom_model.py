@@ -7,7 +7,8 @@ r"""A network of your own in Keras: dense layers with residual connections.
 outputs that the action distribution needs, and all settings below `model`, those of your own included. The Keras
 model it gives returns these outputs, or these and one value per observation as here; without values of yours, a
 network of the built-in kind estimates them. For algorithms with a replay (dqn, sac, td3, cql, iql) the model gives
-features of any width instead: return `hidden` alone, and heads and critics are built behind it.
+features of any width instead, as `features` below does (`--algo dqn --model.custom-model
+examples.custom_model:features`): heads and critics are built behind them.
 
 Only the learner imports this file. Workers get the network as an ONNX graph, so they need neither TensorFlow nor
 your module. To look at the network:
@@ -38,6 +39,12 @@ def residual(obs_shape: tuple[int, ...], num_outputs: int, settings: Mapping[str
     outputs = layers.Dense(num_outputs, kernel_initializer=small, name="policy")(hidden)
     values = layers.Dense(1, name="value")(hidden)
     return keras.Model(obs, [outputs, values])
+
+
+def features(obs_shape: tuple[int, ...], num_outputs: int, settings: Mapping[str, Any]) -> keras.Model:
+    """The same trunk for algorithms with a replay, which build the rest behind it."""
+    trunk = residual(obs_shape, num_outputs, settings)
+    return keras.Model(trunk.input, trunk.get_layer("policy").input)
 
 
 if __name__ == "__main__":
