@@ -70,10 +70,8 @@ def _judging(
         # as many at a time as a minibatch has, so that it takes no more memory than that
         size = math.gcd(num_sequences, max(1, config.minibatch_steps() // config.sequence_length()))
         parts = {name: tf.reshape(x, [-1, size, *x.shape[1:]]) for name, x in batch.items()}
-        more = tf.map_fn(
-            lambda part: judged(part, coefficients, weights), parts, fn_output_signature=tf.float32,
-            parallel_iterations=1,
-        )  # fmt: skip
+        of_part = tf.autograph.experimental.do_not_convert(lambda part: judged(part, coefficients, weights))
+        more = tf.map_fn(of_part, parts, fn_output_signature=tf.float32, parallel_iterations=1)
         packed = tf.concat([batch[PACKED], tf.reshape(more, [num_sequences, length, -1])], axis=-1)
         judged_batch = {**batch, PACKED: packed}
         if model.is_recurrent:
