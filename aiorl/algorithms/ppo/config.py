@@ -17,7 +17,6 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
     """PPO's own settings, and its defaults of the common ones."""
 
     algo: str = changed(OnPolicyConfig, "algo", "ppo")
-    lr: float = changed(OnPolicyConfig, "lr", 7e-4)
     train_batch_size: int = changed(OnPolicyConfig, "train_batch_size", 2048)
     num_envs_per_worker: int = changed(OnPolicyConfig, "num_envs_per_worker", 4)
     num_sgd_iter: int = changed(OnPolicyConfig, "num_sgd_iter", 10)
