@@ -109,8 +109,8 @@ def test_default_gives_way_to_preset_to_file_to_argument(tmp_path: Path) -> None
     file.write_text("preset: ppo-cartpole\ngamma: 0.5\nlambda_: 0.6\nmodel: {fcnet_hiddens: [8]}\n")
     config = load_config(config_class, file=file, overrides={"lambda_": 0.7, "model": {"use_lstm": True}})
     assert isinstance(config, PPOConfig)
-    assert (config.clip_actions, config.num_sgd_iter, config.gamma, config.lambda_) == (True, 20, 0.5, 0.7)
-    origins = [config.origin_of(key) for key in ("clip_actions", "num_sgd_iter", "gamma", "lambda_", "env")]
+    assert (config.clip_actions, config.rollout_fragment_length, config.gamma, config.lambda_) == (True, 32, 0.5, 0.7)
+    origins = [config.origin_of(key) for key in ("clip_actions", "rollout_fragment_length", "gamma", "lambda_", "env")]
     assert origins == ["default", "preset ppo-cartpole", f"{file}, line 2", "argument", "preset ppo-cartpole"]
     assert config.origin_of("model.fcnet_hiddens") == f"{file}, line 4"
     assert config.origin_of("model.use_lstm") == "argument"
@@ -244,7 +244,7 @@ def test_a_preset_may_be_changed_later_and_what_was_set_otherwise_stays() -> Non
         assert (changed.preset, changed.lambda_) == (name, lam)
         assert (changed.gamma, changed.seed, changed.grad_clip, changed.model.fcnet_hiddens) == (0.5, 7, None, (8,))
         assert changed.env == "CartPole-v1"
-    assert config.updated({"lambda_": 0.1}).num_sgd_iter == 20
+    assert config.updated({"lambda_": 0.1}).rollout_fragment_length == 32
 
 
 @pytest.mark.parametrize(("env", "package"), [("HalfCheetah-v5", "mujoco"), ("LunarLander-v3", "Box2D")])
