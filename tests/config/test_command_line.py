@@ -210,7 +210,7 @@ def test_show_config_tells_each_value_and_where_it_comes_from(
 def test_help_presets_lists_them_with_result_and_source(capsys: pytest.CaptureFixture[str]) -> None:
     said = printed(capsys, "--help-presets")
     assert re.search(r"^ppo-cartpole: CartPole-v1\n  Result: .*\n  From: rl-baselines3-zoo", said, re.MULTILINE)
-    assert "\n      num_sgd_iter: 20\n" in said
+    assert "\n      kl_stop: 0.05\n" in said
 
 
 def test_a_preset_brings_its_algorithm_and_its_environment() -> None:
