@@ -166,7 +166,7 @@ def test_what_cannot_be_done_is_said_in_one_sentence(
         assert said in capsys.readouterr().err
     for words, said in (
         (["--methods", "is,magic"], "--methods must be of is,wis,pdis,dm,dr, not 'magic'"),
-        (["--gamma", "1.5"], "--gamma must be a number above 0 and at most 1, not '1.5'"),
+        (["--gamma", "1.5"], "--gamma must be a number of at least 0 and at most 1, not '1.5'"),
         (["--clip", "0"], "--clip must be a number above 0, not '0'"),
         (["--bootstrap", "x"], "--bootstrap must be a whole number of at least 0"),
     ):

@@ -23,15 +23,11 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from itertools import count
 from types import ModuleType
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
+from typing import Any
 
 from aiorl.errors import ConfigError, nearest
 
 __all__ = [
-    "Code",
-    "CodeWithSettings",
     "import_module",
     "import_object",
     "import_path_of",
@@ -75,10 +71,6 @@ def named(thing: Any) -> Any:
     return import_path_of(thing) or _local_name(thing)
 
 
-Code = Annotated[str, BeforeValidator(named)]
-"""A text that names code; a config takes the object itself as well."""
-
-
 def plain_code(value: Any) -> Any:
     """Return settings with each class, function and space in them as plain data, at any depth."""
     if isinstance(value, Mapping):
@@ -92,10 +84,6 @@ def plain_code(value: Any) -> Any:
 
         return space_to_dict(value)
     return value
-
-
-CodeWithSettings = Annotated[str | dict[str, Any], BeforeValidator(plain_code)]
-"""A text that names code, or a mapping that has such a text and settings for it."""
 
 
 def import_path_of(thing: object) -> str | None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator
 
 from aiorl.config.check import plain_error
-from aiorl.config.import_path import Code, plain_code
+from aiorl.config.import_path import named, plain_code
 from aiorl.config.key import key
 from aiorl.errors import ConfigError
 
 __all__ = [
     "Activation",
+    "Code",
+    "CodeWithSettings",
     "ModelConfig",
     "MultiAgentConfig",
     "SDESettings",
@@ -22,6 +24,12 @@ __all__ = [
     "WorkerModelConfig",
     "WorkerMultiAgentConfig",
 ]
+
+Code = Annotated[str, BeforeValidator(named)]
+"""A text that names code; a config takes the object itself as well."""
+
+CodeWithSettings = Annotated[str | dict[str, Any], BeforeValidator(plain_code)]
+"""A text that names code, or a mapping that has such a text and settings for it."""
 
 Sizes = int | tuple[int, int]
 """Of both sides of an image, or of each."""

@@ -30,14 +30,14 @@ from aiorl.config.check import (
     warn_unheeded,
 )
 from aiorl.config.effective import render_effective
-from aiorl.config.import_path import Code, CodeWithSettings, import_object, is_local, named, not_importable, plain_code
+from aiorl.config.import_path import import_object, is_local, named, not_importable, plain_code
 from aiorl.config.key import all_keys, key
 from aiorl.config.layers import DERIVED, Layer, Origins, file_layer, located, merged, without_overruled
 from aiorl.config.legacy import check_removed, rename_legacy
 from aiorl.config.merge import deep_update, to_plain, with_base_config
 from aiorl.config.named_code import code_named_in
 from aiorl.config.other_names import no_attribute
-from aiorl.config.parts import ModelConfig, MultiAgentConfig, SDESettings, TransportConfig
+from aiorl.config.parts import Code, CodeWithSettings, ModelConfig, MultiAgentConfig, SDESettings, TransportConfig
 from aiorl.config.presets import AUTO, with_preset
 from aiorl.config.withheld import restore_withheld
 from aiorl.config.worker import WorkerConfig, check_evaluation_keys

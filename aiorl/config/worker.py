@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aiorl.config.check import check_known, plain_error
-from aiorl.config.import_path import Code, CodeWithSettings
 from aiorl.config.key import key
 from aiorl.config.merge import deep_update, to_plain
-from aiorl.config.parts import TransportConfig, WorkerModelConfig, WorkerMultiAgentConfig
+from aiorl.config.parts import Code, CodeWithSettings, TransportConfig, WorkerModelConfig, WorkerMultiAgentConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.errors import ConfigError

@@ -72,7 +72,7 @@ class SimulatorBaseEnv(BaseEnv):
 
 
 def test_a_new_kind_is_one_line_everywhere(monkeypatch):
-    with pytest.raises(UnsupportedEnvError, match="no reset, step and spaces"):
+    with pytest.raises(UnsupportedEnvError, match="no reset, step"):
         kind_of(Simulator(), "simulator")
     line = EnvKind("a Simulator", Simulator, lambda envs, env_id, seed: SimulatorBaseEnv(envs[0]), holds_copies=True)
     monkeypatch.setattr(kinds, "KINDS", (line, *KINDS))

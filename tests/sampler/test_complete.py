@@ -81,7 +81,7 @@ def test_a_warning_comes_once_when_very_many_rows_of_an_environment_wait(caplog)
         collector.add(block(100))
         collector.add(block(1000))
     assert caplog.text.count("More than 5000 rows of environment 1 wait for their episode's end") == 1
-    assert "Give a horizon" in caplog.text
+    assert "set horizon" in caplog.text
 
 
 def test_adding_steps_to_a_long_episode_costs_the_same_however_long_it_is():
