@@ -175,8 +175,9 @@ def _drawn(experiments: Sequence[Experiment], out: Path | None, goal: float | No
         (one,), (run,) = experiments, experiments[0].runs
         path = out or run.path / PLOT_FILE
         title = f"{one.name} on {one.env}"
+        wanted = run.config.get("stop_return") if goal is None else goal
         try:
-            plot_learning_curve(run.path, title=title, stop_return=goal or run.config.get("stop_return"), path=path)
+            plot_learning_curve(run.path, title=title, stop_return=wanted, path=path)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} can't be drawn: {error}.", key="out", value=str(path)) from error
         return path

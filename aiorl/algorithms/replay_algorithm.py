@@ -258,7 +258,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         self._counted += counted
         self._due += counted * own.training_intensity / own.minibatch_rows
         left = steps = int(self._due)
-        if self._normaliser is not None:
+        if steps and self._normaliser is not None:
             self._normaliser.take(self.merged_filter)
         self._due -= steps
         beta = self._beta.value(env_steps_total)

@@ -48,7 +48,7 @@ class VTraceStreaming(Streaming[VTraceT]):
     def after_update(self, metrics: dict[str, float]) -> None:
         """Warn, once, if the policy has moved far from those that sampled."""
         super().after_update(metrics)
-        if metrics["mean_rho"] >= _LEAST_RHO or self._has_warned:
+        if metrics["mean_rho"] >= _LEAST_RHO * min(1.0, self._config.vtrace_clip_rho_threshold) or self._has_warned:
             return
         self._has_warned = True
         _log.warning(

@@ -52,7 +52,9 @@ def attribute_hint(of: str, name: str) -> str:
         of: aiorl, config or trainer.
         name: of the attribute.
     """
-    found = (names[of].get(name, "") for names in _table()["python"].values() if not name.startswith("_"))
+    if name.startswith("_"):
+        return ""
+    found = (names[of].get(name, "") for names in _table()["python"].values())
     return next(filter(None, found), "")
 
 

@@ -358,9 +358,10 @@ class CommonConfig(WorkerConfig):
         self._held = [import_object(text, key=name) for name, text in found.items()]
         if self.is_alone and not self.evaluation_num_workers:
             return
-        of_learner = [".custom_model"] if getattr(self, "gradients", "learner") == "learner" else []
+        values = self.model_dump(include={"gradients"})  # replay algorithms have no such key
+        stays_here = values.get("gradients", "learner") == "learner"
         for name, text in found.items():
-            if not name.startswith("loggers[") and not name.endswith(tuple(of_learner)):
+            if not name.startswith("loggers[") and not (stays_here and name.endswith(".custom_model")):
                 raise not_importable(name, text)
 
     def _take(self, values: Mapping[str, Any]) -> None:

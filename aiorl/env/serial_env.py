@@ -31,7 +31,7 @@ from aiorl.log_once import report
 __all__ = ["Copies", "SerialEnv", "episode_limit"]
 
 _NEVER = sys.maxsize
-_NUMBERS = (float, int)  # with those of NumPy that are derived from them
+_NUMBERS = (float, int, np.floating, np.integer)
 _SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 

@@ -28,7 +28,7 @@ from aiorl.errors import AiorlError, CheckpointError, ConfigError, InternalError
 from aiorl.process import event_loop
 from aiorl.process.debugger import is_looked_into, on_debugger
 from aiorl.process.standard_output import keep_output_from_failing
-from aiorl.process.tensorflow_import import NO_MEMORY, lacks_memory, prepare_import
+from aiorl.process.tensorflow_import import prepare_import
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -183,7 +183,7 @@ async def _status_of(run: Run, directory: RunDirectory) -> int:
         return _failed(str(error), log)
     except Exception as error:
         logger.exception("the run failed")
-        return _failed(NO_MEMORY if lacks_memory(error) else f"unexpected {type(error).__name__}: {error}", log)
+        return _failed(f"unexpected {type(error).__name__}: {error}", log)
     run.show(run.summary(outcome))
     return 0 if outcome.ok else 1
 

@@ -149,12 +149,15 @@ class StoredRowsReader(InputReader):
         self._reader, self._take_in = reader, take_in
 
     def next(self) -> Batch:
-        """See InputReader."""
+        """See InputReader; columns are exchanged in a batch of its own, since a reader may give the same one again."""
         batch = self._reader.next()
         if isinstance(batch, SampleBatch):
+            batch = batch.slice(0, batch.count)
             self._take_in(DEFAULT_POLICY_ID, batch)
         elif isinstance(batch, MultiAgentBatch):
-            for policy_id, rows in batch.policy_batches.items():
+            parts = {policy_id: rows.slice(0, rows.count) for policy_id, rows in batch.policy_batches.items()}
+            batch = MultiAgentBatch(parts, batch.count)
+            for policy_id, rows in parts.items():
                 self._take_in(policy_id, rows)
         return batch
 

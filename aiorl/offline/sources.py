@@ -22,6 +22,7 @@ from aiorl.offline.io import (
     IOContext,
     OutputCreator,
     OutputWriter,
+    SamplerInput,
     noop_output,
     sampler_input,
 )
@@ -303,7 +304,10 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
         own = _users("input", source, InputReader, "next")
 
         def found(context: IOContext) -> InputReader:
-            return _taken_in(own(context), context, is_normalized=settings.actions_in_input_normalized)
+            reader = own(context)
+            if isinstance(reader, SamplerInput):  # nothing of it is stored
+                return reader
+            return _taken_in(reader, context, is_normalized=settings.actions_in_input_normalized)
 
         return _postprocessed(found) if settings.postprocess_inputs else found
     options = InputSettings(

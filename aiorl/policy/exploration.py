@@ -175,7 +175,7 @@ def _kind_of(name: Any) -> type[Exploration]:
     Raises:
         ConfigError: there is none.
     """
-    if name in EXPLORATIONS:
+    if isinstance(name, str) and name in EXPLORATIONS:
         return EXPLORATIONS[name]
     if not isinstance(name, str) or not is_import_path(name):
         raise ConfigError(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from aiorl.errors import ConfigError
 
-__all__ = ["NO_MEMORY", "lacks_memory", "load_tensorflow", "prepare_import"]
+__all__ = ["lacks_memory", "load_tensorflow", "prepare_import"]
 
 
 NO_MEMORY = (

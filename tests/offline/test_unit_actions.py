@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError
 from aiorl.offline.commands import main
-from aiorl.offline.io import IOContext
+from aiorl.offline.io import InputReader, IOContext
+from aiorl.offline.reader_stages import StoredRowsReader
 from aiorl.offline.sources import InputSettings, input_creator
 from aiorl.policy.distributions import make_distribution
 
@@ -58,6 +60,20 @@ def test_a_run_warns_if_all_actions_of_a_wider_box_lie_within_unit_bounds(space,
     read(path, space, times=5)
     assert ("actions_in_input_normalized" in caplog.text) == warns
     assert len(caplog.records) == warns
+
+
+def test_a_reader_that_gives_the_same_batch_again_finds_it_as_it_was():
+    class Same(InputReader):
+        batch = SampleBatch(obs=np.zeros((1, 1), np.float32), actions=np.array([[0.5, 0.5]], np.float32))
+
+        def next(self):
+            return self.batch
+
+    def take_in(policy_id, rows):
+        rows["actions"] = rows["actions"] * 2
+
+    reader = StoredRowsReader(Same(), take_in)
+    assert reader.next()["actions"].tolist() == reader.next()["actions"].tolist() == [[1.0, 1.0]]
 
 
 def test_actions_of_a_space_without_bounds_can_not_have_been_scaled(tmp_path):
