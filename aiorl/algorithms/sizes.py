@@ -29,10 +29,10 @@ class Sizes(NamedTuple):
     envs: int
     batch: int
 
-    @property
-    def fragments(self) -> float:
-        """Fragments in a train batch."""
-        return self.batch / (self.length * self.envs)
+    def gives_each(self, workers: int) -> bool:
+        """Return whether whole fragments make up a batch, and each worker has one."""
+        fragments, rest = divmod(self.batch, self.length * self.envs)
+        return not rest and fragments >= workers
 
     def fitted(self, fixed: Set[str], workers: int, least: int) -> Sizes:
         """Return sizes with which whole fragments make up a batch, and each worker has one.
@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
         Returns:
             The sizes as they are if they fit, or if nothing that may change makes them fit.
         """
-        if self.fragments.is_integer() and self.fragments >= workers:
+        if self.gives_each(workers):
             return self
         return self._of_batch(fixed, workers) if BATCH in fixed else self._of_fragments(fixed, workers, least)
 
@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
         unit = length * envs * workers
         if unit > 2 * self.batch:  # rather than a batch that is far too large, let some workers wait
             unit = length * envs
-        return Sizes(length, envs, unit * max(1, round(self.batch / unit), math.ceil(least / unit)))
+        return Sizes(length, envs, unit * max(1, (2 * self.batch + unit) // (2 * unit), -(-least // unit)))
 
     def _of_batch(self, fixed: Set[str], workers: int) -> Sizes:
         """Return sizes whose fragments divide the batch."""
@@ -71,7 +71,7 @@ class Sizes(NamedTuple):
             for envs in ([self.envs] if ENVS in fixed else divisors(self.batch // length))
             if self.batch // length % envs == 0 and (envs <= self.envs or ENVS in fixed)
         ]
-        even = [sizes for sizes in fitting if sizes.fragments % workers == 0]
+        even = [sizes for sizes in fitting if self.batch // (sizes.length * sizes.envs) % workers == 0]
         return min(even or fitting, key=self._distance, default=self)
 
     def _distance(self, other: Sizes) -> tuple[float, int]:

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import time
+import weakref
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,7 +39,7 @@ class RunLock:
         """Take over a locked file; `acquire` locks one."""
         self._path = path
         self._descriptor: int | None = descriptor
-        self._process = os.getpid()
+        _held.add(self)
 
     @classmethod
     def acquire(cls, directory: Path) -> Self:
@@ -84,14 +85,29 @@ class RunLock:
         return False
 
     def release(self) -> None:
-        """Let another have it; may be repeated. A forked child only closes its copy."""
+        """Let another have it; may be repeated."""
         if self._descriptor is None:
             return
-        if self._process == os.getpid():
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, 0)
-        os.close(self._descriptor)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+        self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
         self._descriptor = None
+
+
+_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Close a forked child's copies of locks, which would outlive the parent's."""
+    for lock in list(_held):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _close_to_others(descriptor: int) -> None:

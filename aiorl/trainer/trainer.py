@@ -493,10 +493,9 @@ def _stop_all() -> None:
 
 
 def _leave_to_parent() -> None:
-    """Let go of all trainers in a forked child: their threads, processes and files are the parent's."""
+    """Let go of all trainers in a forked child: their threads and processes are the parent's."""
     for trainer in _running:
         trainer._is_stopped = True
-        trainer._directory.close()  # the child's copy of the lock, which would outlive the parent's
     _running.clear()
 
 
