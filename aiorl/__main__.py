@@ -46,7 +46,7 @@ examples:
   aiorl COMMAND --help                                     # the options of one, with examples
 
 `aiorl --version` shows the version. Each command is also a module: `aiorl train` is `python -m aiorl.learner`, the
-others have the names of theirs.
+other commands are `python -m aiorl.COMMAND`.
 """
 
 

@@ -92,7 +92,7 @@ class ActorCriticConfig(SDEConfig):
 
     @property
     def has_whole_sequences(self) -> bool:
-        """Whether a minibatch holds whole sequences of `rollout_fragment_length` steps."""
+        """Return whether a minibatch holds whole sequences of `rollout_fragment_length` steps."""
         return self.model.is_recurrent and self.is_truncating
 
     def check(self) -> None:

@@ -127,7 +127,7 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
     @property
     def visits_rows(self) -> bool:
-        """Whether a minibatch is made of rows; else of whole sequences."""
+        """Return whether a minibatch is made of rows; else of whole sequences."""
         return not self._has_sequences
 
     @property

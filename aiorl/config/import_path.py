@@ -55,7 +55,7 @@ def is_import_path(text: str) -> bool:
 
 
 def is_local(text: str) -> bool:
-    """Whether a text names an object that only one process knows."""
+    """Return whether a text names an object that only one process knows."""
     return text.startswith(_LOCAL)
 
 

@@ -398,7 +398,7 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
 
 
 def _is_same(name: str, there: Any, here: Any) -> bool:
-    """Whether two values are alike; an environment may be defined again, or named without its module there."""
+    """Return whether two values are alike; an environment may be defined again, or named without its module there."""
     if name == "env" and isinstance(there, str) and isinstance(here, str):
         there, here = (env.partition("#")[0] if is_local(env) else env for env in (there, here))
         return bool(here == there or here.endswith(f":{there}"))

@@ -130,7 +130,7 @@ def make_trunk(
 
 
 def channels_first(obs_shape: tuple[int, ...], obs_dtype: str) -> bool:
-    """Whether observations are byte images [C, H, W], as PyTorch has them: few channels before larger sides."""
+    """Return whether observations are byte images [C, H, W], as PyTorch has them: few channels before larger sides."""
     if obs_dtype != "uint8" or len(obs_shape) != 3:
         return False
     return min(obs_shape[1:]) >= max(_SMALL_MIN_SIZE, 2 * obs_shape[0])

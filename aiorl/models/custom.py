@@ -68,7 +68,7 @@ class CustomActorCritic(ActorCritic):
         return Outputs(dist_inputs, tf.reshape(tf.cast(values, tf.float32), [-1]), [])
 
     def _check_outputs(self) -> bool:
-        """Whether it gives values; raise ConfigError if it gives something else than it should."""
+        """Return whether it gives values; raise ConfigError if it gives something else than it should."""
         shapes = self.network.output_shapes
         rows = PROBE_ROWS
         wanted = (rows, self.distribution.num_inputs)

@@ -52,7 +52,7 @@ def read_batches_or_rows(
 
 
 def _has_rows(path: str) -> bool:
-    """Whether the first line of a file is a row."""
+    """Return whether the first line of a file is a row."""
     with open_unpacked(path) as file:
         line = file.readline(_MAX_LINE)
         while line.isspace():

@@ -86,7 +86,7 @@ class UnitGuess:
 
 
 def seem_scaled(space: spaces.Space[Any] | None, low: float, high: float) -> bool:
-    """Whether a space reaches beyond [-1, 1], and actions from `low` to `high` don't."""
+    """Return whether a space reaches beyond [-1, 1], and actions from `low` to `high` don't."""
     if not _is_bounded(space):
         return False
     assert isinstance(space, spaces.Box)

@@ -117,7 +117,7 @@ class PolicyMap(Mapping[str, Policy]):
 
     @property
     def asks_by_episode(self) -> bool:
-        """Whether the mapping function takes the episode."""
+        """Return whether the mapping function takes the episode."""
         return "episode" in self._wanted.values()
 
     def choose(self, agent_id: Any, episode: Any = None, get_worker: Callable[[], Any] = lambda: None) -> str:

@@ -1,7 +1,7 @@
 """Forked children of a process that samples or trains: they end when they exit or fail, as a child of any program does.
 
-Only the forking thread lives on in a child. Exit handlers of C++ libraries wait there for the others: ONNX Runtime's
-keeps a child from ever ending that leaves by ``sys.exit``. So C's exit ends a child at once, after Python's handlers.
+Only the forking thread lives on in a child. Exit handlers of C++ libraries wait there for the others: with ONNX
+Runtime's, a child that calls ``sys.exit`` never ends. So C's exit ends a child at once, after Python's handlers.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class BacklogGuard:
                 return
 
     def _has_outgrown(self, unread_bytes: int) -> bool:
-        """Whether this process has grown by far more than what is unread, since little was."""
+        """Return whether this process has grown by far more than what is unread, since little was."""
         taken = heap_bytes()
         if unread_bytes < _MUCH_BYTES:
             self._calm_bytes = taken

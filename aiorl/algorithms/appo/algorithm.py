@@ -34,7 +34,7 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
 
     @property
     def visits_rows(self) -> bool:
-        """Whether a minibatch is made of rows: the target network judges a batch before it is taken apart."""
+        """Return whether a minibatch is made of rows: the target network judges a batch before it is taken apart."""
         return not self._config.model.is_recurrent
 
     def after_update(self, metrics: dict[str, float]) -> None:

@@ -51,7 +51,7 @@ def appo_spec(config: APPOConfig, model: ActorCritic, buffers: BatchBuffers, tar
 def _judging(
     config: APPOConfig, model: ActorCritic, buffers: BatchBuffers, layout: BatchBuffers, target: TargetNetwork
 ) -> Callable[[Tensors, Tensors], Tensors]:
-    """What the target network says of a batch; it stands still during an update, so once is enough.
+    """Judgement of a batch by the target network; it stands still during an update, so once is enough.
 
     Returns: makes a batch in `layout` of a batch of sequences in `buffers`: rows [S * T, ...], or sequences.
     """
