@@ -22,11 +22,6 @@ class VTraceConfig(StreamingConfig):
         1.0, "Decay of the trace; 1 is V-trace as published, less trusts the values more.", ge=0, le=1
     )
 
-    @property
-    def has_whole_sequences(self) -> bool:
-        """See the base class: V-trace needs them."""
-        return True
-
     def check(self) -> None:
         """Refuse values that don't go together.
 

@@ -27,8 +27,3 @@ class APPOConfig(SurrogateConfig, VTraceConfig):
         2.0, "An action counts as at least one in so many times as likely by the target policy as by the one that took "
         "it, where the ratio to the target policy is clipped.", gt=0,
     )  # fmt: skip
-
-    @property
-    def has_whole_sequences(self) -> bool:
-        """See the base class: the target network judges a batch before it is taken apart."""
-        return self.model.is_recurrent and self.is_truncating

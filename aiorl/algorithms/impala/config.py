@@ -19,3 +19,8 @@ class IMPALAConfig(VTraceConfig):
         None, "An update ends after a minibatch whose divergence from the policies that sampled is above this; null: "
         "never.", group="V-trace", unit="nats", gt=0,
     )  # fmt: skip
+
+    @property
+    def has_whole_sequences(self) -> bool:
+        """See the base class: V-trace is computed in each minibatch."""
+        return True
