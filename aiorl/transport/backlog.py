@@ -2,8 +2,8 @@
 
 A receive high-water mark makes libzmq stop reading a connection and start again later. libzmq 4.3.5 aborts the process
 when it does so on a connection that was reset meanwhile and finds a heartbeat of the peer to answer. So the learner's
-sockets have no such mark. What a connection brings is known to the kernel, what was taken of it to the endpoint; the
-difference lies in libzmq, and who exceeds a bound is cut off. That is looked at in a thread, since a flood on
+sockets have no mark. The kernel knows what a connection brings, the endpoint what was taken of it; the
+difference lies in libzmq, and who exceeds a bound is cut off. A thread looks at that, since a flood on
 loopback brings gigabytes in a second, and the loop may be busy for some of it.
 
 A connection that the learner has not answered yet has nothing to send but a ``hello``, so it may have little unread.
@@ -35,9 +35,8 @@ _UNSEEN_BYTES = 64 << 20
 _STRANGER_BYTES = 1 << 20
 _FRAME_COST = 32
 """An empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
-_MUCH_BYTES = 16 << 20
 _GROWTH_BYTES, _GROWTH_FACTOR = 1 << 30, 4
-"""What this process may grow by while much is unread: so much, and so many times the unread bytes."""
+"""This process may grow by so much, and by so many times all that comes, while one message is on its way."""
 _LOOKS_WHILE_CALM = 5
 _SHARE = 0.02
 _SAMPLE_MESSAGES = 256
@@ -52,13 +51,25 @@ def wire_overhead(*, curve: bool) -> tuple[int, int, int]:
 
 @dataclass(slots=True)
 class _Account:
-    """What is known of one connection: the mark of its sample under way, what the last one showed, what is unread."""
+    """The account of one connection.
+
+    Attributes:
+        since, taken_bytes, taken_messages: the beginning of a sample of its messages.
+        num_excesses: samples in a row that showed too many.
+        brought_bytes, unread_bytes: at the last look.
+        delivered, heap_bytes, arrived_bytes: messages taken from it, and memory of this process and bytes of all
+            connections, when the message on its way began.
+    """
 
     since: float
-    taken_bytes: int
-    taken_messages: int
+    taken_bytes: int = 0
+    taken_messages: int = 0
     num_excesses: int = 0
+    brought_bytes: int = 0
     unread_bytes: int = 0
+    delivered: int = 0
+    heap_bytes: int = 0
+    arrived_bytes: int = 0
 
 
 class BacklogGuard:
@@ -69,8 +80,9 @@ class BacklogGuard:
         limits: the bounds.
         on_cut: called on the loop with each connection that was cut, and why.
         max_bytes: bound of a connection that was answered, if it isn't twice the largest message.
-        is_open: anybody may register, so that no answer tells a worker from a flood of frames. Who has most unread is
-            cut off, too, while this process grows by far more than what is unread.
+        is_open: anybody may register, also who then sends a message of empty frames without end. So the largest message
+            on its way is cut off, too, if this process has grown since it began by far more than all that came, and
+            unfinished messages can be the reason.
 
     Should its thread die, that is raised on the loop, to be handled like the error of a callback.
     """
@@ -85,7 +97,7 @@ class BacklogGuard:
         is_open: bool = False,
     ) -> None:
         self._is_open = is_open
-        self._calm_bytes = 0
+        self._arrived_bytes = 0
         self._emptied = False
         self._left_behind = 0
         self._table = table
@@ -152,14 +164,21 @@ class BacklogGuard:
         self._cut.intersection_update(connections)
         accounts: dict[Connection, _Account] = {}
         unread: list[tuple[int, int, Connection]] = []
+        unfinished: list[tuple[int, Connection]] = []
+        heap = heap_bytes() if self._is_open else 0
         for connection in connections:
             if connection in self._cut:
                 continue
             taken = connection.taken_bytes  # before what was received, which only grows
-            num_bytes = self._table.look(connection) - taken
-            account = self._accounts.get(connection)
-            accounts[connection] = account = account or _Account(now, 0, 0)
-            account.unread_bytes = num_bytes
+            brought = self._table.look(connection)
+            num_bytes = brought - taken
+            accounts[connection] = account = self._accounts.get(connection) or _Account(now)
+            self._arrived_bytes += brought - account.brought_bytes
+            account.brought_bytes, account.unread_bytes = brought, num_bytes
+            is_one = account.heap_bytes and account.delivered == connection.delivered and num_bytes > _STRANGER_BYTES
+            if not is_one:
+                account.delivered, account.heap_bytes = connection.delivered, heap
+                account.arrived_bytes = self._arrived_bytes
             most, cost = (self._max_bytes, 1) if connection.is_served else (self._max_of_stranger, _FRAME_COST)
             if num_bytes > most:
                 self._end(connection, f"{num_bytes} bytes")
@@ -167,13 +186,18 @@ class BacklogGuard:
                 self._end(connection, f"more than {self._max_messages} messages")
             else:
                 unread.append((num_bytes * cost, num_bytes, connection))
+                if is_one:
+                    unfinished.append((num_bytes, connection))
         self._accounts = accounts
-        if self._is_open and self._has_outgrown(sum(num_bytes for _, num_bytes, _ in unread)):
-            _, num_bytes, connection = max(unread, key=lambda each: each[1])
-            self._end(
-                connection, f"{num_bytes} bytes, the most of all connections, in frames that take far more memory"
-            )
-            return
+        if unfinished:
+            num_bytes, connection = max(unfinished, key=lambda each: each[0])
+            account = accounts[connection]
+            growth = min(heap - account.heap_bytes, _FRAME_COST * sum(num_bytes for num_bytes, _ in unfinished))
+            if growth > _GROWTH_BYTES + _GROWTH_FACTOR * (self._arrived_bytes - account.arrived_bytes):
+                self._end(connection, f"{num_bytes} bytes of one message, in frames that take far more memory")
+                for account in accounts.values():
+                    account.heap_bytes = 0  # what was taken is not given back at once: all begin from here
+                return
         total = sum(costs for costs, _, _ in unread)
         if total <= self._max_total_bytes:
             return
@@ -182,13 +206,6 @@ class BacklogGuard:
             total -= costs
             if total <= self._max_total_bytes:
                 return
-
-    def _has_outgrown(self, unread_bytes: int) -> bool:
-        """Return whether this process has grown by far more than what is unread, since little was."""
-        taken = heap_bytes()
-        if unread_bytes < _MUCH_BYTES:
-            self._calm_bytes = taken
-        return taken - self._calm_bytes > _GROWTH_BYTES + _GROWTH_FACTOR * unread_bytes
 
     def _is_flood_of_small(self, connection: Connection, account: _Account, num_bytes: int, now: float) -> bool:
         """Whether too many messages wait, judged by the size of those just taken, twice in a row.

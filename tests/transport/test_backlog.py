@@ -78,23 +78,40 @@ def test_who_floods_is_cut_off_though_that_fails_at_first_and_though_a_look_take
 
 
 class Growing(ConnectionTable):
-    """One whose connection has nothing unread at first, and 20 MB from the second look on."""
+    """One whose connection has nothing unread at first, and 50 MB from the second look on.
 
-    looked = 0
+    Args:
+        delivers: a message of it was taken before each look.
+    """
+
+    def __init__(self, *, delivers: bool) -> None:
+        super().__init__()
+        self.looked = 0
+        self._delivers = delivers
 
     def look(self, connection: Connection) -> int:
         self.looked += 1
-        return 0 if self.looked == 1 else 20 << 20
+        connection.delivered += self._delivers
+        return 0 if self.looked == 1 else 50 << 20
 
     def cut(self, connection: Connection, *, reset: bool = False) -> bool:
         return True
 
 
-@pytest.mark.parametrize(("is_open", "grown"), [(True, 2 << 30), (True, 1 << 30), (False, 2 << 30)])
-def test_without_keys_a_worker_is_cut_off_whose_unread_frames_take_far_more_memory_than_their_bytes(
-    monkeypatch: pytest.MonkeyPatch, is_open: bool, grown: int
+@pytest.mark.parametrize(
+    ("is_open", "grown", "delivers", "is_cut"),
+    [
+        (True, 2 << 30, False, True),
+        (True, 1 << 30, False, False),
+        (False, 2 << 30, False, False),
+        (True, 2 << 30, True, False),
+    ],
+    ids=["endless message", "within bounds", "keys are asked for", "slow reader of whole messages"],
+)
+def test_without_keys_a_worker_is_cut_off_whose_endless_message_takes_far_more_memory_than_its_bytes(
+    monkeypatch: pytest.MonkeyPatch, is_open: bool, grown: int, delivers: bool, is_cut: bool
 ) -> None:
-    table = Growing()
+    table = Growing(delivers=delivers)
     monkeypatch.setattr(
         "aiorl.transport.backlog.heap_bytes", lambda: 5 << 30 if table.looked < 2 else (5 << 30) + grown
     )
@@ -113,4 +130,4 @@ def test_without_keys_a_worker_is_cut_off_whose_unread_frames_take_far_more_memo
             guard.close()
         return reasons
 
-    assert bool(asyncio.run(main())) == (is_open and grown == 2 << 30)
+    assert bool(asyncio.run(main())) == is_cut
