@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from aiorl import __version__
 from aiorl.config.parser import usage_error
 from aiorl.errors import nearest
+from aiorl.process.python_path import find_modules_here
 from aiorl.process.standard_output import keep_output_from_failing
 
 __all__ = ["command", "main"]
@@ -74,10 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command() -> None:
-    """Be the program. A console script finds modules in the current directory too, as ``python -m`` does."""
+    """Be the program. The console script finds modules in the current directory too."""
     keep_output_from_failing()
     if os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(sys.argv[0])):
-        sys.path[0] = os.getcwd()  # it is the folder of the script
+        del sys.path[0]  # the folder of the script
+    find_modules_here()
     try:
         sys.exit(main())
     except KeyboardInterrupt:  # while it is loaded

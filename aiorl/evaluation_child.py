@@ -15,6 +15,7 @@ from typing import Any
 from aiorl.errors import AiorlError
 from aiorl.evaluation import evaluate
 from aiorl.process.parent_watch import watch_parent
+from aiorl.process.python_path import find_modules_here
 
 __all__ = ["main"]
 
@@ -22,6 +23,7 @@ __all__ = ["main"]
 def main() -> int:
     """Evaluate until standard input ends; the exit status is 0."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    find_modules_here()
     os.dup2(2, 1)  # what environments print is no answer
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     watch_parent(lambda: lines.put(None), on_line=lines.put)

@@ -108,3 +108,12 @@ def test_the_console_script_finds_modules_in_the_current_directory(script: Path,
     assert "found here" in done.stderr
     assert "`aiorl train --help` shows examples" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_module_in_the_current_directory_hides_none_of_pythons_own(script: Path, tmp_path: Path) -> None:
+    for name in ("random", "asyncio", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
+    assert run(script, "keys", tmp_path / "keys", cwd=tmp_path).returncode == 0
+    worker = run(script, "worker", "--connect=tcp://127.0.0.1:9", f"--keys={tmp_path / 'nowhere'}", cwd=tmp_path)
+    assert worker.returncode == 1
+    assert "is no directory of keys" in worker.stderr

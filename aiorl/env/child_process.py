@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +23,7 @@ from aiorl.errors import (
     EnvError,
     UnknownEnvError,
 )
-from aiorl.process.python_path import python_path
+from aiorl.process.python_path import child_python, python_path
 
 __all__ = ["ChildProcess"]
 
@@ -72,7 +71,7 @@ class ChildProcess:
         their_life, self._life = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), str(their_life)],
+                [*child_python(module), str(theirs.fileno()), str(their_life)],
                 pass_fds=(theirs.fileno(), their_life),
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **python_path()},

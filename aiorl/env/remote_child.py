@@ -28,6 +28,7 @@ from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.serial_env import Copies, episode_limit
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import AiorlError, ConfigError, EnvError, InternalError, UnsupportedSpaceError
+from aiorl.process.python_path import find_modules_here
 
 __all__ = [
     "ERROR",
@@ -81,6 +82,7 @@ def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
 
 def main() -> int:
     """Serve the parent until it closes the connection or dies, and tell it of an error; the exit status."""
+    find_modules_here()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     threading.Thread(target=_end_with_parent, args=(int(sys.argv[2]),), daemon=True).start()
     with socket.socket(fileno=int(sys.argv[1])) as connection:

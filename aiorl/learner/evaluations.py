@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import shutil
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from aiorl.config.regular_file import parse_json, read_regular
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, EvaluationError
 from aiorl.process.cores import usable_cores
-from aiorl.process.python_path import python_path
+from aiorl.process.python_path import child_python, python_path
 from aiorl.process.tasks import Tasks, first_of
 from aiorl.report.replaced_file import replaced_directory
 from aiorl.text import one_line
@@ -321,9 +320,7 @@ class _Child:
         """The line that it answers, empty if it has ended."""
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "aiorl.evaluation_child",
+                *child_python("aiorl.evaluation_child"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_MAX_BYTES,

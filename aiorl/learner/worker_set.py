@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 from collections.abc import Callable, Container
 from pathlib import Path
 
 import psutil
 
 from aiorl.process.handover import KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE
+from aiorl.process.python_path import child_python
 from aiorl.process.restarts import status_text
 from aiorl.process.supervisor import ChildEvent, ChildGaveUp, ChildRestarting, ChildStarted, Supervisor
 from aiorl.process.tasks import Tasks
@@ -125,7 +125,7 @@ class LocalWorkers:
     def _command(self, slot: int) -> list[str]:
         worker_id = self._worker_ids[slot] = secrets.token_hex(8)
         self._reserve(slot, worker_id)
-        command = [sys.executable, "-m", "aiorl.worker", "--connect", self._address]
+        command = [*child_python("aiorl.worker"), "--connect", self._address]
         return [*command, "--slot", str(slot), "--exit-with-parent"]
 
     def _handed_over(self, slot: int) -> dict[str, str]:

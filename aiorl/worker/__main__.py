@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiorl.process.handover import KEYS_VARIABLE, LOG_VARIABLE, WORKER_ID_VARIABLE, take_handed_over
+from aiorl.process.python_path import child_python, find_modules_here, python_path
 from aiorl.process.restarts import FAILED, HOPELESS
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def _keep_workers(words: list[str]) -> int:
     take_handed_over()  # is for one worker, not for several
     args = parse_worker_args(words)
     _log_to_stderr(args.log_level)
-    command = [sys.executable, "-m", "aiorl.worker", *words, _PARENTED]
+    os.environ.update(python_path())
+    command = [*child_python("aiorl.worker"), *words, _PARENTED]
     try:
         return Keeper(command, args.num_workers, args.max_worker_restarts).run()
     except OSError as error:
@@ -66,6 +68,7 @@ def _run_worker(words: list[str]) -> int:
     from aiorl.errors import AiorlError, ConfigError
     from aiorl.process.event_loop import run
 
+    find_modules_here()
     args = parse_worker_args(words)
     _log_to_stderr(args.log_level)
     try:

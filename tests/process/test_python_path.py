@@ -18,6 +18,22 @@ def test_another_python_finds_the_modules_beside_a_script(tmp_path: Path, monkey
     assert found.stdout == "5\n", found.stderr
 
 
+def test_a_child_of_the_program_finds_modules_of_the_current_directory_after_pythons_own(tmp_path: Path) -> None:
+    """Of two modules in the current directory the child finds the one that Python itself doesn't have."""
+    for name in ("own", "random"):
+        (tmp_path / f"{name}.py").write_text("FOUND = 5\n")
+    child = "import find; import own, random; print(own.FOUND, hasattr(random, 'FOUND'))"
+    child = child.replace("import find", "from aiorl.process.python_path import find_modules_here; find_modules_here()")
+    script = (
+        "import os, subprocess, sys; from aiorl.process.python_path import find_modules_here, python_path; "
+        "find_modules_here(); "
+        f"subprocess.run([sys.executable, '-P', '-c', {child!r}], env={{**os.environ, **python_path()}}, check=True)"
+    )
+    command = [sys.executable, "-P", "-c", script]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.stdout == "5 False\n", found.stderr
+
+
 def test_folders_of_this_python_itself_are_no_other_pythons_business(tmp_path: Path) -> None:
     """They would break one of another version, which an environment may start."""
     script = tmp_path / "script.py"
