@@ -24,7 +24,7 @@ _EPSILONS = {"initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps":
 
 
 class Converted(NamedTuple):
-    """What becomes of an experiment file.
+    """An experiment file in aiorl's keys.
 
     Attributes:
         settings: nested as aiorl's config is.
@@ -38,9 +38,12 @@ class Converted(NamedTuple):
 
 
 def is_rllib_file(values: Mapping[str, Any]) -> bool:
-    """Return whether a file holds experiments of `rllib train`: their names, with `run` and others below."""
+    """Return whether a file holds experiments of `rllib train`: names of their own, with `run` and others below."""
+    from aiorl.config.schema import CommonConfig  # which reads files through here
+
     return bool(values) and all(
-        isinstance(value, Mapping) and isinstance(value.get("run"), str) for value in values.values()
+        isinstance(value, Mapping) and isinstance(value.get("run"), str) and name not in CommonConfig.model_fields
+        for name, value in values.items()
     )
 
 

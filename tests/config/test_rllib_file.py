@@ -70,7 +70,9 @@ def test_a_file_of_several_experiments_is_refused() -> None:
         convert(values, {})
 
 
-@pytest.mark.parametrize("values", [{}, {"env": "E", "lr": 1}, {"model": {"use_lstm": True}}])
+@pytest.mark.parametrize(
+    "values", [{}, {"env": "E", "lr": 1}, {"model": {"use_lstm": True}}, {"env_config": {"run": "fast"}}]
+)
 def test_files_of_aiorl_are_not_taken_for_experiments(values: dict[str, Any]) -> None:
     assert not is_rllib_file(values)
 
