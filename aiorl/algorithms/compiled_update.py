@@ -44,7 +44,7 @@ Gradients = Callable[[Tensors, Tensors], tuple[list[tf.Tensor], tf.Tensor, Tenso
 ROWS = "rows"
 _LAST_EPOCH = "last_epoch"
 STEPS_BEFORE = "steps_before"
-"""Coefficient: steps made before this update, as far as what is made at every so many steps goes by them."""
+"""Coefficient: the number of steps made before this update, from which a phase with `every` counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Phase:
 
     Attributes:
         name: its loss is reported as "NAME_loss", the norm of its gradient as "NAME_grad_gnorm".
-        loss: of the minibatch, in which it also finds what losses before it gave beside their metrics, by name.
+        loss: of the minibatch, which also has by name the tensors that earlier losses returned and that are no metrics.
         metric_names: what `loss` reports.
         variables: to train.
         optimizer: a Keras optimiser, built for them here.
@@ -83,15 +83,15 @@ class UpdateSpec:
     Attributes:
         loss: of one minibatch.
         metric_names: what `loss` reports; "loss" and "grad_gnorm" are added.
-        coefficient_names: what it may be told anew at each update; "lr" is among them.
+        coefficient_names: numbers that may change with each update; "lr" is among them.
         stop_when: (metric, coefficient): the update ends after a minibatch whose metric is above the coefficient.
         last_epoch: (metric, epochs): steps are so many equal passes over a batch, and the metric's mean over the last
             one that was begun is reported, too, as "METRIC_last_epoch".
         is_stacked: batches come as minibatches, [K, M, ...], and not as rows that an order puts together.
         gives_rows: `loss` gives a number for each row.
-        followers: variables that `follow` changes, such as the weights of a target network.
+        followers: variables that `follow` changes, for example the weights of a target network.
         follow: called with the number of steps made before this one and the coefficients, after each step.
-        prepare: what is done to the columns of each minibatch first; None = nothing.
+        prepare: changes the columns of each minibatch first; None leaves them as they are.
         phases: further optimiser steps within each step, one after the other.
         begin: (batch, coefficients) -> the batch that minibatches are taken from; called once, before the first step.
     """

@@ -1,7 +1,7 @@
 """Sizes of fragments, batches and minibatches that follow from those which a user sets.
 
 A train batch is made of whole fragments, each of `rollout_fragment_length` steps of `num_envs_per_worker` environments.
-Where what is set does not fit the defaults, those that nobody set are changed, and as little as can be.
+Where the sizes that a user sets do not fit the defaults, the defaults change, as little as possible.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def _local_object(path: str, key: str) -> Any:
     found = _local.get(path)
     if found is None:
         raise ConfigError(
-            f"{key} is {path!r}, an object that only the program had which set it.",
+            f"{key} is {path!r}, an object that only the program that set it had.",
             key=key,
             value=path,
             hint=f"Give {key.partition('.')[0]} again, or 'module:name' for something that can be imported.",

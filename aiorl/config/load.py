@@ -1,7 +1,7 @@
 """The effective config: defaults < preset < YAML file < command line.
 
-Values of environment variables whose names look like secrets are left out of what is printed or saved; when such a
-file is loaded, they are taken from the learner's own environment.
+Values of environment variables whose names look like secrets are left out of printed and saved configs. When a saved
+config is loaded, they are taken from the learner's own environment.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def load_config(
         file: YAML file of keys; None for none. With `resume`, the run directory's own config is read before it.
         overrides: what the command line sets, nested as the config is; it wins.
         environ: the process's environment, which values that a saved config withholds are taken from.
-        warn: told what somebody else's config names (see `foreign_code`), before any of it is imported; a file of keys
-            may be somebody else's too.
+        warn: called with a sentence on the code that somebody else's config names (see `foreign_code`), before any of
+            it is imported; a file of keys may be somebody else's too.
         env_hint: what to do where there is no environment.
     Raises: ConfigError naming file and line where a file is at fault.
     """

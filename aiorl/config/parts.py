@@ -44,7 +44,7 @@ _transport = partial(key, group="Transport", where="both")
 
 
 class WorkerModelConfig(BaseModel):
-    """What workers read of `model`."""
+    """The keys of `model` that workers read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -120,7 +120,7 @@ class ModelConfig(WorkerModelConfig):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a built-in network has a recurrent cell."""
+        """Return whether a built-in network has a recurrent cell."""
         return self.use_lstm or self.use_gru
 
     def check(self) -> None:
@@ -156,7 +156,7 @@ class SDESettings(NamedTuple):
 
 
 class WorkerMultiAgentConfig(BaseModel):
-    """What workers read of `multiagent`."""
+    """The keys of `multiagent` that workers read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -170,7 +170,7 @@ class WorkerMultiAgentConfig(BaseModel):
 
 
 class MultiAgentConfig(WorkerMultiAgentConfig):
-    """Which policies there are and who acts with which."""
+    """The policies and the agents that act with each."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 

@@ -96,7 +96,7 @@ def check_regular(descriptor: int, path: str | Path) -> None:
 
 
 def check_written(descriptor: int, path: str | Path) -> None:
-    """Raise OSError if most of a file was never written: it costs its maker nothing and its reader all of its size."""
+    """Raise OSError if most of a file is holes: they cost nothing on disk, but a reader needs memory for each."""
     size = os.fstat(descriptor).st_size
     at = holes = 0
     with contextlib.suppress(OSError):  # the file system can't tell

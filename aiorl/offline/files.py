@@ -123,7 +123,7 @@ def _filesystem(uri: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _its_own_errors(path: str) -> Iterator[None]:
-    """Tell what goes wrong in the package of a URI's protocol, which may raise anything, as a fault of the URI."""
+    """Raise DataError naming the URI for any error of its protocol's package, which may raise anything."""
     try:
         yield
     except (AiorlError, OSError, ImportError):
@@ -189,7 +189,7 @@ def open_unpacked(path: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Tell what goes wrong while a file is read or decompressed in here as a fault of the file."""
+    """Raise DataError naming the file for any error of reading or decompressing it."""
     with _its_own_errors(path):
         try:
             yield

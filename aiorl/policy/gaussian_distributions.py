@@ -32,9 +32,9 @@ EDGE = 2.0**-24
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _erf = np.frompyfunc(math.erf, 1, 1)
 LOGISTIC_WEIGHTS: F32 = np.array([0.1494167, 0.50135265, 0.31260429, 0.03662636], np.float32)
-"""[4]: shares of normal variables in a mixture that is all but the logistic variable Z with density sech(z)^2 / 2."""
+"""[4]: weights of a mixture of four normal variables, close to the logistic variable Z of density sech(z)^2 / 2."""
 LOGISTIC_DEVIATIONS: F32 = np.array([0.51077307, 0.75951436, 1.12349673, 1.64972240], np.float32)
-"""[4]: their standard deviations.
+"""[4]: the standard deviations of the four.
 
 log(2 cosh(u)) is the mean of |u + Z|. So the mean of it over a normal u is a sum of means of folded normals, with an
 error below 5e-6 whatever the deviation of u. Source of such mixtures: Monahan, Stefanski 1992.

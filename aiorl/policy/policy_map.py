@@ -25,10 +25,10 @@ _WANTED = ("episode", "worker")
 
 
 def wanted_of_mapping(function: PolicyMappingFn) -> dict[str, str]:
-    """Return what a mapping function takes beside the agent's id: parameter -> ``"episode"`` or ``"worker"``."""
+    """Return what a mapping function takes besides the agent id: parameter -> ``"episode"`` or ``"worker"``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:]
-    except (TypeError, ValueError):  # some built-in functions don't tell theirs
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return {}
     names = [one.name for one in parameters]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)

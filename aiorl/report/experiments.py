@@ -132,21 +132,21 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
     """Group runs that differ in nothing but seeds, places and ends, in the order in which they are given."""
     groups: dict[str, list[RunCurve]] = {}
-    beside: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}  # (algorithm, environment) -> its experiments
+    by_task: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}  # (algorithm, environment) -> its experiments
     for run in runs:
         own = {name: value for name, value in _flat(run.config) if not name.startswith(_OF_A_RUN)}
         of = str(own.pop("algo", "unknown")), str(own.pop("env", "unknown"))
         key = repr((of, sorted(own.items())))
         groups.setdefault(key, []).append(run)
-        beside.setdefault(of, {})[key] = own
+        by_task.setdefault(of, {})[key] = own
     made = {}
-    for (algo, env), settings in beside.items():
-        for key, told in zip(settings, _told_apart(list(settings.values())), strict=True):
-            made[key] = Experiment(", ".join([algo, *told]), env, tuple(groups[key]))
+    for (algo, env), settings in by_task.items():
+        for key, differences in zip(settings, _differences(list(settings.values())), strict=True):
+            made[key] = Experiment(", ".join([algo, *differences]), env, tuple(groups[key]))
     return _with_names_of_their_own([made[key] for key in groups])
 
 
-def _told_apart(settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _differences(settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """For each of several settings "name=value" of the few keys that tell most of them apart."""
     order = dict.fromkeys(["preset", *(name for own in settings for name in own)])
     columns = {name: [repr(own[name]) if name in own else "" for own in settings] for name in order}
