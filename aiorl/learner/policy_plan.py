@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,9 @@ from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
 from aiorl.learner.policy_config import POLICIES, config_class_of, config_of, learning_settings
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
 from aiorl.policy.distributions import make_distribution
-from aiorl.policy.policy_map import mapping_by_table, wanted_of_mapping
+from aiorl.policy.policy_map import PolicyMap, mapping_by_table, wanted_of_mapping
+from aiorl.sampler.builder import BatchBuilder
+from aiorl.sampler.episode import MultiAgentEpisode
 
 __all__ = ["PlannedPolicy", "plan_policies", "with_policies_named", "with_settings_said"]
 
@@ -28,6 +31,8 @@ _FIELDS = ("class", "observation_space", "action_space", "config")
 _OF_A_RUN = "defaults"
 _MAX_ID = 100
 _MAPPING = "multiagent.policy_mapping_fn"
+_EPISODES = 16
+"""A mapping function that needs an episode is asked about so many, with ids from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,7 @@ def _entries(config: CommonConfig) -> dict[str, Any]:
 
 
 def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts: EnvFacts) -> dict[str, list[Any]]:
-    """Policy id -> the agents known to act with it, of those that the environment names before any episode.
+    """Return policy id -> the agents known to act with it, of those that the environment names before any episode.
 
     Raises:
         ConfigError: the function cannot be imported or fails, is needed and missing, or gives an unknown id.
@@ -155,11 +160,11 @@ def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts
     key, path = _MAPPING, config.multiagent.policy_mapping_fn
     known = ", ".join(sorted(policy_ids))
     function: Callable[..., Any] = lambda agent_id: DEFAULT_POLICY_ID  # noqa: E731
-    wanted: dict[str, None] = {}
+    wanted: dict[str, str] = {}
     if isinstance(path, Mapping):
         function = mapping_by_table(path)
     elif path is not None:
-        wanted = dict.fromkeys(wanted_of_mapping(import_object(path, key=key)))
+        wanted = wanted_of_mapping(import_object(path, key=key))
         function = _function(path, key, "an agent", **wanted)
     elif DEFAULT_POLICY_ID not in policy_ids:
         raise ConfigError(
@@ -170,13 +175,13 @@ def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts
     agents: dict[str, list[Any]] = {policy_id: [] for policy_id in policy_ids}
     for agent_id in {**(facts.observation_spaces or {}), **(facts.action_spaces or {})}:
         try:
-            policy_id = function(agent_id, **wanted)
+            policy_id = function(agent_id, **dict.fromkeys(wanted))
         except ConfigError:  # of a table
             raise
         except Exception as error:
-            if wanted:  # there is no episode yet that could tell it: any policy may act for the agent
-                for own in agents.values():
-                    own.append(agent_id)
+            if wanted:
+                for policy_id in agents.keys() & _at_first(function, agent_id, wanted):
+                    agents[policy_id].append(agent_id)
                 continue
             # whatever a user's function raises
             raise ConfigError(f"{key} {path!r} failed for agent {agent_id!r}: {error!r:.300}", key=key) from error
@@ -189,6 +194,22 @@ def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts
             )
         agents[policy_id].append(agent_id)
     return agents
+
+
+def _at_first(function: Callable[..., Any], agent_id: Any, wanted: Mapping[str, str]) -> set[Any]:
+    """Return what a mapping function gives an agent at the beginning of episodes; nothing where it needs more.
+
+    Args:
+        function: the user's.
+        agent_id: the agent.
+        wanted: see `wanted_of_mapping`.
+    """
+    found: set[Any] = set()
+    for number in range(_EPISODES):
+        episode = MultiAgentEpisode(0, number, {}, PolicyMap({}).binding(), BatchBuilder(None), lambda batch: None)
+        with contextlib.suppress(Exception):  # it may need the worker, or data that callbacks put into episodes
+            found.add(function(agent_id, **{name: {"episode": episode}.get(what) for name, what in wanted.items()}))
+    return found
 
 
 def _function(path: str, key: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -343,7 +364,8 @@ def _space(
     if own:
         reason = f"its agents have different ones: {own[0]} and {next(s for s in own if s != own[0])}"
     elif by_agent:
-        reason = f"none of the agents that the environment names ({', '.join(map(str, by_agent))}) acts with it"
+        names = ", ".join(map(str, by_agent))
+        reason = f"none of the agents that the environment names ({names}) is known to act with it"
     else:
         reason = "the environment names none"
     raise ConfigError(

@@ -392,12 +392,27 @@ def test_a_table_of_agents_needs_each_agent_that_the_environment_names() -> None
     assert caught.value.key == "multiagent.policy_mapping_fn"
 
 
-def test_a_mapping_that_needs_an_episode_may_give_any_agent_any_policy() -> None:
-    config = PPOConfig(multiagent={"policies": {"a": None, "b": None}, "policy_mapping_fn": by_length})
+def test_a_mapping_that_needs_an_episode_is_asked_how_episodes_begin() -> None:
+    """Each policy gets the spaces of its own agents, those of one that acts in every other episode too."""
+    policies = dict.fromkeys(["cat", "dog-0", "dog-1"])
+    planned = plan_policies(PPOConfig(multiagent={"policies": policies, "policy_mapping_fn": by_id}), DIFFERENT)
+    assert {policy_id: policy.observation_space for policy_id, policy in planned.items()} == {
+        "cat": BOX, "dog-0": DICT, "dog-1": DICT,
+    }  # fmt: skip
+
+
+def by_id(agent_id: str, episode: Any, **_: Any) -> str:
+    number = episode.episode_id % 2
+    return "cat" if agent_id.startswith("cat") else f"dog-{number}"
+
+
+def test_agents_count_for_no_policy_if_the_mapping_needs_more_than_an_episode() -> None:
+    config = PPOConfig(multiagent={"policies": {"a": None, "b": None}, "policy_mapping_fn": by_worker})
     assert set(plan_policies(config, MANY)) == {"a", "b"}
-    with pytest.raises(ConfigError, match="different ones"):
+    with pytest.raises(ConfigError) as caught:
         plan_policies(config, DIFFERENT)
+    assert caught.value.key == "multiagent.policies.a.observation_space"
 
 
-def by_length(agent_id: str, episode: Any, **_: Any) -> str:
-    return "a" if episode.length else "b"
+def by_worker(agent_id: str, episode: Any, worker: Any) -> str:
+    return worker.policy_config[agent_id] if episode.length else worker.policy_config["b"]
