@@ -18,10 +18,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
+import os
 import re
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -42,6 +43,7 @@ from aiorl.config.import_path import (
 from aiorl.config.merge import copied
 from aiorl.errors import ConfigError, UnknownEnvError, nearest
 from aiorl.extras import needed_by
+from aiorl.process.python_path import python_path
 
 __all__ = [
     "EnvContext",
@@ -62,6 +64,7 @@ _SOURCES = {
 }
 """Prefix of a name -> function that gives what makes the environments of a whole name."""
 
+_FOUND = 10
 _registered: dict[str, Callable[[EnvContext], Any]] = {}
 
 
@@ -159,7 +162,8 @@ def name_elsewhere(env: str | type[Any] | Callable[[EnvContext], Any]) -> str:
     """Return the name by which other processes make the same environment.
 
     A name registered in this process becomes the import path of its creator; or ``module:name``, where the module is
-    the script that is run, or else the one that the creator comes from.
+    the one that the creator comes from. An id that Gymnasium does not know by itself becomes ``module:id``, where the
+    module is the one that the environment comes from if that registers it, or else the script that is run.
 
     Raises:
         ConfigError: there is none.
@@ -175,9 +179,11 @@ def name_elsewhere(env: str | type[Any] | Callable[[EnvContext], Any]) -> str:
     elif name in gymnasium.registry and not is_atari_id(name):
         entry = gymnasium.registry[name].entry_point
         module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
-        if module.partition(".")[0] in _known_everywhere():
+        script = main_module_name()
+        by = "" if module in ("__main__", script) else _who_registers(name, module)
+        if by == "gymnasium":
             return name
-        module = main_module_name() or module
+        module = by or script or module
     elif not is_local(name):
         return name
     module = main_module_name() or "" if module == "__main__" else module
@@ -187,10 +193,26 @@ def name_elsewhere(env: str | type[Any] | Callable[[EnvContext], Any]) -> str:
 
 
 @functools.cache
-def _known_everywhere() -> frozenset[str]:
-    """Return the packages whose environments Gymnasium registers in every process."""
-    found = importlib.metadata.entry_points(group="gymnasium.envs")
-    return frozenset({"gymnasium", *(point.module.partition(".")[0] for point in found)})
+def _who_registers(gym_id: str, module: str) -> str:
+    """Return the module whose import makes Gymnasium know an id in another process: "gymnasium", this one, or "".
+
+    Packages of environments may register theirs when Gymnasium is imported, or only when they are imported themselves.
+    """
+    if f'"{gym_id}"' in inspect.getsource(gymnasium.envs):  # one of Gymnasium's own
+        return "gymnasium"
+    code = f"""
+import sys
+from aiorl.config.import_path import import_module
+from aiorl.process.python_path import find_modules_here
+find_modules_here()
+for status, module in enumerate(["gymnasium", {module!r}]):
+    import_module(module)
+    if {gym_id!r} in sys.modules["gymnasium"].registry:
+        sys.exit(status + {_FOUND})
+"""
+    command = [sys.executable, "-P", "-c", code]
+    found = subprocess.run(command, env={**os.environ, **python_path()}, stdin=subprocess.DEVNULL, capture_output=True)
+    return {_FOUND: "gymnasium", _FOUND + 1: module}.get(found.returncode, "")
 
 
 def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreator:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 from aiorl.env import registry
 from aiorl.env.registry import EnvContext, EnvCreator, name_elsewhere, register_env, resolve_env
@@ -282,6 +283,25 @@ def test_an_id_that_this_program_registered_is_found_through_the_module_of_what_
     gymnasium.register("Counting-v1", entry_point=CountingEnv)
     assert name_elsewhere("Counting-v0") == "aiorl.testing.envs:Counting-v0"
     assert name_elsewhere("Counting-v1") == "aiorl.testing.envs:Counting-v1"
+
+
+@pytest.mark.parametrize(
+    ("gym_id", "entry_point", "known_by"),
+    [
+        ("Third-v0", "third_party.envs:Maze", "third_party.envs:Third-v0"),
+        ("Own-v0", "third_party.envs:Maze", "my_script:Own-v0"),
+        ("Own-v1", "gymnasium.envs.classic_control.cartpole:CartPoleEnv", "my_script:Own-v1"),
+    ],
+)
+def test_other_processes_import_what_registers_an_id(gym_id, entry_point, known_by, monkeypatch, tmp_path):
+    (tmp_path / "third_party").mkdir()
+    package = "import gymnasium\ngymnasium.register('Third-v0', 'third_party.envs:Maze')\n"
+    (tmp_path / "third_party" / "__init__.py").write_text(package)
+    (tmp_path / "third_party" / "envs.py").write_text("class Maze: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("aiorl.env.registry.main_module_name", lambda: "my_script")
+    monkeypatch.setitem(gymnasium.registry, gym_id, EnvSpec(gym_id, entry_point))
+    assert name_elsewhere(gym_id) == known_by
 
 
 @pytest.mark.parametrize("env", [lambda: "made", "math:factory"])
