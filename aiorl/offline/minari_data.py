@@ -73,8 +73,8 @@ class MinariDataset(Format):
         with contextlib.ExitStack() as stack:
             try:
                 rows_of = _Episodes(*_spaces(data / "metadata.json"))
-                stack.enter_context(open_regular(data / _FILE, follow=True))
-                file = stack.enter_context(h5py.File(data / _FILE, "r"))
+                plain = stack.enter_context(open_regular(data / _FILE, follow=True))
+                file = stack.enter_context(h5py.File(plain, "r"))
                 num_episodes = len(file)
             except FileNotFoundError as error:
                 raise FileNotFoundError(

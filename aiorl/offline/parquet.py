@@ -66,18 +66,15 @@ class Parquet(Format):
         with contextlib.ExitStack() as stack:
             plain = stack.enter_context(open_plain(path))
             stack.enter_context(readable(path))
-            source = plain if is_uri(path) else path  # no map: it dies of a cut file
             try:
-                file = stack.enter_context(pq.ParquetFile(source, memory_map=False))
+                file = stack.enter_context(pq.ParquetFile(plain))
                 fields = list(file.schema_arrow)
                 columns = [_Column.of(field) for field in fields]
                 leaves = [file.schema.column(at) for at in range(len(file.schema.names))]
                 groups = read_row_groups(plain)
                 texts = [field.name for field, column in zip(fields, columns, strict=True) if column.is_objects]
                 if texts:
-                    file = stack.enter_context(
-                        pq.ParquetFile(source, metadata=file.metadata, memory_map=False, read_dictionary=texts)
-                    )
+                    file = stack.enter_context(pq.ParquetFile(plain, metadata=file.metadata, read_dictionary=texts))
             except (pa.ArrowException, ValueError, OSError) as error:
                 if isinstance(error, DataError):
                     raise DataError(error.reason, path=path) from error

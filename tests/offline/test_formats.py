@@ -22,6 +22,7 @@ from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, DataError
 from aiorl.offline import json_file, stored_columns
+from aiorl.offline.files import open_plain
 from aiorl.offline.formats import WHOLE, Share, Stored, WriteOptions
 from aiorl.offline.registry import FORMATS, SUFFIXES, format_named, format_of
 
@@ -552,6 +553,19 @@ def test_row_groups_end_where_episodes_do(tmp_path, monkeypatch):
     assert len(found) > 3
     assert all(rows["dones"][-1] and rows["t"][0] == 0 for rows in found)
     assert_equal_batches(SampleBatch.concat(found), batch)
+
+
+def test_parquet_reads_the_file_that_was_checked(tmp_path, monkeypatch):
+    """Another file may have its name by then."""
+    write(tmp_path / "a.parquet", cartpole_rows())
+
+    def open_and_remove(path):
+        file = open_plain(path)
+        os.remove(path)
+        return file
+
+    monkeypatch.setattr("aiorl.offline.parquet.open_plain", open_and_remove)
+    assert len(read(tmp_path / "a.parquet")[0]) == 1
 
 
 def test_batches_of_other_columns_do_not_go_into_one_parquet_file(tmp_path):

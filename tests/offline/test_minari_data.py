@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from stored_rows import assert_equal_batches, cartpole_rows
 
+from aiorl.config.regular_file import open_regular
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.formats import Share, Stored, WriteOptions
@@ -47,6 +48,19 @@ def test_what_was_written_reads_back_with_its_episodes():
     dataset = minari.load_dataset("cartpole/mine-v0")
     assert isinstance(dataset.action_space, gym.spaces.Discrete)
     assert dataset.observation_space.shape == (4,)
+
+
+def test_the_file_that_was_checked_is_read(monkeypatch):
+    """Another file may have its name by then."""
+    write("minari:mine-v0", cartpole_rows(1, 5))
+
+    def open_and_remove(path, **options):
+        file = open_regular(path, **options)
+        os.remove(path)
+        return file
+
+    monkeypatch.setattr("aiorl.offline.minari_data.open_regular", open_and_remove)
+    assert len(read("minari:mine-v0")) == 1
 
 
 def test_an_episode_that_goes_on_at_the_end_is_truncated():
