@@ -40,10 +40,12 @@ def read_batches_or_rows(
         return
     taken = 0
     for found in _joined(path):
-        if isinstance(found, DataError):
-            yield found
+        is_wanted = share.has(taken)
+        if isinstance(found, DataError):  # reported by the one reader whose batch it is in
+            if is_wanted:
+                yield found
             continue
-        if share.has(taken):
+        if is_wanted:
             try:
                 yield Stored(found[0], _batch(found[1]))
             except DataError as error:

@@ -44,3 +44,12 @@ def test_rows_that_do_not_fit_are_named_and_the_others_read(tmp_path):
     assert isinstance(found[0], DataError)
     assert found[0].place == "line 1"
     assert [getattr(stored, "place", None) for stored in found[1:]] == ["line 3", "line 4"]
+
+
+def test_a_damaged_line_is_reported_by_one_of_the_readers_that_share_a_file(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(
+        "\n".join([json.dumps(row(1, 0)), "{damaged", json.dumps(row(1, 1)), json.dumps(row(2, 0)), "{damaged"])
+    )
+    path = str(tmp_path / "rows.jsonl")
+    found = [stored for index in range(3) for stored in format_of(path).read(path, Share(index, 3))]
+    assert sorted(error.place for error in found if isinstance(error, DataError)) == ["line 2", "line 5"]
