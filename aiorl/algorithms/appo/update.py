@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from aiorl.algorithms.appo.config import APPOConfig
 from aiorl.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec
 from aiorl.algorithms.compiled_update import LossFunction, Tensors, UpdateSpec, by_time, unpacked
 from aiorl.algorithms.recurrent import rows_forward
+from aiorl.algorithms.sizes import divisors
 from aiorl.algorithms.surrogate import surrogate_spec
 from aiorl.algorithms.target_network import TargetNetwork
 from aiorl.algorithms.vtrace_loss import (
@@ -67,8 +67,9 @@ def _judging(
     def begin(batch: Tensors, coefficients: Tensors) -> Tensors:
         num_sequences, length = batch[PACKED].shape[:2]
         weights = target.tensors()
-        # as many at a time as a minibatch has, so that it takes no more memory than that
-        size = math.gcd(num_sequences, max(1, config.minibatch_steps() // config.sequence_length()))
+        # as many at a time as a minibatch has room for, however long they are: so it takes no more memory than that
+        most = max(1, config.minibatch_steps() // length)
+        size = max(divisor for divisor in divisors(num_sequences) if divisor <= most)
         parts = {name: tf.reshape(x, [-1, size, *x.shape[1:]]) for name, x in batch.items()}
         of_part = tf.autograph.experimental.do_not_convert(lambda part: judged(part, coefficients, weights))
         more = tf.map_fn(of_part, parts, fn_output_signature=tf.float32, parallel_iterations=1)

@@ -115,6 +115,32 @@ def test_loss_equals_the_formula_in_numpy(
     assert total.numpy() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+def test_the_target_network_judges_no_more_steps_at_a_time_than_a_minibatch_has(
+    make_model: Callable[..., Any], make_fragment: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of complete episodes, which are longer than the sequences that a config names."""
+    config = APPOConfig(
+        env="x", batch_mode="complete_episodes", rollout_fragment_length=4, num_envs_per_worker=1,
+        train_batch_size=48, sgd_minibatch_size=24,
+    )  # fmt: skip
+    model = make_model(spaces.Discrete(3))
+    plan = APPO.sample_plan(config)
+    buffers = BatchBuffers(model_columns(model, plan.columns))
+    batch = buffers.sequences([make_fragment(plan, model, 8, 6, 3)], 6, 8)
+    sizes: list[tuple[int, ...]] = []
+
+    def noting(model: Any, columns: Any, weights: Any) -> Any:
+        sizes.append(tuple(columns[c.VALID].shape))
+        return judge(model, columns, weights)
+
+    monkeypatch.setattr("aiorl.algorithms.appo.update.judge", noting)
+    begin = appo_spec(config, model, buffers, TargetNetwork(make_model(spaces.Discrete(3)))).begin
+    assert begin is not None
+    tensors = {name: tf.constant(array) for name, array in batch.items()}
+    assert len(begin(tensors, {name: tf.constant(value) for name, value in COEFFICIENTS.items()})["packed"]) == 48
+    assert set(sizes) == {(8, 3)}
+
+
 @pytest.mark.parametrize("model", [{}, {"use_gru": True}])
 def test_leases_and_columns_are_those_of_impala(model: dict[str, Any]) -> None:
     settings = {**SHAPE, "outstanding_fragments_per_worker": 5, "max_policy_lag": 7, "model": model}
