@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiorl.config.parser import Parser, at_least, exit_status
-from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
 from aiorl.loaded_policy import LoadedPolicy, load_policy
@@ -18,7 +16,7 @@ from aiorl.offline.estimators.judgement import METHODS, WITH_RATIOS, Judgement, 
 from aiorl.offline.estimators.likelihoods import behaviour_log_likelihoods
 from aiorl.offline.readers import MAX_CORRUPT, HoldOut
 from aiorl.offline.stored_episodes import StoredEpisodes
-from aiorl.offline.unit_actions import NORMALIZED, UnitActions, seem_scaled
+from aiorl.offline.unit_actions import NORMALIZED, UnitActions, UnitGuess
 from aiorl.report.replaced_file import write_json
 
 __all__ = ["main"]
@@ -52,9 +50,10 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
         hold_out=None if share is None else HoldOut(share, "held_out"),
         max_corrupt=given.get("max_corrupt", MAX_CORRUPT),
     )
-    seen = _Actions(policy, is_normalized=given.get(NORMALIZED, False))
-    judgement = _judge(policy, stored, given, seen)
-    if seen.seem_scaled:
+    guess = UnitGuess(policy.action_space, warns=False)
+    take_in = UnitActions(policy.action_space).restore if given.get(NORMALIZED) else guess.look
+    judgement = _judge(policy, stored, given, take_in)
+    if guess.seem_scaled:
         sys.stderr.write(
             f"aiorl: all stored actions lie within [-1, 1], and the action space is {policy.action_space}: if they are "
             "scaled, as RLlib stores them, give --actions-in-input-normalized\n"
@@ -68,33 +67,13 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
         write_json(file, {**about, **judgement.to_dict()})
 
 
-class _Actions:
-    """Scales stored actions back if they are said to be scaled; else notes how far they reach."""
-
-    def __init__(self, policy: LoadedPolicy, *, is_normalized: bool) -> None:
-        self._space = policy.action_space
-        self._unit = UnitActions(self._space) if is_normalized else None
-        self._low, self._high = math.inf, -math.inf
-
-    @property
-    def seem_scaled(self) -> bool:
-        """They are not said to be scaled, and look as if they were."""
-        return self._unit is None and self._low <= self._high and seem_scaled(self._space, self._low, self._high)
-
-    def take_in(self, rows: SampleBatch) -> None:
-        """Change the rows, or look at them."""
-        if self._unit is not None:
-            self._unit.restore(rows)
-        elif c.ACTIONS in rows and rows[c.ACTIONS].dtype.kind == "f" and rows[c.ACTIONS].size:
-            self._low = min(self._low, float(rows[c.ACTIONS].min()))
-            self._high = max(self._high, float(rows[c.ACTIONS].max()))
-
-
-def _judge(policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any], actions: _Actions) -> Judgement:
+def _judge(
+    policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any], take_in: Callable[[SampleBatch], None]
+) -> Judgement:
     methods = given.get("methods", tuple(METHODS))
     return judge(
         policy.policy,
-        _checked(policy, stored, actions, has_ratios=not WITH_RATIOS.isdisjoint(methods)),
+        _checked(policy, stored, take_in, has_ratios=not WITH_RATIOS.isdisjoint(methods)),
         methods=methods,
         gamma=given.get("gamma", policy.gamma),
         clip=given.get("clip"),
@@ -106,11 +85,11 @@ def _judge(policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any], 
 
 
 def _checked(
-    policy: LoadedPolicy, stored: StoredEpisodes, actions: _Actions, *, has_ratios: bool
+    policy: LoadedPolicy, stored: StoredEpisodes, take_in: Callable[[SampleBatch], None], *, has_ratios: bool
 ) -> Iterator[SampleBatch]:
     """Stored episodes; what is wrong with their probabilities is told with the file."""
     for path, episode in stored:
-        actions.take_in(episode)
+        take_in(episode)
         if has_ratios:
             try:
                 behaviour_log_likelihoods(episode, policy.action_space)

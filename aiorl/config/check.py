@@ -20,6 +20,7 @@ __all__ = [
     "check_known",
     "check_model",
     "check_no_search",
+    "check_numbers",
     "check_supported",
     "plain_error",
     "warn_unheeded",

@@ -61,24 +61,33 @@ class UnitActions:
 
 
 class UnitGuess:
-    """Looks at the first rows that are read, and warns if their actions seem to be scaled."""
+    """Looks at stored rows, and guesses whether their actions are scaled."""
 
-    def __init__(self, space: spaces.Space[Any] | None) -> None:
-        """Take the action space."""
-        self._space = space
-        self._rows = 0
+    def __init__(self, space: spaces.Space[Any] | None, *, warns: bool = True) -> None:
+        """Take the action space.
+
+        Args:
+            space: the policy's.
+            warns: whether to log a warning once the first rows seem to be scaled, and to look no further.
+        """
+        self._space, self._warns = space, warns
+        self._rows, self._is_wider = 0, False
+
+    @property
+    def seem_scaled(self) -> bool:
+        """Return whether the actions of all rows so far seem to be scaled."""
+        return self._rows > 0 and not self._is_wider
 
     def look(self, rows: SampleBatch) -> None:
         """Look at more rows, unless it has seen enough."""
-        if self._rows >= _ENOUGH or c.ACTIONS not in rows:
+        if self._is_wider or c.ACTIONS not in rows or (self._warns and self._rows >= _ENOUGH):
             return
         actions: NDArray[Any] = np.asarray(rows[c.ACTIONS])
         if not actions.size or actions.dtype.kind != "f":
             return
         self._rows += len(actions)
-        if not seem_scaled(self._space, float(actions.min()), float(actions.max())):
-            self._rows = _ENOUGH
-        elif self._rows >= _ENOUGH:
+        self._is_wider = not seem_scaled(self._space, float(actions.min()), float(actions.max()))
+        if self._warns and self._rows >= _ENOUGH and self.seem_scaled:
             _log.warning(
                 "the first %d stored actions lie within [-1, 1], and the action space is %s: they seem to be scaled, "
                 "as RLlib stores them. If they are, set %s: true", self._rows, self._space, NORMALIZED,
