@@ -8,7 +8,7 @@ import importlib.resources
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -40,9 +40,6 @@ AUTO = "auto"
 
 _FOLDER = importlib.resources.files("aiorl") / "presets"
 _PATTERN = frozenset("*?[")
-_FIELDS: dict[str, type] = {"envs": list, "result": str, "source": str, "settings": dict}
-_KINDS: dict[type, str] = {list: "a list", str: "text", dict: "a mapping"}
-_FORM = "A preset has envs, result, source and settings, and settings begin with algo."
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +96,8 @@ def named_preset(name: str) -> Preset:
             hint="`python -m aiorl.learner --help-presets` lists all of them.",
         )  # fmt: skip
     file = f"{name}.yaml"
-    return _checked(name, parse_yaml(Path(file), (_FOLDER / file).read_bytes())[0])
-
-
-def _checked(name: str, values: Mapping[str, Any]) -> Preset:
-    """The preset that a file holds.
-
-    Raises: ConfigError: it isn't made as it should be.
-    """
-
-    def refused(what: str, key: str) -> ConfigError:
-        return ConfigError(f"{name}.yaml is no preset: {what}.", key=key, value=values.get(key), hint=_FORM)
-
-    for key, kind in _FIELDS.items():
-        if not values.get(key) or not isinstance(values[key], kind):
-            raise refused(f"{key} is missing, or not {_KINDS[kind]}", key)
-    if unknown := [key for key in values if key not in _FIELDS]:
-        raise refused(
-            f"{unknown[0]!r} is no key of it.{nearest(str(unknown[0]), _FIELDS)}".rstrip("."), str(unknown[0])
-        )
-    algo = values["settings"].get("algo")
-    if not isinstance(algo, str) or not name.startswith(f"{algo}-"):
-        raise refused(
-            f"settings has algo: {algo!r}, but the name says that it is for {name.partition('-')[0]}", "settings"
-        )
-    return Preset(name, tuple(values["envs"]), values["result"], values["source"], values["settings"])
+    values, _ = parse_yaml(Path(file), (_FOLDER / file).read_bytes())
+    return Preset(name, **{**values, "envs": tuple(values["envs"])})
 
 
 def find_preset(algo: str, env: str) -> Preset | None:

@@ -66,26 +66,6 @@ def test_a_preset_says_what_it_achieves_and_where_its_settings_come_from(name: s
     assert preset.source
 
 
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("envs: [E]\nresult: r\nsource: s\n", "settings"),
-        ("envs: [E]\nresult: r\nsource: s\nsettings: {lr: 1}\n", "settings"),
-        ("envs: [E]\nresult: r\nsource: s\nsettings: {algo: dqn}\n", "settings"),
-        ("envs: E\nresult: r\nsource: s\nsettings: {algo: ppo}\n", "envs"),
-        ("envs: [E]\nresult: r\nsource: s\nsettings: {algo: ppo}\nsetings: {}\n", "setings"),
-    ],
-)
-def test_a_file_that_is_no_preset_is_refused_by_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, key: str
-) -> None:
-    (tmp_path / "ppo-mine.yaml").write_text(text)
-    monkeypatch.setattr(presets, "_FOLDER", tmp_path)
-    with pytest.raises(ConfigError, match=r"ppo-mine\.yaml") as caught:
-        named_preset("ppo-mine")
-    assert caught.value.key == key
-
-
 def test_the_page_is_not_written_with_a_setting_that_the_algorithm_does_not_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
