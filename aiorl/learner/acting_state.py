@@ -25,11 +25,12 @@ from aiorl.data.spaces import space_from_dict
 from aiorl.env.nested_codec import pack, unpack
 from aiorl.errors import BadFrame, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
 from aiorl.learner.checkpoint import Checkpoint, check_weights
-from aiorl.observation.filters import ObservationFilter, in_front_of, make_filter
+from aiorl.observation.filters import ObservationFilter, make_filter
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
 from aiorl.policy.actor import Actor
 from aiorl.policy.graph_policy import GraphPolicy
 from aiorl.policy.loading import learned_policy_class
+from aiorl.rollout.learned_policies import in_front_of
 from aiorl.wire.messages import PolicyGraph
 
 __all__ = ["ActingState", "PolicyParts"]
@@ -121,7 +122,8 @@ class ActingState:
             PolicyError, ConfigError: what is kept of it makes no sense.
             ImportError: its network can only be run in TensorFlow, which is not installed.
         """
-        graph, config = self.graphs[policy_id], {**self.part.policies[policy_id].config, "seed": seed}
+        graph, own_part = self.graphs[policy_id], self.part.policies[policy_id]
+        config = {**own_part.config, "raw_obs": own_part.sample_plan.raw_obs, "seed": seed}
         action_space = self._space(policy_id, "action")
         preprocessor = make_preprocessor(
             self._space(policy_id, "observation"),
@@ -135,7 +137,6 @@ class ActingState:
 
     def actor(self, parts: PolicyParts) -> Actor:
         """Return the actor that the parts of a policy are."""
-        parts.policy.takes_raw = self.part.policies[parts.policy_id].sample_plan.raw_obs
         parts = parts._replace(filter=in_front_of(parts.policy, parts.filter))
         return Actor(*parts, clip_actions=self.part.clip_actions)
 

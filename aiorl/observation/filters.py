@@ -32,7 +32,6 @@ __all__ = [
     "Normalisation",
     "ObservationFilter",
     "RunningStat",
-    "in_front_of",
     "make_filter",
 ]
 
@@ -501,17 +500,6 @@ class LearningFilter(ObservationFilter):
         """See ObservationFilter."""
         self._own.one_by_one(obs)
         return obs.astype(np.float32, copy=False)
-
-
-def in_front_of(policy: Any, own: ObservationFilter) -> ObservationFilter:
-    """The filter in front of a policy: its own one, or if its rows hold raw observations, one that only learns.
-
-    In the latter case the policy filters by `own` itself, between its rows and its network.
-    """
-    if own.is_identity or not getattr(policy, "takes_raw", False):
-        return own
-    policy.filter_inputs(own)
-    return LearningFilter(own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from aiorl.env.kinds import facts_of
 from aiorl.env.lockstep import TrainingDisabled
 from aiorl.errors import ConfigError, EndOfData, SamplerDied
 from aiorl.log_once import report
-from aiorl.observation.filters import in_front_of
 from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator, episode_parts
 from aiorl.offline.io import (
     InputCreator,
@@ -45,6 +44,7 @@ from aiorl.policy.policy import Policy
 from aiorl.policy.policy_map import PolicyMap, PolicyMappingFn
 from aiorl.rollout import build, frameworks, rendezvous
 from aiorl.rollout.arguments import DEFAULTS, EnvSource, WorkerArguments
+from aiorl.rollout.learned_policies import in_front_of
 from aiorl.rollout.minibatch_sgd import check_sgd, minibatch_sgd
 from aiorl.rollout.policy_specs import policy_classes, policy_specs
 from aiorl.rollout.sample_stream import Ahead, SampleStream
