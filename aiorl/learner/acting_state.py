@@ -24,7 +24,7 @@ from aiorl.data import columns as c
 from aiorl.data.spaces import space_from_dict
 from aiorl.env.nested_codec import pack, unpack
 from aiorl.errors import BadFrame, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
-from aiorl.learner.checkpoint import Checkpoint, check_weights
+from aiorl.learner.checkpoint import Checkpoint
 from aiorl.observation.filters import ObservationFilter, make_filter
 from aiorl.observation.preprocessors import Preprocessor, make_preprocessor
 from aiorl.policy.actor import Actor
@@ -178,7 +178,6 @@ class ActingState:
         Raises:
             CheckpointError: nothing, or what makes no sense.
         """
-        check_weights(checkpoint)
         packed = checkpoint.tensors.get(_NAME)
         if packed is None:
             raise CheckpointError(

@@ -26,7 +26,7 @@ from aiorl.env.kinds import EnvFacts
 from aiorl.env.registry import name_elsewhere
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.extras import want_packages
-from aiorl.learner.checkpoint import Checkpoint, check_weights, find_checkpoint
+from aiorl.learner.checkpoint import Checkpoint, find_checkpoint
 from aiorl.learner.look_at_env import look_at_env
 from aiorl.learner.policy_group import PolicyGroup
 from aiorl.learner.policy_plan import PlannedPolicy, plan_policies, with_policies_named, with_settings_said
@@ -102,7 +102,7 @@ def _checkpoint_to_begin_with(config: CommonConfig) -> Checkpoint | None:
     if config.init_from is None or config.resume is not None:
         return None
     try:
-        return find_checkpoint(config.init_from, check_weights)
+        return find_checkpoint(config.init_from)
     except CheckpointError as error:
         raise unusable_init_from(config, error) from error
 

@@ -39,7 +39,6 @@ __all__ = [
     "FORMAT_VERSION",
     "Checkpoint",
     "check_compatible",
-    "check_weights",
     "clear_partial",
     "find_checkpoint",
     "list_checkpoints",
@@ -239,7 +238,8 @@ def save_checkpoint(
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint and check it against its digest.
 
-    Raises: CheckpointError if a file is missing, unreadable or damaged, or of another format version.
+    Raises: CheckpointError if a file is missing, unreadable or damaged, or of another format version, or if a weight of
+        a policy or critic is not finite.
     """
     try:
         header = parse_json(_read(path, _META, _MAX_META_BYTES))
@@ -267,6 +267,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
         tensors = load_tensors(payload)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:  # the latter of dtypes that NumPy has not
         raise CheckpointError(path, f"{_TENSORS} is damaged: {error}") from error
+    for name, array in tensors.items():
+        if ("/weights/" in name or "/critics/" in name) and not np.isfinite(array).all():
+            raise CheckpointError(path, f"{name!r:.200} holds numbers that are not finite")
     return Checkpoint(path, header["number"], tensors, header["meta"], _described_pieces(path, header))
 
 
@@ -336,13 +339,6 @@ def find_checkpoint(path: str | Path, check: Callable[[Checkpoint], object] = la
             return load_newest_valid(directory, check)
     what = "there is none in it" if path.is_dir() else "there is no such directory"
     raise CheckpointError(path, f"{what}; give a run directory, or one of the checkpoint-* directories of a run")
-
-
-def check_weights(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError if a weight of a policy is not finite."""
-    for name, array in checkpoint.tensors.items():
-        if "/weights/" in name and not np.isfinite(array).all():
-            raise CheckpointError(checkpoint.path, f"{name!r:.200} holds numbers that are not finite")
 
 
 def list_checkpoints(directory: Path) -> list[Path]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.algorithms.algorithm import AlgorithmState
@@ -19,7 +18,6 @@ from aiorl.learner.build import Learning, unusable_init_from
 from aiorl.learner.checkpoint import (
     Checkpoint,
     check_compatible,
-    check_weights,
     find_checkpoint,
     list_checkpoints,
     load_newest_valid,
@@ -111,11 +109,7 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
 
 
 def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Critics and their targets of a policy as a checkpoint holds them; none if they don't fit all of its own ones.
-
-    Raises:
-        CheckpointError: they are not finite.
-    """
+    """Return a policy's critics and their targets as a checkpoint holds them; none if they don't fit all of its own."""
     prefixes = f"{policy_id}/critics/", f"{policy_id}/target/critics/"
     found: dict[str, NDArray[Any]] = {}
     for name, tensor in own.items():
@@ -125,14 +119,8 @@ def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArra
         if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
             _log.warning("policy %r begins with new critics: %s holds none that fit", policy_id, checkpoint.path)
             return {}
-        _check_finite(name, other, checkpoint)
         found[name] = other
     return found
-
-
-def _check_finite(name: str, found: NDArray[Any], checkpoint: Checkpoint) -> None:
-    if not np.isfinite(found).all():
-        raise CheckpointError(checkpoint.path, f"{name!r} holds numbers that are not finite")
 
 
 def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
@@ -207,7 +195,6 @@ class RunState:
                 f"its meta.json makes no sense: {state.counters.env_steps_trained} env steps were trained on by its "
                 f"counters, {ledger.trained} by its ledger",
             )
-        check_weights(checkpoint)
         return state
 
     @staticmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +57,6 @@ def test_critics_come_with_the_actor_that_learned_by_them_where_they_fit(
         np.testing.assert_array_equal(after[name], wanted[name] if fits else before[name])
     assert any((before[name] != after[name]).any() for name in critics) is fits
     assert ("begins with new critics" in caplog.text) is not fits
-
-
-def test_critics_of_numbers_that_are_not_finite_are_refused_as_weights_are(tmp_path: Path) -> None:
-    settings = {"env": "Pendulum-v1", "algo": "sac", "replay_capacity": 2000, "checkpoint_replay": False}
-    save_run(tmp_path, **settings)
-    checkpoint = find_checkpoint(tmp_path)
-    name = next(name for name in checkpoint.tensors if "/critics/" in name)
-    tensors = {**checkpoint.tensors, name: np.full_like(checkpoint.tensors[name], np.nan)}
-    with pytest.raises(CheckpointError, match=r"critics.* not finite"):
-        begin_with(dataclasses.replace(checkpoint, tensors=tensors), build_learning(config_class("sac")(**settings)))
 
 
 @pytest.fixture(scope="module")

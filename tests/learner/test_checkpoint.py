@@ -124,6 +124,14 @@ def test_a_piece_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
         load_checkpoint(path).check_pieces()
 
 
+@pytest.mark.parametrize("part", ["weights", "critics", "target/critics"])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, part: str) -> None:
+    array = np.array([1, np.nan], np.float32)
+    path = save_checkpoint(tmp_path, 1, {f"algorithm/default_policy/{part}/w": array}, META)
+    with pytest.raises(CheckpointError, match="not finite"):
+        load_checkpoint(path)
+
+
 def test_a_piece_that_is_described_otherwise_than_it_was_is_refused(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
     header = json.loads((path / "meta.json").read_text())

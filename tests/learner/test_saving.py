@@ -440,13 +440,6 @@ def test_a_ledger_that_peers_filled_for_years_is_taken_up_again() -> None:
     )
 
 
-def test_weights_that_are_not_finite_are_refused() -> None:
-    found = whole()
-    found.tensors["algorithm/default_policy/weights/w"][1] = np.nan
-    with pytest.raises(CheckpointError, match="not finite"):
-        RunState.from_meta(found)
-
-
 def test_a_state_that_the_algorithm_stumbles_over_is_refused_in_one_sentence() -> None:
     run = learning("NoFilter")
 
