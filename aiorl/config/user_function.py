@@ -43,10 +43,16 @@ def check_takes(function: Callable[..., Any], what: str, key: str, /, *args: Any
         ) from error
 
 
-def named_failures(function: Callable[..., Any], what: str, key: str) -> Callable[..., Any]:
-    """The function, with what it raises told as a fault of the setting that names it; the traceback is logged.
+def named_failures(function: Callable[..., Any], what: str, key: str, *, hint: str = "") -> Callable[..., Any]:
+    """Return a user's function or class, whose errors become a ConfigError; the traceback is logged.
 
-    Errors of aiorl, such as an environment's that the function called, stay as they are.
+    Errors of aiorl, for example those of an environment that the function called, stay as they are.
+
+    Args:
+        function: the user's.
+        what: its name in messages.
+        key: the setting that names it.
+        hint: what to do.
     """
 
     @functools.wraps(function)
@@ -58,6 +64,6 @@ def named_failures(function: Callable[..., Any], what: str, key: str) -> Callabl
         except Exception as error:
             # whatever a user's function raises
             logger.exception("%s failed", what)
-            raise ConfigError(f"{what} failed: {error!r:.500}", key=key) from error
+            raise ConfigError(f"{what} failed: {error!r:.500}", key=key, hint=hint) from error
 
     return call

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 import gymnasium
 
 from aiorl.config.import_path import import_object
+from aiorl.config.user_function import named_failures
 from aiorl.env.atari import is_atari, wrap_deepmind
 from aiorl.env.gym_like import AsGymnasium, is_gym_like
 from aiorl.env.kinds import kind_of
 from aiorl.env.monitor import monitor_env
 from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id, loaded_entry
-from aiorl.errors import AiorlError, ConfigError
+from aiorl.errors import ConfigError
 
 if TYPE_CHECKING:
     from aiorl.config.worker import WorkerConfig  # an environment's own process has no use for what checks settings
@@ -127,17 +128,7 @@ def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> gymnasium.
         )  # fmt: skip
     make = import_object(path, key=key)
     single = env if isinstance(env, gymnasium.Env) else AsGymnasium(env)
-    try:
-        made = make(single, **kwargs)
-    except AiorlError:
-        raise
-    except Exception as error:
-        # whatever a user's wrapper raises
-        raise ConfigError(
-            f"{key} {path!r} can't be put around {type(single.unwrapped).__name__}: {error!r:.300}.",
-            key=key,
-            value=wrapper,
-        ) from error
+    made = named_failures(make, f"{key} {path!r} around {type(single.unwrapped).__name__}", key)(single, **kwargs)
     if not isinstance(made, gymnasium.Env):
         raise ConfigError(
             f"{key} {path!r} gave a {type(made).__name__}, expected a gymnasium.Env.", key=key, value=wrapper

@@ -19,6 +19,7 @@ from typing import Any
 from aiorl.algorithms.algorithm import Algorithm, LeasePlan, Observations
 from aiorl.callbacks import DefaultCallbacks, callbacks_class
 from aiorl.config.schema import CommonConfig
+from aiorl.config.user_function import named_failures
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.data.spaces import space_to_dict
@@ -231,13 +232,8 @@ def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: Lear
 def _make_callbacks(config: CommonConfig, kind: type[DefaultCallbacks] | None) -> DefaultCallbacks | None:
     if kind is None:
         return None
-    try:
-        return kind()
-    except Exception as error:
-        # whatever a user's constructor raises
-        raise ConfigError(
-            f"callbacks {config.callbacks!r} can't be made: {error!r:.500}", key="callbacks", value=config.callbacks
-        ) from error
+    made: DefaultCallbacks = named_failures(kind, f"callbacks {config.callbacks!r}", "callbacks")()
+    return made
 
 
 def _build_network(

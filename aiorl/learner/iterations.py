@@ -9,7 +9,7 @@ from typing import Any
 
 from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import ConfigError
+from aiorl.config.user_function import named_failures
 from aiorl.learner.flow import Counters
 
 __all__ = ["Iteration", "report"]
@@ -88,11 +88,6 @@ def report(
         ConfigError: the hook failed.
     """
     if callbacks is not None:
-        try:
-            callbacks.on_train_result(trainer=trainer, result=result)
-        except Exception as error:
-            # whatever a user's hook raises
-            raise ConfigError(
-                f"callbacks {type(callbacks).__qualname__!r}: on_train_result failed: {error!r:.500}", key="callbacks"
-            ) from error
+        what = f"callbacks {type(callbacks).__qualname__!r}: on_train_result"
+        named_failures(callbacks.on_train_result, what, "callbacks")(trainer=trainer, result=result)
     write(result)

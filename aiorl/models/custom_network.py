@@ -32,6 +32,7 @@ import tensorflow as tf
 
 from aiorl.config.import_path import import_object
 from aiorl.config.parts import ModelConfig
+from aiorl.config.user_function import named_failures
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.models.networks import Stack
@@ -150,13 +151,8 @@ def make_custom_network(
     takes_parts = _takes_parts(make)
     asked = {_PARTS: dict(layout.parts) or {_WHOLE: layout.shape}} if takes_parts else {}
     with _keras_seed(seed):
-        try:
-            model = make(layout.shape, num_outputs, settings, **asked)
-        except Exception as error:
-            # whatever a user's function raises
-            raise ConfigError(
-                f"{CUSTOM_MODEL} {path!r} failed: {error!r:.500}", key=CUSTOM_MODEL, value=path
-            ) from error
+        named = named_failures(make, f"{CUSTOM_MODEL} {path!r}", CUSTOM_MODEL)
+        model = named(layout.shape, num_outputs, settings, **asked)
         if not isinstance(model, keras.Model):
             raise ConfigError(
                 f"{CUSTOM_MODEL} {path!r} gave a {type(model).__name__}, expected a Keras model.",

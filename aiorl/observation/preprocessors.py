@@ -22,7 +22,7 @@ from aiorl.config.user_function import named_failures
 from aiorl.data.action_mask import ACTION_MASK, MaskLayout, is_masked
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.data.spaces import KINDS, MAX_SPACE_ELEMENTS, SIMPLE_KINDS
-from aiorl.errors import AiorlError, BatchError, ConfigError, UnsupportedSpaceError
+from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
 
 __all__ = [
     "BoxPreprocessor",
@@ -435,17 +435,14 @@ def _made_of_users(custom_preprocessor: str | type[Preprocessor], space: spaces.
             key=key, value=custom_preprocessor, hint=_FORM,
         )  # fmt: skip
     what = f"{key} {custom_preprocessor!r}"
-    try:
-        made: Preprocessor = kind(space)  # type: ignore[call-arg]  # a concrete kind takes the space alone
+
+    def make() -> Any:
+        made = kind(space)  # type: ignore[call-arg]  # a concrete kind takes the space alone
         if made.dtype not in (np.float32, np.uint8):  # no attribute where the base class's constructor was not called
             raise TypeError(f"its dtype is {made.dtype}, expected float32 or uint8")
-    except AiorlError:
-        raise
-    except Exception as error:
-        # whatever a user's constructor raises
-        raise ConfigError(
-            f"{what} can't be made for {space}: {error!r:.300}.", key=key, value=custom_preprocessor, hint=_FORM
-        ) from error
+        return made
+
+    made: Preprocessor = named_failures(make, f"{what} for {space}", key, hint=_FORM)()
     made.transform = named_failures(made.transform, f"{what}: transform", key)  # type: ignore[method-assign]
     return made
 

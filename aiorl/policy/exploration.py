@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from aiorl.config.import_path import import_object, is_import_path
 from aiorl.config.user_function import named_failures
 from aiorl.data.actions import leaf_spaces
-from aiorl.errors import AiorlError, ConfigError, UnsupportedSpaceError, nearest
+from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
 from aiorl.policy.distributions import ActionDistribution
 from aiorl.policy.exploration_kind import Exploration, Moment, Points
 from aiorl.policy.noise import GaussianNoise, OrnsteinUhlenbeckNoise, StateDependentNoise
@@ -225,13 +225,7 @@ def make_exploration(
     parameters = inspect.signature(kind).parameters
     place = {"worker_index": worker_index, "num_workers": num_workers}
     chosen = {name: value for name, value in place.items() if name in parameters} | chosen
-    try:
-        made = kind(distribution, **chosen)
-    except AiorlError:
-        raise
-    except Exception as error:
-        # whatever a user's constructor raises
-        raise ConfigError(f"exploration {name}: {error}.", key="exploration", value=settings) from error
+    made: Exploration = named_failures(kind, f"exploration {name!r}", "exploration")(distribution, **chosen)
     if name not in EXPLORATIONS:
         for method in ("draw_noise", "choose_into"):
             setattr(

@@ -26,7 +26,7 @@ import orjson
 
 from aiorl.config.import_path import import_object
 from aiorl.config.regular_file import open_regular
-from aiorl.config.user_function import check_takes
+from aiorl.config.user_function import check_takes, named_failures
 from aiorl.errors import ConfigError, nearest
 from aiorl.extras import want_packages
 from aiorl.report.appended_file import AppendedFile
@@ -299,13 +299,7 @@ def make_loggers(paths: Sequence[str], run_dir: Path, config: Mapping[str, Any])
     """
     named: dict[str, Logger] = {}
     for path, make in zip(paths, check_loggers(paths), strict=True):
-        try:
-            named[f"the logger {path}"] = make(run_dir, dict(config))
-        except Exception as error:
-            # whatever a user's constructor raises
-            raise ConfigError(
-                f"the logger {path!r} can't be made: {error!r:.500}", key="loggers", value=path
-            ) from error
+        named[f"the logger {path}"] = named_failures(make, f"the logger {path!r}", "loggers")(run_dir, dict(config))
     return Loggers(named, faults=Exception)
 
 

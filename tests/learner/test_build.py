@@ -65,7 +65,7 @@ def test_each_policy_has_initial_critics_of_its_own() -> None:
 def test_callbacks_that_cannot_be_made_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("general_parts.Failing.__init__", lambda self: {}["speed"])
     config = PPOConfig.from_mapping({"env": "CartPole-v1", "callbacks": "general_parts:Failing"})
-    with pytest.raises(ConfigError, match=r"'general_parts:Failing' can't be made: KeyError\('speed'\)"):
+    with pytest.raises(ConfigError, match=r"'general_parts:Failing' failed: KeyError\('speed'\)"):
         build_learning(config)
 
 
