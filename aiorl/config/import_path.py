@@ -28,6 +28,7 @@ from typing import Any
 from aiorl.errors import ConfigError, nearest
 
 __all__ = [
+    "import_for",
     "import_module",
     "import_object",
     "import_path_of",
@@ -128,6 +129,30 @@ def import_module(name: str) -> ModuleType:
         _importing.reset(outer)
 
 
+def import_for(what: str, name: str, *, key: str, value: str) -> ModuleType:
+    """Return a module that a setting needs.
+
+    Args:
+        what: beginning of the message where that fails.
+        name: of the module.
+        key: dotted name of the setting.
+        value: of the setting.
+
+    Raises:
+        ConfigError: the module is missing, or its code fails.
+    """
+    try:
+        return import_module(name)
+    except Exception as error:
+        # whatever a user's module raises
+        said, hint = f"{error!r:.500}", ""
+        if isinstance(error, ConfigError):
+            said, hint = error.message.removesuffix("."), error.hint
+        elif isinstance(error, ImportError):
+            hint = "Is it installed, or its folder on PYTHONPATH?"
+        raise ConfigError(f"{what} importing {name!r} failed: {said}.", key=key, value=value, hint=hint) from error
+
+
 def refuse_in_import(what: str) -> None:
     """Raise if the caller runs because a setting had its module imported, as a worker imports a user's script.
 
@@ -167,17 +192,7 @@ def import_object(path: str, *, key: str) -> Any:
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{key} is {path!r}, expected 'package.module:Name'.", key=key, value=path)
-    try:
-        found: Any = import_module(module_name)
-    except Exception as error:
-        # whatever a user's module raises when it is run: the setting can't be honoured
-        said = error.message.removesuffix(".") if isinstance(error, ConfigError) else f"{error!r:.500}"
-        raise ConfigError(
-            f"{key} is {path!r}, but importing {module_name!r} failed: {said}.",
-            key=key,
-            value=path,
-            hint=error.hint if isinstance(error, ConfigError) else "Is it installed, or its folder on PYTHONPATH?",
-        ) from error
+    found: Any = import_for(f"{key} is {path!r}, but", module_name, key=key, value=path)
     for part in name.split("."):
         if not hasattr(found, part):
             hint = nearest(part, [known for known in vars(found) if not known.startswith("_")]).strip()

@@ -32,7 +32,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from aiorl.config.import_path import (
-    import_module,
+    import_for,
     import_object,
     import_path_of,
     is_local,
@@ -358,21 +358,17 @@ def _by_path(name: str) -> EnvCreator:
             hint=f"{hint} Folders on PYTHONPATH are searched.".strip(),
         )
     try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise UnknownEnvError(
-                f"environment {name!r}: there is no module {error.name!r} to import.",
-                key="env",
-                value=name,
-                hint=_meant_path(name) or "Is it installed, or its folder on PYTHONPATH?",
-            ) from error
-        raise ConfigError(f"environment {name!r}: importing {module_name!r} failed: {error}.", key="env") from error
-    except Exception as error:
-        said, hint = (error.message.removesuffix("."), error.hint) if isinstance(error, ConfigError) else (error, "")
-        raise ConfigError(
-            f"environment {name!r}: importing {module_name!r} failed: {said}.", key="env", hint=hint
-        ) from error
+        module = import_for(f"environment {name!r}:", module_name, key="env", value=name)
+    except ConfigError as error:
+        missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+            raise
+        raise UnknownEnvError(
+            f"environment {name!r}: there is no module {missing!r} to import.",
+            key="env",
+            value=name,
+            hint=_meant_path(name) or error.hint,
+        ) from error.__cause__
     found: Any = module
     for part in attribute.split("."):
         found = getattr(found, part, None)
