@@ -25,11 +25,11 @@ import onnxruntime as ort
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-import aiorl.process.forked_child  # noqa: F401  # children of a process with ONNX Runtime would not end
 from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.policy.acting_session import OBS_INPUT, ActingSession
 from aiorl.policy.graph_check import to_canonical_graph
+from aiorl.process.forked_child import let_children_end
 
 __all__ = [
     "DIST_INPUTS_OUTPUT",
@@ -43,6 +43,8 @@ __all__ = [
     "ArraySpec",
     "Previous",
 ]
+
+let_children_end()  # those of a process that has loaded ONNX Runtime would not
 
 F32 = NDArray[np.float32]
 

@@ -7,18 +7,26 @@ Runtime's, a child that calls ``sys.exit`` never ends. So C's exit ends a child 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-__all__ = ["keep_children_out"]
+__all__ = ["keep_children_out", "let_children_end"]
 
 T = TypeVar("T")
 
 
+@functools.cache
+def let_children_end() -> None:
+    """Have children that this process forks from now on end without exit handlers of C++ libraries; once is enough."""
+    os.register_at_fork(after_in_child=_skip_exit_handlers)
+
+
 def keep_children_out(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function; a child that it forks, and that raises in it, ends there instead of coming back."""
+    let_children_end()
     process = os.getpid()
     try:
         return function(*arguments)
@@ -50,6 +58,3 @@ def _skip_exit_handlers() -> None:
     program = ctypes.CDLL(None)
     if hasattr(program, "on_exit"):  # glibc: calls the last one registered first, with the exit status
         program.on_exit(program._exit, None)
-
-
-os.register_at_fork(after_in_child=_skip_exit_handlers)
