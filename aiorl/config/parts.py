@@ -29,7 +29,7 @@ Code = Annotated[str, BeforeValidator(named)]
 """A text that names code; a config takes the object itself as well."""
 
 CodeWithSettings = Annotated[str | dict[str, Any], BeforeValidator(plain_code)]
-"""A text that names code, or a mapping that has such a text and settings for it."""
+"""A text that names code, or a mapping that has this text and settings for it."""
 
 Sizes = int | tuple[int, int]
 """Of both sides of an image, or of each."""
@@ -78,7 +78,7 @@ class ModelConfig(WorkerModelConfig):
         False, "Standard deviations of continuous actions are free weights, not outputs of the net."
     )
     initial_log_std: float = _model(
-        0.0, "Logarithm that these begin with: less, such as -2, explores by smaller steps.", ge=-20.0, le=2.0
+        0.0, "Logarithm that these begin with: less, for example -2, explores by smaller steps.", ge=-20.0, le=2.0
     )
     custom_model: Code | None = _model(
         None, "Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that makes a Keras "
@@ -180,10 +180,10 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
         "observation_space, action_space and config, all of which may be left out, or a list of the four; empty "
         "means a single policy. Without a class it is a network that the learner trains by the run's algorithm. "
         "class: the name or import path of another algorithm that wants the same leases, which has the run's "
-        "sampling, what is set of the keys that both have, and else defaults of its own; or the import path of a "
+        "sampling, the values set of keys that both have, and otherwise its own defaults; or the import path of a "
         "Policy class of your own, which only acts. Spaces are the environment's unless given, and config holds "
         "learning keys that differ. The config.yaml of a run says all others of a policy with another algorithm "
-        "as its defaults; what is set on top of that file goes before them.",
+        "as its defaults; values set on top of that file win.",
     )  # fmt: skip
     policies_to_train: list[str] | None = _agents(None, "Policies that learn; null or empty means all of them.")
 

@@ -1,7 +1,7 @@
 """Experiment files of `rllib train -f`, converted to aiorl's keys.
 
-`python -m aiorl.learner --config FILE` takes such a file as it is. `python -m aiorl.config.rllib_file FILE` prints what
-becomes of it.
+`python -m aiorl.learner --config FILE` takes one as it is. `python -m aiorl.config.rllib_file FILE` prints it
+converted.
 """
 
 from __future__ import annotations

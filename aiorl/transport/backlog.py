@@ -31,7 +31,7 @@ __all__ = ["BacklogGuard", "wire_overhead"]
 
 _LOOK_S = 0.05
 _UNSEEN_BYTES = 64 << 20
-"""What a connection can bring between two looks."""
+"""Bytes that a connection can bring between two looks."""
 _STRANGER_BYTES = 1 << 20
 _FRAME_COST = 32
 """An empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
@@ -115,7 +115,7 @@ class BacklogGuard:
 
     @property
     def is_full(self) -> bool:
-        """Whether connections that have ended may have left so much behind that no new one is to be taken."""
+        """Return whether ended connections may have left too much unread for a new one to be taken."""
         return self._left_behind > self._max_total_bytes
 
     def emptied(self) -> None:
@@ -208,7 +208,7 @@ class BacklogGuard:
                 return
 
     def _is_flood_of_small(self, connection: Connection, account: _Account, num_bytes: int, now: float) -> bool:
-        """Whether too many messages wait, judged by the size of those just taken, twice in a row.
+        """Return whether too many messages wait, judged by the size of those just taken, twice in a row.
 
         Each costs far more memory than its bytes, however small it is. Once is not enough: a large message may wait
         behind small ones.
