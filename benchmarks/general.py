@@ -3,7 +3,7 @@
 Two settings: CartPole with four agents in each of 16 environments, odd and even agents on policies of their
 own; and plain CartPole, 64 copies, with a hook that looks at every step. The network is the one of the sampler
 benchmark, the rows hold all columns that the general path records. The baseline is a minimal loop over the same
-environments that records the same columns, trajectory by trajectory, with the same networks in NumPy.
+environments that records the same columns, trajectory by trajectory, with the same networks in NumPy and the same hook.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ def _make_baseline(kind: str, num_envs: int) -> Advance:
     ]
     networks = [NumpyActor(mlp_weights(4, 2, seed=seed)) for seed in range(2 if multi else 1)]
     rng = np.random.default_rng(0)
+    hook = LooksAtSteps().on_episode_step
     episodes = itertools.count()
 
     def begin(env: Any, seed: int | None = None) -> dict[Any, _Agent]:
@@ -209,6 +210,8 @@ def _make_baseline(kind: str, num_envs: int) -> Advance:
                     finished[a % len(networks)].append(agent.rows)
                     del live[e][a]
             steps[e] += 1
+            if not multi:
+                hook(worker=None, base_env=envs, episode=live[e])
             if over:
                 live[e], steps[e] = begin(env), 0
 
