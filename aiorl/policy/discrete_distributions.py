@@ -86,8 +86,12 @@ class TwoClassCategorical(Categorical):
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
         """The second action where the difference of logits exceeds the logistic number."""
-        self.choose_into(inputs, noise, actions)
-        logp[...] = self.logp(inputs, actions)
+        difference = inputs[:, 1] - inputs[:, 0]
+        is_second = difference > noise[:, 0]
+        actions[...] = is_second
+        if self.start:
+            actions += self.start
+        logp[...] = _two_class_logp(difference, is_second)
 
     def choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> None:
         """See the base class."""
@@ -97,12 +101,7 @@ class TwoClassCategorical(Categorical):
 
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """See the base class."""
-        difference = inputs[:, 1] - inputs[:, 0]
-        # -log(1 + exp(-d)) for the second action, -log(1 + exp(d)) for the first
-        np.negative(difference, out=difference, where=actions != self.start)
-        np.logaddexp(difference, _ZERO, out=difference)
-        found: F32 = np.negative(difference, out=difference)
-        return found
+        return _two_class_logp(inputs[:, 1] - inputs[:, 0], actions != self.start)
 
 
 class Greedy(Categorical):
@@ -247,6 +246,14 @@ class Bernoulli(ActionDistribution):
         ones = _sigmoid(inputs) * (inputs - other)
         total: F32 = (ones + np.logaddexp(_ZERO, other) - np.logaddexp(_ZERO, inputs)).sum(axis=1)
         return total
+
+
+def _two_class_logp(difference: F32, is_second: NDArray[Any]) -> F32:
+    """Return -log(1 + exp(-d)) for the second action and -log(1 + exp(d)) for the first, in the memory of d."""
+    np.negative(difference, out=difference, where=is_second)
+    np.logaddexp(difference, _ZERO, out=difference)
+    found: F32 = np.negative(difference, out=difference)
+    return found
 
 
 def _choose(logits: F32, uniform: F32) -> tuple[NDArray[np.int64], F32]:
