@@ -198,10 +198,12 @@ class NestedCheck:
         """
         if self._leaf is not None:
             given = self._leaf.coerce(obs, index, step)
-            with np.errstate(over="ignore"):
-                array = given.astype(self._leaf.dtype, copy=False)
             self._leaf.check_values(given[None], lambda row: step, lambda row: index)
-            if array is not given and array.dtype.kind == "f" and not all_finite(array):
+            if given.dtype == self._leaf.dtype:
+                return given
+            with np.errstate(over="ignore"):
+                array = given.astype(self._leaf.dtype)
+            if array.dtype.kind == "f" and not all_finite(array):
                 raise self._bad(f"observation holds numbers too large for {array.dtype}: {_short(given)}", index, step)
             return array
         if self._kind is dict:

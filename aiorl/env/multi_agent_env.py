@@ -252,18 +252,13 @@ class MultiAgentBaseEnv(BaseEnv):
 
 def _are_finite(observed: Iterable[Mapping[Any, Any]]) -> bool:
     """No array among these observations by agent holds NaN or infinity."""
-    arrays = [
-        value
-        for by_agent in observed
-        for value in by_agent.values()
-        if type(value) is np.ndarray and value.dtype.kind == "f"
-    ]
-    if not arrays:
-        return True
+    values = [value for by_agent in observed for value in by_agent.values()]
     try:
-        return all_finite(np.concatenate(arrays))
-    except ValueError:  # they are of different shapes
-        return all_finite(np.concatenate(arrays, axis=None))
+        joined = np.concatenate(values)
+    except (ValueError, TypeError):  # they are of different shapes, or some are no arrays, or there is none
+        floats = [value for value in values if type(value) is np.ndarray and value.dtype.kind == "f"]
+        return not floats or all_finite(np.concatenate(floats, axis=None))
+    return joined.dtype.kind != "f" or all_finite(joined)
 
 
 def _split_dones(dones: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[AgentDict, AgentDict]:

@@ -117,15 +117,19 @@ class Copies(VectorEnv):
         Raises:
             EnvError: the environment raised, or its observation does not fit its space.
         """
+        kind = self.check if self.check is not None and isinstance(rows, np.ndarray) else self.nested
+        rows[index] = self._first_obs(index, kind)
+
+    def _first_obs(self, index: int, kind: ObservationCheck | NestedCheck) -> Any:
         self.started_at[index] = self.step_count
         seed, env = self.seeds[index], self.envs[index]
         try:
             obs, _ = reset_env(env, None if seed is None else seed_env(env, seed))
-            kind = self.check if self.check is not None and isinstance(rows, np.ndarray) else self.nested
-            rows[index] = kind.coerce(obs, index, 0)
+            obs = kind.coerce(obs, index, 0)
         except Exception as error:
             raise_env_fault(self.env_id, "reset", error, index, 0)
         self.seeds[index] = None
+        return obs
 
     def begin(self, copies: slice, actions: Iterable[Any]) -> None:
         """Begin the step of some copies, where ``can_begin``; ``step_into`` is given all actions and waits for it."""
@@ -159,7 +163,8 @@ class Copies(VectorEnv):
                     kind = check if check is not None else self.nested
                     obs = kind.coerce(obs, index, self.step_of(index))
                 rows[index] = obs
-                if not isinstance(reward, _NUMBERS):  # an array would take "1" for 1, and None for NaN
+                # an array would take "1" for 1, and None for NaN
+                if type(reward) is not float and not isinstance(reward, _NUMBERS):
                     reward = as_reward(reward, self.env_id, index, self.step_of(index))
                 rewards[index] = reward
                 if terminated or truncated:
@@ -187,9 +192,7 @@ class Copies(VectorEnv):
 
     def reset_at(self, index: int) -> Any:
         """See VectorEnv; raises as ``reset_into``."""
-        rows: list[Any] = [None] * self.num_envs
-        self.reset_into(rows, index)
-        return copied(rows[index])
+        return copied(self._first_obs(index, self.nested))
 
     def vector_step(self, actions: Sequence[Any]) -> tuple[Sequence[Any], ...]:
         """See VectorEnv; raises as ``step_into``."""

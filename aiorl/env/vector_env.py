@@ -110,8 +110,9 @@ class VectorBaseEnv(BaseEnv):
         Raises:
             EnvContractError: an environment has no action, or the step returned what is no result.
         """
+        agent = DEFAULT_AGENT_ID
         try:
-            actions = [action_dict[index][DEFAULT_AGENT_ID] for index in range(self.num_envs)]
+            actions = [action_dict[index][agent] for index in range(self.num_envs)]
         except KeyError as error:
             raise EnvContractError(
                 self._env_id, f"all {self.num_envs} environments step together, but there are no actions for all"
@@ -158,7 +159,7 @@ class VectorBaseEnv(BaseEnv):
             raise_env_fault(self._env_id, doing, error, 0, _UNKNOWN_STEP)
 
     def _check_length(self, name: str, values: Any) -> None:
-        if isinstance(values, Mapping) or not hasattr(values, "__len__"):
+        if type(values) is not list and (isinstance(values, Mapping) or not hasattr(values, "__len__")):
             message = f"it returned {values!r:.200} as {name}, expected a sequence of {self.num_envs}"
             raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
         if len(values) != self.num_envs:
