@@ -12,7 +12,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aiorl.data.columns import DEFAULT_AGENT_ID
-from aiorl.env.copied import copied
 from aiorl.errors import EnvContractError, EnvError
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class Poll(NamedTuple):
 
 
 def as_poll(result: Any) -> Poll:
-    """Return what a BaseEnv returned as a Poll, with copies of the infos, which environments may go on using.
+    """Return what a BaseEnv returned as a Poll.
 
     Args:
         result: a Poll, or a tuple of five dicts (obs, rewards, dones, infos, off_policy_actions); such dones
@@ -97,25 +96,16 @@ def as_poll(result: Any) -> Poll:
         EnvContractError: neither of the two.
     """
     if isinstance(result, Poll):
-        return _with_own_infos(result)
+        return result
     is_whole = isinstance(result, tuple) and len(result) in (5, 6)
     if not is_whole or not all(isinstance(part, Mapping) for part in result):
         given = f"({', '.join(type(part).__name__ for part in result)})" if is_whole else f"{result!r:.200}"
         raise EnvContractError("BaseEnv", f"poll returned {given}, expected a Poll or a tuple of five dicts", step=-1)
     if len(result) == 6:
-        return as_poll(Poll(*result))
+        return Poll(*result)
     obs, rewards, dones, infos, off_policy_actions = result
     truncateds = {env_id: dict.fromkeys(flags, False) for env_id, flags in dones.items()}
-    return as_poll(Poll(obs, rewards, dones, truncateds, infos, off_policy_actions))
-
-
-def _with_own_infos(poll: Poll) -> Poll:
-    """The poll with copies of its infos; itself if there is nothing in them."""
-    try:
-        is_empty = not any([any(by_agent.values()) for by_agent in poll.infos.values()])
-    except AttributeError:  # told better where the rows are made
-        is_empty = True
-    return poll if is_empty else poll._replace(infos=copied(poll.infos))
+    return Poll(obs, rewards, dones, truncateds, infos, off_policy_actions)
 
 
 class BaseEnv(ABC):

@@ -71,8 +71,9 @@ class BatchBuilder:
 
     def vacate(self, seat: Seat) -> None:
         """An agent gets no more rows in its episode; its seat is given back with the rows that wait in it."""
-        if seat.number >= 0:
-            self._vacated.setdefault(seat.lane, []).append(seat.leave())
+        if seat.left_at < 0:
+            seat.leave()
+            self._vacated.setdefault(seat.lane, []).append(seat.number)
 
     def postprocess(self, episode: Any) -> None:
         """Postprocess what each agent did since the last time.

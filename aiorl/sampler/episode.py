@@ -68,7 +68,9 @@ class MultiAgentEpisode:
     def agent_rewards(self) -> dict[tuple[Any, str], float]:
         """(agent id, policy id) -> raw rewards so far."""
         rewards = {seat.key: seat.total for seat in self.seats.values() if seat.is_rewarded}
-        return rewards | {(agent, self.policy_for(agent)): total for agent, total in self._rewards_before.items()}
+        for agent_id, total in self._rewards_before.items():
+            rewards[agent_id, self.policy_for(agent_id)] = total
+        return rewards
 
     def policy_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> str:
         """The agent's policy id; the mapping function is asked at its first appearance only.

@@ -18,6 +18,7 @@ from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll
+from aiorl.env.copied import copied
 from aiorl.errors import BadRewardError, EnvContractError, UnknownPolicyError
 from aiorl.log_once import report, warn_of_long_episode
 from aiorl.policy.actor import Actor
@@ -41,7 +42,7 @@ _TO_COME = SampleBatch()
 
 _Ready = tuple[MultiAgentEpisode, list[Seat], bool, bool]
 """An environment of this turn, between the intake of its observations and their settlement: its episode; the agents
-observed; whether it has ended, and whether it has come to the horizon. Many are made, so a plain tuple."""
+that wait for an action; whether it has ended; whether it has come to the horizon. Many are made, so a plain tuple."""
 
 
 class Iteration:
@@ -176,15 +177,17 @@ class Iteration:
             episode = get_episode(env_id)
             try:
                 terminateds, truncateds = all_terminateds[env_id], all_truncateds[env_id]
-                all_terminated = bool(terminateds[ALL_AGENTS])
-                all_truncated = bool(truncateds.get(ALL_AGENTS))
+                all_terminated, all_truncated = terminateds[ALL_AGENTS], truncateds.get(ALL_AGENTS, False)
+                has_ended = bool(all_terminated or all_truncated)
             except (KeyError, TypeError, AttributeError) as error:
                 raise self._bad_flags(env_id, poll) from error
             if episode is None:
                 episode = self._open_episode(env_id)
+                builder = episode.batch_builder
             else:
+                builder = episode.batch_builder
                 episode.length += 1
-                episode.batch_builder.count += 1
+                builder.count += 1
                 rewards = all_rewards.get(env_id)
                 if rewards:
                     try:
@@ -196,15 +199,13 @@ class Iteration:
                         raise episode.fault(BadRewardError, message) from error
                     if not math.isfinite(episode.total_reward):
                         raise episode.fault(BadRewardError, f"rewards are {rewards!r}, expected finite numbers")
-            has_ended = all_terminated or all_truncated
-            hit_horizon = episode.length >= horizon and not has_ended
+            length = episode.length
+            hit_horizon = length >= horizon and not has_ended
             over = has_ended or hit_horizon
-            never_done = no_done_at_end or (hit_horizon and soft_horizon)
             shown = self._rewritten(episode, agent_obs) if is_rewritten else agent_obs
             infos = all_infos.get(env_id)
-            known, t = episode.seats, episode.length - 1
-            seats = []
-            new_rows = 0
+            known, t = episode.seats, length - 1
+            waiting: list[Seat] = []
             for agent_id, obs in shown.items():
                 seat = known.get(agent_id)
                 if seat is None:
@@ -213,32 +214,36 @@ class Iteration:
                     raise episode.fault(
                         EnvContractError, f"agent {agent_id!r} was done and is observed again in the same episode"
                     )
+                lane = seat.lane
                 info = infos.get(agent_id) if infos else None
-                if info is None:
+                if info:
+                    info = _own(seat, info)
+                elif info is None:
                     info = {}
                 terminated, truncated = terminateds.get(agent_id, False), truncateds.get(agent_id, False)
-                own_done = terminated or truncated
-                reward, is_row = 0.0, False
-                if seat.is_observed:
-                    reward, is_row = seat.reward, not info or _is_trained_on(seat, info)
-                    if never_done:
-                        terminated = truncated = False
-                    elif over and not own_done:
-                        terminated, truncated = all_terminated, all_truncated or hit_horizon
-                    if is_row:
-                        new_rows += 1
-                        if seat.waits_from < 0:
-                            episode.batch_builder.expect_rows(seat)
-                else:
-                    seat.is_observed = True
-                seat.reward = 0.0
-                seat.seen_at, seat.raw_obs, seat.info = turn, obs, info
-                seat.lane.arriving.append((seat, obs, reward, terminated, truncated, t, info, is_row))
-                if own_done:
+                if terminated or truncated:
                     seat.done = True
-                seats.append(seat)
-            episode.batch_builder.held += new_rows
-            ready.append((episode, seats, has_ended, hit_horizon))
+                elif over:
+                    terminated, truncated = all_terminated, all_truncated or hit_horizon
+                else:
+                    waiting.append(seat)
+                if seat.is_observed:
+                    if info:
+                        lane.infos.append((len(lane.arriving), info))
+                    if (terminated or truncated) and not (no_done_at_end or (hit_horizon and soft_horizon)):
+                        lane.ends.append((len(lane.arriving), terminated, truncated))
+                    if not info or info.get("training_enabled", True):
+                        builder.held += 1
+                        if seat.waits_from < 0:
+                            builder.expect_rows(seat)
+                    else:
+                        lane.skipped.append(len(lane.arriving))
+                else:
+                    seat.is_observed, seat.reward = True, 0.0  # what came before has no row
+                lane.arriving.append((seat, obs, seat.reward, t))
+                seat.reward, seat.seen_at = 0.0, turn
+                seat.raw_obs, seat.info = obs, info
+            ready.append((episode, waiting, has_ended, hit_horizon))
         return ready
 
     def _bad_flags(self, env_id: Any, poll: Poll) -> EnvContractError:
@@ -275,7 +280,7 @@ class Iteration:
         """Queue agents for actions, call back, cut, and reset, once all that a poll brought is in the tables."""
         on_step, worker, base_env, actions = self._on_step, self._worker, self.base_env, self._actions
         many_rows, cut_length = self._many_rows, self._cut_length
-        for episode, seats, has_ended, hit_horizon in ready:
+        for episode, waiting, has_ended, hit_horizon in ready:
             builder = episode.batch_builder
             if builder.held > many_rows:
                 warn_of_long_episode(many_rows, episode.env_id, builder.count)
@@ -284,9 +289,8 @@ class Iteration:
                 self._report(episode, outputs)
             else:
                 actions[episode.env_id] = {}
-                for seat in seats:
-                    if not seat.done:
-                        seat.lane.queue.append(seat)
+                for seat in waiting:
+                    seat.lane.queue.append(seat)
             if on_step is not None:
                 on_step(worker=worker, base_env=base_env, episode=episode)
             if has_ended and not self._no_done_at_end:
@@ -331,9 +335,7 @@ class Iteration:
         metrics, history = episode.custom_metrics, episode.hist_data
         if games is None:
             outputs.append(
-                RolloutMetrics(
-                    episode.length, episode.total_reward, dict(episode.agent_rewards), metrics, hist_data=history
-                )
+                RolloutMetrics(episode.length, episode.total_reward, episode.agent_rewards, metrics, hist_data=history)
             )
             return
         outputs.extend(
@@ -395,7 +397,7 @@ class Iteration:
             seat = episode.seat_for(agent_id)
             seat.is_observed = True
             seat.seen_at, seat.raw_obs = self._turn, raw_obs
-            seat.lane.arriving.append((seat, raw_obs, 0.0, False, False, 0, seat.info, False))
+            seat.lane.arriving.append((seat, raw_obs, 0.0, -1))
             seat.lane.queue.append(seat)
         for lane in self._lanes.values():
             if lane.actor.is_filtered:  # each reset enters the filter by itself, whatever else is reset in this turn
@@ -451,13 +453,14 @@ class Iteration:
         )
 
 
-def _is_trained_on(seat: Seat, info: Any) -> bool:
-    try:
-        return bool(info.get("training_enabled", True))
-    except AttributeError as error:
-        message = f"info of agent {seat.agent_id!r} is {info!r:.200}, expected a dict"
-        fault: EnvContractError = seat.episode.fault(EnvContractError, message)
-        raise fault from error
+def _own(seat: Seat, info: Any) -> Any:
+    """Return a copy of an info, which the environment may go on using."""
+    if isinstance(info, Mapping):
+        return copied(info)
+    fault: EnvContractError = seat.episode.fault(
+        EnvContractError, f"info of agent {seat.agent_id!r} is {info!r:.200}, expected a dict"
+    )
+    raise fault
 
 
 def _are_numbers(rewards: Any) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ __all__ = ["Arrival", "Lane", "Rows", "Seat", "Segment"]
 Array = NDArray[Any]
 OffPolicyActions = Mapping[Any, Mapping[Any, Any]]
 
-_IS_ROW = "is row"  # a name that no policy's column has
+_IS_SKIPPED = "is skipped"  # a name that no policy's column has
 _OURS = (Policy.postprocess_trajectory, GraphPolicy.postprocess_trajectory)
 
 
@@ -34,7 +36,8 @@ class Seat:
         index: its number in the episode, by order of appearance.
         episode: the episode; None once the agent has left it.
         env_id: its environment.
-        number: its seat in the policy's table, -1 once that is given back.
+        number: its seat in the policy's table, which may be another agent's once it has left.
+        left_at: latest row when it left its seat, -1 before.
         opening: row of its first observation in the episode.
         is_observed: the table's latest row is an observation of this episode.
         acted: row that was acted upon last, -1 before any.
@@ -50,6 +53,7 @@ class Seat:
     """
 
     __slots__ = (
+        "__weakref__",
         "_frozen",
         "acted",
         "agent_id",
@@ -63,6 +67,7 @@ class Seat:
         "is_rewarded",
         "key",
         "lane",
+        "left_at",
         "number",
         "opening",
         "raw_obs",
@@ -83,7 +88,7 @@ class Seat:
         self.number = number
         self.opening = lane.table.row_of(self.number) + 1
         self.is_observed = self.is_rewarded = self.done = self.has_rows = False
-        self.acted = self.waits_from = -1
+        self.acted = self.waits_from = self.left_at = -1
         self.reward = self.total = 0.0
         self.raw_obs: Any = None
         self.info: Any = {}
@@ -106,48 +111,45 @@ class Seat:
         self.reward = self.total = 0.0
         self.is_rewarded = self.has_rows = False
         self.is_observed = self.is_observed and self.seen_at == self.lane.turn
-        table = self.lane.table
-        if self.number < 0:
-            if self._frozen is not None:
-                self._frozen[c.PREV_REWARDS] = 0.0
-            return
+        row = self._row()
         if self.done:
-            self.opening = table.row_of(self.number)
+            self.opening = row
             return
-        if not self.is_observed and self.opening > table.row_of(self.number):
+        if not self.is_observed and self.opening > row:
             return  # nothing came since it began anew: with a row each time what it did last would get too far away
-        table.start_anew(self.number, again=c.OBS if self.is_observed else None)
-        self.opening = table.row_of(self.number) + (0 if self.is_observed else 1)
+        self.lane.table.start_anew(self.number, again=c.OBS if self.is_observed else None)
+        self.opening = self._row() + (0 if self.is_observed else 1)
 
-    def leave(self) -> int:
-        """The agent's episode is over: what may still be asked is kept.
+    def leave(self) -> None:
+        """Give up the seat: the agent's episode is over.
 
-        Returns: the seat, for whoever gives it back once none of its rows waits.
+        What may still be asked stays in the table until that forgets it, or the seat's next agent begins in its row.
         """
-        if self.lane.is_shown:
-            lane, table = self.lane, self.lane.table
-            own = dict.fromkeys((c.ACTIONS, c.PREV_ACTIONS), lane.actor.layout.zeros())
-            if self.acted >= 0:
-                own = table.entries([c.ACTIONS, *lane.state_columns, *lane.own_columns], self.acted, self.number)
-                before = table.entries([c.ACTIONS, *lane.state_columns], self.acted - 1, self.number)
-                own[c.PREV_ACTIONS] = before.pop(c.ACTIONS)
-                own |= {c.state_in(index): component for index, component in enumerate(before.values())}
-            self._frozen = {
-                **own, c.OBS: self.latest_obs(), c.PREV_REWARDS: self.prev_reward(), "": self.rnn_state()
-            }  # fmt: skip
+        self.left_at = self._row()
         self.episode = None  # an episode and its seats would keep each other alive until they are looked for
-        number, self.number = self.number, -1
-        return number
+        if self.acted == self.left_at:
+            self.freeze()
+        elif self.lane.is_shown:
+            self.lane.table.left.append(weakref.ref(self))
+
+    def freeze(self) -> None:
+        """Copy what may still be asked out of the table."""
+        names = [c.ACTIONS, c.PREV_ACTIONS, *self.lane.extra_columns]
+        own = {name: self.entry(name) for name in names} if self.acted >= 0 else {}
+        self._frozen = {**own, c.OBS: self.latest_obs(), c.PREV_REWARDS: self.prev_reward(), "": self.rnn_state()}
+
+    def _row(self) -> int:
+        return self.left_at if self.left_at >= 0 else self.lane.table.row_of(self.number)
 
     # --- what callbacks may ask ---
 
     def entry(self, name: str) -> Any:
         """A copy of what the latest evaluation has in a column; of an action and none, zeros."""
+        if self.acted < 0:
+            return self.lane.actor.layout.zeros()
         if self._frozen is not None:
             return self._frozen[name]
         column, back = _before(name)
-        if self.acted < 0:
-            return self.lane.actor.layout.zeros()
         return self.lane.table.entry(column, self.acted - back, self.number)
 
     def latest_obs(self) -> Array | None:
@@ -157,16 +159,16 @@ class Seat:
         if self._frozen is not None:
             found: Array = self._frozen[c.OBS]
             return found
-        table = self.lane.table
-        return table.entry(c.OBS, table.row_of(self.number), self.number)
+        return self.lane.table.entry(c.OBS, self._row(), self.number)
 
     def prev_reward(self) -> float:
         """The reward before the latest one."""
+        row = self._row()
+        if row <= self.opening:
+            return 0.0
         if self._frozen is not None:
             return float(self._frozen[c.PREV_REWARDS])
-        table = self.lane.table
-        row = table.row_of(self.number)
-        return float(table.entry(c.REWARDS, row - 2, self.number)) if row > self.opening else 0.0
+        return float(self.lane.table.entry(c.REWARDS, row - 2, self.number))
 
     def pi_info(self) -> dict[str, Any]:
         """Extra columns of the latest evaluation, empty before any."""
@@ -207,10 +209,9 @@ class Rows(NamedTuple):
     trajectory_ends: NDArray[np.int64]
 
 
-Arrival = tuple[Seat, Any, float, bool, bool, int, Any, bool]
-"""What was observed of an agent in a turn, and what followed its action before: its seat; the observation as the
-environment gave it; the reward since the one before, 0 at the first; flags and step of the row that ends here; the info
-of the step; whether there is such a row that is to be trained on. Many are made, so a plain tuple."""
+Arrival = tuple[Seat, Any, float, int]
+"""An agent observed in a turn: its seat; the observation as the environment gave it; the reward and the step of the row
+that ends here, 0 and -1 at the start of an episode. Many are made, so a plain tuple."""
 
 
 class Lane:
@@ -224,6 +225,9 @@ class Lane:
         own_columns: columns that the policy adds to rows beside recurrent states; known after its first evaluation.
         extra_columns: these, and the states before and after each row.
         arriving: agents observed in this turn that are not in the table yet.
+        ends: of these, which one's row ends its episode: place in the list, terminated and truncated.
+        infos: which one came with an info that says something, and that info.
+        skipped: whose row is not to be trained on.
         queue: agents that wait for an action at their latest observation.
         turn: number of the turn.
         is_shown: somebody may ask what agents observed and did last.
@@ -247,6 +251,9 @@ class Lane:
         self.table = table = Table()
         self.clip_rewards = clip_rewards
         self.arriving: list[Arrival] = []
+        self.ends: list[tuple[int, bool, bool]] = []
+        self.infos: list[tuple[int, Any]] = []
+        self.skipped: list[int] = []
         self.queue: list[Seat] = []
         self.turn = 0
         self.is_shown = is_shown
@@ -277,8 +284,13 @@ class Lane:
     def begin_turn(self, turn: int) -> None:
         """Forget what an unfinished turn may have left."""
         self.turn = turn
-        self.arriving.clear()
         self.queue.clear()
+        if self.arriving:
+            self._forget_arrivals()
+
+    def _forget_arrivals(self) -> None:
+        for noted in (self.arriving, self.ends, self.infos, self.skipped):
+            noted.clear()
 
     # --- observations ---
 
@@ -291,26 +303,32 @@ class Lane:
         arriving = self.arriving
         if not arriving:
             return
-        seats, obs, rewards, terminateds, truncateds, steps, infos, are_rows = zip(*arriving, strict=True)
+        seats, obs, rewards, steps = zip(*arriving, strict=True)
         try:
             filtered = self.actor.observe(obs)
         except (BatchError, ValueError, TypeError) as error:
             raise self._culprit(error) from error
         table = self.table
         closed, opened = table.add(np.array([seat.number for seat in seats], np.int64))
-        table.put(c.REWARDS, closed, rewards)
-        table.put(c.TERMINATEDS, closed, terminateds if any(terminateds) else False)
-        table.put(c.TRUNCATEDS, closed, truncateds if any(truncateds) else False)
-        table.put(c.T, closed, steps)
-        if _IS_ROW in table or not all(are_rows):
-            table.define(_IS_ROW, (), np.bool_)
-            table.put(_IS_ROW, closed, are_rows)
-        if c.INFOS in table or any(infos):
-            column = np.empty(len(infos), np.object_)
-            column[:] = infos
-            table.write(c.INFOS, closed, column)
+        if max(steps) >= 0:  # else there are first observations only
+            table.put(c.REWARDS, closed, rewards)
+            table.put(c.T, closed, steps)
+            table.put(c.TERMINATEDS, closed, False)
+            table.put(c.TRUNCATEDS, closed, False)
+        for place, terminated, truncated in self.ends:
+            table.put(c.TERMINATEDS, closed[place], terminated)
+            table.put(c.TRUNCATEDS, closed[place], truncated)
+        if self.infos or c.INFOS in table:
+            table.define(c.INFOS, (), np.object_)
+            table.put(c.INFOS, closed, None)
+            for place, info in self.infos:
+                table.put(c.INFOS, closed[place], info)
+        if self.skipped or _IS_SKIPPED in table:
+            table.define(_IS_SKIPPED, (), np.bool_)
+            table.put(_IS_SKIPPED, closed, False)
+            table.put(_IS_SKIPPED, closed[self.skipped], True)
         table.write(c.OBS, opened, filtered)
-        self.arriving = []
+        self._forget_arrivals()
 
     def _culprit(self, error: Exception) -> BadObservationError:
         """The error to raise, naming the first observation at fault."""
@@ -344,15 +362,14 @@ class Lane:
         table = self.table
         numbers = np.array([seat.number for seat in seats], np.int64)
         index = table.at(numbers)
-        before = table.before(index)
         obs = table.read(c.OBS, index)
         if len(stuck := self.actor.rows_without_action(obs)):
             seat = seats[stuck[0]]
             message = f"agent {seat.agent_id!r}: its action mask forbids every action"
             fault: BadObservationError = seat.episode.fault(BadObservationError, message)
             raise fault
-        states = [table.read(name, before) for name in self.state_columns]
-        acted = self.actor.act(obs, states, lambda: self._question(seats, before))
+        states = [table.read(name, table.before(index)) for name in self.state_columns]
+        acted = self.actor.act(obs, states, lambda: self._question(seats, index))
         table.write(c.ACTIONS, index, acted.actions)
         for name, values in zip(self.state_columns, acted.states, strict=True):
             table.write(name, index, values)
@@ -370,7 +387,8 @@ class Lane:
         self.queue = []
         return acted.seconds
 
-    def _question(self, seats: Sequence[Seat], before: NDArray[np.int64]) -> Question:
+    def _question(self, seats: Sequence[Seat], index: NDArray[np.int64]) -> Question:
+        before = self.table.before(index)
         rewards = self.clipped(self.table.read(c.REWARDS, before))
         return Question(
             self.table.read(c.ACTIONS, before),
@@ -405,12 +423,11 @@ class Lane:
         lengths = ends - first
         table = self.table
         places = table.places(numbers, first, lengths)
-        if _IS_ROW in table:
-            is_row = table.gather({_IS_ROW: (_IS_ROW, 0)}, places)[_IS_ROW]
-            if not is_row.all():
-                owner = np.repeat(np.arange(len(segments)), lengths)[is_row]
-                lengths = np.bincount(owner, minlength=len(segments))
-                places = places[is_row]
+        if _IS_SKIPPED in table:
+            is_row = ~table.gather({_IS_SKIPPED: (_IS_SKIPPED, 0)}, places)[_IS_SKIPPED]
+            owner = np.repeat(np.arange(len(segments)), lengths)[is_row]
+            lengths = np.bincount(owner, minlength=len(segments))
+            places = places[is_row]
         wanted = {
             **{name: (name, 0) for name in (c.T, c.OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS)},
             c.PREV_ACTIONS: (c.ACTIONS, -1),
@@ -441,13 +458,10 @@ class Lane:
         return Rows(columns, counts, np.union1d(counts, gaps) if len(gaps) else counts)
 
     def _infos(self, places: NDArray[np.int64]) -> Array:
-        infos = np.empty(len(places), np.object_)
+        noted: Iterable[Any] = repeat(None, len(places))
         if c.INFOS in self.table:
-            told = self.table.gather({c.INFOS: (c.INFOS, 0)}, places)[c.INFOS]
-            infos[:] = [info or {} for info in told]
-        else:
-            infos[:] = [{} for _ in range(len(places))]
-        return infos
+            noted = self.table.gather({c.INFOS: (c.INFOS, 0)}, places)[c.INFOS]
+        return np.fromiter((info or {} for info in noted), np.object_, len(places))
 
 
 def _before(name: str) -> tuple[str, int]:

@@ -9,8 +9,9 @@ starts with: no action, no reward, the initial state.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -29,17 +30,26 @@ _LOOK_BACK = 4
 _NUMBERS = "biufc"
 
 
+class Freezes(Protocol):
+    """An agent that left its seat."""
+
+    def freeze(self) -> None:
+        """Copy what may still be asked of the agent out of the table."""
+
+
 class Table:
     """Columns that are as long as rows wait to be taken out, and as wide as there are agents.
 
     Attributes:
         num_seats: seats given out.
+        left: agents that left their seats, whose latest rows may still be read: each freezes before they are lost.
         length: T.
     """
 
     def __init__(self) -> None:
-        """No seats and no columns."""
+        """Make a table without seats and columns."""
         self.num_seats = 0
+        self.left: list[weakref.ref[Freezes]] = []
         self.length = _LEAST_LENGTH
         self._width = 1
         self._shift = 0
@@ -98,11 +108,6 @@ class Table:
     def entry(self, name: str, row: int, seat: int) -> Array:
         """A copy of one entry."""
         return _kept(self._columns[name][(row * self._width + seat) & self._mask])
-
-    def entries(self, names: Sequence[str], row: int, seat: int) -> dict[str, Array]:
-        """Copies of what a row has in several columns."""
-        place = (row * self._width + seat) & self._mask
-        return {name: _kept(self._columns[name][place]) for name in names}
 
     # --- seats ---
 
@@ -212,7 +217,10 @@ class Table:
     # --- room ---
 
     def _rows_needed(self) -> tuple[I64, I64]:
-        """First row of each seat that is needed, and how many are."""
+        """First row of each seat that is needed, and how many are; the others may be lost from now on."""
+        left, self.left = self.left, []
+        for agent in filter(None, (reference() for reference in left)):
+            agent.freeze()
         latest = self._cursor >> self._shift
         first = np.maximum(np.minimum(self._waiting, latest) - _LOOK_BACK, 0)
         return first, latest - first + 1

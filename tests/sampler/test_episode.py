@@ -77,7 +77,7 @@ def test_original_batches_are_made_on_demand_and_not_later(episode):
         for reward, is_row in ((0.0, False), (float(number), True)):
             if is_row:
                 episode.batch_builder.expect_rows(seat)
-            seat.lane.arriving.append((seat, obs, reward, False, False, 0, {}, is_row))
+            seat.lane.arriving.append((seat, obs, reward, 0))
             seat.lane.take_in()
         segments[agent] = (seat, seat.cut())
     originals = OriginalBatches(segments)
