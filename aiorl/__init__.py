@@ -13,21 +13,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import FrameType
 
-    from aiorl.algorithms.a2c.config import A2CConfig as A2CConfig
-    from aiorl.algorithms.a3c.config import A3CConfig as A3CConfig
-    from aiorl.algorithms.apex.config import ApexConfig as ApexConfig
-    from aiorl.algorithms.appo.config import APPOConfig as APPOConfig
-    from aiorl.algorithms.bc.config import BCConfig as BCConfig
-    from aiorl.algorithms.cql.config import CQLConfig as CQLConfig
-    from aiorl.algorithms.dqn.config import DQNConfig as DQNConfig
-    from aiorl.algorithms.impala.config import IMPALAConfig as IMPALAConfig
-    from aiorl.algorithms.iql.config import IQLConfig as IQLConfig
-    from aiorl.algorithms.marwil.config import MARWILConfig as MARWILConfig
-    from aiorl.algorithms.pg.config import PGConfig as PGConfig
-    from aiorl.algorithms.ppo.config import PPOConfig as PPOConfig
-    from aiorl.algorithms.sac.config import SACConfig as SACConfig
-    from aiorl.algorithms.td3.config import TD3Config as TD3Config
-    from aiorl.callbacks import DefaultCallbacks as DefaultCallbacks
+    from aiorl.acting.exploration import Exploration as Exploration
+    from aiorl.acting.loaded_policy import LoadedPolicy as LoadedPolicy
+    from aiorl.acting.loaded_policy import load_policy as load_policy
+    from aiorl.acting.observation.preprocessors import Preprocessor as Preprocessor
+    from aiorl.acting.policy import Policy as Policy
+    from aiorl.acting.policy_map import PolicyMap as PolicyMap
     from aiorl.config.merge import with_base_config as with_base_config
     from aiorl.config.schema import with_common_config as with_common_config
     from aiorl.data.columns import DEFAULT_AGENT_ID as DEFAULT_AGENT_ID
@@ -45,119 +36,128 @@ if TYPE_CHECKING:
     from aiorl.env.registry import EnvContext as EnvContext
     from aiorl.env.registry import register_env as register_env
     from aiorl.env.vector_env import VectorEnv as VectorEnv
-    from aiorl.evaluation import Evaluation as Evaluation
-    from aiorl.evaluation import evaluate as evaluate
-    from aiorl.export.writing import export_policy as export_policy
-    from aiorl.loaded_policy import LoadedPolicy as LoadedPolicy
-    from aiorl.loaded_policy import load_policy as load_policy
-    from aiorl.models.tf_policy import TFPolicy as TFPolicy
-    from aiorl.observation.preprocessors import Preprocessor as Preprocessor
+    from aiorl.learning.algorithms.a2c.config import A2CConfig as A2CConfig
+    from aiorl.learning.algorithms.a3c.config import A3CConfig as A3CConfig
+    from aiorl.learning.algorithms.apex.config import ApexConfig as ApexConfig
+    from aiorl.learning.algorithms.appo.config import APPOConfig as APPOConfig
+    from aiorl.learning.algorithms.bc.config import BCConfig as BCConfig
+    from aiorl.learning.algorithms.cql.config import CQLConfig as CQLConfig
+    from aiorl.learning.algorithms.dqn.config import DQNConfig as DQNConfig
+    from aiorl.learning.algorithms.impala.config import IMPALAConfig as IMPALAConfig
+    from aiorl.learning.algorithms.iql.config import IQLConfig as IQLConfig
+    from aiorl.learning.algorithms.marwil.config import MARWILConfig as MARWILConfig
+    from aiorl.learning.algorithms.pg.config import PGConfig as PGConfig
+    from aiorl.learning.algorithms.ppo.config import PPOConfig as PPOConfig
+    from aiorl.learning.algorithms.sac.config import SACConfig as SACConfig
+    from aiorl.learning.algorithms.td3.config import TD3Config as TD3Config
+    from aiorl.learning.models.tf_policy import TFPolicy as TFPolicy
     from aiorl.offline.estimators import OffPolicyEstimate as OffPolicyEstimate
     from aiorl.offline.estimators import OffPolicyEstimator as OffPolicyEstimator
     from aiorl.offline.io import InputReader as InputReader
     from aiorl.offline.io import IOContext as IOContext
     from aiorl.offline.io import OutputWriter as OutputWriter
     from aiorl.offline.io import SamplerInput as SamplerInput
-    from aiorl.policy.exploration import Exploration as Exploration
-    from aiorl.policy.policy import Policy as Policy
-    from aiorl.policy.policy_map import PolicyMap as PolicyMap
-    from aiorl.rollout.interface import EvaluatorInterface as EvaluatorInterface
-    from aiorl.rollout.rollout_worker import RolloutWorker as RolloutWorker
-    from aiorl.rollout.rollout_worker import get_global_worker as get_global_worker
-    from aiorl.sampler.async_sampler import AsyncSampler as AsyncSampler
-    from aiorl.sampler.episode import MultiAgentEpisode as MultiAgentEpisode
-    from aiorl.sampler.sync_sampler import SyncSampler as SyncSampler
-    from aiorl.trainer import A2CTrainer as A2CTrainer
-    from aiorl.trainer import A3CTrainer as A3CTrainer
-    from aiorl.trainer import AlgorithmTrainer as AlgorithmTrainer
-    from aiorl.trainer import ApexTrainer as ApexTrainer
-    from aiorl.trainer import APPOTrainer as APPOTrainer
-    from aiorl.trainer import BCTrainer as BCTrainer
-    from aiorl.trainer import CQLTrainer as CQLTrainer
-    from aiorl.trainer import DQNTrainer as DQNTrainer
-    from aiorl.trainer import IMPALATrainer as IMPALATrainer
-    from aiorl.trainer import IQLTrainer as IQLTrainer
-    from aiorl.trainer import MARWILTrainer as MARWILTrainer
-    from aiorl.trainer import PGTrainer as PGTrainer
-    from aiorl.trainer import PPOTrainer as PPOTrainer
-    from aiorl.trainer import SACTrainer as SACTrainer
-    from aiorl.trainer import TD3Trainer as TD3Trainer
-    from aiorl.trainer import Trainer as Trainer
-    from aiorl.trainer.whole_run import train as train
+    from aiorl.run.evaluation import Evaluation as Evaluation
+    from aiorl.run.evaluation import evaluate as evaluate
+    from aiorl.run.export.writing import export_policy as export_policy
+    from aiorl.run.trainer import A2CTrainer as A2CTrainer
+    from aiorl.run.trainer import A3CTrainer as A3CTrainer
+    from aiorl.run.trainer import AlgorithmTrainer as AlgorithmTrainer
+    from aiorl.run.trainer import ApexTrainer as ApexTrainer
+    from aiorl.run.trainer import APPOTrainer as APPOTrainer
+    from aiorl.run.trainer import BCTrainer as BCTrainer
+    from aiorl.run.trainer import CQLTrainer as CQLTrainer
+    from aiorl.run.trainer import DQNTrainer as DQNTrainer
+    from aiorl.run.trainer import IMPALATrainer as IMPALATrainer
+    from aiorl.run.trainer import IQLTrainer as IQLTrainer
+    from aiorl.run.trainer import MARWILTrainer as MARWILTrainer
+    from aiorl.run.trainer import PGTrainer as PGTrainer
+    from aiorl.run.trainer import PPOTrainer as PPOTrainer
+    from aiorl.run.trainer import SACTrainer as SACTrainer
+    from aiorl.run.trainer import TD3Trainer as TD3Trainer
+    from aiorl.run.trainer import Trainer as Trainer
+    from aiorl.run.trainer.whole_run import train as train
+    from aiorl.sampling.async_sampler import AsyncSampler as AsyncSampler
+    from aiorl.sampling.callbacks import DefaultCallbacks as DefaultCallbacks
+    from aiorl.sampling.episode import MultiAgentEpisode as MultiAgentEpisode
+    from aiorl.sampling.interface import EvaluatorInterface as EvaluatorInterface
+    from aiorl.sampling.sync_sampler import SyncSampler as SyncSampler
+    from aiorl.sampling.worker import RolloutWorker as RolloutWorker
+    from aiorl.sampling.worker import get_global_worker as get_global_worker
 
 __version__ = "0.1.0"
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read by TensorFlow when it is imported: only what ends the process
 
 _HOME = {
-    "A2CConfig": "aiorl.algorithms.a2c.config",
-    "A2CTrainer": "aiorl.trainer",
-    "A3CConfig": "aiorl.algorithms.a3c.config",
-    "A3CTrainer": "aiorl.trainer",
-    "APPOConfig": "aiorl.algorithms.appo.config",
-    "APPOTrainer": "aiorl.trainer",
-    "ApexConfig": "aiorl.algorithms.apex.config",
-    "ApexTrainer": "aiorl.trainer",
+    "A2CConfig": "aiorl.learning.algorithms.a2c.config",
+    "A2CTrainer": "aiorl.run.trainer",
+    "A3CConfig": "aiorl.learning.algorithms.a3c.config",
+    "A3CTrainer": "aiorl.run.trainer",
+    "APPOConfig": "aiorl.learning.algorithms.appo.config",
+    "APPOTrainer": "aiorl.run.trainer",
+    "ApexConfig": "aiorl.learning.algorithms.apex.config",
+    "ApexTrainer": "aiorl.run.trainer",
     "ASYNC_RESET_RETURN": "aiorl.env.base_env",
-    "AlgorithmTrainer": "aiorl.trainer",
-    "AsyncSampler": "aiorl.sampler.async_sampler",
-    "BCConfig": "aiorl.algorithms.bc.config",
-    "BCTrainer": "aiorl.trainer",
-    "CQLConfig": "aiorl.algorithms.cql.config",
-    "CQLTrainer": "aiorl.trainer",
-    "IQLConfig": "aiorl.algorithms.iql.config",
-    "IQLTrainer": "aiorl.trainer",
-    "MARWILConfig": "aiorl.algorithms.marwil.config",
-    "MARWILTrainer": "aiorl.trainer",
+    "AlgorithmTrainer": "aiorl.run.trainer",
+    "AsyncSampler": "aiorl.sampling.async_sampler",
+    "BCConfig": "aiorl.learning.algorithms.bc.config",
+    "BCTrainer": "aiorl.run.trainer",
+    "CQLConfig": "aiorl.learning.algorithms.cql.config",
+    "CQLTrainer": "aiorl.run.trainer",
+    "IQLConfig": "aiorl.learning.algorithms.iql.config",
+    "IQLTrainer": "aiorl.run.trainer",
+    "MARWILConfig": "aiorl.learning.algorithms.marwil.config",
+    "MARWILTrainer": "aiorl.run.trainer",
     "BaseEnv": "aiorl.env.base_env",
     "DEFAULT_AGENT_ID": "aiorl.data.columns",
     "DEFAULT_POLICY_ID": "aiorl.data.columns",
-    "DQNConfig": "aiorl.algorithms.dqn.config",
-    "DQNTrainer": "aiorl.trainer",
-    "DefaultCallbacks": "aiorl.callbacks",
+    "DQNConfig": "aiorl.learning.algorithms.dqn.config",
+    "DQNTrainer": "aiorl.run.trainer",
+    "DefaultCallbacks": "aiorl.sampling.callbacks",
     "EnvContext": "aiorl.env.registry",
-    "Evaluation": "aiorl.evaluation",
-    "EvaluatorInterface": "aiorl.rollout.interface",
-    "Exploration": "aiorl.policy.exploration",
+    "Evaluation": "aiorl.run.evaluation",
+    "EvaluatorInterface": "aiorl.sampling.interface",
+    "Exploration": "aiorl.acting.exploration",
     "ExternalEnv": "aiorl.env.external_env",
     "ExternalMultiAgentEnv": "aiorl.env.external_env",
     "Fragment": "aiorl.data.fragment",
-    "IMPALATrainer": "aiorl.trainer",
-    "IMPALAConfig": "aiorl.algorithms.impala.config",
+    "IMPALATrainer": "aiorl.run.trainer",
+    "IMPALAConfig": "aiorl.learning.algorithms.impala.config",
     "IOContext": "aiorl.offline.io",
     "InputReader": "aiorl.offline.io",
-    "LoadedPolicy": "aiorl.loaded_policy",
+    "LoadedPolicy": "aiorl.acting.loaded_policy",
     "MultiAgentBatch": "aiorl.data.multi_agent_batch",
     "MultiAgentEnv": "aiorl.env.multi_agent_env",
-    "MultiAgentEpisode": "aiorl.sampler.episode",
+    "MultiAgentEpisode": "aiorl.sampling.episode",
     "OffPolicyEstimate": "aiorl.offline.estimators",
     "OffPolicyEstimator": "aiorl.offline.estimators",
     "OutputWriter": "aiorl.offline.io",
-    "PGConfig": "aiorl.algorithms.pg.config",
-    "PGTrainer": "aiorl.trainer",
-    "PPOTrainer": "aiorl.trainer",
-    "PPOConfig": "aiorl.algorithms.ppo.config",
-    "Policy": "aiorl.policy.policy",
-    "PolicyMap": "aiorl.policy.policy_map",
+    "PGConfig": "aiorl.learning.algorithms.pg.config",
+    "PGTrainer": "aiorl.run.trainer",
+    "PPOTrainer": "aiorl.run.trainer",
+    "PPOConfig": "aiorl.learning.algorithms.ppo.config",
+    "Policy": "aiorl.acting.policy",
+    "PolicyMap": "aiorl.acting.policy_map",
     "Poll": "aiorl.env.base_env",
-    "Preprocessor": "aiorl.observation.preprocessors",
-    "RolloutWorker": "aiorl.rollout.rollout_worker",
-    "SACConfig": "aiorl.algorithms.sac.config",
-    "SACTrainer": "aiorl.trainer",
+    "Preprocessor": "aiorl.acting.observation.preprocessors",
+    "RolloutWorker": "aiorl.sampling.worker",
+    "SACConfig": "aiorl.learning.algorithms.sac.config",
+    "SACTrainer": "aiorl.run.trainer",
     "SampleBatch": "aiorl.data.sample_batch",
     "SamplerInput": "aiorl.offline.io",
-    "SyncSampler": "aiorl.sampler.sync_sampler",
-    "TD3Config": "aiorl.algorithms.td3.config",
-    "TD3Trainer": "aiorl.trainer",
-    "TFPolicy": "aiorl.models.tf_policy",
-    "Trainer": "aiorl.trainer",
+    "SyncSampler": "aiorl.sampling.sync_sampler",
+    "TD3Config": "aiorl.learning.algorithms.td3.config",
+    "TD3Trainer": "aiorl.run.trainer",
+    "TFPolicy": "aiorl.learning.models.tf_policy",
+    "Trainer": "aiorl.run.trainer",
     "VectorEnv": "aiorl.env.vector_env",
-    "evaluate": "aiorl.evaluation",
-    "export_policy": "aiorl.export.writing",
-    "get_global_worker": "aiorl.rollout.rollout_worker",
-    "load_policy": "aiorl.loaded_policy",
+    "evaluate": "aiorl.run.evaluation",
+    "export_policy": "aiorl.run.export.writing",
+    "get_global_worker": "aiorl.sampling.worker",
+    "load_policy": "aiorl.acting.loaded_policy",
     "register_env": "aiorl.env.registry",
-    "train": "aiorl.trainer.whole_run",
+    "train": "aiorl.run.trainer.whole_run",
     "to_base_env": "aiorl.env.env_maker",
     "with_base_config": "aiorl.config.merge",
     "with_common_config": "aiorl.config.schema",

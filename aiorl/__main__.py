@@ -20,11 +20,11 @@ __all__ = ["command", "main"]
 
 _PROG = "aiorl"
 _COMMANDS = {
-    "train": ("aiorl.learner.__main__", "train a policy, with worker processes here and on any host that joins"),
-    "worker": ("aiorl.worker.__main__", "sample for a learner on this host or another"),
+    "train": ("aiorl.learner", "train a policy, with worker processes here and on any host that joins"),
+    "worker": ("aiorl.worker", "sample for a learner on this host or another"),
     "evaluate": ("aiorl.evaluate", "play episodes with a trained policy, film them, store them"),
     "plot": ("aiorl.plot", "draw learning curves of runs, and compare experiments"),
-    "export": ("aiorl.export.__main__", "write a trained policy as files that run without aiorl"),
+    "export": ("aiorl.export", "write a trained policy as files that run without aiorl"),
     "estimate": ("aiorl.estimate", "estimate from stored episodes what a trained policy would earn"),
     "data": ("aiorl.data.__main__", "inspect, check, convert and merge stored experience"),
     "keys": ("aiorl.keys", "make the keys that let workers on other hosts join"),

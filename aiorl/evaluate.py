@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from aiorl.config.parser import Parser, at_least, exit_status
-from aiorl.evaluation import Evaluation, evaluate
-from aiorl.report.replaced_file import write_json
+from aiorl.process.replaced_file import write_json
+from aiorl.run.evaluation import Evaluation, evaluate
 
 __all__ = ["evaluate", "main"]
 

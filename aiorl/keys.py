@@ -1,7 +1,7 @@
 """Make keys: ``python -m aiorl.keys DIR``.
 
 The directory then serves both sides: the learner reads its private key and the admitted public keys from it, a
-worker its own private key and the learner's public key. See `aiorl.transport.security` for the files.
+worker its own private key and the learner's public key. See `aiorl.net.transport.security` for the files.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import zmq
 
 from aiorl.config.parser import Parser, as_typed
 from aiorl.errors import AiorlError, ConfigError, SecurityError
+from aiorl.net.transport.security import ADMITTED, read_public_key, read_secret_key
 from aiorl.process.standard_output import keep_output_from_failing
-from aiorl.transport.security import ADMITTED, read_public_key, read_secret_key
 
 __all__ = ["main", "make_keys", "parse_key_args"]
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from aiorl.config.parser import Parser, exit_status
 from aiorl.errors import ConfigError
-from aiorl.extras import install_command
-from aiorl.report.experiments import Band, Experiment, RunCurve, band_of, find_runs, group_runs, interquartile_mean
-from aiorl.report.plot import INK, PLOT_FILE, finish_axes, plot_learning_curve, time_unit
-from aiorl.report.replaced_file import replaced
+from aiorl.process.extras import install_command
+from aiorl.process.replaced_file import replaced
+from aiorl.run.report.experiments import Band, Experiment, RunCurve, band_of, find_runs, group_runs, interquartile_mean
+from aiorl.run.report.plot import INK, PLOT_FILE, finish_axes, plot_learning_curve, time_unit
 from aiorl.text import one_line
 
 if TYPE_CHECKING:

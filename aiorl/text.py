@@ -1,6 +1,6 @@
 """Text of others made fit to be shown: printable, bounded, and on as many lines as it may have.
 
-Whatever a peer says passes through here where messages are decoded (`aiorl.wire.schema` declares which field is
+Whatever a peer says passes through here where messages are decoded (`aiorl.net.wire.schema` declares which field is
 what), so that nothing it sends can move a cursor, colour a terminal, turn the direction of writing or begin a line of
 its own in a log. Printable is what `str.isprintable` says: no control characters, no escape, no line or paragraph
 separators, no marks that reorder text, nothing unassigned.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aiorl.report.loggers import flatten
+from aiorl.run.report.loggers import flatten
 
 __all__ = ["MLflow", "WandB"]
 

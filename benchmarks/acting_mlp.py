@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from aiorl.acting.acting_graph import ActingSpec, ArraySpec
+from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data.spaces import space_to_dict
-from aiorl.policy.acting_graph import ActingSpec, ArraySpec
-from aiorl.policy.onnx_policy import OnnxPolicy
 
 __all__ = ["NumpyActor", "make_acting_graph", "make_onnx_policy", "mlp_weights"]
 

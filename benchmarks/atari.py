@@ -19,17 +19,17 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.acting.acting_graph import ActingSpec
+from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.env_maker import make_lockstep_env
 from aiorl.env.lockstep import LockstepEnv
 from aiorl.env.wrapping import Wrapping
-from aiorl.policy.acting_graph import ActingSpec
-from aiorl.policy.onnx_policy import OnnxPolicy
-from aiorl.sampler.lockstep import LockstepSampler
-from aiorl.wire import messages as m
-from aiorl.wire.decoding import decode
-from aiorl.wire.encoding import encode
+from aiorl.net.wire import messages as m
+from aiorl.net.wire.decoding import decode
+from aiorl.net.wire.encoding import encode
+from aiorl.sampling.lockstep import LockstepSampler
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure
 from benchmarks.sampler import PPO_COLUMNS
@@ -94,9 +94,9 @@ def atari_wire() -> list[Figure]:
 
 def export_nature_cnn(directory: Path) -> None:
     """Write the acting graph of the built-in network for pictures, its description and its weights."""
-    from aiorl.models.catalog import build_model
-    from aiorl.models.export import export_acting_graph
-    from aiorl.policy.distributions import make_distribution
+    from aiorl.acting.distributions import make_distribution
+    from aiorl.learning.models.catalog import build_model
+    from aiorl.learning.models.export import export_acting_graph
 
     distribution = make_distribution(spaces.Discrete(NUM_ACTIONS))
     model = build_model((SIDE, SIDE, STACK), "uint8", distribution, {"vf_share_layers": True}, seed=0)

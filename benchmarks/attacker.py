@@ -29,13 +29,13 @@ import zmq
 from numpy.typing import NDArray
 
 from aiorl.data.metrics import EpisodeColumns
-from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
-from aiorl.transport.run_keys import find_run_keys
-from aiorl.transport.security import WorkerKeys
-from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
-from aiorl.wire import messages as m
-from aiorl.wire.encoding import encode
-from aiorl.worker.service import WorkerService
+from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.net.transport.run_keys import find_run_keys
+from aiorl.net.transport.security import WorkerKeys
+from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
+from aiorl.net.wire import messages as m
+from aiorl.net.wire.encoding import encode
+from aiorl.run.worker.service import WorkerService
 
 __all__ = ["ATTACKS", "main"]
 

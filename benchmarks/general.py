@@ -21,17 +21,17 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from numpy.typing import NDArray
 
-from aiorl.callbacks import DefaultCallbacks
+from aiorl.acting.observation.filters import NoFilter
+from aiorl.acting.observation.preprocessors import preprocessor_for
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
 from aiorl.env.serial_env import Copies
 from aiorl.env.vector_env import VectorBaseEnv
-from aiorl.observation.filters import NoFilter
-from aiorl.observation.preprocessors import preprocessor_for
-from aiorl.sampler.setup import SamplerSetup
-from aiorl.sampler.sync_sampler import SyncSampler
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.setup import SamplerSetup
+from aiorl.sampling.sync_sampler import SyncSampler
 from benchmarks.acting_mlp import NumpyActor, make_onnx_policy, mlp_weights
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure

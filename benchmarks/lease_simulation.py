@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aiorl.algorithms.algorithm import LeasePlan
 from aiorl.config.parts import TransportConfig
-from aiorl.learner.ingest import STALE, BatchAssembler, QueuedFragment
-from aiorl.protocol import events as ev
-from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
-from aiorl.protocol.pacing import Pacing
-from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
-from aiorl.wire import messages as m
+from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.net.protocol.pacing import Pacing
+from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.net.wire import messages as m
+from aiorl.run.ingest import STALE, BatchAssembler, QueuedFragment
 
 __all__ = ["Host", "Simulated", "Simulation"]
 

@@ -14,8 +14,8 @@ from itertools import groupby
 from typing import Any
 from unittest.mock import patch
 
-from aiorl.learner.__main__ import main as learner_main
-from aiorl.protocol.pacing import Pacing
+from aiorl.learner import main as learner_main
+from aiorl.net.protocol.pacing import Pacing
 
 __all__ = ["SETTINGS", "Turn", "main", "number_of", "setting_of", "turns_of"]
 

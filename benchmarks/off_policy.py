@@ -92,9 +92,9 @@ def _rows(count: int, obs_size: int, action_space: spaces.Space[Any]) -> Rows:
 
 
 def _subject(algo: str, batch: int, obs_size: int, action_space: spaces.Space[Any]) -> Callable[[], None]:
-    from aiorl.algorithms.algorithm import Observations
-    from aiorl.algorithms.registry import algorithm_class, config_class
     from aiorl.data.obs_layout import ObsLayout
+    from aiorl.learning.algorithms.algorithm import Observations
+    from aiorl.learning.algorithms.registry import algorithm_class, config_class
 
     new = MINIBATCHES * batch // 256
     config = config_class(algo).from_mapping(

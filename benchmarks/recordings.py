@@ -24,7 +24,7 @@ from aiorl.offline.episodes import EpisodeAssembler
 from aiorl.offline.formats import WriteOptions
 from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.registry import format_named
-from aiorl.report.replaced_file import replaced_directory
+from aiorl.process.replaced_file import replaced_directory
 from benchmarks.measure import run_command
 from benchmarks.rows import read_csv, write_csv
 

@@ -24,9 +24,9 @@ import numpy as np
 
 import aiorl
 from aiorl.process.cores import usable_cores
-from aiorl.report.experiments import interquartile_mean
-from aiorl.report.loggers import read_results
-from aiorl.report.replaced_file import replaced
+from aiorl.process.replaced_file import replaced
+from aiorl.run.report.experiments import interquartile_mean
+from aiorl.run.report.loggers import read_results
 from benchmarks.comparison import comparison_section, read_compared_rows
 from benchmarks.measure import exit_on_sigterm, run_command
 from benchmarks.recordings import MIXED_CARTPOLE, RECORDINGS, DataRow, Recording, default_cache, files_of, read_data_row

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from aiorl.report.replaced_file import replaced
+from aiorl.process.replaced_file import replaced
 
 __all__ = ["add_row", "read_csv", "write_csv"]
 

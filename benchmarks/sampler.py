@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.env.env_maker import make_lockstep_env
-from aiorl.sampler.lockstep import LockstepSampler
+from aiorl.sampling.lockstep import LockstepSampler
 from benchmarks.acting_mlp import NumpyActor, make_onnx_policy, mlp_weights
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure

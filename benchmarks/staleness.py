@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.rows import add_row, read_csv
 
 if TYPE_CHECKING:
-    from aiorl.wire.messages import Snapshot
+    from aiorl.net.wire.messages import Snapshot
 
 __all__ = ["LAGS", "StaleRow", "main", "measured", "read_stale_rows", "section_of"]
 
@@ -71,12 +71,12 @@ class StaleRow:
 
 def measured(algo: str, lag: int, seed: int, env_steps: int = ENV_STEPS) -> StaleRow:
     """Train one seed in this process."""
-    from aiorl.algorithms.registry import config_class
     from aiorl.config.presets import named_preset
     from aiorl.data.columns import DEFAULT_POLICY_ID
-    from aiorl.learner.build import build_learning
-    from aiorl.learner.publish import Publisher
-    from aiorl.worker.sampler_unit import SamplerUnit, UnitPlace
+    from aiorl.learning.algorithms.registry import config_class
+    from aiorl.run.build import build_learning
+    from aiorl.run.publish import Publisher
+    from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 
     settings = named_preset(PRESETS[algo]).settings
     config = config_class(algo).from_mapping({**settings, "env": ENV, "seed": seed, "num_workers": 0})

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from aiorl.acting.acting_graph import ActingSpec
+from aiorl.acting.onnx_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.policy.acting_graph import ActingSpec
-from aiorl.policy.onnx_policy import OnnxPolicy
 from benchmarks.atari import NUM_ACTIONS, SIDE, STACK, load_policy, make_baseline, rate_of, save_policy
 from benchmarks.measure import alternate, learner_rate, run_command, run_fresh
 from benchmarks.result import Figure
@@ -100,15 +100,15 @@ def _play_pong(directory: Path) -> float:
 
 
 def _config(preset: str, env_id: str) -> Any:
-    from aiorl.algorithms.registry import config_class
     from aiorl.config.presets import named_preset
+    from aiorl.learning.algorithms.registry import config_class
 
     return config_class("ppo").from_mapping({**named_preset(preset).settings, "env": env_id, "seed": 0})
 
 
 def _built(preset: str, env_id: str) -> tuple[Any, Any, bytes, ActingSpec]:
     """Config, what learns, compiled, and its acting graph with its description."""
-    from aiorl.learner.build import build_learning
+    from aiorl.run.build import build_learning
 
     config = _config(preset, env_id)
     learning = build_learning(config)

@@ -61,7 +61,7 @@ def _rate(run: Callable[[], None], env_steps: int) -> float:
 
 def _subject(algo: str, batch: int, epochs: int, minibatch: int) -> Callable[[], None]:
     """What the update thread does: lay the batch out, learn, copy the weights."""
-    from aiorl.algorithms.registry import algorithm_class, config_class
+    from aiorl.learning.algorithms.registry import algorithm_class, config_class
 
     config = config_class(algo).from_mapping(
         {
@@ -124,8 +124,8 @@ def _per_minibatch(batch: int, epochs: int, minibatch: int) -> Callable[[], None
 
 
 def _model() -> Any:
-    from aiorl.models.catalog import build_model
-    from aiorl.policy.distributions import make_distribution
+    from aiorl.acting.distributions import make_distribution
+    from aiorl.learning.models.catalog import build_model
 
     return build_model((4,), "float32", make_distribution(spaces.Discrete(2)), seed=0)
 

@@ -23,16 +23,16 @@ import zmq
 import zmq.asyncio
 
 from aiorl.data.arena import allocate_together
-from aiorl.protocol import events as ev
-from aiorl.protocol.learner_session import LearnerSession
-from aiorl.protocol.pacing import Pacing
-from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
-from aiorl.transport.endpoint import Event, EventKind
-from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
-from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
-from aiorl.wire import messages as m
-from aiorl.wire.decoding import Unwanted, decode, decode_wanted
-from aiorl.wire.encoding import encode
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.learner_session import LearnerSession
+from aiorl.net.protocol.pacing import Pacing
+from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.net.transport.endpoint import Event, EventKind
+from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
+from aiorl.net.wire import messages as m
+from aiorl.net.wire.decoding import Unwanted, decode, decode_wanted
+from aiorl.net.wire.encoding import encode
 from benchmarks.measure import SINGLE_THREADED, alternate, run_fresh
 from benchmarks.result import Figure
 

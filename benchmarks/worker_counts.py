@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.report.loggers import read_results
+from aiorl.run.report.loggers import read_results
 from benchmarks.measure import exit_on_sigterm, run_command
 from benchmarks.recordings import MIXED_CARTPOLE, default_cache, files_of
 from benchmarks.rows import add_row, read_csv

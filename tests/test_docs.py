@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.algorithms.registry import config_class
 from aiorl.config.command_line import parse_learner_args
 from aiorl.config.load import load_config
 from aiorl.config.worker_command_line import parse_worker_args
 from aiorl.keys import parse_key_args
-from aiorl.wire.decoding import decode
-from aiorl.wire.messages import Hello
-from aiorl.wire.schema import MESSAGE_TYPES
+from aiorl.learning.algorithms.registry import config_class
+from aiorl.net.wire.decoding import decode
+from aiorl.net.wire.messages import Hello
+from aiorl.net.wire.schema import MESSAGE_TYPES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

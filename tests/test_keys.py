@@ -10,7 +10,7 @@ import pytest
 
 from aiorl.errors import ConfigError, SecurityError
 from aiorl.keys import main, make_keys
-from aiorl.transport.security import load_learner_keys, load_worker_keys, read_public_key
+from aiorl.net.transport.security import load_learner_keys, load_worker_keys, read_public_key
 
 
 def _mode(path):

@@ -70,7 +70,7 @@ def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatc
     text = "python -m aiorl.learner --resume a; python -m aiorl.evaluate a; python -m aiorl.config.reference"
     monkeypatch.setattr(sys, "argv", ["/home/me/.venv/bin/aiorl", "train"])
     assert as_typed(text) == "aiorl train --resume a; aiorl evaluate a; python -m aiorl.config.reference"
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "aiorl/learner/__main__.py")])
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "aiorl/learner.py")])
     assert as_typed(text) == text
 
 

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiorl import errors, log_once
-from aiorl.algorithms.batch_buffers import BatchBuffers, ColumnSpec
-from aiorl.callbacks import DefaultCallbacks, callbacks_class, named_callbacks, overridden_hooks
+from aiorl import errors
+from aiorl.acting.policy import Policy
 from aiorl.errors import AiorlError, ConfigError
-from aiorl.policy.policy import Policy
-from aiorl.rollout.rollout_worker import RolloutWorker
+from aiorl.learning.algorithms.batch_buffers import BatchBuffers, ColumnSpec
+from aiorl.process import log_once
+from aiorl.sampling.callbacks import DefaultCallbacks, callbacks_class, named_callbacks, overridden_hooks
+from aiorl.sampling.worker import RolloutWorker
 from aiorl.testing.envs import CountingEnv
 
 ROOT = Path(__file__).parents[1]
@@ -113,7 +114,7 @@ def test_a_column_is_known_where_it_is_named_made_and_wanted(column: str, algori
     assert knowing(column) - LOCKSTEP == {"data/columns.py", "policy/postprocess.py"} | wanted_by
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     assert "`aiorl/data/columns.py`" in page
-    assert "`aiorl/policy/postprocess.py`" in page
+    assert "`aiorl/acting/postprocess.py`" in page
 
 
 class Novel(Policy):

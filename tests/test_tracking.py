@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiorl.report.loggers import make_loggers
+from aiorl.run.report.loggers import make_loggers
 from aiorl.tracking import WandB
 
 CONFIG: dict[str, Any] = {"algo": "ppo", "env": "ALE/Pong-v5", "lr": 0.5, "model": {"fcnet_hiddens": [64, 64]}}

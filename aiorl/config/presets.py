@@ -218,7 +218,7 @@ def render_markdown() -> str:
 
 def main() -> int:
     """Print docs/presets.md; status 2 where an algorithm does not take the settings of a preset of its own."""
-    config_class = importlib.import_module("aiorl.algorithms.registry").config_class  # which stands on configs
+    config_class = importlib.import_module("aiorl.learning.algorithms.registry").config_class  # which stands on configs
     for name in preset_names():
         try:
             preset = named_preset(name)

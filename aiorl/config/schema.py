@@ -33,18 +33,18 @@ from aiorl.config.effective import render_effective
 from aiorl.config.import_path import import_object, is_local, named, not_importable, plain_code
 from aiorl.config.key import all_keys, key
 from aiorl.config.layers import DERIVED, Layer, Origins, file_layer, located, merged, without_overruled
-from aiorl.config.legacy import check_removed, rename_legacy
 from aiorl.config.merge import deep_update, to_plain, with_base_config
 from aiorl.config.named_code import code_named_in
 from aiorl.config.other_names import no_attribute
 from aiorl.config.parts import Code, CodeWithSettings, ModelConfig, MultiAgentConfig, SDESettings, TransportConfig
 from aiorl.config.presets import AUTO, with_preset
+from aiorl.config.renamed import check_removed, rename_legacy
 from aiorl.config.withheld import restore_withheld
 from aiorl.config.worker import WorkerConfig, check_evaluation_keys
 from aiorl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from aiorl.trainer import AlgorithmTrainer
+    from aiorl.run.trainer import AlgorithmTrainer
 
 __all__ = [
     "CommonConfig",
@@ -434,7 +434,7 @@ class CommonConfig(WorkerConfig):
 
         Raises: what the trainer raises.
         """
-        module = importlib.import_module("aiorl.trainer")  # which stands on configs
+        module = importlib.import_module("aiorl.run.trainer")  # which stands on configs
         trainer: AlgorithmTrainer = module.trainer_for(self)
         return trainer
 

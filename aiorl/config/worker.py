@@ -60,7 +60,8 @@ class WorkerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
     algo: Code = _run(
-        "ppo", "Algorithm: the name of a folder in aiorl/algorithms, or package.module:Name for a class of your own."
+        "ppo",
+        "Algorithm: the name of a folder in aiorl/learning/algorithms, or package.module:Name for a class of your own.",
     )
     env: Code | None = _run(
         None, "Environment: a Gymnasium id, package.module:Name for a class or function of your own, module:name for "

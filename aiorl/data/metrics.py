@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.log_once import log_once
+from aiorl.process.log_once import log_once
 from aiorl.text import one_line
 
 __all__ = ["MAX_HIST", "MAX_NAME", "MAX_NAMES", "EpisodeColumns", "PerfStats", "RolloutMetrics"]

@@ -16,7 +16,7 @@ class SamplePlan:
     """Columns and postprocessing that a worker applies to each fragment.
 
     Attributes:
-        postprocess: name in aiorl.policy.postprocess.POSTPROCESSORS.
+        postprocess: name in aiorl.acting.postprocess.POSTPROCESSORS.
         postprocess_params: its keyword arguments.
         columns: names of what is to be sent, of `aiorl.data.columns`: columns [T, N, ...], and arrays [N, ...] with
             one entry for each environment or sequence, such as last_obs and state_in_0. VALID goes with them wherever

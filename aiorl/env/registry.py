@@ -42,7 +42,7 @@ from aiorl.config.import_path import (
 )
 from aiorl.config.merge import copied
 from aiorl.errors import ConfigError, UnknownEnvError, nearest
-from aiorl.extras import needed_by
+from aiorl.process.extras import needed_by
 from aiorl.process.python_path import python_path
 
 __all__ = [

@@ -19,11 +19,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from aiorl.data.nested_codec import pack, pack_infos, unpack
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.base_env import BaseEnv, FinishedGame, Poll, opening_poll
 from aiorl.env.checks import env_fault
 from aiorl.env.kinds import check_can_be_remote, kind_of
-from aiorl.env.nested_codec import pack, pack_infos, unpack
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.serial_env import Copies, episode_limit
 from aiorl.env.wrapping import Wrapping

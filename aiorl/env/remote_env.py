@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 
 from aiorl.data.actions import ActionLayout
 from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_from_dict
 from aiorl.env import remote_child as wire
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, FinishedGame, Poll
 from aiorl.env.checks import ObservationCheck
 from aiorl.env.child_process import ChildProcess
 from aiorl.env.lockstep import SEED_STRIDE, LockstepEnv, TrainingDisabled, VectorStep, checked_horizon
-from aiorl.env.nested_codec import pack, unpack
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import EnvContractError, EnvError, SamplerDied
 

@@ -26,7 +26,7 @@ from aiorl.env.gym_like import check_gym_like, check_seedable, reset_env, seed_e
 from aiorl.env.lockstep import LockstepEnv, TrainingDisabled, VectorStep, checked_horizon, env_seeds
 from aiorl.env.vector_env import VectorEnv
 from aiorl.errors import UnsupportedEnvError
-from aiorl.log_once import report
+from aiorl.process.log_once import report
 
 __all__ = ["Copies", "SerialEnv", "episode_limit"]
 

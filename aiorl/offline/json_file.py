@@ -15,10 +15,10 @@ from aiorl.config.regular_file import parsed_bytes
 from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
-from aiorl.log_once import log_once
 from aiorl.offline.files import create, open_unpacked
 from aiorl.offline.formats import BatchFile, Share, Stored
 from aiorl.offline.stored_columns import MAX_BATCH_BYTES, NUMBER_KINDS
+from aiorl.process.log_once import log_once
 from aiorl.text import one_line
 
 __all__ = ["MAX_LINE_BYTES", "JsonFile", "encoded", "jsonable", "parsed", "raw_lines", "read_lines"]

@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.acting.observation.preprocessors import preprocessor_for
 from aiorl.config.regular_file import open_regular, parse_json, read_regular
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
@@ -26,11 +27,10 @@ from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, DataError
-from aiorl.extras import needed_by
-from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.offline.files import EXTRA
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
 from aiorl.offline.stored_columns import NUMBER_KINDS, Room, to_batch
+from aiorl.process.extras import needed_by
 from aiorl.text import one_line
 
 __all__ = ["PREFIX", "MinariDataset"]

@@ -28,13 +28,13 @@ from aiorl.data import columns as c
 from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
-from aiorl.extras import needed_by
 from aiorl.offline.files import EXTRA, create, is_uri, open_plain, readable
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions
 from aiorl.offline.json_file import encoded, jsonable
 from aiorl.offline.parquet_pages import decoded_bytes, read_row_groups
 from aiorl.offline.pickled_array import MAX_DIMS
 from aiorl.offline.stored_columns import MAX_BATCH_BYTES, NUMBER_KINDS, Room, object_column, to_batch
+from aiorl.process.extras import needed_by
 from aiorl.text import one_line
 
 __all__ = ["Parquet"]

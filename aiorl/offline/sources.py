@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.config.import_path import import_object, is_import_path
 from aiorl.config.user_function import check_takes, named_failures
 from aiorl.config.worker import WorkerConfig
@@ -36,7 +37,6 @@ from aiorl.offline.reader_stages import (
 from aiorl.offline.readers import MAX_CORRUPT, FileReader, HoldOut, ReaderOptions
 from aiorl.offline.unit_actions import UnitActions, UnitGuess, seem_scaled
 from aiorl.offline.writers import COMPRESSED, MAX_FILE_BYTES, FileWriter
-from aiorl.policy.graph_policy import GraphPolicy
 
 __all__ = [
     "LOG_DIR",

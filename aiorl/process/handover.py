@@ -10,7 +10,7 @@ import os
 __all__ = ["KEYS_VARIABLE", "LOG_VARIABLE", "WORKER_ID_VARIABLE", "take_handed_over"]
 
 KEYS_VARIABLE = "AIORL_RUN_KEYS"
-"""The run's keys, see `aiorl.transport.run_keys`."""
+"""The run's keys, see `aiorl.net.transport.run_keys`."""
 
 WORKER_ID_VARIABLE = "AIORL_WORKER_ID"
 """The name by which the learner will know the worker."""

@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.policy.distributions import ActionDistribution, make_distribution
-from aiorl.policy.graph_policy import ActRows
+from aiorl.acting.distributions import ActionDistribution, make_distribution
+from aiorl.acting.graph_policy import ActRows
 
 __all__ = ["FakePolicy", "linear_value"]
 

@@ -14,10 +14,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.acting.policy import Policy
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, FinishedGame, Poll
 from aiorl.errors import EnvError
-from aiorl.policy.policy import Policy
 
 __all__ = ["RecordingPolicy", "Scene", "ScriptedEnv", "scenes"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zmq
 
-from aiorl.transport.security import WorkerKeys, load_worker_keys
+from aiorl.net.transport.security import WorkerKeys, load_worker_keys
 
 __all__ = ["main"]
 

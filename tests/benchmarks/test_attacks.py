@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from benchmarks import attacks
 from benchmarks.attacker import ATTACKS, Attacker
 

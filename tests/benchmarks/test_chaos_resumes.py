@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from in_process import LENGTH, NUM_ENVS, FakeAlgorithm, InProcess, with_settings
 
-from aiorl.learner import checkpoint as checkpoints
-from aiorl.learner.checkpoint import save_checkpoint
-from aiorl.learner.flow import Counters, Flow
-from aiorl.learner.ingest import BatchAssembler
-from aiorl.learner.restoring import checkpoint_to_resume
-from aiorl.protocol.ledger import Ledger
-from aiorl.report import results as reports
+from aiorl.acting import checkpoint as checkpoints
+from aiorl.acting.checkpoint import save_checkpoint
+from aiorl.net.protocol.ledger import Ledger
+from aiorl.run.flow import Counters, Flow
+from aiorl.run.ingest import BatchAssembler
+from aiorl.run.report import results as reports
+from aiorl.run.restoring import checkpoint_to_resume
 from benchmarks.chaos import progress
 from benchmarks.chaos.resumes import Resumes
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.algorithms.registry import config_class
+from aiorl.learning.algorithms.registry import config_class
 from benchmarks import comparison
 from benchmarks.comparison import TASKS, ComparedRow, ComparedTask, comparison_section, ratio_of, read_compared_rows
 from benchmarks.rows import write_csv

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aiorl.algorithms.algorithm import LeasePlan
-from aiorl.protocol.pacing import Pacing
+from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.net.protocol.pacing import Pacing
 from benchmarks.lease_simulation import Host, Simulated, Simulation
 from benchmarks.lease_turns import SETTINGS, Turn, number_of, setting_of, turns_of
 from benchmarks.lease_turns import main as lease_turns

@@ -6,7 +6,7 @@ from benchmarks import wire
 
 
 def test_fragments_have_the_size_they_are_named_after_and_do_not_shrink():
-    from aiorl.wire.encoding import encode
+    from aiorl.net.wire.encoding import encode
 
     for num_bytes in (wire.SMALL_BYTES, wire.LARGE_BYTES):
         samples = wire.make_samples(num_bytes)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.algorithms.registry import config_class
 from aiorl.config.command_line import configure_learner
+from aiorl.learning.algorithms.registry import config_class
 from benchmarks.recordings import RECORDINGS, Recording
 from benchmarks.rows import write_csv
 from benchmarks.worker_counts import (

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from aiorl.algorithms.pg.config import PGConfig
-from aiorl.algorithms.registry import config_class
 from aiorl.config.check import plain_error
 from aiorl.config.key import all_keys, key, reason_unsupported
 from aiorl.config.reference import render_markdown, render_text
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.pg.config import PGConfig
+from aiorl.learning.algorithms.registry import config_class
 
 
 class Inner(BaseModel):

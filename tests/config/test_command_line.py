@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aiorl.algorithms.registry import config_class
 from aiorl.config.command_line import configure_learner, parse_learner_args
 from aiorl.config.key import changed
 from aiorl.config.schema import CommonConfig, key
 from aiorl.config.worker_command_line import parse_worker_args
 from aiorl.errors import UnknownAlgorithmError
+from aiorl.learning.algorithms.registry import config_class
 
 
 class OtherConfig(CommonConfig):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.algorithms.ppo.config import PPOConfig
 from aiorl.config.effective import render_effective
 from aiorl.config.key import all_keys
+from aiorl.learning.algorithms.ppo.config import PPOConfig
 
 
 def described(config: PPOConfig) -> dict[str, str]:

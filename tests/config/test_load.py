@@ -9,12 +9,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.algorithms.registry import config_class
 from aiorl.config.load import CONFIG_FILE, dump_yaml, load_config, save_config
 from aiorl.config.schema import CommonConfig, key
 from aiorl.config.withheld import WITHHELD
 from aiorl.config.yaml_text import parse_value
 from aiorl.errors import ConfigError, UnknownAlgorithmError
+from aiorl.learning.algorithms.registry import config_class
 
 
 class OtherConfig(CommonConfig):

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aiorl.algorithms.registry import config_class
 from aiorl.config.load import load_config, save_config
 from aiorl.config.named_code import code_named_in, foreign_code
 from aiorl.config.schema import CommonConfig
+from aiorl.learning.algorithms.registry import config_class
 
 NAMED = {
     "env": "their_module:Env",
@@ -95,7 +95,7 @@ def test_a_file_of_keys_that_somebody_else_wrote_is_told_too(tmp_path: Path, som
 MAIN = """
 import os, sys
 os.getuid = lambda: 123456
-from aiorl.learner.__main__ import main
+from aiorl.learner import main
 sys.exit(main(["--resume", sys.argv[1]]))
 """
 

@@ -14,7 +14,7 @@ from aiorl.config.key import all_keys, reason_unsupported
 from aiorl.config.parts import ModelConfig, MultiAgentConfig, TransportConfig
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerConfig
-from aiorl.rollout.rollout_worker import RolloutWorker
+from aiorl.sampling.worker import RolloutWorker
 
 PACKAGE = Path(__file__).parents[2] / "aiorl"
 REFERENCE = set(inspect.signature(RolloutWorker).parameters)
@@ -66,12 +66,12 @@ def test_one_more_setting_of_samplers_touches_one_file(tmp_path: Path) -> None:
     more = '    brand_new: int = key(3, "Something new.", group="Sampling", where="workers", ge=0)\n'
     file.write_text(text.replace("    soft_horizon: bool = ", f"{more}    soft_horizon: bool = ", 1), encoding="utf-8")
     code = """
-from aiorl.algorithms.registry import config_class
+from aiorl.learning.algorithms.registry import config_class
 from aiorl.config.command_line import configure_learner
 from aiorl.config.load import dump_yaml
 from aiorl.config.reference import render_markdown
 from aiorl.config.worker import WorkerPart
-from aiorl.rollout.arguments import WorkerArguments
+from aiorl.sampling.arguments import WorkerArguments
 
 config = configure_learner(["--env", "E", "--algo", "impala", "--brand-new", "4"], config_class)
 part = WorkerPart.from_dict(WorkerPart.of(config).to_dict())

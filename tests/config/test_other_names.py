@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import aiorl
-from aiorl.algorithms.registry import ALGORITHMS
 from aiorl.config.key import all_keys
 from aiorl.config.other_names import attribute_hint, from_rllib, with_tables
 from aiorl.config.reference import default_text
 from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.registry import ALGORITHMS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ["migration_rllib.md", "migration_sb3.md"]

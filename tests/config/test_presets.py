@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from aiorl.algorithms.impala.config import IMPALAConfig
-from aiorl.algorithms.ppo.config import PPOConfig
-from aiorl.algorithms.registry import config_class
 from aiorl.config import presets
 from aiorl.config.key import reason_unsupported
 from aiorl.config.load import dump_yaml, load_config, save_config
@@ -19,6 +16,9 @@ from aiorl.config.presets import find_preset, named_preset, preset_names, render
 from aiorl.config.yaml_text import parse_value
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.impala.config import IMPALAConfig
+from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.registry import config_class
 
 ROOT = Path(__file__).parents[2]
 WANTED = (

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from aiorl.algorithms.registry import config_class
 from aiorl.config.load import load_config
 from aiorl.config.rllib_file import convert, is_rllib_file
 from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.registry import config_class
 
 FILE = """\
 my-experiment:

@@ -9,9 +9,6 @@ import pytest
 from gymnasium.spaces import Discrete
 from pydantic import ValidationError
 
-from aiorl.algorithms.a3c.config import A3CConfig
-from aiorl.algorithms.ppo.config import PPOConfig
-from aiorl.callbacks import DefaultCallbacks
 from aiorl.config.check import FREE_SUB_DICTS
 from aiorl.config.key import changed
 from aiorl.config.merge import with_base_config
@@ -20,6 +17,9 @@ from aiorl.config.worker import WorkerPart
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.registry import register_env, resolve_env
 from aiorl.errors import ConfigError, SecurityError
+from aiorl.learning.algorithms.a3c.config import A3CConfig
+from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.sampling.callbacks import DefaultCallbacks
 
 # Copied by hand from the specification's table, not from the code.
 SPEC_DEFAULTS = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorl.data.arena import ALIGN_BYTES, allocate_together
-from aiorl.wire.format import ALIGN
+from aiorl.net.wire.format import ALIGN
 
 specs = st.lists(
     st.tuples(st.lists(st.integers(0, 5), max_size=3).map(tuple), st.sampled_from(["?", "f2", "f4", "i8", "u1"])),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aiorl.data.metrics import MAX_HIST, MAX_NAME, MAX_NAMES, EpisodeColumns, PerfStats, RolloutMetrics
-from aiorl.log_once import log_once
+from aiorl.process.log_once import log_once
 
 
 def test_r93_rollout_metrics_has_the_six_fields_in_order_with_empty_defaults() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError
-from aiorl.log_once import summarize
+from aiorl.process.log_once import summarize
 
 
 def make_batch(rows: int, start: int = 0) -> SampleBatch:

@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing
 
+from aiorl.acting.observation.preprocessors import preprocessor_for
 from aiorl.data.obs_layout import layout_of
 from aiorl.env.atari import (
     EpisodicLife,
@@ -22,7 +23,6 @@ from aiorl.env.atari import (
 from aiorl.env.base_env import FinishedGame
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
-from aiorl.observation.preprocessors import preprocessor_for
 from aiorl.testing.envs import CountingEnv
 
 

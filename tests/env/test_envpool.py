@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from aiorl.acting.policy import Policy
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
@@ -17,9 +18,8 @@ from aiorl.env.lockstep import SEED_STRIDE
 from aiorl.env.lockstep_base_env import LockstepBaseEnv
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError, EnvContractError, UnknownEnvError
-from aiorl.learner.look_at_env import look_at_env
-from aiorl.policy.policy import Policy
-from aiorl.rollout.rollout_worker import RolloutWorker
+from aiorl.run.look_at_env import look_at_env
+from aiorl.sampling.worker import RolloutWorker
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from aiorl.acting.policy import Policy
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.env_maker import to_base_env
@@ -20,8 +21,7 @@ from aiorl.errors import (
     SamplerDied,
     UnsupportedEnvError,
 )
-from aiorl.policy.policy import Policy
-from aiorl.rollout.rollout_worker import RolloutWorker
+from aiorl.sampling.worker import RolloutWorker
 
 SPACES = (spaces.Discrete(100), spaces.Discrete(100))
 VECTORS = (spaces.Discrete(1000), spaces.Box(-np.inf, np.inf, (2,), np.float64))

@@ -17,7 +17,7 @@ from aiorl.env.base_env import BaseEnv, opening_poll
 from aiorl.env.env_maker import EnvMaker, EnvPlan, to_base_env
 from aiorl.env.kinds import KINDS, EnvKind, facts_of, kind_of
 from aiorl.errors import ConfigError, UnsupportedEnvError
-from aiorl.learner.look_at_env import look_at_env
+from aiorl.run.look_at_env import look_at_env
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 

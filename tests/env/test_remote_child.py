@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
+from aiorl.data.nested_codec import pack, unpack
 from aiorl.env import remote_child as wire
 from aiorl.env.base_env import ALL_AGENTS
-from aiorl.env.nested_codec import pack, unpack
 from aiorl.env.wrapping import Wrapping
 
 NOTHING = pack(None)

@@ -19,7 +19,7 @@ from aiorl.errors import (
     EnvError,
     UnsupportedEnvError,
 )
-from aiorl.log_once import log_once
+from aiorl.process.log_once import log_once
 from aiorl.testing.envs import CountingEnv, FaultyEnv, counting_obs
 
 

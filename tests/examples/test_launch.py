@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from aiorl.keys import make_keys
-from aiorl.transport.security import load_worker_keys
+from aiorl.net.transport.security import load_worker_keys
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
 

@@ -11,19 +11,19 @@ import pytest
 from gymnasium import spaces
 from sampler_settings import sampler_settings
 
-from aiorl.callbacks import DefaultCallbacks
+from aiorl.acting.distributions import make_distribution
+from aiorl.acting.loading import load_policy
+from aiorl.acting.observation.filters import NoFilter
+from aiorl.acting.observation.preprocessors import make_preprocessor
+from aiorl.acting.postprocess import gae
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.env_maker import to_base_env
-from aiorl.models.catalog import build_model
-from aiorl.models.export import describe_policy
-from aiorl.observation.filters import NoFilter
-from aiorl.observation.preprocessors import make_preprocessor
-from aiorl.policy.distributions import make_distribution
-from aiorl.policy.loading import load_policy
-from aiorl.policy.postprocess import gae
-from aiorl.sampler.setup import SamplerSetup
-from aiorl.sampler.sync_sampler import SyncSampler
+from aiorl.learning.models.catalog import build_model
+from aiorl.learning.models.export import describe_policy
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.setup import SamplerSetup
+from aiorl.sampling.sync_sampler import SyncSampler
 
 OBS = spaces.Dict({"place": spaces.Discrete(5), "speed": spaces.Tuple([spaces.Box(-9.0, 9.0, (2,))])})
 ACTIONS = spaces.Tuple([spaces.Discrete(3, start=1), spaces.Dict({"push": spaces.Box(-0.1, 0.1, (2,))})])

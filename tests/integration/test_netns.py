@@ -12,7 +12,7 @@ import pytest
 from netns import LEARNER_HOST, NEEDS_NAMESPACES, PORT, WORKER_HOST, Network, Process, network
 
 from aiorl.keys import make_keys
-from aiorl.transport.security import read_public_key
+from aiorl.net.transport.security import read_public_key
 
 __all__ = ["network"]
 
@@ -20,10 +20,10 @@ pytestmark = NEEDS_NAMESPACES
 
 _DRIVER = f"""
 import asyncio, json, logging, sys
-from aiorl.transport.endpoint import EndpointLimits, EventKind
-from aiorl.transport.security import load_learner_keys, load_worker_keys
-from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
-from aiorl.transport.zmq_worker import ZmqWorkerEndpoint
+from aiorl.net.transport.endpoint import EndpointLimits, EventKind
+from aiorl.net.transport.security import load_learner_keys, load_worker_keys
+from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 
 LIMITS = EndpointLimits(heartbeat_s=0.5, dead_after_s=2.0, retry_s=0.2, max_retry_s=0.5, handshake_s=2.0, tick_s=0.1)
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 
-from aiorl.learner.checkpoint import load_newest_valid
+from aiorl.acting.checkpoint import load_newest_valid
 
 
 def test_a_second_learner_is_refused_and_a_removed_directory_is_made_again(processes) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.learner.checkpoint import Checkpoint, list_checkpoints, load_newest_valid
+from aiorl.acting.checkpoint import Checkpoint, list_checkpoints, load_newest_valid
 
 SLOW_UPDATES = Path(__file__).parent.parent / "support" / "slow_updates.py"
 SMALL = (

@@ -32,7 +32,7 @@ for folder in "worker rollout offline sampler env policy transport protocol".spl
     for found in pkgutil.iter_modules(module.__path__, package + "."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
-import aiorl.evaluate, aiorl.keys, aiorl.loaded_policy
+import aiorl.evaluate, aiorl.keys, aiorl.acting.loaded_policy
 print(",".join(name for name in %r if name in sys.modules))
 """
 

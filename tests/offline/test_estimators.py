@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from aiorl.acting.policy import Policy
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
@@ -19,7 +20,6 @@ from aiorl.offline.estimators import (
 )
 from aiorl.offline.estimators.likelihoods import behaviour_log_likelihoods
 from aiorl.offline.io import IOContext
-from aiorl.policy.policy import Policy
 
 SPACE = spaces.Box(-1, 1, (1,), np.float32)
 

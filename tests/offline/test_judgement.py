@@ -10,12 +10,12 @@ import pytest
 from gymnasium import spaces
 from layered_world import NEW, OLD, play, table_policy, true_q, true_value, value_of
 
+from aiorl.acting.policy import Policy
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.estimators.judgement import METHODS, judge
 from aiorl.offline.estimators.ratios import Ratios, Trajectories
-from aiorl.policy.policy import Policy
 
 GAMMA = Fraction(4, 5)
 

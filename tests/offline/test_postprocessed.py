@@ -12,6 +12,8 @@ import pytest
 from gymnasium import spaces
 from plain_graph import make_graph
 
+from aiorl.acting.loading import learned_policy_class
+from aiorl.acting.n_step import n_step_new_obs
 from aiorl.data import columns as c
 from aiorl.data.concat import Batch
 from aiorl.data.multi_agent_batch import MultiAgentBatch
@@ -21,8 +23,6 @@ from aiorl.offline.io import InputReader
 from aiorl.offline.reader_stages import AsStoredReader, PostprocessedReader
 from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.writers import FileWriter
-from aiorl.policy.loading import learned_policy_class
-from aiorl.policy.n_step import n_step_new_obs
 
 LENGTHS = (4, 3, 5)
 """Of three episodes: one terminates, one is truncated, one is cut. Observations count on, rewards are 1."""

@@ -13,13 +13,13 @@ from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, EndOfData
-from aiorl.log_once import log_once
 from aiorl.offline.formats import Share, WriteOptions
 from aiorl.offline.io import InputReader, IOContext, NoopWriter, OutputWriter, SamplerInput
 from aiorl.offline.readers import FileReader, HoldOut
 from aiorl.offline.registry import format_of
 from aiorl.offline.sources import InputSettings, configured_input, configured_output, input_creator, output_creator
-from aiorl.rollout.rollout_worker import RolloutWorker
+from aiorl.process.log_once import log_once
+from aiorl.sampling.worker import RolloutWorker
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 

@@ -9,6 +9,9 @@ import pytest
 from gymnasium import spaces
 from plain_graph import make_graph
 
+from aiorl.acting.acting_graph import ActingSpec
+from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.loading import learned_policy_class
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, PolicyError
@@ -16,9 +19,6 @@ from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ
 from aiorl.offline.estimators.judgement import judge
 from aiorl.offline.estimators.ratios import Trajectories
 from aiorl.offline.estimators.target import Target
-from aiorl.policy.acting_graph import ActingSpec
-from aiorl.policy.graph_policy import GraphPolicy
-from aiorl.policy.loading import learned_policy_class
 
 THREE = spaces.Discrete(3, start=2)
 

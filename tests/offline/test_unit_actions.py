@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from aiorl.acting.distributions import make_distribution
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError
 from aiorl.offline.commands import main
 from aiorl.offline.io import InputReader, IOContext
 from aiorl.offline.reader_stages import StoredRowsReader
 from aiorl.offline.sources import InputSettings, input_creator
-from aiorl.policy.distributions import make_distribution
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
 NARROW = spaces.Box(-1.0, 1.0, (2,))

@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import os, sys, time
 from concurrent.futures import ThreadPoolExecutor
-import aiorl.policy.acting_graph
+import aiorl.acting.acting_graph
 from aiorl.process.forked_child import keep_children_out
 
 def fork(leave):

@@ -14,7 +14,7 @@ time.sleep(30)
 
 EVALUATES = """
 import sys, time
-from aiorl import evaluation_child
+from aiorl.run import evaluation_child
 
 def evaluate(checkpoint):
     print("evaluating", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ from saved_runs import save_run
 
 import aiorl
 from aiorl.env.registry import register_env
-from aiorl.learner.build import Learning
+from aiorl.run.build import Learning
 from aiorl.testing.masked_env import ACTION_SPACES, ForbiddingEnv
 
 __all__ = ["WORLDS", "Shown", "model_inputs", "observations_of", "run_onnx", "save_world"]

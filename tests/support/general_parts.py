@@ -10,8 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from aiorl.callbacks import DefaultCallbacks
 from aiorl.env.external_env import ExternalEnv
+from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.testing.envs import CountingEnv
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)

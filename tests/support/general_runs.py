@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from aiorl import DefaultCallbacks, MultiAgentEnv
-from aiorl.policy.policy import Policy
+from aiorl.acting.policy import Policy
 
 
 class Poles(MultiAgentEnv):

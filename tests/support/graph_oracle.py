@@ -1,4 +1,4 @@
-"""What `onnx` reads in a graph, to hold against what `aiorl.policy.graph_check` makes of it."""
+"""What `onnx` reads in a graph, to hold against what `aiorl.acting.graph_check` makes of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import copy
 
 from onnx import ModelProto, TensorProto, helper
 
+from aiorl.acting import graph_check
+from aiorl.acting.graph_check import to_canonical_graph
 from aiorl.errors import PolicyError
-from aiorl.policy import graph_check
-from aiorl.policy.graph_check import to_canonical_graph
 
 SMALL_WEIGHTS = {"w": ((2, 3), "float32")}
 

@@ -16,7 +16,8 @@ import numpy as np
 from gymnasium import spaces
 from memory_endpoint import MemoryNetwork
 
-from aiorl.algorithms.algorithm import Algorithm, AlgorithmState, Batch, LeasePlan, UpdateResult
+from aiorl.acting.observation.filters import make_filter
+from aiorl.acting.observation.returns import ReturnFilter, returns_of
 from aiorl.config.parts import TransportConfig
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerPart
@@ -24,17 +25,16 @@ from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.errors import BatchError
-from aiorl.learner.build import Learning
-from aiorl.learner.policy_group import PolicyGroup
-from aiorl.learner.service import LearnerService
-from aiorl.learner.update_thread import UpdateDone, UpdateEvent, UpdateFailed, UpdateThread
-from aiorl.observation.filters import make_filter
-from aiorl.observation.returns import ReturnFilter, returns_of
-from aiorl.protocol.events import WorkerFailed
-from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
-from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
-from aiorl.report.results import Results
-from aiorl.worker.service import WorkerOutcome, WorkerService
+from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, LeasePlan, UpdateResult
+from aiorl.net.protocol.events import WorkerFailed
+from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.run.build import Learning
+from aiorl.run.policy_group import PolicyGroup
+from aiorl.run.report.results import Results
+from aiorl.run.service import LearnerService
+from aiorl.run.update_thread import UpdateDone, UpdateEvent, UpdateFailed, UpdateThread
+from aiorl.run.worker.service import WorkerOutcome, WorkerService
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
 __all__ = [

@@ -11,10 +11,10 @@ from fractions import Fraction as F
 import numpy as np
 from gymnasium import spaces
 
+from aiorl.acting.acting_graph import ActingSpec
+from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_to_dict
-from aiorl.policy.acting_graph import ActingSpec
-from aiorl.policy.graph_policy import GraphPolicy
 
 NUM_STATES = 5
 FIRST = ((0, F(2, 3)), (1, F(1, 3)))

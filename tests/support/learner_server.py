@@ -159,7 +159,7 @@ class _Server:
 def _load() -> None:
     """Import what a learner does, TensorFlow as it does itself."""
     from aiorl.config.schema import CommonConfig
-    from aiorl.learner import run, tf_runtime  # noqa: F401
+    from aiorl.learning import tf_runtime
 
     tf_runtime.import_tensorflow(CommonConfig(compilation_cache="off"))
     import tensorboard.summary.writer.record_writer  # noqa: F401
@@ -169,9 +169,11 @@ def _load() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from aiorl.algorithms.impala import algorithm as impala  # noqa: F401
-    from aiorl.algorithms.ppo import algorithm as ppo  # noqa: F401
-    from aiorl.models import catalog, export  # noqa: F401
+    from aiorl.learning.algorithms.impala import algorithm as impala  # noqa: F401
+    from aiorl.learning.algorithms.ppo import algorithm as ppo  # noqa: F401
+    from aiorl.learning.models import (
+        export,  # noqa: F401
+    )
 
     FigureCanvasAgg(Figure()).print_png(io.BytesIO())  # finds fonts, too
     # Graphs run a few times in tests: to optimise them takes longer than they do

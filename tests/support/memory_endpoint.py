@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from aiorl.errors import EndpointClosed
-from aiorl.transport.endpoint import Buffer, EndpointStats, Event, EventKind
+from aiorl.net.transport.endpoint import Buffer, EndpointStats, Event, EventKind
 
 __all__ = ["Direction", "MemoryLearnerEndpoint", "MemoryNetwork", "MemoryWorkerEndpoint"]
 

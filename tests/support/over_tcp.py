@@ -9,7 +9,7 @@ from typing import Any
 
 from in_process import InProcess
 
-from aiorl.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 
 __all__ = ["learner_over_tcp", "until"]
 

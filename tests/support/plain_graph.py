@@ -6,8 +6,8 @@ import numpy as np
 from gymnasium import spaces
 from onnx import TensorProto, helper
 
+from aiorl.acting.acting_graph import ActingSpec, ArraySpec
 from aiorl.data.spaces import space_to_dict
-from aiorl.policy.acting_graph import ActingSpec, ArraySpec
 
 SURE = 1e4
 """Logit of the action that is taken; all others have 0."""

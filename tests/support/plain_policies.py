@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from gymnasium import spaces
 
+from aiorl.acting.policy import Policy
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.policy.policy import Policy
 
 
 class PlainPolicy(Policy):

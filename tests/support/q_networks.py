@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from gymnasium import spaces
 
-from aiorl.algorithms.algorithm import Observations
-from aiorl.algorithms.dqn.algorithm import DQN
-from aiorl.algorithms.dqn.config import DQNConfig
-from aiorl.algorithms.q_network import QNetwork
 from aiorl.data.obs_layout import ObsLayout
+from aiorl.learning.algorithms.algorithm import Observations
+from aiorl.learning.algorithms.dqn.algorithm import DQN
+from aiorl.learning.algorithms.dqn.config import DQNConfig
+from aiorl.learning.algorithms.q_network import QNetwork
 
 NUM_ACTIONS, NUM_OBS, START = 3, 4, 5
 

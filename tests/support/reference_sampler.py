@@ -1,6 +1,6 @@
 """A plain sampler of dicts and lists, written from SPEC sections 3 to 5 and 8 and from R58 to R134: the tests' oracle.
 
-Nothing here is fast, shared with `aiorl.sampler`, or clever. Rows are dicts, one at a time; environments are those
+Nothing here is fast, shared with `aiorl.sampling`, or clever. Rows are dicts, one at a time; environments are those
 of `plain_envs`. Policies, preprocessors, filters, postprocessing and callbacks are the product's or the test's own.
 
 Where SPEC leaves something open, this says what we decided:
@@ -35,11 +35,11 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.callbacks import DefaultCallbacks
 from aiorl.data.actions import ActionLayout
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.obs_layout import layout_of
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.sampling.callbacks import DefaultCallbacks
 
 ALL = "__all__"
 DEFAULT_POLICY = "default_policy"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.acting.n_step import n_step
 from aiorl.data import columns as c
-from aiorl.policy.n_step import n_step
-from aiorl.replay import Replay
+from aiorl.learning.replay import Replay
 
 Array = NDArray[Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.algorithms.algorithm import AlgorithmState
-from aiorl.algorithms.replay_algorithm import ReplayAlgorithm
+from aiorl.learning.algorithms.algorithm import AlgorithmState
+from aiorl.learning.algorithms.replay_algorithm import ReplayAlgorithm
 
 __all__ = ["assert_goes_on_to_the_bit", "saved"]
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.algorithms.registry import config_class
-from aiorl.learner.build import Learning, build_learning
-from aiorl.learner.flow import Counters
-from aiorl.learner.publish import Publisher
-from aiorl.learner.saving import Saver
+from aiorl.learning.algorithms.registry import config_class
+from aiorl.net.protocol.ledger import Ledger
 from aiorl.process.tasks import Tasks
-from aiorl.protocol.ledger import Ledger
-from aiorl.report.results import Results
+from aiorl.run.build import Learning, build_learning
+from aiorl.run.flow import Counters
+from aiorl.run.publish import Publisher
+from aiorl.run.report.results import Results
+from aiorl.run.saving import Saver
 
 __all__ = ["save_run"]
 

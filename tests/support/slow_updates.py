@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any
 
-from aiorl.learner.__main__ import main
-from aiorl.learner.policy_group import PolicyGroup
+from aiorl.learner import main
+from aiorl.run.policy_group import PolicyGroup
 
 update = PolicyGroup.update
 number = 0

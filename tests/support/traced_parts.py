@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from random_worlds import TAPES, action_of
 
-from aiorl.callbacks import DefaultCallbacks
+from aiorl.acting.policy import Policy
 from aiorl.data.obs_layout import layout_of
-from aiorl.policy.policy import Policy
+from aiorl.sampling.callbacks import DefaultCallbacks
 
 
 class EpisodeId(int):

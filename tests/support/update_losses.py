@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from aiorl.algorithms.batch_buffers import BatchBuffers
-from aiorl.algorithms.compiled_algorithm import CompiledAlgorithm, model_columns
-from aiorl.algorithms.compiled_update import UpdateSpec
 from aiorl.data import columns as c
+from aiorl.learning.algorithms.batch_buffers import BatchBuffers
+from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, model_columns
+from aiorl.learning.algorithms.compiled_update import UpdateSpec
 
 __all__ = ["LossCase", "standardised"]
 

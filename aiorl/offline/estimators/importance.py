@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
 from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
@@ -29,7 +30,6 @@ from aiorl.errors import BatchError, ConfigError
 from aiorl.offline.estimators.likelihoods import action_log_likelihoods, behaviour_log_likelihoods
 from aiorl.offline.estimators.ratios import LARGEST_LOG_RATIO
 from aiorl.offline.io import IOContext
-from aiorl.policy.policy import Policy
 
 __all__ = [
     "ESTIMATORS",

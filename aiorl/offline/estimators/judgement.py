@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
 from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
@@ -22,7 +23,6 @@ from aiorl.offline.estimators.importance import SMALLEST_RETURN
 from aiorl.offline.estimators.likelihoods import behaviour_log_likelihoods
 from aiorl.offline.estimators.ratios import Ratios, Trajectories, bootstrap_means, interval_of
 from aiorl.offline.estimators.target import Target, has_terminated
-from aiorl.policy.policy import Policy
 
 __all__ = ["METHODS", "WITH_RATIOS", "Estimate", "Judgement", "judge"]
 

@@ -8,12 +8,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout, leaf_spaces
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, PolicyError
-from aiorl.policy.graph_policy import GraphPolicy
-from aiorl.policy.policy import Policy
 
 __all__ = [
     "ACTION_PROB",

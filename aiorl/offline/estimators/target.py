@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.acting.distributions import Categorical
+from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, PolicyError
 from aiorl.offline.estimators.likelihoods import ActionLikelihoods, action_log_likelihoods, check_actions
-from aiorl.policy.distributions import Categorical
-from aiorl.policy.graph_policy import GraphPolicy
-from aiorl.policy.policy import Policy
 
 __all__ = ["Look", "Target"]
 

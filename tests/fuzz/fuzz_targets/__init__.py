@@ -46,18 +46,23 @@ class Target:
 
 
 def _protocol(*modules: str) -> tuple[str, ...]:
-    return tuple(f"aiorl.protocol.{module}" for module in modules)
+    return tuple(f"aiorl.net.protocol.{module}" for module in modules)
 
 
 _LEARNER = _protocol("learner_session", "learner_admission", "learner_members", "leases", "ledger", "roster", "rates")
 _WORKER = _protocol("worker_session", "worker_retries", "leases")
-_DECODING = ("aiorl.wire.decoding", "aiorl.wire.schema", "aiorl.wire.compression", "aiorl.wire.frame_stacks")
+_DECODING = (
+    "aiorl.net.wire.decoding",
+    "aiorl.net.wire.schema",
+    "aiorl.net.wire.compression",
+    "aiorl.net.wire.frame_stacks",
+)
 _STORED = tuple(
     f"aiorl.offline.{name}"
     for name in ("inspection", "json_file", "json_lines", "pickled_array", "rllib_json", "stored_columns")
 )
-_ACTING = ("aiorl.learner.acting_state", "aiorl.saved_run", "aiorl.config.worker", "aiorl.policy.acting_graph")
-_CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.protocol.ledger", "json")
+_ACTING = ("aiorl.acting.acting_state", "aiorl.acting.saved_run", "aiorl.config.worker", "aiorl.acting.acting_graph")
+_CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.net.protocol.ledger", "json")
 
 TARGETS = {
     target.name: target
@@ -66,14 +71,14 @@ TARGETS = {
         Target("worker_session", 0.15, _WORKER, 256),
         Target("learner_session", 0.12, _LEARNER, 256),
         Target("crowd", 0.02, _LEARNER, 16),
-        Target("graph", 0.12, ("aiorl.policy",), 4096),
+        Target("graph", 0.12, ("aiorl.acting",), 4096),
         Target("acting", 0.05, _ACTING, 4096),
-        Target("nested", 0.02, ("aiorl.env.nested_codec",), 512),
-        Target("spaces", 0.02, ("aiorl.data.spaces", "aiorl.observation.preprocessors"), 512),
+        Target("nested", 0.02, ("aiorl.data.nested_codec",), 512),
+        Target("spaces", 0.02, ("aiorl.data.spaces", "aiorl.acting.observation.preprocessors"), 512),
         Target("checkpoint", 0.05, _CHECKPOINT, 2048),
         Target("stored", 0.06, _STORED, 1024),
         Target("parquet", 0.03, ("aiorl.offline.parquet", "aiorl.offline.parquet_pages"), 512),
         Target("minari_files", 0.03, ("aiorl.offline.minari_data",), 256),
-        Target("run_directory", 0.03, ("aiorl.config", "aiorl.learner.run_dir"), 512),
+        Target("run_directory", 0.03, ("aiorl.config", "aiorl.acting.run_dir"), 512),
     )
 }

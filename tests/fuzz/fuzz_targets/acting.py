@@ -12,13 +12,13 @@ from gymnasium import spaces
 from plain_graph import make_graph
 from safetensors.numpy import save as save_tensors
 
-from aiorl.algorithms.registry import config_class
+from aiorl.acting.acting_state import ActingState
+from aiorl.acting.saved_run import SavedRun
 from aiorl.config.worker import PolicyPart, WorkerPart
+from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_to_dict
-from aiorl.env.nested_codec import pack, unpack
 from aiorl.errors import CheckpointError, PolicyError
-from aiorl.learner.acting_state import ActingState
-from aiorl.saved_run import SavedRun
+from aiorl.learning.algorithms.registry import config_class
 from fuzz_targets.checkpoint import header_of
 from fuzz_targets.folder import Rewritten, make_folder
 from fuzz_targets.source import Source

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as save_tensors
 
+from aiorl.acting.checkpoint import FORMAT_VERSION, load_newest_valid, save_checkpoint
 from aiorl.errors import CheckpointError
-from aiorl.learner.checkpoint import FORMAT_VERSION, load_newest_valid, save_checkpoint
-from aiorl.learner.flow import Counters
-from aiorl.learner.restoring import RunState
-from aiorl.protocol.ledger import Ledger
-from aiorl.report.results import Results
+from aiorl.net.protocol.ledger import Ledger
+from aiorl.run.flow import Counters
+from aiorl.run.report.results import Results
+from aiorl.run.restoring import RunState
 from fuzz_targets.folder import Rewritten, make_folder
 from fuzz_targets.source import Source
 

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from unittest.mock import patch
 
 from aiorl.errors import BadFrame
-from aiorl.protocol import learner_admission, learner_session, leases, roster
-from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
-from aiorl.wire import messages as m
+from aiorl.net.protocol import learner_admission, learner_session, leases, roster
+from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.net.wire import messages as m
 from fuzz_targets.examples import make_samples, make_snapshot
 from fuzz_targets.sizes import num_items
 from fuzz_targets.source import Source

@@ -13,11 +13,11 @@ import msgpack
 import numpy as np
 
 from aiorl.errors import BadFrame, MessageTooBig, VersionMismatch
-from aiorl.wire import compression
-from aiorl.wire.compression import compress_blocks
-from aiorl.wire.decoding import decode, decode_hello, decode_wanted, peek_counts
-from aiorl.wire.encoding import encode
-from aiorl.wire.limits import Limits
+from aiorl.net.wire import compression
+from aiorl.net.wire.compression import compress_blocks
+from aiorl.net.wire.decoding import decode, decode_hello, decode_wanted, peek_counts
+from aiorl.net.wire.encoding import encode
+from aiorl.net.wire.limits import Limits
 from fuzz_targets.examples import example_messages
 from fuzz_targets.source import Source
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiorl.wire import messages as m
+from aiorl.net.wire import messages as m
 
 _SAMPLES = dict(
     seq=1, lease_id=1, env_steps=4, agent_steps=4, first_version=0, last_version=0, num_envs=1, length=4,

@@ -10,9 +10,9 @@ from typing import Any
 import msgpack
 from graph_oracle import check_against_onnx, make_small_graph
 
+from aiorl.acting.acting_graph import ActingSpec, ArraySpec
+from aiorl.acting.onnx_wire import read_model
 from aiorl.errors import PolicyError
-from aiorl.policy.acting_graph import ActingSpec, ArraySpec
-from aiorl.policy.onnx_wire import read_model
 from fuzz_targets.source import Source
 
 EXPORTED = Path(__file__).parents[2] / "policy" / "graphs"

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from aiorl.errors import BadFrame, LocalProtocolError
-from aiorl.protocol import events as ev
-from aiorl.protocol.learner_session import LearnerSession, LearnerSettings
-from aiorl.protocol.pacing import Pacing
-from aiorl.wire import messages as m
-from aiorl.wire.decoding import decode
-from aiorl.wire.encoding import encode
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.net.protocol.pacing import Pacing
+from aiorl.net.wire import messages as m
+from aiorl.net.wire.decoding import decode
+from aiorl.net.wire.encoding import encode
 from fuzz_targets.examples import example_messages, make_samples, make_snapshot
 from fuzz_targets.source import Source
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from aiorl.env.nested_codec import pack, unpack
+from aiorl.data.nested_codec import pack, unpack
 from aiorl.errors import BadFrame
 from fuzz_targets.source import Source
 

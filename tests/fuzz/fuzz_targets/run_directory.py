@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from aiorl.algorithms.registry import config_class
+from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.import_path import is_import_path
 from aiorl.config.load import dump_yaml, load_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
-from aiorl.learner.run_dir import RunDirectory
+from aiorl.learning.algorithms.registry import config_class
 from fuzz_targets.folder import Rewritten, make_folder
 from fuzz_targets.source import Source
 

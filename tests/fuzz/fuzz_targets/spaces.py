@@ -10,9 +10,9 @@ import msgpack
 import numpy as np
 from gymnasium import spaces
 
+from aiorl.acting.observation.preprocessors import make_preprocessor
 from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict, space_to_dict
 from aiorl.errors import ConfigError, UnsupportedSpaceError
-from aiorl.observation.preprocessors import make_preprocessor
 from fuzz_targets.source import Source
 
 SPACES: list[spaces.Space[Any]] = [

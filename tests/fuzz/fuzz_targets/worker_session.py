@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from itertools import count as counter
 
 from aiorl.errors import RemoteProtocolError
-from aiorl.protocol import events as ev
-from aiorl.protocol.worker_session import WorkerSession, WorkerSettings
-from aiorl.wire import messages as m
-from aiorl.wire.decoding import decode
-from aiorl.wire.encoding import encode
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.net.wire import messages as m
+from aiorl.net.wire.decoding import decode
+from aiorl.net.wire.encoding import encode
 from fuzz_targets.examples import example_messages, make_samples, make_snapshot
 from fuzz_targets.learner_session import count
 from fuzz_targets.source import Source

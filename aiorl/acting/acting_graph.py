@@ -1,0 +1,448 @@
+"""The acting graph: an ONNX network that a worker runs, with weights swapped by name.
+
+The learner exports the graph once and describes it by an `ActingSpec`; both come to the worker in the
+handshake, weights with each snapshot. The graph's inputs are ``obs``, ``state_in_i`` and, where the network looks
+back, ``prev_actions`` and ``prev_rewards``; its outputs are ``dist_inputs`` [N, P], ``vf`` [N] and ``state_out_i``.
+Where noise is a function of the state, ``dist_inputs`` is wider: what such noise is made of comes behind the inputs of
+the distribution (`aiorl.acting.distributions.DiagGaussian.num_outputs`). The first axis of each is N, any number of
+rows.
+
+Weights are external initialisers: ONNX Runtime takes them when a session is built, which costs a millisecond or more,
+so that a running session is never changed and new weights take effect all at once. Those of small dense networks, and
+of larger ones that get new weights often, are inputs instead: one session serves all of their weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from reprlib import repr as show
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.acting.acting_session import OBS_INPUT, ActingSession
+from aiorl.acting.graph_check import to_canonical_graph
+from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict
+from aiorl.errors import PolicyError
+from aiorl.process.forked_child import let_children_end
+
+__all__ = [
+    "DIST_INPUTS_OUTPUT",
+    "MAX_WEIGHT_BYTES",
+    "OBS_INPUT",
+    "PREV_ACTIONS_INPUT",
+    "PREV_REWARDS_INPUT",
+    "VF_OUTPUT",
+    "ActingGraph",
+    "ActingSpec",
+    "ArraySpec",
+    "Previous",
+]
+
+let_children_end()  # those of a process that has loaded ONNX Runtime would not
+
+F32 = NDArray[np.float32]
+
+Previous = tuple[NDArray[Any], NDArray[Any]]
+"""Actions [N, ...] in column form and rewards [N] of the step before."""
+
+PREV_ACTIONS_INPUT = "prev_actions"
+PREV_REWARDS_INPUT = "prev_rewards"
+DIST_INPUTS_OUTPUT = "dist_inputs"
+VF_OUTPUT = "vf"
+MAX_WEIGHT_BYTES = 4 << 30
+"""Most bytes all weights of one policy may have."""
+
+_MAX_WEIGHTS = 10_000
+_MAX_STATES = 64
+_MAX_ELEMENTS = 1 << 30
+_OBS_DTYPES = {"float32": "tensor(float)", "uint8": "tensor(uint8)"}
+_PREV_DTYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
+_MAX_INPUT_BYTES = 1 << 16
+"""Weights of small networks together; larger ones are laid out anew for fast runs when a session is built."""
+_MAX_BRIEF_BYTES = 1 << 20
+_BRIEF_RUNS = 64
+"""Up to so many runs the layout of up to so many bytes is not worth it: of two towers of 256x256 a session takes 1.7 ms
+to build, and saves 2 us of a run for one row, 19 us of one for eight."""
+_WEIGHT_DTYPES = frozenset(["float32", "float16", "float64", "int32", "int64", "uint8", "bool"])
+_ORT_ERRORS = 3  # log severity
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Name, shape and dtype of one weight."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes an array of this kind takes."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class ActingSpec:
+    """All that has to be known of an acting graph besides its bytes.
+
+    Attributes:
+        obs_shape: shape of one observation as the model takes it.
+        obs_dtype: "float32" or "uint8".
+        state_shapes: shape of each recurrent state component of one row, float32; empty without recurrence.
+        num_dist_inputs: P, inputs of the action distribution per row.
+        distribution: name of the action distribution (`aiorl.acting.distributions.DISTRIBUTIONS`).
+        action_space: the action space as plain data (`aiorl.data.spaces`).
+        weights: every weight, in the model's order.
+        prev_action: shape and dtype ("float32" or "int64") of the previous action as the network takes it; None if
+            it doesn't look back.
+        num_features: F, features that make noise of the state; 0 without.
+    """
+
+    obs_shape: tuple[int, ...]
+    obs_dtype: str
+    state_shapes: tuple[tuple[int, ...], ...]
+    num_dist_inputs: int
+    distribution: str
+    action_space: Mapping[str, Any]
+    weights: tuple[ArraySpec, ...]
+    prev_action: ArraySpec | None = None
+    num_features: int = 0
+
+    @property
+    def state_inputs(self) -> tuple[str, ...]:
+        """Names of the graph's recurrent inputs."""
+        return tuple(f"state_in_{index}" for index in range(len(self.state_shapes)))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the graph's outputs, in order."""
+        states = (f"state_out_{index}" for index in range(len(self.state_shapes)))
+        return (DIST_INPUTS_OUTPUT, VF_OUTPUT, *states)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of all weights together."""
+        return sum(weight.num_bytes for weight in self.weights)
+
+    @property
+    def row_elements(self) -> int:
+        """Numbers that go in and come out for one row."""
+        previous = () if self.prev_action is None else (self.prev_action.shape,)
+        shapes = (self.obs_shape, *self.state_shapes, *previous)
+        return sum(map(math.prod, shapes)) + self.num_dist_inputs + self.num_features
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        """Space of what the network takes, as wide as its dtype."""
+        low, high = (0, 255) if self.obs_dtype == "uint8" else (-np.inf, np.inf)
+        return spaces.Box(low, high, self.obs_shape, np.dtype(self.obs_dtype).type)
+
+    def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        """Raise if the learner's network does not fit the environment of this host.
+
+        Raises:
+            PolicyError: it does not, as with another version of the environment.
+        """
+        learners = space_from_dict(self.action_space)
+        if learners != action_space:
+            raise PolicyError(
+                f"this host's environment has the action space {action_space}, the learner's has {learners}; install "
+                "the same version of the environment on both"
+            )
+        if tuple(observation_space.shape or ()) != tuple(self.obs_shape):
+            raise PolicyError(
+                f"this host's environment has observations of shape {observation_space.shape}, the learner's "
+                f"{tuple(self.obs_shape)}; install the same version of the environment on both"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As strings, numbers, lists and dicts, fit for msgpack and JSON."""
+        return {
+            "format": _FORMAT,
+            "obs_shape": list(self.obs_shape),
+            "obs_dtype": self.obs_dtype,
+            "state_shapes": [list(shape) for shape in self.state_shapes],
+            "num_dist_inputs": self.num_dist_inputs,
+            "distribution": self.distribution,
+            "action_space": dict(self.action_space),
+            "weights": [[weight.name, list(weight.shape), weight.dtype] for weight in self.weights],
+            "prev_action": None if self.prev_action is None else [list(self.prev_action.shape), self.prev_action.dtype],
+            "num_features": self.num_features,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ActingSpec:
+        """The spec that `to_dict` described.
+
+        Raises: PolicyError if the description is damaged, of another format, or beyond the limits.
+        """
+        try:
+            if data["format"] != _FORMAT:
+                raise PolicyError(f"the acting graph's description has format {show(data['format'])}, not {_FORMAT}")
+            weights = tuple(
+                ArraySpec(_text(name), _shape(shape), _one_of(dtype, _WEIGHT_DTYPES))
+                for name, shape, dtype in data["weights"]
+            )
+            spec = cls(
+                obs_shape=_shape(data["obs_shape"]),
+                obs_dtype=_one_of(data["obs_dtype"], _OBS_DTYPES),
+                state_shapes=tuple(_shape(shape) for shape in data["state_shapes"]),
+                num_dist_inputs=_count(data["num_dist_inputs"]),
+                distribution=_text(data["distribution"]),
+                action_space=dict(data["action_space"]),
+                weights=weights,
+                prev_action=_prev_action(data.get("prev_action")),
+                num_features=_count(data.get("num_features", 0)),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, PolicyError):
+                raise
+            raise PolicyError(f"the acting graph's description is damaged: {error!r:.200}") from error
+        if len(weights) > _MAX_WEIGHTS or len(spec.state_shapes) > _MAX_STATES:
+            raise PolicyError(f"the acting graph has {len(weights)} weights and {len(spec.state_shapes)} states")
+        if len({weight.name for weight in weights}) != len(weights):
+            raise PolicyError("the acting graph's description names a weight twice")
+        if spec.num_weight_bytes > MAX_WEIGHT_BYTES:
+            raise PolicyError(f"{spec.num_weight_bytes} bytes of weights; at most {MAX_WEIGHT_BYTES} are accepted")
+        if spec.row_elements > MAX_SPACE_ELEMENTS:
+            raise PolicyError(f"{spec.row_elements} numbers for a row; at most {MAX_SPACE_ELEMENTS} are accepted")
+        return spec
+
+
+class ActingGraph:
+    """Runs an exported network with the newest weights it was given.
+
+    `set_weights` may be called from another thread than `run`: a run uses the old weights or the new, never
+    a mixture.
+    """
+
+    def __init__(self, graph: bytes, spec: ActingSpec, *, threads: int = 1, runs_per_weights: float = math.inf) -> None:
+        """Check the graph and write it anew; it can run once it has weights.
+
+        Args:
+            graph: serialised ONNX model.
+            spec: its description.
+            threads: threads a run may use.
+            runs_per_weights: about how many runs there are before weights are new.
+
+        Raises: PolicyError if the graph is damaged, too large, holds what is not accepted, or refers to anything but
+            the spec's weights.
+        """
+        self.spec = spec
+        most_bytes = _MAX_BRIEF_BYTES if runs_per_weights <= _BRIEF_RUNS else _MAX_INPUT_BYTES
+        # convolutions are far slower with kernels that may change
+        self._weights_are_inputs = spec.num_weight_bytes <= most_bytes and all(
+            len(weight.shape) <= 2 for weight in spec.weights
+        )
+        # what was received is never loaded
+        self._graph = to_canonical_graph(
+            graph,
+            {weight.name: (weight.shape, weight.dtype) for weight in spec.weights},
+            weights_as_inputs=self._weights_are_inputs,
+        )
+        self._shared: Any = None  # the session of all weights, where they are inputs
+        self._threads = threads
+        self._weight_specs = {weight.name: weight for weight in spec.weights}
+        self._output_names = list(spec.output_names)
+        self._obs_shape = spec.obs_shape
+        self._obs_dtype = np.dtype(spec.obs_dtype)
+        self._state_inputs = spec.state_inputs
+        self._prev_action = spec.prev_action
+        self._session: ActingSession | None = None
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Take up new weights, all at once; they are copied.
+
+        Raises: PolicyError if a weight is missing, unknown, of another shape or dtype or not finite, or if
+            ONNX Runtime refuses the graph. The old weights then stay in force.
+        """
+        self._session = self._make_session(self._checked_copies(weights))
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """The weights in force, by name; not to be written to.
+
+        Raises: PolicyError if there are none yet.
+        """
+        return dict(self._current().weights)
+
+    def run(
+        self,
+        obs: NDArray[Any],
+        state: Sequence[F32] = (),
+        prev: Previous | None = None,
+        out: tuple[F32, F32] | None = None,
+    ) -> tuple[F32, F32, list[F32]]:
+        """Evaluate the network.
+
+        Args:
+            obs: [N, *obs_shape] in the spec's dtype.
+            state: recurrent state, [N, *shape] float32 for each component.
+            prev: actions and rewards of the step before, for a network that looks back; else None.
+            out: where to write the first two results; None = arrays of their own.
+        Returns: ``dist_inputs`` [N, P] or wider, values [N], and the recurrent state after the step.
+        Raises: PolicyError if the arrays don't fit, there are no weights yet, or ONNX Runtime fails.
+        """
+        session = self._session
+        if session is None:
+            session = self._current()
+        if obs.shape[1:] != self._obs_shape or obs.dtype != self._obs_dtype:
+            raise PolicyError(
+                f"observations are {obs.dtype} {list(obs.shape)}; the policy takes {self._obs_dtype} "
+                f"[N, {', '.join(map(str, self._obs_shape))}]"
+            )
+        feed = {OBS_INPUT: obs}
+        if state or self._state_inputs:
+            self._add_state(feed, state, len(obs))
+        if prev is not None or self._prev_action is not None:
+            self._add_previous(feed, prev, len(obs))
+        try:
+            return session.run(feed, out)
+        except Exception as error:
+            # onnxruntime's own exceptions have no common base but this
+            raise PolicyError(f"the acting graph failed: {error!s:.500}") from error
+
+    def _add_state(self, feed: dict[str, NDArray[Any]], state: Sequence[F32], rows: int) -> None:
+        if len(state) != len(self._state_inputs):
+            raise PolicyError(f"{len(state)} recurrent state components; the policy has {len(self._state_inputs)}")
+        for name, shape, component in zip(self._state_inputs, self.spec.state_shapes, state, strict=True):
+            if component.shape != (rows, *shape) or component.dtype != np.float32:
+                raise PolicyError(
+                    f"{name} is {component.dtype} {list(component.shape)}; the policy takes float32 {[rows, *shape]}"
+                )
+            feed[name] = component
+
+    def _add_previous(self, feed: dict[str, NDArray[Any]], prev: Previous | None, rows: int) -> None:
+        spec = self._prev_action
+        if spec is None or prev is None:
+            raise PolicyError(
+                "the policy takes no previous actions and rewards" if spec is None
+                else "the policy takes previous actions and rewards; none were given"
+            )  # fmt: skip
+        actions, rewards = prev
+        if actions.shape != (rows, *spec.shape) or rewards.shape != (rows,):
+            raise PolicyError(
+                f"previous actions are {list(actions.shape)} and rewards {list(rewards.shape)}; the policy takes "
+                f"{[rows, *spec.shape]} and {[rows]}"
+            )
+        feed[PREV_ACTIONS_INPUT] = actions.astype(spec.dtype, copy=False)
+        feed[PREV_REWARDS_INPUT] = rewards.astype(np.float32, copy=False)
+
+    def _current(self) -> ActingSession:
+        if self._session is None:
+            raise PolicyError("the policy has no weights yet; call set_weights first")
+        return self._session
+
+    def _checked_copies(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        missing = self._weight_specs.keys() - weights.keys()
+        unknown = weights.keys() - self._weight_specs.keys()
+        if missing or unknown:
+            raise PolicyError(
+                f"weights don't fit the policy: missing {sorted(missing)[:10]}, unknown {sorted(unknown)[:10]}"
+            )
+        copies: dict[str, NDArray[Any]] = {}
+        for name, spec in self._weight_specs.items():
+            array = weights[name]
+            if array.shape != spec.shape or str(array.dtype) != spec.dtype:
+                raise PolicyError(
+                    f"weight {name!r} is {array.dtype} {list(array.shape)}; expected {spec.dtype} {list(spec.shape)}"
+                )
+            # ONNX Runtime works on this memory; a copy can't change under it
+            copy = np.array(array, order="C")
+            if copy.dtype.kind == "f" and not np.isfinite(copy).all():
+                raise PolicyError(f"weight {name!r} holds values that are not finite; the old weights stay in force")
+            copies[name] = copy
+        return copies
+
+    def _make_session(self, weights: dict[str, NDArray[Any]]) -> ActingSession:
+        if not self._weights_are_inputs:
+            values = [ort.OrtValue.ortvalue_from_numpy(weight) for weight in weights.values()]
+            return ActingSession(self._load(weights, values), self._output_names, weights, values)
+        if self._shared is None:
+            self._shared = self._load({}, [])
+        return ActingSession(self._shared, self._output_names, weights)
+
+    def _load(self, weights: Mapping[str, NDArray[Any]], values: list[Any]) -> Any:  # Any: a session
+        """A session with these weights, as NumPy's arrays and as ONNX Runtime's values; none where they are inputs."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.log_severity_level = _ORT_ERRORS
+        # an arena takes a megabyte at once, with each new weights again: the heap fragments, and runs aren't faster
+        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        # else ONNX Runtime looks at the bytes to tell its own format, which is not checked, from ONNX
+        options.add_session_config_entry("session.load_model_format", "ONNX")
+        try:
+            if values:
+                options.add_external_initializers(list(weights), values)
+            session = ort.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            # onnxruntime's own exceptions have no common base but this
+            raise PolicyError(f"the acting graph cannot be loaded: {error!s:.500}") from error
+        if self._session is None:
+            self._check_signature(session)
+        return session
+
+    def _check_signature(self, session: Any) -> None:
+        spec = self.spec
+        inputs = {OBS_INPUT: (spec.obs_shape, _OBS_DTYPES[spec.obs_dtype])}
+        inputs.update(zip(spec.state_inputs, ((shape, "tensor(float)") for shape in spec.state_shapes), strict=True))
+        if spec.prev_action is not None:
+            inputs[PREV_ACTIONS_INPUT] = (spec.prev_action.shape, _PREV_DTYPES[spec.prev_action.dtype])
+            inputs[PREV_REWARDS_INPUT] = ((), "tensor(float)")
+        given = self._weight_specs if self._weights_are_inputs else {}
+        for node in (node for node in session.get_inputs() if node.name not in given):
+            expected = inputs.pop(node.name, None)
+            if expected != (tuple(node.shape[1:]), node.type) or isinstance(node.shape[0], int):
+                raise PolicyError(
+                    f"the acting graph's input {node.name!r} is {node.type} {node.shape}; its description says "
+                    f"{expected}"
+                )
+        if inputs:
+            raise PolicyError(f"the acting graph lacks the inputs {sorted(inputs)}")
+        lacking = set(spec.output_names) - {node.name for node in session.get_outputs()}
+        if lacking:
+            raise PolicyError(f"the acting graph lacks the outputs {sorted(lacking)}")
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_ELEMENTS:
+        raise PolicyError(f"the acting graph's description has {show(value)} where a size should stand")
+    return value
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or len(value) > 8:
+        raise PolicyError(f"the acting graph's description has {show(value)} where a shape should stand")
+    shape = tuple(_count(size) for size in value)
+    _count(math.prod(shape))
+    return shape
+
+
+def _prev_action(value: object) -> ArraySpec | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise PolicyError(f"the acting graph's description has {show(value)} for the previous action")
+    return ArraySpec(PREV_ACTIONS_INPUT, _shape(value[0]), _one_of(value[1], _PREV_DTYPES))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= 300:
+        raise PolicyError(f"the acting graph's description has {show(value)} where a name should stand")
+    return value
+
+
+def _one_of(value: object, known: Mapping[str, Any] | frozenset[str]) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise PolicyError(f"the acting graph's description has dtype {show(value)}; known: {sorted(known)}")
+    return value

@@ -1,0 +1,224 @@
+"""What a checkpoint holds for acting: all that a worker is told of its policies.
+
+So neither TensorFlow nor the environment is needed to act with them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.acting.actor import Actor
+from aiorl.acting.checkpoint import Checkpoint
+from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.loading import learned_policy_class
+from aiorl.acting.observation.filters import ObservationFilter, make_filter
+from aiorl.acting.observation.preprocessors import Preprocessor, make_preprocessor
+from aiorl.config.named_code import foreign_code
+from aiorl.config.regular_file import check_depth
+from aiorl.config.schema import CommonConfig
+from aiorl.config.withheld import without_secrets
+from aiorl.config.worker import WorkerPart
+from aiorl.data import columns as c
+from aiorl.data.nested_codec import pack, unpack
+from aiorl.data.spaces import space_from_dict
+from aiorl.errors import BadFrame, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
+from aiorl.net.wire.messages import PolicyGraph
+from aiorl.sampling.learned_policies import in_front_of
+
+__all__ = ["ActingState", "PolicyParts"]
+
+logger = logging.getLogger(__name__)
+
+_NAME = "acting"
+_FORMAT = 1
+_MAX_DEPTH = 64
+
+
+class PolicyParts(NamedTuple):
+    """What a policy acts with.
+
+    Attributes:
+        policy_id: its id.
+        policy: the network, and what chooses actions.
+        preprocessor: of its observations.
+        filter: behind the preprocessor.
+    """
+
+    policy_id: str
+    policy: GraphPolicy
+    preprocessor: Preprocessor
+    filter: ObservationFilter
+
+
+@dataclass(frozen=True, slots=True)
+class ActingState:
+    """The learner's configuration and what it has made of it for workers; the same in all checkpoints of a run.
+
+    Attributes:
+        config: the effective configuration, as `CommonConfig.to_dict` gives it.
+        part: the workers' part of it.
+        graphs: policy id -> acting graph, of the learner's networks.
+        spaces: policy id -> spaces of its agents, "observation" and "action", as plain data.
+    """
+
+    config: Mapping[str, Any]
+    part: WorkerPart
+    graphs: Mapping[str, PolicyGraph]
+    spaces: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(
+        cls,
+        config: CommonConfig,
+        part: WorkerPart,
+        graphs: Mapping[str, PolicyGraph],
+        spaces: Mapping[str, Mapping[str, Any]],
+    ) -> Self:
+        """Without secrets, and without what belongs to a run rather than to its policies."""
+        own = without_secrets(config.model_copy(update={"resume": None, "run_dir": None}).to_dict())
+        name = "extra_python_environs_for_worker"
+        return cls(own, part.model_copy(update={"log_dir": None, "life": 0, name: own[name]}), graphs, spaces)
+
+    def with_network(self, policy_id: str | None, where: str | Path) -> str:
+        """Return which policy is meant; it is one of the learner's networks.
+
+        Args:
+            policy_id: None is the only one, or the default one of several.
+            where: what this was read from, for messages.
+
+        Raises:
+            UnknownPolicyError: there is no such policy, or it must be said which of several (also a ValueError).
+            PolicyError: it is none of the networks (also a ValueError).
+        """
+        known = self.part.policies
+        if policy_id is None:
+            policy_id = c.DEFAULT_POLICY_ID if len(known) > 1 else next(iter(known))
+        if policy_id not in known:
+            raise UnknownPolicyError(policy_id, known)
+        if policy_id not in self.graphs:
+            raise PolicyError(
+                f"policy {policy_id!r} of {where} is of a class of your own, {known[policy_id].policy_class}, which a "
+                "checkpoint doesn't hold; make one yourself"
+            )
+        return policy_id
+
+    def parts_of(self, policy_id: str, *, threads: int = 1, seed: int | None = None) -> PolicyParts:
+        """Return what a network acts with; weights and statistics are still to be set.
+
+        Args:
+            policy_id: which, see `with_network`.
+            threads: threads an evaluation of the network may use.
+            seed: of its exploration.
+
+        Raises:
+            PolicyError, ConfigError: what is kept of it makes no sense.
+            ImportError: its network can only be run in TensorFlow, which is not installed.
+        """
+        graph, own_part = self.graphs[policy_id], self.part.policies[policy_id]
+        config = {**own_part.config, "raw_obs": own_part.sample_plan.raw_obs, "seed": seed}
+        action_space = self._space(policy_id, "action")
+        preprocessor = make_preprocessor(
+            self._space(policy_id, "observation"),
+            action_space=action_space,
+            custom_preprocessor=(config.get("model") or {}).get("custom_preprocessor"),
+        )
+        own = make_filter(self.part.observation_filter, preprocessor.shape, preprocessor.layout.num_mask)
+        kind: Any = learned_policy_class(graph["graph"], graph["spec"], threads=threads)
+        policy: GraphPolicy = kind(own.output_space(preprocessor.observation_space), action_space, config)
+        return PolicyParts(policy_id, policy, preprocessor, own)
+
+    def actor(self, parts: PolicyParts) -> Actor:
+        """Return the actor that the parts of a policy are."""
+        parts = parts._replace(filter=in_front_of(parts.policy, parts.filter))
+        return Actor(*parts, clip_actions=self.part.clip_actions)
+
+    def _space(self, policy_id: str, name: str) -> gymnasium.Space[Any]:
+        return space_from_dict(self.spaces[policy_id][name])
+
+    def to_tensors(self) -> dict[str, NDArray[Any]]:
+        """As one array of bytes, for a checkpoint.
+
+        Raises:
+            TypeError: the configuration holds what is no plain data.
+        """
+        content = {
+            "format": _FORMAT, "config": dict(self.config), "part": self.part.to_dict(),
+            "graphs": {policy_id: dict(graph) for policy_id, graph in self.graphs.items()},
+            "spaces": {policy_id: dict(own) for policy_id, own in self.spaces.items()},
+        }  # fmt: skip
+        return {_NAME: np.frombuffer(pack(content), np.uint8)}
+
+    @classmethod
+    def taken_from(cls, checkpoint: Checkpoint) -> Self:
+        """Return what a checkpoint holds, to act or train with.
+
+        If somebody else wrote it, a warning first shows all code and environment variables that it names.
+
+        Raises:
+            CheckpointError: see `from_checkpoint`.
+        """
+        found = cls.from_checkpoint(checkpoint)
+        models = {policy_id: graph["spec"] for policy_id, graph in found.graphs.items()}
+        if warning := foreign_code(checkpoint.files, found.config, found.part.to_dict(), {"graphs": models}):
+            logger.warning("%s", warning)
+        return found
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> Self:
+        """What a checkpoint holds, checked as far as that needs no policy to be made.
+
+        Raises:
+            CheckpointError: nothing, or what makes no sense.
+        """
+        packed = checkpoint.tensors.get(_NAME)
+        if packed is None:
+            raise CheckpointError(
+                checkpoint.path,
+                "it was written by an aiorl that kept no acting graphs in checkpoints; resume its run once, and the "
+                "next checkpoint has them",
+            )
+        try:
+            content = unpack(packed.tobytes())
+            check_depth(content, _MAX_DEPTH)
+            if content["format"] != _FORMAT:
+                raise CheckpointError(
+                    checkpoint.path,
+                    f"its acting graphs have format {content['format']!r:.50}, but this aiorl reads {_FORMAT}; use the "
+                    "aiorl that wrote it",
+                )
+            graphs = {
+                _text(policy_id): PolicyGraph(graph=_bytes(graph["graph"]), spec=dict(graph["spec"]))
+                for policy_id, graph in content["graphs"].items()
+            }
+            spaces = {
+                _text(policy_id): {name: dict(own[name]) for name in ("observation", "action")}
+                for policy_id, own in content["spaces"].items()
+            }
+            part = WorkerPart.from_dict(content["part"])
+            if missing := part.policies.keys() - spaces.keys():
+                raise ValueError(f"no spaces of {sorted(missing)}")
+            return cls(dict(content["config"]), part, graphs, spaces)
+        except (BadFrame, ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                checkpoint.path, f"what it holds for acting makes no sense: {error!r:.300}"
+            ) from error
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):  # bytes() would make as many of them as a number says
+        raise TypeError(f"{value!r:.50} is no graph")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.50} is no name")
+    return value

@@ -1,0 +1,353 @@
+"""Actor: one policy with all that stands before and behind it, from observations to actions as environments take them.
+
+Preprocessor, filter, policy with its exploration, and clipping: one role, whoever plays it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import DTypeLike, NDArray
+
+from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.policy import Policy, check_policy_input
+from aiorl.data import columns as c
+from aiorl.data.actions import ActionLayout
+from aiorl.data.finite import all_finite
+from aiorl.errors import BatchError, PolicyError
+from aiorl.process.log_once import report, summarize
+
+__all__ = ["Acted", "Actor", "Question"]
+
+Array = NDArray[Any]
+
+_ROW_COLUMNS = frozenset(
+    {
+        c.T, c.EPS_ID, c.AGENT_INDEX, c.OBS, c.ACTIONS, c.REWARDS, c.PREV_ACTIONS, c.PREV_REWARDS, c.TERMINATEDS,
+        c.TRUNCATEDS, c.DONES, c.INFOS, c.NEW_OBS,
+    }
+)  # fmt: skip
+"""Columns that every row has; a policy cannot add one of that name."""
+
+
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+class _Preprocessor(Protocol):
+    """What an actor asks of a preprocessor."""
+
+    space: spaces.Space[Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def transform_rows(self, observations: Sequence[Any]) -> Array:
+        """Model inputs [N, *shape] of N observations."""
+
+
+class _Filter(Protocol):
+    """What an actor asks of an observation filter."""
+
+    is_identity: bool
+
+    def __call__(self, obs: Array, update: bool = True) -> Array:
+        """Filtered observations, which enter its statistics where that is asked for."""
+
+    def output_dtype(self, dtype: DTypeLike) -> np.dtype[Any]:
+        """Dtype of what comes out."""
+
+
+class Question(NamedTuple):
+    """What a policy is told beside observations and states, for N rows; a network is told what it asks for.
+
+    Attributes:
+        prev_actions: [N, ...] in column form.
+        prev_rewards: float32 [N].
+        infos: N dicts.
+        episodes: N episodes.
+        agent_ids: whose rows they are.
+    """
+
+    prev_actions: Array
+    prev_rewards: Array
+    infos: Sequence[Mapping[str, Any]]
+    episodes: Sequence[Any]
+    agent_ids: Sequence[Hashable]
+
+
+class Acted(NamedTuple):
+    """What one evaluation gave.
+
+    Attributes:
+        actions: [N, ...] in column form, unclipped.
+        states: recurrent state after the step, N rows of each component.
+        columns: what the policy adds to the rows.
+        seconds: how long the policy took.
+    """
+
+    actions: Array
+    states: Sequence[Any]
+    columns: Mapping[str, Any]
+    seconds: float
+
+
+class Actor:
+    """Observes and acts for any number of rows at once.
+
+    Attributes:
+        policy_id: the policy's name.
+        policy: the policy.
+        layout: column form and environment form of the actions.
+        observation_space: of observations as environments give them.
+        obs_shape: shape of an observation as the policy gets it.
+        obs_dtype: its dtype.
+        initial_state: recurrent state of one row at an episode's start.
+    """
+
+    def __init__(
+        self,
+        policy_id: str,
+        policy: Policy,
+        preprocessor: _Preprocessor,
+        observation_filter: _Filter,
+        *,
+        clip_actions: bool = True,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            policy_id: the policy's name.
+            policy: the policy.
+            preprocessor: of its observations.
+            observation_filter: behind the preprocessor.
+            clip_actions: what environments get is clipped to the bounds of their action space.
+
+        Raises:
+            UnsupportedSpaceError: the policy asks for nested observations (also a ValueError).
+        """
+        check_policy_input(getattr(policy, "observation_space", None))
+        self.policy_id = policy_id
+        self.policy = policy
+        self.layout = ActionLayout(policy.action_space)
+        self.observation_space = preprocessor.space
+        self.obs_shape = tuple(preprocessor.shape)
+        self.obs_dtype = observation_filter.output_dtype(preprocessor.dtype)
+        self.initial_state: list[Array] = [np.asarray(component) for component in policy.get_initial_state()]
+        self._preprocessor = preprocessor
+        self._filter = observation_filter
+        self._clip_actions = clip_actions
+        self._has_mask = getattr(policy, "has_action_mask", False)
+        self._own_columns: frozenset[str] | None = None
+        # what is ours needs neither infos nor episodes, and gives what need not be checked
+        self._is_ours = getattr(policy.compute_actions, "__func__", None) is GraphPolicy.compute_actions
+
+    @property
+    def is_plain(self) -> bool:
+        """Its policy acts on observations, states and previous steps alone: no other code sees infos or episodes."""
+        return self._is_ours and self.policy.exploration is None
+
+    @property
+    def looks_back(self) -> bool:
+        """Its policy takes previous actions and rewards, as far as is known."""
+        return not (self.is_plain and isinstance(self.policy, GraphPolicy) and self.policy.spec.prev_action is None)
+
+    @property
+    def is_filtered(self) -> bool:
+        """What acts on observations depends on those that came before."""
+        return not self._filter.is_identity
+
+    def observe(self, observations: Sequence[Any], *, update: bool = True) -> Array:
+        """Observations [N, ...] as the policy gets them.
+
+        Args:
+            observations: N observations as environments give them.
+            update: each enters the filter's statistics, once.
+
+        Raises:
+            BatchError: one does not fit the space (also a ValueError).
+            ValueError: likewise, or one is not finite.
+            TypeError: likewise.
+        """
+        batch = self._preprocessor.transform_rows(observations)
+        if batch.dtype.kind == "f" and not all_finite(batch):
+            raise ValueError("observation holds NaN or infinity")
+        filtered = self._filter(batch, update)
+        report("preprocessed_obs", self.policy_id, batch)
+        report("filtered_obs", self.policy_id, filtered)
+        return filtered
+
+    def fault_of(self, observation: Any) -> str:
+        """What is wrong with one observation; "" for nothing."""
+        try:
+            row = self._preprocessor.transform_rows([observation])
+        except (BatchError, ValueError, TypeError) as error:
+            return str(error)
+        if row.dtype.kind != "f" or all_finite(row):
+            return ""
+        return f"observation holds NaN or infinity: {summarize(observation)}"
+
+    def rows_without_action(self, obs: Array) -> NDArray[np.int64]:
+        """Rows whose action mask forbids every action, which nobody can act upon."""
+        return self.policy.rows_without_action(obs) if self._has_mask else _NO_ROWS
+
+    def act(self, obs: Array, states: Sequence[Array], question: Callable[[], Question]) -> Acted:
+        """Evaluate the policy once.
+
+        Args:
+            obs: [N, ...] from `observe`; the policy may write into it.
+            states: recurrent state, [N, ...] of each component.
+            question: gives the rest, where the policy takes it.
+
+        Raises:
+            BatchError: the policy returned another number of rows or states than it was given, other columns than
+                before, or actions that its space cannot hold (also a ValueError).
+            PolicyError: what it returned is not actions, states and columns (also a ValueError).
+        """
+        report("compute_actions_input", self.policy_id, [obs, *states])
+        policy = self.policy
+        if self.is_plain and isinstance(policy, GraphPolicy):
+            prev = question()[:2] if policy.spec.prev_action is not None else None
+            began = time.perf_counter()
+            actions, columns, states_out = policy.act(obs, states, prev=prev)
+            seconds = time.perf_counter() - began
+            report("compute_actions_result", self.policy_id, [actions, states_out, columns])
+            return Acted(actions, states_out, columns, seconds)
+        asked = question()
+        has_memory = getattr(policy.exploration, "has_memory", False)
+        whose: dict[str, Any] = {"agent_ids": asked.agent_ids} if has_memory else {}
+        began = time.perf_counter()
+        result = policy.compute_actions(
+            obs,
+            states,
+            prev_action_batch=asked.prev_actions,
+            prev_reward_batch=asked.prev_rewards,
+            info_batch=asked.infos,
+            episodes=asked.episodes,
+            timestep=policy.global_timestep,
+            **whose,
+        )
+        seconds = time.perf_counter() - began
+        return self._checked(result, len(obs), seconds)
+
+    def compute_single_action(
+        self,
+        obs: Any,
+        state: Sequence[Array] = (),
+        prev_action: Any = None,
+        prev_reward: float | None = None,
+        info: Mapping[str, Any] | None = None,
+        *,
+        explore: bool = True,
+    ) -> tuple[Any, list[Array], dict[str, Any]]:
+        """One action for one observation as an environment gives it, which does not enter the filter's statistics.
+
+        Args:
+            obs: the observation.
+            state: recurrent state, [...] of each component; empty = the initial one.
+            prev_action: action before this one, as an environment takes it; None at an episode's start.
+            prev_reward: reward before this one.
+            info: info that came with the observation.
+            explore: False asks for the policy's best action instead of a sample.
+        Returns: the action as an environment takes it, recurrent state after the step, and what the policy computed
+            beside, such as "vf_preds".
+
+        Raises:
+            BatchError: the observation does not fit the space (also a ValueError).
+            ValueError: likewise, or it is not finite.
+            PolicyError: its action mask forbids every action, or the state does not fit (also a ValueError).
+        """
+        row = self.observe([obs], update=False)[0]
+        action, state_out, columns = self.policy.compute_single_action(
+            row, state, prev_action, prev_reward, info, explore=explore
+        )
+        return self.to_env(self.layout.to_row(action)[None])[0], state_out, columns
+
+    def compute_actions(
+        self,
+        observations: Sequence[Any],
+        states: Sequence[Array] = (),
+        prev_actions: Sequence[Any] | None = None,
+        prev_rewards: Sequence[float] | None = None,
+        *,
+        explore: bool = True,
+    ) -> tuple[list[Any], list[Array], dict[str, Array]]:
+        """The same for N observations in one evaluation; states and what comes beside are [N, ...].
+
+        Raises: as `compute_single_action`.
+        """
+        rows = self.observe(observations, update=False)
+        if len(stuck := self.rows_without_action(rows)):
+            raise PolicyError(
+                f"there is no action to take: the action mask of observation {stuck[0]} forbids every one"
+            )
+        actions, states_out, columns = self.policy.compute_actions(
+            rows,
+            states or [np.broadcast_to(one, (len(rows), *one.shape)) for one in self.initial_state],
+            None if prev_actions is None else np.stack([self.layout.to_row(action) for action in prev_actions]),
+            None if prev_rewards is None else np.asarray(prev_rewards, np.float32),
+            explore=explore,
+        )
+        return self.to_env(self.layout.to_column(actions)), states_out, columns
+
+    def to_env(self, actions: Array) -> list[Any]:
+        """N actions as environments take them, clipped if that is asked for."""
+        return self.layout.to_env(self.layout.clip(actions) if self._clip_actions else actions)
+
+    def _checked(self, result: Any, rows: int, seconds: float) -> Acted:
+        if not (
+            isinstance(result, tuple | list)
+            and len(result) == 3
+            and isinstance(result[1], tuple | list | np.ndarray)
+            and isinstance(result[2], Mapping)
+        ):
+            given = f"({', '.join(type(part).__name__ for part in result)})" if isinstance(result, tuple) else result
+            raise PolicyError(
+                f"compute_actions of policy {self.policy_id!r} ({type(self.policy).__name__}) returned {given!s:.200}, "
+                "expected (actions, list of states, dict of columns); return empty ones where there is nothing to give"
+            )
+        actions, states, columns = result
+        if len(states) != len(self.initial_state):
+            raise BatchError(
+                "state_out",
+                f"{len(self.initial_state)} recurrent states of policy {self.policy_id!r}, as it has initially",
+                f"{len(states)}",
+            )
+        if columns.keys() != self._own_columns:
+            self._settle_columns(columns)
+        report("compute_actions_result", self.policy_id, [actions, states, columns])
+        column = self.layout.to_column(actions)
+        if len(column) != rows:
+            raise BatchError(c.ACTIONS, f"{rows} actions of policy {self.policy_id!r}", f"{len(column)}")
+        return Acted(
+            column,
+            [self._entries(c.state_out(index), values, rows) for index, values in enumerate(states)],
+            {name: self._entries(name, values, rows) for name, values in columns.items()},
+            seconds,
+        )
+
+    def _entries(self, name: str, given: Any, rows: int) -> Array:
+        values = np.asarray(given)
+        if values.shape[:1] != (rows,):
+            raise BatchError(name, f"{rows} rows of policy {self.policy_id!r}", f"shape {values.shape}")
+        return values
+
+    def _settle_columns(self, columns: Mapping[str, Any]) -> None:
+        """The columns of the first evaluation are those of all."""
+        if self._own_columns is None:
+            indices = range(len(self.initial_state))
+            taken = sorted(columns.keys() & {*_ROW_COLUMNS, *map(c.state_in, indices), *map(c.state_out, indices)})
+            if taken:
+                raise BatchError(
+                    taken[0], f"a name that rows do not have already, for a column of policy {self.policy_id!r}", taken
+                )
+            self._own_columns = frozenset(columns)
+            return
+        odd = sorted(self._own_columns ^ columns.keys())
+        raise BatchError(
+            odd[0],
+            f"the columns {sorted(self._own_columns)} of policy {self.policy_id!r}, the same at every evaluation",
+            sorted(columns),
+        )

@@ -1,0 +1,519 @@
+"""GraphPolicy: acting with a network, an action distribution, and noise drawn ahead, whatever runs the network."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.acting.acting_graph import ActingSpec, Previous
+from aiorl.acting.distributions import make_named_distribution
+from aiorl.acting.exploration import make_exploration
+from aiorl.acting.policy import Policy
+from aiorl.acting.postprocess import ScalesRewards, needs_action_values, needs_values, postprocessed
+from aiorl.data import columns as c
+from aiorl.data.actions import ActionLayout
+from aiorl.data.spaces import space_from_dict
+from aiorl.errors import BatchError, PolicyError
+from aiorl.process.extras import needed_by
+from aiorl.process.tensorflow_import import load_tensorflow
+
+__all__ = ["ActResult", "ActRows", "ActingNetwork", "GraphPolicy", "Learning"]
+
+_LEARNING = "aiorl.learning.algorithms.policy_learning"
+
+F32 = NDArray[np.float32]
+
+
+class ActResult(NamedTuple):
+    """Result of one evaluation.
+
+    Attributes:
+        actions: [N, *action_shape] in column form (`aiorl.data.actions`).
+        columns: ACTION_LOGP [N], ACTION_DIST_INPUTS [N, P] and VF_PREDS [N], all float32.
+        state_out: recurrent state after the step, [N, ...] for each component.
+    """
+
+    actions: NDArray[Any]
+    columns: dict[str, F32]
+    state_out: list[F32]
+
+
+class ActRows(NamedTuple):
+    """Rows of columns that the results for N observations are written into; all but the first one float32.
+
+    Attributes:
+        actions: [N, *action_shape] in column form.
+        dist_inputs: [N, P] inputs of the action distribution.
+        values: [N].
+        logp: [N] log-probabilities; None, where `logp_is_apart`, leaves them out.
+    """
+
+    actions: NDArray[Any]
+    dist_inputs: F32
+    values: F32
+    logp: F32 | None
+
+
+class ActingNetwork(Protocol):
+    """Interface of whatever runs the network, such as `ActingGraph`."""
+
+    def run(
+        self,
+        obs: NDArray[Any],
+        state: Sequence[F32] = (),
+        prev: Previous | None = None,
+        out: tuple[F32, F32] | None = None,
+    ) -> tuple[F32, F32, list[F32]]:
+        """Inputs of the action distribution [N, P] and values [N], in `out` if given, and state after the step.
+
+        Behind the inputs come the shares of the spec's features, if it has any.
+        """
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Take up new weights, all at once."""
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """The weights in force, by name."""
+
+
+class Learning(Protocol):
+    """Interface of an algorithm at work for one policy, `aiorl.learning.algorithms.policy_learning`."""
+
+    def warm_up(self) -> None:
+        """Compile what gradients of a fragment need; changes nothing."""
+
+    def gradient_columns(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Columns of the gradient (`aiorl.data.gradient_columns`) over those of a fragment; none if it has no row."""
+
+    def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """See `Policy.compute_gradients`."""
+
+    def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """See `Policy.apply_gradients`."""
+
+
+class GraphPolicy(Policy):
+    """Acts with a network and samples on NumPy.
+
+    Not to be called by several threads at once, except that `set_weights` may come from another one.
+
+    Attributes:
+        acting_spec: description of the network of all objects of a class, where that is known; else None.
+        graph: runs the network.
+        spec: its description.
+        distribution: of the actions.
+        layout: column form and environment form of the actions.
+        takes_raw: observations in its rows are to be those before the filter; see `filter_inputs`.
+        return_discount: discount of the returns that its rewards are scaled by; None = they are not.
+        reward_scaler: scales the rewards of trajectories; whoever samples sets it. None leaves them as they are.
+    """
+
+    reward_scaler: ScalesRewards | None = None
+    acting_spec: ClassVar[ActingSpec | None] = None
+
+    def __init__(
+        self,
+        graph: ActingNetwork,
+        spec: ActingSpec,
+        *,
+        observation_space: spaces.Space[Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Make a policy around a network.
+
+        Args:
+            graph: the network.
+            spec: its description.
+            observation_space: space of the observations it takes; by default an unbounded Box of the
+                spec's shape and dtype.
+            config: the policy's own settings. Read here: "exploration" (see `make_exploration`, with
+                "worker_index" and "num_workers"), "explore" (False: `act` takes the distribution's mode where it
+                is not told), "learning" (see `learning`), "postprocess" (a name in POSTPROCESSORS),
+                "postprocess_params" (its keyword arguments), "bootstrap_values" (True: trajectories get
+                that column), "raw_obs" (`takes_raw`) and "return_discount" (see the class).
+            seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
+
+        Raises:
+            PolicyError: graph and spec don't fit each other or the action space.
+            ConfigError: settings that can't be honoured.
+        """
+        action_space = space_from_dict(spec.action_space)
+        space = spec.observation_space if observation_space is None else observation_space
+        super().__init__(space, action_space, config or {})
+        self.distribution = make_named_distribution(spec.distribution, action_space, spec.num_features)
+        if self.distribution.num_inputs != spec.num_dist_inputs:
+            raise PolicyError(
+                f"the acting graph has {spec.num_dist_inputs} outputs for a {spec.distribution} distribution over "
+                f"{action_space}, which takes {self.distribution.num_inputs}"
+            )
+        self.layout = ActionLayout(action_space)
+        self.graph = graph
+        self.spec = spec
+        self.exploration = make_exploration(
+            self.config.get("exploration"),
+            self.distribution,
+            worker_index=int(self.config.get("worker_index", 0)),
+            num_workers=int(self.config.get("num_workers", 0)),
+        )
+        self.takes_raw = bool(self.config.get("raw_obs", False))
+        self.return_discount: float | None = self.config.get("return_discount")
+        self._explores = bool(self.config.get("explore", True))
+        self._rng = np.random.default_rng(seed)
+
+    @property
+    def logp_is_apart(self) -> bool:
+        """Rows that are acted into need no log-probabilities: `distribution.logp` has the same later."""
+        return self.exploration is None and self.distribution.logp_is_apart
+
+    def filter_inputs(self, filtered: Callable[..., NDArray[Any]]) -> None:
+        """Have observations filtered between the policy and its network, for rows that hold them as they are.
+
+        Args:
+            filtered: called with observations [N, ...] and ``update=False``.
+        """
+        self.graph = _Filtering(self.graph, filtered)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the network has state."""
+        return bool(self.spec.state_shapes)
+
+    def initial_state(self, num_rows: int) -> list[F32]:
+        """State of N rows at the start of their episodes: zeros [N, ...] for each component."""
+        return [np.zeros((num_rows, *shape), np.float32) for shape in self.spec.state_shapes]
+
+    def get_initial_state(self) -> list[F32]:
+        """State of one row at the start of an episode."""
+        return [np.zeros(shape, np.float32) for shape in self.spec.state_shapes]
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
+        """Noise for [*leading] rows, for instance T, N: float32 [*leading, K]."""
+        return (self.exploration or self.distribution).draw_noise(rng, *leading)
+
+    def act(
+        self,
+        obs: NDArray[Any],
+        state: Sequence[F32] = (),
+        noise: F32 | None = None,
+        *,
+        prev: Previous | None = None,
+        explore: bool | None = None,
+        timestep: int | None = None,
+        keys: Sequence[Hashable] | None = None,
+    ) -> ActResult:
+        """Actions for N observations.
+
+        Args:
+            obs: [N, *obs_shape] in the spec's dtype.
+            state: recurrent state, [N, ...] for each component.
+            noise: [N, K] of `draw_noise`; None = drawn now. Not read when `explore` is False.
+            prev: actions in column form and rewards of the step before, for a network that looks back.
+            explore: False takes the distribution's mode; None does as the policy's settings say.
+            timestep: for the exploration's schedules; None = the global timestep.
+            keys: what identifies rows from call to call, for exploration with memory; None = their position, for
+                which noise that is given may have been drawn ahead.
+        Raises: PolicyError if the arrays don't fit or there are no weights yet.
+        """
+        outputs, values, state_out = self.graph.run(obs, state, prev)
+        dist_inputs = self._dist_inputs(outputs)
+        if not (self._explores if explore is None else explore):
+            actions = self.distribution.deterministic(dist_inputs)
+            logp = self.distribution.logp(dist_inputs, actions)
+        else:
+            if noise is None:
+                noise = self.draw_noise(self._rng, len(obs))
+                keys = range(len(obs)) if keys is None else keys  # nothing was drawn ahead
+            if self.exploration is None:
+                actions, logp = self.distribution.sample_with_logp(dist_inputs, noise)
+            else:
+                actions = np.empty((len(obs), *self.layout.shape), self.layout.dtype)
+                logp = np.empty(len(obs), np.float32)
+                now = self.global_timestep if timestep is None else timestep
+                self.exploration.choose_into(outputs, noise, actions, logp, timestep=now, keys=keys)
+        columns = {c.ACTION_LOGP: logp, c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
+        return ActResult(actions, columns, state_out)
+
+    def act_into(
+        self,
+        obs: NDArray[Any],
+        state: Sequence[F32],
+        noise: F32,
+        rows: ActRows,
+        prev: Previous | None = None,
+    ) -> list[F32]:
+        """Choose actions for N observations and write the results straight into columns.
+
+        Args:
+            obs: [N, *obs_shape] in the spec's dtype.
+            state: recurrent state, [N, ...] for each component.
+            noise: [N, K] of `draw_noise`.
+            rows: where to write.
+            prev: actions in column form and rewards of the step before, for a network that looks back.
+        Returns: recurrent state after the step.
+        Raises: PolicyError if the arrays don't fit or there are no weights yet.
+        """
+        actions, dist_inputs, values, logp = rows
+        if self.spec.num_features:
+            outputs, values[...], state_out = self.graph.run(obs, state, prev)
+            dist_inputs[...] = self._dist_inputs(outputs)
+        else:
+            outputs, _, state_out = self.graph.run(obs, state, prev, (dist_inputs, values))
+        if logp is None:
+            self.distribution.choose_into(dist_inputs, noise, actions)
+        elif self.exploration is None:
+            self.distribution.sample_into(dist_inputs, noise, actions, logp)
+        else:
+            self.exploration.choose_into(outputs, noise, actions, logp, timestep=self.global_timestep)
+        return state_out
+
+    def values(self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None) -> F32:
+        """Values [N] of N observations, for bootstrapping."""
+        return self.graph.run(obs, state, prev)[1]
+
+    def compute_actions(
+        self,
+        obs: NDArray[Any],
+        state_batches: Sequence[NDArray[Any]] = (),
+        prev_action_batch: Any = None,
+        prev_reward_batch: NDArray[Any] | None = None,
+        info_batch: Sequence[Mapping[str, Any]] | None = None,
+        episodes: Sequence[Any] | None = None,
+        timestep: int | None = None,
+        *,
+        explore: bool | None = None,
+        agent_ids: Sequence[Hashable] | None = None,
+    ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
+        """See `Policy`; noise is drawn from the policy's own generator, unknown previous steps count as zeros.
+
+        Samplers give N agent ids as well where the exploration has a memory, which follows an agent in its episode.
+        """
+        result = self.act(
+            obs,
+            state_batches,
+            prev=self._previous(len(obs), prev_action_batch, prev_reward_batch),
+            explore=explore,
+            timestep=timestep,
+            keys=None if episodes is None or self.exploration is None else _row_keys(episodes, agent_ids),
+        )
+        actions = self.layout.to_components(result.actions) if self.layout.is_nested else result.actions
+        return actions, result.state_out, result.columns
+
+    @functools.cached_property
+    def learning(self) -> Learning:
+        """The run's algorithm at work for this policy; made, with TensorFlow, when it is first asked for.
+
+        Which it is, and how fragments are cut, is in the setting "learning": see `PolicyLearning.of`.
+
+        Raises:
+            NotImplementedError: the policy doesn't know of any, or there are no gradients of batches in its update.
+            ConfigError: TensorFlow is not installed, or the settings make no such algorithm here.
+            PolicyError: the algorithm's network is not the one that acts.
+        """
+        said = self.config.get("learning")
+        if said is None:
+            raise NotImplementedError(f"{type(self).__name__} does not learn")
+        threads = int(said.get("num_cpus_per_worker", 1))
+        with needed_by("computing gradients on a worker", "TensorFlow", "learner", key="gradients", value="workers"):
+            load_tensorflow(threads=threads)
+            # a worker loads no TensorFlow unless it must, so this name is not in its import graph
+            module = importlib.import_module(_LEARNING)
+        found: Learning = module.PolicyLearning.of(self, said)
+        return found
+
+    def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+        """See `Policy`; by weight name, at the weights in force.
+
+        Raises: as `learning`; BatchError if a column or all rows are missing; PolicyError if a number is not finite.
+        """
+        return self.learning.compute_gradients(batch)
+
+    def apply_gradients(self, gradients: Any) -> dict[str, Any]:
+        """See `Policy`.
+
+        Raises: as `learning`; PolicyError if they are not those of the weights, or not finite.
+        """
+        return self.learning.apply_gradients(gradients)
+
+    def learn_on_batch(self, batch: Any) -> dict[str, Any]:
+        """See `Policy`.
+
+        Raises: as the two others.
+        """
+        gradients, figures = self.compute_gradients(batch)
+        return figures | self.apply_gradients(gradients)
+
+    def postprocess_trajectory(
+        self, batch: Any, other_agent_batches: Mapping[Any, Any] | None = None, episode: Any = None
+    ) -> Any:
+        """One agent's rows of one episode, with advantages and value targets where the settings ask for them.
+
+        The value of what followed the last row is that of its `new_obs`, 0 if it terminated. It is also its bootstrap
+        value if it was truncated, where the settings ask for that column.
+
+        Raises: BatchError if a column that is needed is missing.
+        """
+        self.postprocess_trajectories(batch, np.array([batch.count]))
+        return batch
+
+    def postprocess_trajectories(self, batch: Any, ends: NDArray[np.int64]) -> None:
+        """As `postprocess_trajectory`, for several that lie one behind the other; all are bootstrapped in one call.
+
+        Where rewards are scaled, the scaled ones are a column of their own, and advantages come of them.
+
+        Args:
+            batch: their rows.
+            ends: behind the last row of each.
+        """
+        name = self.config.get("postprocess", "none")
+        wants_bootstrap = self.config.get("bootstrap_values", False)
+        if not batch.count:
+            return
+        if self.reward_scaler is not None:
+            batch[c.SCALED_REWARDS] = _scaled(self.reward_scaler, batch, ends)
+        if name == "none" and not wants_bootstrap:
+            return
+        by_values = name == "none" or needs_values(name)
+        by_inputs = needs_action_values(name)
+        own = (*((c.ACTION_DIST_INPUTS,) if by_inputs else ()), *((c.VF_PREDS,) if by_values else ()))
+        if any(column not in batch for column in own) and c.OBS in batch and not self.spec.state_shapes:
+            # of another policy, which had none to store
+            dist_inputs, values, _ = self.graph.run(batch[c.OBS])
+            found = {c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
+            for column in own:
+                batch[column] = found[column]
+        wanted = (c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *own)
+        _want(batch, wanted, name)
+        terminateds, truncateds = batch[c.TERMINATEDS], batch[c.TRUNCATEDS]
+        last = ends - 1
+        bootstrapped = last[:0]
+        if needs_values(name) or wants_bootstrap:
+            bootstrapped = last[~terminateds[last] & (truncateds[last] | needs_values(name))]
+        following = np.zeros(batch.count, np.float32)
+        if len(bootstrapped):
+            _want(batch, (c.NEW_OBS,), name)
+            states = [batch[c.state_out(index)][bootstrapped] for index in range(len(self.spec.state_shapes))]
+            prev = self._previous(len(bootstrapped), batch[c.ACTIONS][bootstrapped], batch[c.REWARDS][bootstrapped])
+            following[bootstrapped] = self.values(batch[c.NEW_OBS][bootstrapped], states, prev)
+        if wants_bootstrap:
+            batch[c.BOOTSTRAP_VALUES] = np.where(truncateds & ~terminateds, following, np.float32(0.0))
+        cut = truncateds.copy()
+        cut[last] = True  # whatever follows is of another trajectory
+        rewards = batch[c.REWARDS if self.reward_scaler is None else c.SCALED_REWARDS]
+        columns = {
+            c.REWARDS: rewards, c.TERMINATEDS: terminateds, c.TRUNCATEDS: cut, c.BOOTSTRAP_VALUES: following,
+        }  # fmt: skip
+        if by_values:
+            columns[c.VF_PREDS] = batch[c.VF_PREDS]
+        if by_inputs:
+            actions = self.layout.to_column(batch[c.ACTIONS])
+            columns[c.ACTION_VALUES] = self.distribution.action_values(batch[c.ACTION_DIST_INPUTS], actions)
+        columns = {key: column[:, None] for key, column in columns.items()}
+        made = postprocessed(name, columns, self.config.get("postprocess_params", {}))
+        for column, values in made.items():
+            batch[column] = values[:, 0]
+
+    def recall(self, batch: Any) -> None:
+        """Give a stored trajectory the states, values and previous steps that this policy would have had in it.
+
+        It begins as an episode does, also where it was cut. Whatever policy played it, the columns are this one's.
+
+        Args:
+            batch: rows of one agent in one episode, in the order of time.
+
+        Raises: BatchError if a column that is needed is missing, or does not fit.
+        """
+        _want(batch, (c.OBS, c.ACTIONS, c.REWARDS), "a recurrent policy")
+        count = batch.count
+        actions, rewards = self.layout.to_column(batch[c.ACTIONS]), np.asarray(batch[c.REWARDS], np.float32)
+        before = np.concatenate([self.layout.zeros(1), actions[:-1]]), np.append(np.float32(0.0), rewards[:-1])
+        states = [self.initial_state(1)]
+        values = np.empty(count, np.float32)
+        for row in range(count):
+            at = slice(row, row + 1)
+            prev = None if self.spec.prev_action is None else (before[0][at], before[1][at])
+            _, values[at], state = self.graph.run(batch[c.OBS][at], states[-1], prev)
+            states.append([component.copy() for component in state])
+        for index, components in enumerate(zip(*states, strict=True)):
+            joined = np.concatenate(components)
+            batch[c.state_in(index)], batch[c.state_out(index)] = joined[:-1], joined[1:]
+        batch[c.VF_PREDS] = values
+        if self.spec.prev_action is not None:
+            batch[c.PREV_ACTIONS], batch[c.PREV_REWARDS] = before
+        if c.AGENT_INDEX not in batch:
+            batch[c.AGENT_INDEX] = np.zeros(count, np.int64)
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """The weights in force, by name."""
+        return self.graph.get_weights()
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Take up new weights, all at once; see `ActingGraph.set_weights`."""
+        self.graph.set_weights(weights)
+
+    def _dist_inputs(self, outputs: F32) -> F32:
+        """Inputs of the distribution [N, P] of what the network gives; of wider rows a copy, to be kept without them.
+
+        Raises: PolicyError if rows are not as wide as features make them.
+        """
+        if not self.spec.num_features:
+            return outputs
+        if outputs.shape[1] != self.distribution.num_outputs:
+            raise PolicyError(
+                f"the acting graph gives {outputs.shape[1]} numbers for a {self.distribution.name} distribution with "
+                f"{self.spec.num_features} features, expected {self.distribution.num_outputs}"
+            )
+        return outputs[:, : self.spec.num_dist_inputs].copy()
+
+    def _previous(self, rows: int, actions: Any, rewards: NDArray[Any] | None) -> Previous | None:
+        if self.spec.prev_action is None:
+            return None
+        return (
+            self.layout.zeros(rows) if actions is None else self.layout.to_column(actions),
+            np.zeros(rows, np.float32) if rewards is None else np.asarray(rewards),
+        )
+
+
+class _Filtering:
+    """A network that observations are filtered for."""
+
+    def __init__(self, network: ActingNetwork, filtered: Callable[..., NDArray[Any]]) -> None:
+        self._network, self._filtered = network, filtered
+        self.set_weights, self.get_weights = network.set_weights, network.get_weights
+
+    def run(self, obs: NDArray[Any], *args: Any, **kwargs: Any) -> tuple[F32, F32, list[F32]]:
+        """See ActingNetwork."""
+        return self._network.run(self._filtered(obs, update=False), *args, **kwargs)
+
+
+def _scaled(scaler: ScalesRewards, batch: Any, ends: NDArray[np.int64]) -> F32:
+    """Scaled rewards of trajectories that lie one behind the other."""
+    last = ends - 1
+    keys = list(zip(batch[c.EPS_ID][last].tolist(), batch[c.AGENT_INDEX][last].tolist(), strict=True))
+    return scaler.of_trajectories(batch[c.REWARDS], ends, batch[c.TERMINATEDS][last] | batch[c.TRUNCATEDS][last], keys)
+
+
+def _row_keys(episodes: Sequence[Any], agent_ids: Sequence[Hashable] | None) -> list[Hashable]:
+    """For each row its episode's id and its agent's; without these, how many rows of the episode came before it."""
+    ids = [getattr(episode, "episode_id", None) for episode in episodes]
+    if agent_ids is not None:
+        return list(zip(ids, agent_ids, strict=True))
+    seen: Counter[Hashable] = Counter()
+    keys: list[Hashable] = []
+    for episode_id in ids:
+        keys.append((episode_id, seen[episode_id]))
+        seen[episode_id] += 1
+    return keys
+
+
+def _want(batch: Mapping[str, Any], columns: Iterable[str], name: str) -> None:
+    for column in columns:
+        if column not in batch:
+            raise BatchError(column, f"the column to be there for {name}", sorted(batch))

@@ -1,0 +1,227 @@
+"""The interface every policy has, whatever it computes with.
+
+A policy in plain Python implements `compute_actions` and, if it has weights, `get_weights` and
+`set_weights`. What only learners do (gradients, exports) raises NotImplementedError until a policy offers it.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.data.action_mask import MaskLayout
+from aiorl.data.actions import ActionLayout
+from aiorl.data.obs_layout import layout_of
+from aiorl.data.spaces import SIMPLE_KINDS
+from aiorl.errors import PolicyError, UnsupportedSpaceError
+
+if TYPE_CHECKING:
+    from aiorl.acting.exploration import Exploration
+
+__all__ = ["Policy", "check_policy_input"]
+
+Batch = Mapping[str, NDArray[Any]]
+
+
+class Policy(ABC):
+    """Chooses actions for batches of observations.
+
+    Attributes:
+        observation_space: space of the observations it takes (a preprocessor's output).
+        action_space: space of the actions it gives.
+        config: the policy's own settings.
+        global_timestep: env steps sampled so far by all workers, as last heard.
+        exploration: departs from what the policy computes, and hears of episodes' starts and ends; None if it has none.
+    """
+
+    exploration: Exploration | None = None
+
+    def __init__(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+    ) -> None:
+        """Note spaces and settings.
+
+        Raises: UnsupportedSpaceError (a ValueError) for a raw Tuple or Dict observation space: policies take what
+            comes out of a preprocessor.
+        """
+        check_policy_input(observation_space)
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.config = dict(config)
+        self.global_timestep = 0
+
+    @abstractmethod
+    def compute_actions(
+        self,
+        obs: NDArray[Any],
+        state_batches: Sequence[NDArray[Any]] = (),
+        prev_action_batch: Any = None,
+        prev_reward_batch: NDArray[Any] | None = None,
+        info_batch: Sequence[Mapping[str, Any]] | None = None,
+        episodes: Sequence[Any] | None = None,
+        timestep: int | None = None,
+        *,
+        explore: bool = True,
+    ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Actions for N observations.
+
+        Args:
+            obs: [N, *shape], preprocessed and filtered.
+            state_batches: recurrent state, [N, ...] for each component.
+            prev_action_batch: [N, ...] actions before these in column form (`aiorl.data.actions`), zeros at an
+                episode's start.
+            prev_reward_batch: [N] rewards before these, 0 at an episode's start.
+            info_batch: N info dicts.
+            episodes: N episodes.
+            timestep: the global timestep.
+            explore: False asks for the policy's best action instead of a sample.
+        Returns: actions [N, ...], recurrent state after the step, and columns [N, ...] to be recorded: the same ones at
+            every evaluation, under names that rows do not have without them. For a Tuple or Dict action space, actions
+            are one batch per component, nested as the space is.
+        """
+
+    def compute_single_action(
+        self,
+        obs: NDArray[Any],
+        state: Sequence[NDArray[Any]] = (),
+        prev_action: Any = None,
+        prev_reward: float | None = None,
+        info: Mapping[str, Any] | None = None,
+        episode: Any = None,
+        timestep: int | None = None,
+        *,
+        explore: bool = True,
+    ) -> tuple[Any, list[NDArray[Any]], dict[str, Any]]:
+        """One action for one observation; arrays have no leading axis.
+
+        Args:
+            obs: [*shape], preprocessed and filtered.
+            state: recurrent state, [...] for each component; empty for a recurrent policy = its initial state.
+            prev_action: action before this one, in the form an environment takes; None at an episode's start.
+            prev_reward: reward before this one.
+            info: info that came with the observation.
+            episode: the episode.
+            timestep: the global timestep.
+            explore: False asks for the policy's best action instead of a sample.
+        Returns: the action in the form an environment takes, recurrent state after the step, and the values to be
+            recorded.
+
+        Raises:
+            PolicyError: the observation's action mask forbids every action.
+        """
+        if self.has_action_mask and len(self.rows_without_action(obs[None])):
+            raise PolicyError("there is no action to take: the observation's action mask forbids every one")
+        layout = ActionLayout(self.action_space)
+        actions, state_out, columns = self.compute_actions(
+            obs[None],
+            [component[None] for component in state or self.get_initial_state()],
+            None if prev_action is None else layout.to_row(prev_action)[None],
+            None if prev_reward is None else np.array([prev_reward], np.float32),
+            None if info is None else [info],
+            None if episode is None else [episode],
+            timestep,
+            explore=explore,
+        )
+        return (
+            layout.to_env(layout.to_column(actions))[0] if layout.is_nested else actions[0],
+            [component[0] for component in state_out],
+            {name: column[0] for name, column in columns.items()},
+        )
+
+    @property
+    def has_action_mask(self) -> bool:
+        """Whether observations bring an action mask, before their own numbers (`aiorl.data.obs_layout`)."""
+        return layout_of(self.observation_space).num_mask > 0
+
+    def rows_without_action(self, obs: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the indices of observations [N, *shape] whose action mask forbids every action.
+
+        Callers check before they act, leaving out final observations, whose masks have no meaning.
+        """
+        _, masks = layout_of(self.observation_space).split(obs)
+        return np.zeros(0, np.int64) if masks is None else self._mask_layout.rows_without_action(masks)
+
+    @functools.cached_property
+    def _mask_layout(self) -> MaskLayout:
+        return MaskLayout(self.action_space)
+
+    def get_initial_state(self) -> list[NDArray[np.float32]]:
+        """Recurrent state of one row at an episode's start; empty without recurrence."""
+        return []
+
+    def postprocess_trajectory(
+        self, batch: Any, other_agent_batches: Mapping[Any, Any] | None = None, episode: Any = None
+    ) -> Any:
+        """One agent's rows of one episode, with whatever columns learning needs added.
+
+        Where rows in between were not recorded (``training_enabled: False`` in an info), it is called for the rows
+        before and behind them apart.
+        """
+        return batch
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """Weights by name; empty for a policy without any."""
+        return {}
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Take up new weights, all at once.
+
+        Raises: PolicyError if they don't fit; the old ones then stay in force. This base class has no weights and
+            refuses any.
+        """
+        if weights:
+            raise PolicyError(f"{type(self).__name__} has no weights to set")
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state to save: arrays, numbers and strings by name."""
+        return {"weights": self.get_weights(), "global_timestep": self.global_timestep}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `get_state` returned."""
+        self.set_weights(state["weights"])
+        self.global_timestep = int(state["global_timestep"])
+
+    def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
+        """Take up new global variables; `timestep` is the global timestep."""
+        self.global_timestep = int(global_vars.get("timestep", self.global_timestep))
+
+    def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+        """Gradients of the loss on a batch, and figures about it."""
+        raise NotImplementedError(f"{type(self).__name__} computes no gradients")
+
+    def apply_gradients(self, gradients: Any) -> dict[str, Any]:
+        """Apply gradients; returns figures about the step."""
+        raise NotImplementedError(f"{type(self).__name__} applies no gradients")
+
+    def learn_on_batch(self, batch: Any) -> dict[str, Any]:
+        """Compute and apply gradients; returns figures about the step."""
+        raise NotImplementedError(f"{type(self).__name__} does not learn")
+
+    def export_model(self, export_dir: str) -> None:
+        """Write the model for use elsewhere."""
+        raise NotImplementedError(f"{type(self).__name__} exports no model")
+
+    def export_checkpoint(self, export_dir: str, filename_prefix: str = "model") -> None:
+        """Write the weights for use elsewhere."""
+        raise NotImplementedError(f"{type(self).__name__} exports no checkpoint")
+
+    def import_model_from_h5(self, import_file: str) -> None:
+        """Read weights from a Keras h5 file."""
+        raise NotImplementedError(f"{type(self).__name__} imports no h5 file")
+
+
+def check_policy_input(observation_space: spaces.Space[Any] | None) -> None:
+    """Raise UnsupportedSpaceError (a ValueError) for a raw Tuple or Dict, which no policy takes."""
+    if isinstance(observation_space, spaces.Tuple | spaces.Dict):
+        raise UnsupportedSpaceError(
+            "a policy's observation space",
+            observation_space,
+            SIMPLE_KINDS,
+            "Leave the preprocessor on, which makes one vector of it.",
+        )

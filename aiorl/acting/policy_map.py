@@ -1,0 +1,172 @@
+"""PolicyMap: policies by id, and which one acts for an agent during an episode."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from aiorl.acting.policy import Policy
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.errors import ConfigError, UnknownPolicyError
+
+__all__ = ["AgentBinding", "PolicyMap", "PolicyMappingFn", "mapping_by_table", "policy_seed", "wanted_of_mapping"]
+
+PolicyMappingFn = Callable[..., str]
+"""Agent id -> policy id. It may be random: a binding asks it once per agent and episode.
+
+It may take the episode and the worker as well, by the names ``episode`` and ``worker`` or as required arguments behind
+the agent's id.
+"""
+
+_WANTED = ("episode", "worker")
+
+
+def wanted_of_mapping(function: PolicyMappingFn) -> dict[str, str]:
+    """Return what a mapping function takes besides the agent id: parameter -> ``"episode"`` or ``"worker"``."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return {}
+    names = [one.name for one in parameters]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    wanted = {name: name for name in _WANTED if takes_any or name in names}
+    required = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty]
+    for name, value in zip(required, _WANTED, strict=False):
+        if name not in _WANTED:  # by whatever name: it is the second or third
+            wanted.pop(value, None)
+            wanted[name] = value
+    return wanted
+
+
+def mapping_by_table(policy_ids: Mapping[str, str]) -> PolicyMappingFn:
+    """Return the mapping function of a table: agent id, as text -> policy id."""
+
+    def choose(agent_id: Any) -> str:
+        try:
+            return policy_ids[str(agent_id)]
+        except KeyError:
+            key = "multiagent.policy_mapping_fn"
+            raise ConfigError(
+                f"{key} has no agent {agent_id!r}; it has {', '.join(policy_ids)}.", key=key, value=agent_id
+            ) from None
+
+    return choose
+
+
+class PolicyMap(Mapping[str, Policy]):
+    """Policies by id, in the order of their ids.
+
+    Attributes:
+        trainable_ids: ids of the policies that learn, in order.
+        is_multi_agent: whether the ids differ from exactly the default one.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        mapping_fn: PolicyMappingFn | None = None,
+        policies_to_train: Collection[str] | None = None,
+    ) -> None:
+        """Take policies and the rule that binds agents to them.
+
+        Args:
+            policies: policy id -> policy.
+            mapping_fn: agent id -> policy id; None binds every agent to the default policy.
+            policies_to_train: ids of the policies that learn; None or empty = all.
+
+        Raises: ConfigError if the mapping function can't be called, or an id to train is not among the policies.
+        """
+        if mapping_fn is not None and not callable(mapping_fn):
+            raise ConfigError(
+                f"policy_mapping_fn is {mapping_fn!r}, expected a function: agent id -> policy id.",
+                key="multiagent.policy_mapping_fn",
+                value=mapping_fn,
+            )
+        self._policies = {policy_id: policies[policy_id] for policy_id in sorted(policies)}
+        self._mapping_fn = mapping_fn
+        self._wanted = {} if mapping_fn is None else wanted_of_mapping(mapping_fn)
+        unknown = sorted(set(policies_to_train or ()) - self._policies.keys())
+        if unknown:
+            raise ConfigError(
+                f"policies_to_train names {', '.join(unknown)}; the policies are {', '.join(self._policies)}.",
+                key="multiagent.policies_to_train",
+                value=policies_to_train,
+            )
+        self.trainable_ids = tuple(
+            policy_id for policy_id in self._policies if not policies_to_train or policy_id in policies_to_train
+        )
+        self.is_multi_agent = set(self._policies) != {DEFAULT_POLICY_ID}
+
+    def __getitem__(self, policy_id: str) -> Policy:
+        try:
+            return self._policies[policy_id]
+        except KeyError:
+            raise UnknownPolicyError(policy_id, self._policies) from None
+
+    def __contains__(self, policy_id: object) -> bool:
+        return policy_id in self._policies
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._policies)
+
+    def __len__(self) -> int:
+        return len(self._policies)
+
+    @property
+    def asks_by_episode(self) -> bool:
+        """Return whether the mapping function takes the episode."""
+        return "episode" in self._wanted.values()
+
+    def choose(self, agent_id: Any, episode: Any = None, get_worker: Callable[[], Any] = lambda: None) -> str:
+        """Ask the mapping function for an agent's policy id.
+
+        Args:
+            agent_id: the agent.
+            episode: in which it acts, for a function that takes it.
+            get_worker: gives the worker that samples, likewise.
+
+        Raises: UnknownPolicyError (a ValueError and KeyError) if it names no policy.
+        """
+        more = {name: episode if what == "episode" else get_worker() for name, what in self._wanted.items()}
+        policy_id = DEFAULT_POLICY_ID if self._mapping_fn is None else self._mapping_fn(agent_id, **more)
+        if policy_id not in self._policies:
+            raise UnknownPolicyError(policy_id, self._policies)
+        return policy_id
+
+    def binding(self, get_worker: Callable[[], Any] = lambda: None) -> AgentBinding:
+        """The bindings of one episode, none yet; ``get_worker`` gives the worker that samples it."""
+        return AgentBinding(self, get_worker)
+
+
+class AgentBinding:
+    """Binding of agents to policies within one episode, made when an agent first appears."""
+
+    __slots__ = ("_by_agent", "_get_worker", "_policies")
+
+    def __init__(self, policies: PolicyMap, get_worker: Callable[[], Any]) -> None:
+        self._policies = policies
+        self._get_worker = get_worker
+        self._by_agent: dict[Any, str] = {}
+
+    def policy_for(self, agent_id: Any, episode: Any = None) -> str:
+        """The agent's policy id, the same throughout the episode.
+
+        Raises: UnknownPolicyError if the mapping function names no policy; the agent then stays unbound.
+        """
+        policy_id = self._by_agent.get(agent_id)
+        if policy_id is None:
+            policy_id = self._by_agent[agent_id] = self._policies.choose(agent_id, episode, self._get_worker)
+        return policy_id
+
+    @property
+    def agents(self) -> tuple[Any, ...]:
+        """Agents bound so far, in order of appearance."""
+        return tuple(self._by_agent)
+
+
+def policy_seed(seed: int, position: int) -> int:
+    """Seed of one of several policies, in the order of their ids: the one given for the first, else another each."""
+    return seed if position == 0 else int(np.random.SeedSequence((seed, position)).generate_state(1)[0])

@@ -1,0 +1,292 @@
+"""Advantages, value targets, n-step returns and first priorities, computed on the worker from a fragment's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.acting.action_distribution import MASKED_LOGIT
+from aiorl.acting.n_step import last_rows, n_step
+from aiorl.data import columns as c
+from aiorl.data.discounted import discounted_sums
+from aiorl.errors import BatchError
+
+__all__ = [
+    "POSTPROCESSORS",
+    "Postprocessor",
+    "ScalesRewards",
+    "gae",
+    "gae_columns",
+    "n_step_columns",
+    "n_step_priorities",
+    "needs_action_values",
+    "needs_values",
+    "no_postprocessing",
+    "postprocessed",
+    "returns",
+]
+
+Array = NDArray[Any]
+F32 = NDArray[np.float32]
+
+_BLOCK = 256  # environments done at once: so many that temporaries of usual lengths stay in the cache
+
+
+def gae(
+    rewards: F32,
+    vf_preds: F32,
+    bootstrap: F32,
+    terminateds: NDArray[np.bool_],
+    truncateds: NDArray[np.bool_],
+    truncation_values: F32 | None = None,
+    *,
+    gamma: float,
+    lam: float,
+    valid: NDArray[np.bool_] | None = None,
+) -> tuple[F32, F32]:
+    """Generalised advantage estimates and the value targets that go with them.
+
+    With V' the value of what followed the step (0 after a termination, the value of the true final
+    observation after a truncation, else that of the next row):
+    ``delta_t = r_t + gamma V'_t - V_t`` and ``A_t = delta_t + gamma lam A_{t+1}``, the second term only where
+    the episode goes on. ``value_targets = A + V``. `lam` = 0 gives one-step targets, `lam` = 1 discounted
+    returns. A row that is both terminated and truncated is terminated.
+
+    Args:
+        rewards: [T, N] float32.
+        vf_preds: [T, N] float32, V_t.
+        bootstrap: [N] float32, value of the observation after the last row; not read where that row ended
+            an episode.
+        terminateds: [T, N] bool.
+        truncateds: [T, N] bool.
+        truncation_values: [T, N] float32, value of the true final observation at truncated rows, anything
+            elsewhere; None = no row is truncated, or none has a value.
+        gamma: discount per step.
+        lam: decay of the estimator.
+        valid: [T, N] bool, False where a row is no transition: its advantage is 0 and its target V_t.
+    Returns: advantages and value_targets, both float32 [T, N]. Computed in float64; the numbers of one
+        environment don't depend on how many others stand beside it.
+    Raises: BatchError if the shapes don't fit.
+    Source: Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16.
+    """
+    shape = rewards.shape
+    for name, column in (("vf_preds", vf_preds), ("terminateds", terminateds), ("truncateds", truncateds)):
+        if column.shape != shape:
+            raise BatchError(name, f"shape {shape}, that of rewards", column.shape)
+    if len(shape) != 2 or bootstrap.shape != shape[1:]:
+        raise BatchError("bootstrap", f"shape {shape[1:]} beside [T, N] rewards", bootstrap.shape)
+
+    if truncation_values is not None and truncation_values.shape != shape:
+        raise BatchError("truncation_values", f"shape {shape}, that of rewards", truncation_values.shape)
+    if valid is not None and valid.shape != shape:
+        raise BatchError("valid", f"shape {shape}, that of rewards", valid.shape)
+
+    advantages, targets = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    for first in range(0, shape[1], _BLOCK):
+        envs = slice(first, first + _BLOCK)
+        values = vf_preds[:, envs].astype(np.float64)
+        following = _following_values(
+            values,
+            bootstrap[envs],
+            terminateds[:, envs],
+            truncateds[:, envs],
+            None if truncation_values is None else truncation_values[:, envs],
+        )
+        following *= gamma
+        following += rewards[:, envs]
+        deltas = np.subtract(following, values, out=following)
+        decay = np.where(terminateds[:, envs] | truncateds[:, envs], 0.0, gamma * lam)
+        if valid is not None:
+            no_transition = ~valid[:, envs]
+            deltas[no_transition] = 0.0
+            decay[no_transition] = 0.0
+        sums = discounted_sums(deltas, decay)
+        advantages[:, envs] = sums
+        values += sums
+        targets[:, envs] = values
+    return advantages, targets
+
+
+def _following_values(
+    values: NDArray[np.float64],
+    bootstrap: F32,
+    terminateds: NDArray[np.bool_],
+    truncateds: NDArray[np.bool_],
+    truncation_values: F32 | None,
+) -> NDArray[np.float64]:
+    """V' of each row: the value of what followed the step."""
+    following = np.empty_like(values)
+    following[:-1] = values[1:]
+    following[-1:] = bootstrap
+    if truncation_values is None:
+        following[truncateds] = 0.0
+    else:
+        np.copyto(following, truncation_values, where=truncateds)
+    following[terminateds] = 0.0
+    return following
+
+
+def returns(
+    rewards: F32,
+    terminateds: NDArray[np.bool_],
+    truncateds: NDArray[np.bool_],
+    *,
+    gamma: float,
+    valid: NDArray[np.bool_] | None = None,
+) -> dict[str, Array]:
+    """ADVANTAGES [T, N]: discounted sums of the rewards from each row to the end of its episode or fragment.
+
+    For arguments and errors see `gae`, which this is without values.
+    """
+    no_values = np.zeros_like(rewards)
+    sums, _ = gae(rewards, no_values, no_values[0], terminateds, truncateds, gamma=gamma, lam=1.0, valid=valid)
+    return {c.ADVANTAGES: sums}
+
+
+def n_step_columns(
+    rewards: F32,
+    terminateds: NDArray[np.bool_],
+    truncateds: NDArray[np.bool_],
+    *,
+    gamma: float,
+    n: float,
+    valid: NDArray[np.bool_] | None = None,
+) -> dict[str, Array]:
+    """N_STEP_RETURNS, DISCOUNTS and N_STEPS [T, N] of up to n steps; see `aiorl.acting.n_step`."""
+    made = n_step(rewards, terminateds, truncateds, gamma=gamma, n=int(n), valid=valid)
+    return {c.N_STEP_RETURNS: made.returns, c.DISCOUNTS: made.discounts, c.N_STEPS: made.steps}
+
+
+def n_step_priorities(
+    rewards: F32,
+    vf_preds: F32,
+    bootstrap: F32,
+    terminateds: NDArray[np.bool_],
+    truncateds: NDArray[np.bool_],
+    truncation_values: F32 | None = None,
+    *,
+    action_values: F32,
+    gamma: float,
+    n: float,
+    valid: NDArray[np.bool_] | None = None,
+) -> dict[str, Array]:
+    """The columns of `n_step_columns`, and PRIORITIES [T, N]: the size of each row's TD error to who sampled it.
+
+    It is ``|returns + discounts V' - Q|``, with V' the largest value of an action at the observation behind the row's
+    steps, and Q the value of the action taken, all by the network that acted; 0 for what is no transition.
+
+    Args:
+        rewards: [T, N] float32.
+        vf_preds: [T, N] float32, largest value of an action at each row's observation.
+        bootstrap: [N] float32, the same at the observation after the last row.
+        terminateds: [T, N] bool.
+        truncateds: [T, N] bool.
+        truncation_values: [T, N] float32, the same at the true final observation of truncated rows; see `gae`.
+        action_values: [T, N] float32, Q.
+        gamma: discount per step.
+        n: most steps, at least 1.
+        valid: [T, N] bool, False where a row is no transition; None = all are.
+    Source: Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 3 and algorithm 1.
+    """
+    made = n_step_columns(rewards, terminateds, truncateds, gamma=gamma, n=n, valid=valid)
+    following = _following_values(vf_preds.astype(np.float64), bootstrap, terminateds, truncateds, truncation_values)
+    following[following <= MASKED_LOGIT] = 0.0  # behind a truncation there may be no legal action
+    behind = np.take_along_axis(following, last_rows(made[c.N_STEPS]), axis=0)
+    priorities = np.abs(made[c.N_STEP_RETURNS] + made[c.DISCOUNTS] * behind - action_values)
+    priorities[action_values <= MASKED_LOGIT] = 0.0  # actions of somebody else's may be illegal
+    if valid is not None:
+        priorities[~valid] = 0.0
+    return {**made, c.PRIORITIES: priorities.astype(np.float32)}
+
+
+def gae_columns(**given: Any) -> dict[str, Array]:
+    """ADVANTAGES and VALUE_TARGETS [T, N]; see `gae`."""
+    return dict(zip((c.ADVANTAGES, c.VALUE_TARGETS), gae(**given), strict=True))
+
+
+def no_postprocessing(**given: Any) -> dict[str, Array]:
+    """For algorithms whose targets are made by the learner, such as V-trace: adds no column."""
+    return {}
+
+
+class ScalesRewards(Protocol):
+    """Interface of what scales the rewards that are learned from: `aiorl.acting.observation.returns.RewardScaler`."""
+
+    def of_envs(self, rewards: F32, dones: NDArray[np.bool_], valid: NDArray[np.bool_] | None = None) -> F32:
+        """Scaled rewards [T, N] of the next steps of all environments."""
+
+    def of_trajectories(
+        self, rewards: F32, ends: NDArray[np.int64], is_over: NDArray[np.bool_], keys: Sequence[Hashable]
+    ) -> F32:
+        """Scaled rewards [B] of trajectories that lie one behind the other."""
+
+
+class Postprocessor(NamedTuple):
+    """What a fragment's columns are made by.
+
+    Attributes:
+        compute: gives columns [T, N] by name; it is told rewards, terminateds, truncateds, valid and the settings, and
+            where it needs values also vf_preds, bootstrap and truncation_values, all by these names; see `gae`.
+        needs_values: the policy's values must be known.
+        needs_action_values: so must those of the actions taken; it is then told action_values [T, N], too.
+    """
+
+    compute: Callable[..., dict[str, Array]]
+    needs_values: bool = False
+    needs_action_values: bool = False
+
+
+POSTPROCESSORS = {
+    "gae": Postprocessor(gae_columns, needs_values=True),
+    "n_step": Postprocessor(n_step_columns),
+    "n_step_priorities": Postprocessor(n_step_priorities, needs_values=True, needs_action_values=True),
+    "none": Postprocessor(no_postprocessing),
+    "returns": Postprocessor(returns),
+}
+"""Postprocessors by the name an algorithm asks for."""
+
+
+def needs_values(name: str) -> bool:
+    """Whether the policy's values must be known for a postprocessor."""
+    return POSTPROCESSORS[name].needs_values
+
+
+def needs_action_values(name: str) -> bool:
+    """Whether the values of the actions taken must be known, too."""
+    return POSTPROCESSORS[name].needs_action_values
+
+
+def postprocessed(
+    name: str, columns: Mapping[str, Any], settings: Mapping[str, Any], bootstrap: F32 | None = None
+) -> dict[str, Array]:
+    """The columns [T, N] that a postprocessor makes of others, by name.
+
+    Args:
+        name: in POSTPROCESSORS.
+        columns: rewards and flags, [T, N] each; where values are needed also these, bootstrap values of truncated
+            rows, and values of actions where those are; which rows are transitions, if not all; scaled rewards, which
+            are taken instead of the others.
+        settings: of the postprocessor, such as gamma and lam.
+        bootstrap: [N], values after the last rows; None = all of these ended an episode.
+    """
+    rewards = columns.get(c.SCALED_REWARDS, columns[c.REWARDS])
+    values: dict[str, Any] = {}
+    if needs_values(name):
+        values = {
+            "vf_preds": columns[c.VF_PREDS],
+            "bootstrap": np.zeros(rewards.shape[1:], np.float32) if bootstrap is None else bootstrap,
+            "truncation_values": columns.get(c.BOOTSTRAP_VALUES),
+        }
+    if needs_action_values(name):
+        values["action_values"] = columns[c.ACTION_VALUES]
+    return POSTPROCESSORS[name].compute(
+        rewards=rewards,
+        terminateds=columns[c.TERMINATEDS],
+        truncateds=columns[c.TRUNCATEDS],
+        valid=columns.get(c.VALID),
+        **values,
+        **settings,
+    )

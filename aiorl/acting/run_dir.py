@@ -1,0 +1,282 @@
+"""The run directory: where every file of a run lives.
+
+It holds:
+
+    config.yaml          the effective configuration
+    run.json             run id and the address workers connect to, for a resume; the seed
+    lock                 the learner that writes here, while it does
+    log.txt              the learner's log; logs/worker-<slot>.txt those of local workers
+    progress.csv, result.jsonl, events.out.tfevents.*, learning_curve.png
+    checkpoints/
+
+Nothing outside of it is written but the key of the run, where other processes of the same user find it
+(`aiorl.net.transport.run_keys`), and what XLA compiled, for later runs (`aiorl.learning.compilation_cache`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from aiorl.acting.checkpoint import clear_partial
+from aiorl.acting.run_lock import RunLock
+from aiorl.config.address import split_address
+from aiorl.config.load import CONFIG_FILE, save_config
+from aiorl.config.regular_file import parse_json, read_regular
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError
+
+__all__ = ["RunDirectory"]
+
+_RESULTS_ROOT = "runs"
+_RUN = "run.json"
+_MAX_RUN_BYTES = 1 << 16
+_OWN_FILE = re.compile(
+    rf"{re.escape(CONFIG_FILE)}(\.tmp)?|{re.escape(_RUN)}(\.tmp)?|log\.txt.*|progress\.csv.*|result\.jsonl.*|worker-\d+\.txt.*"
+)
+
+_OWN_DIRECTORIES = ("logs", "checkpoints", "checkpoints/superseded", "best", "evaluation")
+
+
+class RunDirectory:
+    """Paths of one run, and the right to write there: no two learners have it at a time.
+
+    Attributes:
+        path: the directory, absolute.
+        run_id: random name of the run, kept over a resume.
+        last_address: where the learner listened before the resume, "" for a new run.
+    """
+
+    def __init__(
+        self, path: Path, lock: RunLock, run_id: str, last_address: str = "", *, seed: int | None = None,
+        is_new: bool = False, is_made: bool = False,
+    ) -> None:  # fmt: skip
+        """Take over a locked directory; `open` makes one."""
+        self._seed = seed
+        self._is_new = is_new
+        self._is_made = is_made
+        self.path = path
+        self.run_id = run_id
+        self.last_address = last_address
+        self._lock = lock
+        self._address = ""
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        """The learner's log file."""
+        return self.path / "log.txt"
+
+    def worker_log(self, slot: int) -> Path:
+        """Log file of the local worker of a slot."""
+        return self.path / "logs" / f"worker-{slot}.txt"
+
+    def logs(self, num_workers: int) -> list[Path]:
+        """All log files of a run with so many local workers."""
+        return [self.log, *map(self.worker_log, range(1, num_workers + 1))]
+
+    @property
+    def shown(self) -> Path:
+        """The path for people, shorter where it is below the working directory."""
+        with contextlib.suppress(OSError, ValueError):  # there is none any more; or it is elsewhere
+            return self.path.relative_to(Path.cwd())
+        return self.path
+
+    @classmethod
+    def open(cls, config: CommonConfig) -> Self:
+        """Create the directory of a new run and write ``config.yaml``, or take that of the run to resume.
+
+        A resumed run's ``config.yaml`` is left as it is until `save_config`: options that turn out not to fit the
+        checkpoint shall not stay behind.
+
+        Raises:
+            ConfigError: it cannot be created or written, another learner writes there, it belongs to another run, or
+                it holds no run to resume.
+        """
+        is_new, is_made = config.resume is None, False
+        if config.resume is not None:
+            path = Path(config.resume).absolute()  # also where somebody changes the working directory
+            run_id, address = _facts(path)
+        else:
+            path, is_made = _make_new(config)
+            run_id, address = secrets.token_hex(8), ""
+        directory = cls(path, _locked(path), run_id, address, seed=config.seed, is_new=is_new, is_made=is_made)
+        try:
+            if is_new and (path / _RUN).exists():
+                hint = f"Go on with it by --resume {path}, or give another directory."
+                raise _unusable(path, f"{path} already holds a run.", hint)
+            directory._prepare()
+            if is_new:
+                directory.save_config(config)
+        except BaseException:
+            directory.close()
+            raise
+        return directory
+
+    def close(self) -> None:
+        """Let others write here; may be repeated."""
+        self._lock.release()
+
+    def abandon(self) -> None:
+        """Give the place back of a new run that could not begin, so that the mended command may have it."""
+        if self._is_new:
+            for name in (_RUN, CONFIG_FILE):
+                (self.path / name).unlink(missing_ok=True)
+            if self._is_made:
+                shutil.rmtree(self.path, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def save_config(self, config: CommonConfig) -> None:
+        """Write ``config.yaml``.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        save_config(config, self.path)
+
+    def save_address(self, address: str) -> None:
+        """Remember where the learner listens, so that after a resume workers find it again.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        self._address = address
+        facts = {"run_id": self.run_id, "address": address, "seed": self._seed}
+        temporary = self.path / f"{_RUN}.tmp"
+        try:
+            temporary.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+            os.replace(temporary, self.path / _RUN)
+        except OSError as error:
+            said = f"{self.path / _RUN} can't be written: {error.strerror or error}."
+            raise _unusable(self.path, said) from error
+
+    def make_again(self, config: CommonConfig) -> bool:
+        """Make the directory again if it was removed, renamed or replaced since; whether that was so.
+
+        Raises:
+            ConfigError: it was so, and it can't be made, or another run is there now.
+        """
+        if self._lock.is_held:
+            return False
+        _make(self.path, exist_ok=True)
+        lock = _locked(self.path)
+        try:
+            if (self.path / _RUN).exists() and _facts(self.path)[0] != self.run_id:
+                raise _unusable(self.path, f"{self.path} holds another run now.")
+            self._prepare()
+            self.save_config(config)
+            self.save_address(self._address)
+        except ConfigError:
+            lock.release()
+            raise
+        self._lock.release()
+        self._lock = lock
+        return True
+
+    def _prepare(self) -> None:
+        """Make what is missing, and see that nothing in it leads a writer elsewhere."""
+        try:
+            for name in _OWN_DIRECTORIES:
+                if (self.path / name).is_symlink():
+                    said = f"{self.path / name} is a link, so nothing is written to or removed from where it leads."
+                    raise _unusable(self.path, said, "Remove it, or move what it leads to here.")
+            (self.path / "logs").mkdir(exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+            for path in (*self.path.iterdir(), *(self.path / "logs").iterdir()):
+                if _OWN_FILE.fullmatch(path.name) and (path.is_symlink() or not path.is_file()):
+                    raise _unusable(self.path, f"{path} is no regular file, so nothing is written to it.", "Remove it.")
+            self.log.open("a").close()
+            clear_partial(self.checkpoints)
+        except OSError as error:
+            raise _unwritable(self.path, error.strerror) from error
+
+
+def _make(path: Path, *, exist_ok: bool) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=exist_ok)
+    except FileExistsError:
+        if not exist_ok:
+            raise
+        raise _unwritable(path, "it is no directory") from None
+    except OSError as error:
+        raise _unwritable(path, error.strerror) from error
+    except ValueError as error:  # a NUL in it
+        raise _unwritable(path, str(error)) from error
+
+
+def _locked(path: Path) -> RunLock:
+    try:
+        return RunLock.acquire(path)
+    except OSError as error:
+        raise _unwritable(path, error.strerror) from error
+
+
+def _unwritable(path: Path, reason: str | None) -> ConfigError:
+    said = f"the run directory {path} can't be written: {reason}."
+    return _unusable(path, said, "Give another one with --run-dir DIR.")
+
+
+def _unusable(path: Path, said: str, hint: str = "", *, key: str = "run_dir") -> ConfigError:
+    return ConfigError(said, key=key, value=str(path), hint=hint)
+
+
+def _facts(path: Path) -> tuple[str, str]:
+    """Run id and address in ``run.json``.
+
+    Raises:
+        ConfigError: it is missing, or is none.
+    """
+    try:
+        facts = parse_json(read_regular(path / _RUN, max_bytes=_MAX_RUN_BYTES))
+        if not isinstance(facts, dict):
+            raise ValueError("it holds no run id and address")
+        run_id, address = facts.get("run_id"), facts.get("address")
+        if not isinstance(run_id, str) or not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id):
+            raise ValueError(f"{run_id!r:.100} is no run id")
+        if not isinstance(address, str) or not address.isprintable():
+            raise ValueError(f"{address!r:.100} is no address")
+        split_address(address, key="address")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        hint = "Give the directory that the run named at its end."
+        raise _unusable(path, f"{path} is no run directory: it holds no {_RUN}.", hint, key="resume") from error
+    except (OSError, ValueError) as error:
+        said = f"{path / _RUN} can't be read: {getattr(error, 'strerror', None) or error}."
+        raise _unusable(path, said, key="resume") from error
+    return run_id, address
+
+
+def _make_new(config: CommonConfig) -> tuple[Path, bool]:
+    """A directory for a new run, absolute, and whether it was made just now.
+
+    A default name is nobody else's, also where several begin in one second.
+    """
+    if config.run_dir is not None:
+        path = Path(config.run_dir).expanduser().absolute()
+        is_there = os.path.exists(path)
+        _make(path, exist_ok=True)
+        return path, not is_there
+    algo, env = (re.sub(r"[^A-Za-z0-9._-]+", "-", str(name)) for name in (config.algo, config.env))
+    base = f"{algo}_{env}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    path = Path(_RESULTS_ROOT).absolute() / base
+    while True:
+        with contextlib.suppress(FileExistsError):
+            _make(path, exist_ok=False)
+            return path, True
+        path = path.with_name(f"{base}_{secrets.token_hex(2)}")

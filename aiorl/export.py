@@ -1,0 +1,54 @@
+"""`python -m aiorl.export`: write a trained policy as ONNX, SavedModel, Keras or TFLite."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiorl.config.parser import Parser, exit_status
+from aiorl.run.export.writing import FORMATS, export_policy
+
+__all__ = ["main"]
+
+_PROG = "python -m aiorl.export"
+_EXAMPLES = """examples:
+  python -m aiorl.export runs/ppo_CartPole-v1_2026-01-31_12-00-00
+  python -m aiorl.export runs/mine --formats onnx,savedmodel,keras,tflite --out cartpole
+  python -m aiorl.export runs/mine/checkpoints/checkpoint-000120 --policy left
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export; the exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."""
+    given = _parser().parse(sys.argv[1:] if argv is None else argv)
+    return exit_status(lambda: _export(given))
+
+
+def _export(given: Mapping[str, Any]) -> None:
+    written = export_policy(
+        given["path"], given.get("out", "exported"), given.get("formats", ("onnx",)), policy_id=given.get("policy")
+    )
+    for name, path in written.items():
+        sys.stdout.write(f"{name:12}{path}\n")
+    sys.stdout.write("Each was run beside the policy; the policy.json in its directory says what goes in and out.\n")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        _PROG, "PATH [options]", "Write a trained policy as files that run without aiorl, and check them.", _EXAMPLES
+    )
+    parser.add_argument(
+        "path", type=Path, metavar="PATH", help="a run directory, or one checkpoint of it; of several the newest"
+    )
+    parser.add_argument(
+        "--formats", type=lambda text: text.split(","), metavar="A,B", help=f"of {', '.join(FORMATS)} (onnx)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where; a directory for each format in it (exported)")
+    parser.add_argument("--policy", metavar="ID", help="which of several policies (default_policy)")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

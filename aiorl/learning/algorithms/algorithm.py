@@ -1,0 +1,351 @@
+"""Algorithm: the leases it wants, what it takes in, and one update.
+
+Everything outside `aiorl.learning.algorithms` speaks to this interface and knows no algorithm by name. The class methods
+take only the config, so that leases and sampling can be planned before TensorFlow is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.acting.distributions import make_distribution
+from aiorl.acting.observation.filters import NoFilter, ObservationFilter
+from aiorl.config.schema import CommonConfig
+from aiorl.data.column_spec import Piece
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.data.sample_plan import SamplePlan
+from aiorl.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.catalog import ActorCritic
+
+__all__ = [
+    "Algorithm",
+    "AlgorithmState",
+    "Batch",
+    "HeldExperience",
+    "LeasePlan",
+    "Observations",
+    "SamplePlan",
+    "UpdateResult",
+]
+
+Array = NDArray[Any]
+Batch = dict[str, Array]
+"""What `make_batch` made of fragments for `update`: a train batch, or what is to be said of what was taken in."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePlan:
+    """Limits on how much may be sampled, and at which policy version.
+
+    Attributes:
+        mode: on_policy deals out exactly one train batch of each version; streaming leases as much as can be trained on
+            within ``max_policy_lag``, see `aiorl.net.protocol.pacing`.
+        fragments_per_batch: fragments in one train batch.
+        env_steps_per_batch: on_policy: fragments have whole episodes and may be longer than asked for, so a train batch
+            has no more of them than make up so many env steps; None = they are as long as each other.
+        outstanding_per_worker: streaming: fragments a worker may owe at a time, within the budget of the whole run.
+        max_policy_lag: a fragment more versions older than this is discarded, not trained on; None = no bound.
+        max_under_way: streaming: fragments leased, queued and in the learner's hands at most, all together; None = no
+            other bound than that of `max_policy_lag`.
+        publish_every: weights go out, as a new version, after so many updates.
+        publish_interval_s: or after the first update so long after the last ones went out, whichever comes first; not
+            where all is done by turns in one process.
+    """
+
+    mode: Literal["on_policy", "streaming"]
+    fragments_per_batch: int
+    outstanding_per_worker: int = 1
+    max_policy_lag: int | None = None
+    max_under_way: int | None = None
+    publish_every: int = 1
+    publish_interval_s: float = math.inf
+    env_steps_per_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """Result of one update.
+
+    Attributes:
+        metrics: name -> number, for results.
+        skipped: the loss or a gradient was not finite, so weights and optimiser are what they were.
+        bad_column: when skipped, the first column of the batch that holds a number that is not finite; "" if all
+            are finite and the trouble arose inside.
+    """
+
+    metrics: dict[str, float]
+    skipped: bool = False
+    bad_column: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmState:
+    """All that an algorithm must get back to go on as if nothing had happened.
+
+    Attributes:
+        tensors: weights and optimiser, name -> array.
+        values: counters, random states and adaptive coefficients, as JSON can hold them.
+    """
+
+    tensors: dict[str, Array]
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """What a network gets to see.
+
+    Attributes:
+        shape: of one observation's array.
+        dtype: "float32" or "uint8".
+        layout: how an observation lies in it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: ObsLayout
+
+
+class HeldExperience(Protocol):
+    """Stored experience as it was at one moment, whatever follows.
+
+    Attributes:
+        values: counters and random states, as JSON can hold them.
+    """
+
+    @property
+    def values(self) -> Mapping[str, Any]:  # noqa: D102 (the class describes it)
+        ...
+
+    def pieces(self) -> Iterator[Piece]:
+        """All arrays, in pieces of bounded size; in any thread, once."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; the pieces are not asked for any more."""
+        ...
+
+
+class Algorithm(ABC):
+    """One policy's learning.
+
+    Built in the learner once the spaces are known. All methods but the class methods are called from one thread,
+    that of the updates; `warm_up` first.
+
+    Attributes:
+        merged_filter: the merged filter of the policy's observations, for those that come raw; set once it is
+            made, and merged into by another thread.
+    """
+
+    config_class: ClassVar[type[CommonConfig]]
+    merged_filter: ObservationFilter = NoFilter()
+
+    @classmethod
+    @abstractmethod
+    def lease_plan(cls, config: CommonConfig) -> LeasePlan:
+        """The leases it wants.
+
+        Raises: ConfigError if whole fragments can't make up a train batch.
+        """
+
+    @classmethod
+    @abstractmethod
+    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
+        """Return what workers have to compute and send."""
+
+    @classmethod
+    def return_discount(cls, config: CommonConfig) -> float | None:
+        """Discount of the returns whose running deviation rewards are divided by; None leaves them as they are."""
+        return None
+
+    @classmethod
+    def gradients_from_workers(cls, config: CommonConfig) -> bool:
+        """Whether workers send, in place of a fragment's rows, what `compute_gradients` makes of them."""
+        return False
+
+    @classmethod
+    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+        """Settings of the policy that acts, beside those of the config, such as "exploration" (see `GraphPolicy`)."""
+        return {}
+
+    @classmethod
+    def all_acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+        """`acting_settings`, with the exploration that the config names in place of the algorithm's own."""
+        named = {} if config.exploration is None else {"exploration": config.exploration}
+        return {**cls.acting_settings(config), **named}
+
+    @classmethod
+    def build_model(
+        cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
+    ) -> ActorCritic:
+        """Build the network: it learns, and the part of it that `acting_step` runs acts. Loads TensorFlow.
+
+        Args:
+            config: the policy's.
+            observations: what it gets to see.
+            action_space: of the actions.
+            seed: of its initial weights; None = a different one each time.
+        Raises: ConfigError for settings that make no network for these observations.
+        """
+        from aiorl.learning.models.catalog import build_model
+
+        distribution = make_distribution(action_space)
+        settings = config.model.model_dump()
+        shape, dtype, layout = observations.shape, observations.dtype, observations.layout
+        return build_model(
+            shape, dtype, distribution, settings, seed=seed, layout=layout, noise=config.state_dependent_noise
+        )
+
+    @classmethod
+    def trains_on_sequences(cls, config: CommonConfig) -> bool:
+        """Whether rows must come as sequences of `config.sequence_length()`; else each stands on its own."""
+        return bool(cls.sample_plan(config).of_sequences)
+
+    @classmethod
+    def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
+        """Refuse what this machine has no room for, before any of it is taken; what will be is logged.
+
+        Args:
+            policies: config and model of each that learns in the run, by whichever algorithm.
+        Raises: ConfigError if there is no room for all of them together.
+        """
+        return
+
+    @abstractmethod
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Take the model as it is; the update is compiled by `warm_up` or at the first batch.
+
+        Args:
+            config: the run's, or the policy's where it has settings of its own.
+            model: to be trained.
+        """
+
+    @abstractmethod
+    def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+        """Take fragments in, in the order given: as one train batch, or into what is stored.
+
+        Args:
+            fragments: each holds the columns of the sample plan.
+        Returns: for `update`; arrays of fixed shapes, in buffers that the second call after this one writes over again.
+        Raises: BatchError if a column is missing or of a wrong shape or dtype.
+        """
+
+    @abstractmethod
+    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+        """Refuse a fragment that `make_batch` could not use, before it is queued. May be called in any thread.
+
+        Raises: BatchError naming the column at fault.
+        """
+
+    @abstractmethod
+    def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
+        """Learn from one train batch, or do as many steps as are due by what was taken in.
+
+        Args:
+            batch: from `make_batch`.
+            env_steps_total: env steps trained on before this batch; schedules go by it.
+        Raises: TrainingDiverged after too many skipped updates in a row.
+        """
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Compile the update, so that the first batch needn't wait; changes neither weights nor random states."""
+
+    def warm_up_gradients(self) -> None:
+        """Compile `compute_gradients` for fragments of the usual size; changes nothing."""
+        raise self._without_gradients()
+
+    def compute_gradients(self, fragment: Mapping[str, Array], env_steps_total: int) -> dict[str, Array]:
+        """The gradient of the loss over a fragment, at the weights as they are; changes nothing.
+
+        Args:
+            fragment: the columns of the sample plan.
+            env_steps_total: env steps that schedules go by.
+        Returns: columns of `aiorl.data.gradient_columns`, as they are sent; none if no row is a transition.
+        Raises: BatchError if a column is missing or of a wrong shape or dtype; NotImplementedError if the algorithm's
+            update is no step by one gradient.
+        """
+        raise self._without_gradients()
+
+    @property
+    def gradient_metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that come with a gradient, in their order."""
+        raise self._without_gradients()
+
+    def apply_gradients(self, gradients: Mapping[str, Array], env_steps_total: int) -> dict[str, float]:
+        """Take one step of the optimiser.
+
+        Args:
+            gradients: weight name -> gradient, float32, of all weights that are trained.
+            env_steps_total: env steps that schedules go by.
+        Returns: metrics.
+        Raises: PolicyError if they are not those of the weights, or not finite; nothing is changed then.
+            NotImplementedError as `compute_gradients`.
+        """
+        raise self._without_gradients()
+
+    def _without_gradients(self) -> NotImplementedError:
+        return NotImplementedError(f"an update of {type(self).__name__} is no step by one gradient of a batch")
+
+    def hurry(self) -> None:
+        """There is no time left: an update that goes on may end at the next state that one can go on from.
+
+        Whichever thread calls; no update follows.
+        """
+        return
+
+    @abstractmethod
+    def get_weights(self) -> dict[str, Array]:
+        """Copies of the weights by the names the acting graph knows; always finite."""
+
+    @abstractmethod
+    def get_state(self) -> AlgorithmState:
+        """Copies of everything that `set_state` needs."""
+
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        """A function that gives the state as it is now, whatever follows; it may be called in any thread.
+
+        Called after every update, so that the state before an update is known while that one runs. Where copies take
+        long, they should be left to the function.
+        """
+        state = self.get_state()
+        return lambda: state
+
+    @abstractmethod
+    def set_state(self, state: AlgorithmState) -> None:
+        """Go on from `state`.
+
+        Raises: CheckpointError if it doesn't fit the model or the algorithm.
+        """
+
+    def weights_replaced(self) -> None:
+        """Called when `set_state` has brought weights of another origin, for what has to follow them at once."""
+        return
+
+    @property
+    def stores_experience(self) -> bool:
+        """Whether `hold_experience` gives any."""
+        return False
+
+    def hold_experience(self) -> HeldExperience | None:
+        """Stored experience as it is now, which is too much to be held after each update; None if there is none.
+
+        Called between two updates, when a checkpoint is to be written.
+        """
+        return None
+
+    def restore_experience(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
+        """Go on with the stored experience that `hold_experience` gave.
+
+        Raises: CheckpointError if it doesn't fit.
+        """
+        raise CheckpointError("experience", f"{type(self).__name__} stores none")

@@ -1,0 +1,382 @@
+"""Base class of algorithms whose update is one `CompiledUpdate`: guard, counters, random order, state."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.acting.schedules import Schedule
+from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+from aiorl.data.gradient_columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS
+from aiorl.errors import BatchError, PolicyError
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.learning.algorithms.algorithm import Array, Batch, UpdateResult
+from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec, rounded_up
+from aiorl.learning.algorithms.compiled_base import MAX_SKIPS_IN_A_ROW, CompiledBase
+from aiorl.learning.algorithms.compiled_gradient import CompiledGradient
+from aiorl.learning.algorithms.compiled_update import CompiledUpdate, UpdateSpec
+from aiorl.learning.algorithms.gradient_buffers import GradientBuffers
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.catalog import ActorCritic
+
+__all__ = [
+    "MAX_SKIPS_IN_A_ROW",
+    "CompiledAlgorithm",
+    "model_columns",
+    "previous_columns",
+    "sequence_columns",
+    "state_columns",
+]
+
+logger = logging.getLogger(__name__)
+
+ConfigT = TypeVar("ConfigT", bound=ActorCriticConfig)
+
+_ROOMY = 4
+"""Batches are laid out in room for so many times their size at most, rather than compile for another size."""
+
+_MAX_PADDED, _MAX_PADDING = 1 << 24, 8
+"""Rows of a batch of sequences, where they are more than so many times those of its fragments."""
+
+_REPORTED = ("clip_param", "vf_clip_param")
+"""Coefficients that only some algorithms have."""
+
+
+class CompiledAlgorithm(CompiledBase[ConfigT]):
+    """Runs a compiled update over minibatches of a train batch in a random order.
+
+    Batches hold the columns of the sample plan, row by row, or as sequences where it names something of these.
+    Subclasses give the update, and say which coefficients hold.
+
+    Where workers compute the gradients, a train batch is made of these: there is one step with their mean.
+
+    Attributes:
+        buffers: layout of the train batch, or of the rows that gradients are computed of.
+    """
+
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Lay out the train batch; nothing is compiled yet."""
+        super().__init__(config, model)
+        config = self._config
+        self.buffers = BatchBuffers(model_columns(model, self.sample_plan(config).columns))
+        self._lr = Schedule.of(config.lr, config.lr_schedule, key="lr_schedule")
+        self._entropy = Schedule.of(config.entropy_coeff, config.entropy_coeff_schedule, key="entropy_coeff_schedule")
+        self._has_sequences = self.trains_on_sequences(config)
+        self._usual_size = config.train_batch_size
+        if self._has_sequences:
+            in_fragment = config.num_envs_per_worker if config.is_truncating else 1
+            self._usual_size = config.fragments_per_batch() * in_fragment
+        self._multiple = config.minibatch_steps()
+        if self._has_sequences:
+            self._multiple = max(1, self._multiple // config.sequence_length())
+        self._fragment_length = config.sequence_length() if self._has_sequences and config.is_truncating else None
+        self._capacities: set[int] = set()
+        self._spec = spec = self._update_spec()
+        self._gradient = CompiledGradient(spec, model.trainable, config.update_mode)
+        self._received = self._gradient_buffers(config.fragments_per_batch()) if config.gradients == "workers" else None
+        self.compiled = CompiledUpdate(
+            spec, model.trainable_variables, self._optimizer(), grad_clip=config.grad_clip, xla=config.update_mode,
+            gradients=None if self._received is None else self._received.mean,
+        )  # fmt: skip
+        self._applied: tuple[GradientBuffers, CompiledUpdate] | None = None
+
+    @classmethod
+    def return_discount(cls, config: CommonConfig) -> float | None:
+        """See `Algorithm.return_discount`."""
+        own = cls._own(config)
+        return own.gamma if own.normalize_rewards else None
+
+    @classmethod
+    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+        """Actions drawn from the distribution; where they are by noise of the state, an exploration says so."""
+        own = cls._own(config)
+        return {"exploration": own.sampling()} if own.use_sde else {}
+
+    @classmethod
+    def gradients_from_workers(cls, config: CommonConfig) -> bool:
+        """See `Algorithm.gradients_from_workers`."""
+        return cls._own(config).gradients == "workers"
+
+    @abstractmethod
+    def _update_spec(self) -> UpdateSpec:
+        """Return the update to compile."""
+
+    @abstractmethod
+    def _optimizer(self) -> Any:  # Any: a Keras optimiser
+        """Return the optimiser to train with."""
+
+    def coefficients(self, env_steps_total: int) -> dict[str, float]:
+        """Return the coefficients of the update after so many env steps; subclasses add theirs."""
+        return {
+            "lr": self._lr.value(env_steps_total),
+            "vf_loss_coeff": self._config.vf_loss_coeff,
+            "entropy_coeff": self._entropy.value(env_steps_total),
+        }
+
+    @property
+    def minibatch_size(self) -> int:
+        """Rows or sequences in one minibatch."""
+        return self._config.minibatch_steps() if self.visits_rows else self._multiple
+
+    @property
+    def visits_rows(self) -> bool:
+        """Return whether a minibatch is made of rows; else of whole sequences."""
+        return not self._has_sequences
+
+    @property
+    def num_epochs(self) -> int:
+        """Passes over each train batch."""
+        return self._config.num_sgd_iter
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether rows are visited in a random order."""
+        return True
+
+    def after_update(self, metrics: dict[str, float]) -> None:  # most have nothing to do
+        """Called after each update that held, for coefficients that adapt; may add metrics."""
+
+    def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+        """Rows of all fragments one after the other, or their sequences, one environment's after the other's.
+
+        Fragments of whole episodes differ in length; such batches are padded to one of few sizes. Gradients of workers
+        come one after the other.
+
+        Raises: BatchError if a column is missing or does not fit.
+        """
+        return self._rows_of(fragments) if self._received is None else self._received.batch(fragments)
+
+    def _rows_of(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+        shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
+        if not self._has_sequences:
+            return self.buffers.rows(fragments, self.fitted(sum(steps * num_envs for steps, num_envs in shapes)))
+        kept = _without_far_longer_ones(shapes)
+        num_sequences = self.fitted(sum(shapes[number][1] for number in kept))
+        length = rounded_up(max(shapes[number][0] for number in kept), self._config.sequence_length())
+        return self.buffers.sequences([fragments[number] for number in kept], num_sequences, length)
+
+    def nominal_batch(self) -> Batch:
+        """A batch of zeros of the usual shape, of rows or sequences."""
+        length = [self._config.sequence_length()] if self._has_sequences else []
+        return self.buffers.zeros(self.fitted(self._usual_size), *length)
+
+    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+        """Refuse a fragment that `make_batch` could not use, before it is queued. May be called in any thread.
+
+        Raises: BatchError naming the column at fault.
+        """
+        if self._received is not None:
+            self._received.check(fragment)
+            return
+        self.buffers.check(fragment, self._fragment_length)
+        if self._has_sequences:
+            steps, num_sequences = self.buffers.shape_of(fragment)
+            length = self._config.sequence_length()
+            if steps != length and (num_sequences > 1 or steps < length):
+                raise BatchError(
+                    c.OBS, f"sequences of {length} steps, or one of more", f"{num_sequences} of {steps} steps"
+                )
+
+    def warm_up(self) -> None:
+        """Compile the update for batches of the usual shape; changes neither weights nor random states."""
+        if self._received is None:
+            batch = self.nominal_batch()
+            order = np.zeros(self._order_shape(batch), np.int32)
+        else:
+            batch = self._received.zeros()
+            order = _all_at_once(batch)
+        self.compiled.warm_up(batch, order)
+        self.hold_state()
+
+    def warm_up_gradients(self) -> None:
+        """See `Algorithm.warm_up_gradients`."""
+        self._gradient.warm_up(self.nominal_batch())
+
+    def compute_gradients(self, fragment: Mapping[str, Array], env_steps_total: int) -> dict[str, Array]:
+        """The gradient of the loss over the rows of a fragment, at the weights as they are.
+
+        See `Algorithm.compute_gradients`.
+        """
+        batch = self._rows_of([fragment])
+        if not self.buffers.num_filled(batch):
+            return {}
+        gradients, metrics = self._gradient(batch, self.coefficients(env_steps_total))
+        rows = np.array([np.count_nonzero(self.buffers.column(batch, c.VALID))], np.int32)
+        if not (np.isfinite(metrics).all() and all(np.isfinite(found).all() for found in gradients.values())):
+            column = self.buffers.first_not_finite(batch)
+            names = self.sample_plan(self._config).columns
+            culprit = names.index(column) + 1 if column in names else 0
+            return {NUM_ROWS: rows, CULPRIT: np.array([culprit], np.int32)}
+        return {NUM_ROWS: rows, METRICS: metrics, **{GRADIENT_OF + name: found for name, found in gradients.items()}}
+
+    def apply_gradients(self, gradients: Mapping[str, Array], env_steps_total: int) -> dict[str, float]:
+        """See `Algorithm.apply_gradients`."""
+        if self._applied is None:
+            buffers = self._gradient_buffers(1)
+            update = CompiledUpdate(
+                self._spec, self.model.trainable_variables, self.compiled.optimizer, grad_clip=self._config.grad_clip,
+                xla=self._config.update_mode, gradients=buffers.mean,
+            )  # fmt: skip
+            self._applied = buffers, update
+        buffers, update = self._applied
+        columns = {GRADIENT_OF + name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()}
+        columns |= {NUM_ROWS: np.ones(1, np.int32), METRICS: np.zeros(len(self._spec.metric_names) + 1, np.float32)}
+        try:
+            buffers.check(columns)
+        except BatchError as error:
+            raise PolicyError(f"no step was taken: {error}") from error
+        batch, coefficients = buffers.batch([columns]), self.coefficients(env_steps_total)
+        metrics, held = update(batch, _all_at_once(batch), coefficients)
+        if not held:
+            raise PolicyError("no step was taken: the norm of the gradients is not finite")
+        self._note_held()
+        return {"grad_gnorm": metrics["grad_gnorm"], "cur_lr": coefficients["lr"]}
+
+    @property
+    def gradient_metrics(self) -> tuple[str, ...]:
+        """See `Algorithm.gradient_metrics`."""
+        return (*self._spec.metric_names, "loss")
+
+    def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
+        """Learn from one train batch; skip it if a loss or gradient is not finite.
+
+        Raises: TrainingDiverged after `MAX_SKIPS_IN_A_ROW` skipped updates in a row.
+        """
+        coefficients = self.coefficients(env_steps_total)
+        self._warn_of_last_lr(self._lr, env_steps_total)
+        if self._received is None:
+            order, num_minibatches = self._order(batch)
+        else:
+            order, num_minibatches = _all_at_once(batch), min(1, self._received.num_filled(batch))
+        metrics, held = self.compiled(batch, order, coefficients, max_steps=num_minibatches)
+        reported = {
+            "cur_lr": coefficients["lr"],
+            "entropy_coeff": coefficients["entropy_coeff"],
+            **{name: coefficients[name] for name in _REPORTED if name in coefficients},
+            "num_sgd_steps": metrics["num_sgd_steps"],
+        }
+        if held:
+            self._note_held()
+            if num_minibatches:
+                self.after_update(metrics)
+            return UpdateResult({**metrics, **reported, "updates_skipped": float(self._skipped)})
+        column = (self._received or self.buffers).first_not_finite(batch)
+        self._note_skipped(column)
+        return UpdateResult({**reported, "updates_skipped": float(self._skipped)}, skipped=True, bad_column=column)
+
+    def fitted(self, count: int) -> int:
+        """Rows or sequences to make room for: as before, where that fits, so that few sizes have to be compiled.
+
+        Args:
+            count: what has to fit.
+        Returns: as many as whole minibatches have.
+        """
+        size = self._multiple
+        wanted = rounded_up(-(-count // size), -(-self._usual_size // size))
+        # one batch of an unusual size must not make all that follow as large
+        known = [capacity for capacity in self._capacities if wanted <= capacity <= _ROOMY * wanted]
+        capacity = min(known, default=wanted)
+        self._capacities.add(capacity)
+        return size * capacity
+
+    def _gradient_buffers(self, num_fragments: int) -> GradientBuffers:
+        shapes = {name: tuple(variable.shape) for name, variable in self.model.trainable.items()}
+        columns = self.sample_plan(self._config).columns
+        return GradientBuffers(shapes, self._spec.metric_names, columns, num_fragments)
+
+    def _order_shape(self, batch: Batch) -> tuple[int, int]:
+        size = int(np.prod(batch[PACKED].shape[:-1])) if self.visits_rows else len(batch[PACKED])
+        return self.num_epochs * -(-size // self.minibatch_size), self.minibatch_size
+
+    def _order(self, batch: Batch) -> tuple[NDArray[np.int32], int]:
+        """Indices of every minibatch, each epoch a new permutation of what is filled; and how many there are.
+
+        What is needed to fill the last minibatch comes from the empty rows or sequences behind; where rows of sequences
+        are visited, only transitions are, and the first ones of the epoch again. The array has room for as many
+        minibatches as the batch can make, whatever is filled, so that the update needs no other compilation.
+        """
+        order = np.zeros(self._order_shape(batch), np.int32)
+        size = self.minibatch_size
+        if self.visits_rows and self._has_sequences:
+            visited = np.flatnonzero(self.buffers.column(batch, c.VALID))
+        else:
+            visited = np.arange(-(-self.buffers.num_filled(batch) // size) * size)
+        if not len(visited):
+            return order, 0
+        rows = np.tile(visited.astype(np.int32), (self.num_epochs, 1))
+        if self.shuffles:
+            rows = self._rng.permuted(rows, axis=1)
+        again = np.arange(-(-len(visited) // size) * size) % len(visited)
+        minibatches = rows[:, again].reshape(-1, size)
+        order[: len(minibatches)] = minibatches
+        return order, len(minibatches)
+
+
+def _without_far_longer_ones(shapes: Sequence[tuple[int, int]]) -> list[int]:
+    """Numbers of the fragments that are laid out, in order, of so many steps and sequences each.
+
+    The longest ones are left out of a batch that would be next to nothing but padding.
+    """
+    kept = list(range(len(shapes)))
+    while True:
+        longest = max(kept, key=lambda number: shapes[number][0])
+        padded = shapes[longest][0] * sum(shapes[number][1] for number in kept)
+        rows = sum(shapes[number][0] * shapes[number][1] for number in kept)
+        if padded <= max(_MAX_PADDED, _MAX_PADDING * rows):
+            return kept
+        logger.warning(
+            "a sequence of %d steps is left out of a train batch: the others are far shorter", shapes[longest][0]
+        )
+        kept.remove(longest)
+
+
+def _all_at_once(batch: Batch) -> NDArray[np.int32]:
+    """The order of a batch of gradients: one minibatch of all of them."""
+    return np.arange(len(batch[NUM_ROWS]), dtype=np.int32)[None]
+
+
+def model_columns(model: ActorCritic, names: Iterable[str]) -> list[ColumnSpec]:
+    """The columns named, some of whose shapes and dtypes the model decides."""
+    distribution = model.distribution
+    action_dtype: Literal["int32", "float32"] = "int32" if distribution.action_dtype.kind in "iu" else "float32"
+    obs_dtype: Literal["uint8", "float32"] = "uint8" if model.obs_dtype == "uint8" else "float32"
+    specs = [
+        *(ColumnSpec(name, model.obs_shape, obs_dtype) for name in (c.OBS, c.NEW_OBS, c.LAST_OBS)),
+        *(ColumnSpec(name, distribution.action_shape, action_dtype) for name in (c.ACTIONS, c.PREV_ACTIONS)),
+        ColumnSpec(c.ACTION_DIST_INPUTS, (distribution.num_inputs,)),
+        *(ColumnSpec(c.state_in(index), shape) for index, shape in enumerate(model.state_shapes)),
+    ]
+    known = {spec.name: spec for spec in specs}
+    return [known.get(name, ColumnSpec(name)) for name in names]
+
+
+def sequence_columns(config: CommonConfig) -> tuple[str, ...]:
+    """Names of the columns that a recurrent network needs beside the others to run over sequences; else none."""
+    if not config.model.is_recurrent:
+        return ()
+    return (c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(config), *state_columns(config))
+
+
+def previous_columns(config: CommonConfig) -> tuple[str, ...]:
+    """Names of the columns that a network which looks back needs beside the others."""
+    return (c.PREV_ACTIONS, c.PREV_REWARDS) if config.model.lstm_use_prev_action_reward else ()
+
+
+def state_columns(config: CommonConfig, *, cells: int | None = None) -> tuple[str, ...]:
+    """Names of the recurrent states that a fragment must bring along; known without the model.
+
+    Args:
+        config: with the kind of cell.
+        cells: that the network has; None = policy and value have a cell each, or share one.
+    """
+    if cells is None:
+        cells = 1 if config.model.vf_share_layers else 2
+    components = 2 * config.model.use_lstm + config.model.use_gru
+    return tuple(c.state_in(index) for index in range(cells * components))

@@ -1,0 +1,363 @@
+"""One update as one compiled function: all epochs, minibatches and optimiser steps.
+
+The function gets the whole train batch, the order in which rows are visited, and every coefficient as a tensor, so
+that nothing a schedule changes makes it compile again. If a loss, a metric or a gradient is not finite, it puts
+weights and optimiser back as they were before it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers
+from aiorl.learning.algorithms.compiled_function import CompiledFunction, Mode
+
+__all__ = [
+    "ROWS",
+    "STEPS_BEFORE",
+    "CompiledUpdate",
+    "Gradients",
+    "LossFunction",
+    "Phase",
+    "UpdateSpec",
+    "by_time",
+    "gradients_of",
+    "unpacked",
+]
+
+Tensors = dict[str, tf.Tensor]
+LossFunction = Callable[[Tensors, Tensors], tuple[tf.Tensor, Tensors]]
+"""(minibatch, coefficients) -> (loss, metrics), all scalars; the metrics by the names the spec lists.
+
+Where the spec says ``gives_rows``, there is one result more, ROWS, which has one number for each row."""
+
+Gradients = Callable[[Tensors, Tensors], tuple[list[tf.Tensor], tf.Tensor, Tensors]]
+"""(minibatch, coefficients) -> (gradients in the order of the variables, loss, metrics)."""
+
+ROWS = "rows"
+_LAST_EPOCH = "last_epoch"
+STEPS_BEFORE = "steps_before"
+"""Coefficient: the number of steps made before this update, from which a phase with `every` counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A further optimiser step within each step, of other variables by a loss of their own, after those before it.
+
+    Where it is not due, its variables and its optimiser rest.
+
+    Attributes:
+        name: its loss is reported as "NAME_loss", the norm of its gradient as "NAME_grad_gnorm".
+        loss: of the minibatch, which also has by name the tensors that earlier losses returned and that are no metrics.
+        metric_names: what `loss` reports.
+        variables: to train.
+        optimizer: a Keras optimiser, built for them here.
+        lr: the coefficient that is its learning rate.
+        every: it is due at every so many steps, counted on from the coefficient STEPS_BEFORE.
+    """
+
+    name: str
+    loss: LossFunction
+    metric_names: tuple[str, ...]
+    variables: Sequence[Any]
+    optimizer: Any  # a Keras optimiser; Keras ships no types
+    lr: str = "lr"
+    every: int = 1
+
+    def times(self, steps: int, before: int) -> int:
+        """How often it is due in so many steps, of which so many were made before."""
+        return (before + steps) // self.every - before // self.every
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSpec:
+    """Description of an update to compile.
+
+    Attributes:
+        loss: of one minibatch.
+        metric_names: what `loss` reports; "loss" and "grad_gnorm" are added.
+        coefficient_names: numbers that may change with each update; "lr" is among them.
+        stop_when: (metric, coefficient): the update ends after a minibatch whose metric is above the coefficient.
+        last_epoch: (metric, epochs): steps are so many equal passes over a batch, and the metric's mean over the last
+            one that was begun is reported, too, as "METRIC_last_epoch".
+        is_stacked: batches come as minibatches, [K, M, ...], and not as rows that an order puts together.
+        gives_rows: `loss` gives a number for each row.
+        followers: variables that `follow` changes, for example the weights of a target network.
+        follow: called with the number of steps made before this one and the coefficients, after each step.
+        prepare: changes the columns of each minibatch first; None leaves them as they are.
+        phases: further optimiser steps within each step, one after the other.
+        begin: (batch, coefficients) -> the batch that minibatches are taken from; called once, before the first step.
+    """
+
+    loss: LossFunction
+    metric_names: tuple[str, ...]
+    coefficient_names: tuple[str, ...]
+    stop_when: tuple[str, str] | None = None
+    last_epoch: tuple[str, int] | None = None
+    is_stacked: bool = False
+    gives_rows: bool = False
+    followers: tuple[Any, ...] = ()
+    follow: Callable[[tf.Tensor, Tensors], None] | None = None
+    phases: tuple[Phase, ...] = ()
+    prepare: Callable[[Tensors], Tensors] | None = None
+    begin: Callable[[Tensors, Tensors], Tensors] | None = None
+
+
+class CompiledUpdate:
+    """The compiled function and what it changes: variables and optimiser.
+
+    Attributes:
+        optimizer: the Keras optimiser; phases have their own.
+        rows: what the loss of the newest update gave for each row, [K, M]; of minibatches that were not run, 0.
+    """
+
+    rows: NDArray[np.float32] | None = None
+
+    def __init__(
+        self,
+        spec: UpdateSpec,
+        variables: list[Any],
+        optimizer: Any,  # a Keras optimiser; Keras ships no types
+        *,
+        grad_clip: float | None,
+        xla: Mode = "auto",
+        gradients: Gradients | None = None,
+    ) -> None:
+        """Prepare the update; it is compiled at its first call.
+
+        Args:
+            spec: the loss and its names.
+            variables: to train.
+            optimizer: built for them here.
+            grad_clip: largest global norm of a gradient; None = not clipped.
+            xla: see `CompiledFunction`.
+            gradients: of a minibatch; None = those of the spec's loss.
+        """
+        self._spec = spec
+        self._variables = variables
+        self.optimizer = optimizer
+        self._grad_clip = grad_clip
+        self._gradients = gradients
+        optimizer.build(variables)
+        for phase in spec.phases:
+            phase.optimizer.build(phase.variables)
+        self._trained = [*variables, *(variable for phase in spec.phases for variable in phase.variables)]
+        self._metric_names = (*spec.metric_names, "loss", "grad_gnorm")
+        self._phase_names = [
+            (*phase.metric_names, f"{phase.name}_loss", f"{phase.name}_grad_gnorm") for phase in spec.phases
+        ]
+        self._function = CompiledFunction(self._run, self._trained, xla, "update")
+
+    @property
+    def mode(self) -> str:
+        """How it is compiled: "xla", "graph" or "eager"; final after `warm_up`."""
+        return self._function.mode
+
+    @property
+    def optimizer_variables(self) -> list[Any]:
+        """Those of all optimisers, in an order that doesn't change from run to run."""
+        optimizers = [self.optimizer, *(phase.optimizer for phase in self._spec.phases)]
+        return [variable for optimizer in optimizers for variable in optimizer.variables]
+
+    @property
+    def traces(self) -> int:
+        """Number of batch shapes compiled so far."""
+        return self._function.traces
+
+    def warm_up(self, batch: Mapping[str, NDArray[Any]], order: NDArray[np.int32] | None) -> float:
+        """Compile for batches of this shape; changes nothing.
+
+        Returns: seconds it took.
+        Raises: ConfigError if XLA was asked for and can't compile it.
+        """
+        coefficients = dict.fromkeys(self._spec.coefficient_names, 0.0)
+        coefficients["lr"] = float(self.optimizer.learning_rate.numpy())
+        coefficients |= {phase.lr: float(phase.optimizer.learning_rate.numpy()) for phase in self._spec.phases}
+        return self._function.warm_up(partial(self, batch, order, coefficients, max_steps=0))
+
+    def __call__(
+        self,
+        batch: Mapping[str, NDArray[Any]],
+        order: NDArray[np.int32] | None,
+        coefficients: Mapping[str, float],
+        *,
+        max_steps: int | None = None,
+    ) -> tuple[dict[str, float], bool]:
+        """Run one update; see `CompiledFunction` for what becomes of networks that XLA can't compile.
+
+        Args:
+            batch: arrays with the same first dimension.
+            order: int32 [K, M]: indices of each of K minibatches; None where the batch is stacked.
+            coefficients: by the names of the spec.
+            max_steps: at most so many minibatches; None = all K.
+        Returns: metrics, averaged over the minibatches that were run, with "num_sgd_steps", without those of phases
+            that were never due; and whether the update held. If it did not, weights and optimisers are what they were.
+        Raises: ConfigError if XLA was asked for and can't compile it.
+        """
+        size = len(next(iter(batch.values())))
+        values = np.array([coefficients[name] for name in self._spec.coefficient_names], np.float32)
+        num_minibatches = size if order is None else len(order)
+        limit = np.int32(num_minibatches if max_steps is None else max_steps)
+        results, self.rows = self._function(
+            size,
+            {name: tf.convert_to_tensor(array) for name, array in batch.items()},
+            None if order is None else tf.convert_to_tensor(order),
+            tf.convert_to_tensor(values),
+            tf.convert_to_tensor(limit),
+        )
+        assert results is not None
+        ok, steps, *sums = results.tolist()
+        own = len(self._metric_names)
+        metrics = {name: total / max(steps, 1.0) for name, total in zip(self._metric_names, sums[:own], strict=True)}
+        for phase, names in zip(self._spec.phases, self._phase_names, strict=True):
+            given, own = sums[own : own + len(names)], own + len(names)
+            if times := phase.times(int(steps), int(coefficients.get(STEPS_BEFORE, 0))):
+                metrics |= {name: total / times for name, total in zip(names, given, strict=True)}
+        metrics["num_sgd_steps"] = steps
+        if self._spec.last_epoch is not None and steps:
+            name, epochs = self._spec.last_epoch
+            metrics[f"{name}_last_epoch"] = sums[-1] / ((steps - 1) % max(limit // epochs, 1) + 1)
+        return metrics, bool(ok)
+
+    def _run(
+        self, batch: Tensors, order: tf.Tensor | None, values: tf.Tensor, limit: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        names = self._spec.coefficient_names
+        coefficients = {name: values[index] for index, name in enumerate(names)}
+        if self._spec.begin is not None:
+            batch = self._spec.begin(batch, coefficients)
+        self.optimizer.learning_rate.assign(coefficients["lr"])
+        for phase in self._spec.phases:
+            phase.optimizer.learning_rate.assign(coefficients[phase.lr])
+        changed = [*self._trained, *self.optimizer_variables, *self._spec.followers]
+        before = [tf.identity(tf.convert_to_tensor(variable)) for variable in changed]
+        zeros = tf.zeros([len(self._metric_names) + sum(map(len, self._phase_names))])
+
+        def body(
+            step: tf.Tensor, ok: tf.Tensor, go_on: tf.Tensor, sums: tf.Tensor, others: Tensors
+        ) -> tuple[tf.Tensor | Tensors, ...]:
+            index = step if order is None else order[step]
+            minibatch = {name: tf.gather(column, index) for name, column in batch.items()}
+            if self._spec.prepare is not None:
+                minibatch = self._spec.prepare(minibatch)
+            fine, enough, metrics, own_rows = self._sgd_step(step, minibatch, coefficients)
+            if self._spec.follow is not None:
+                self._spec.follow(step, coefficients)
+            more = {}
+            if ROWS in others:
+                more[ROWS] = tf.tensor_scatter_nd_update(others[ROWS], [[step]], [own_rows])
+            if self._spec.last_epoch is not None:
+                metric, epochs = self._spec.last_epoch
+                is_first = tf.equal(step % tf.maximum(limit // epochs, 1), 0)
+                own = metrics[self._metric_names.index(metric)]
+                more[_LAST_EPOCH] = own + tf.where(is_first, 0.0, others[_LAST_EPOCH])
+            return step + 1, fine, ~enough, sums + metrics, more
+
+        first = next(iter(batch.values()))
+        others = {}
+        if self._spec.gives_rows:
+            others[ROWS] = tf.zeros(first.shape[:2] if order is None else order.shape)
+        if self._spec.last_epoch is not None:
+            others[_LAST_EPOCH] = tf.constant(0.0)
+        steps, ok, _, sums, others = tf.while_loop(
+            lambda step, ok, go_on, *_: (step < limit) & ok & go_on,
+            body,
+            (tf.constant(0), tf.constant(True), tf.constant(True), zeros, others),
+            parallel_iterations=1,
+        )
+        for variable, old in zip(changed, before, strict=True):
+            variable.assign(tf.where(ok, tf.convert_to_tensor(variable), old))
+        last = [others[_LAST_EPOCH]] if _LAST_EPOCH in others else []
+        figures = tf.concat([[tf.cast(ok, tf.float32)], [tf.cast(steps, tf.float32)], sums, last], axis=0)
+        return figures, others.get(ROWS)
+
+    def _sgd_step(
+        self, step: tf.Tensor, minibatch: Tensors, coefficients: Tensors
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """One step with its phases: whether all was finite, whether to stop here, the metrics, and what rows have."""
+        spec = self._spec
+        gradients = self._gradients or gradients_of(spec.loss, self._variables)
+        found, ordered = self._descend(
+            gradients, spec.metric_names, self._variables, self.optimizer, minibatch, coefficients
+        )
+        enough = tf.constant(False)
+        if spec.stop_when is not None:
+            metric, coefficient = spec.stop_when
+            enough = found[metric] > coefficients[coefficient]
+        given, figures = minibatch | found, [ordered]
+        for phase, names in zip(spec.phases, self._phase_names, strict=True):
+            gradients = gradients_of(phase.loss, phase.variables)
+            run = partial(
+                self._descend, gradients, phase.metric_names, phase.variables, phase.optimizer, given, coefficients
+            )
+            if phase.every == 1:
+                more, ordered = run()
+                given = given | more
+            else:
+                made = tf.cast(coefficients[STEPS_BEFORE], tf.int32) + step + 1
+                zeros = tf.zeros([len(names)])
+                ordered = tf.cond(tf.equal(made % phase.every, 0), lambda: run()[1], lambda: zeros)  # noqa: B023
+            figures.append(ordered)
+        metrics = tf.concat(figures, axis=0)
+        return tf.reduce_all(tf.math.is_finite(metrics)), enough, metrics, found.get(ROWS)
+
+    def _descend(
+        self,
+        gradients_of_minibatch: Gradients,
+        metric_names: tuple[str, ...],
+        variables: Sequence[Any],
+        optimizer: Any,
+        minibatch: Tensors,
+        coefficients: Tensors,
+    ) -> tuple[Tensors, tf.Tensor]:
+        """One optimiser step: all that the loss gave, and the metrics in order with loss and norm of the gradient."""
+        gradients, loss, found = gradients_of_minibatch(minibatch, coefficients)
+        norm = tf.linalg.global_norm(gradients)
+        if self._grad_clip is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, self._grad_clip, use_norm=norm)
+        optimizer.apply(gradients, variables)
+        return found, tf.stack([*(found[name] for name in metric_names), loss, norm])
+
+
+def gradients_of(loss_function: LossFunction, variables: Sequence[Any]) -> Gradients:
+    """The gradients of a loss, 0 for variables that it doesn't depend on."""
+
+    def gradients(minibatch: Tensors, coefficients: Tensors) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
+        with tf.GradientTape() as tape:
+            loss, found = loss_function(minibatch, coefficients)
+        return tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO), loss, found
+
+    return gradients
+
+
+def unpacked(minibatch: Tensors, buffers: BatchBuffers, *, time_major: bool = False) -> Tensors:
+    """The columns of a minibatch by name, each with its own shape and dtype.
+
+    Args:
+        minibatch: arrays gathered from a batch of `buffers`.
+        buffers: where it came from.
+        time_major: sequences [M, T, ...] are turned into [T, M, ...]; those of sequences stay [M, ...].
+    """
+    packed = by_time(minibatch[PACKED]) if time_major else minibatch[PACKED]
+    columns: Tensors = {spec.name: minibatch[spec.name] for spec in buffers.of_sequences}
+    for spec in buffers.columns:
+        if not spec.is_packed:
+            own = minibatch[spec.name]
+            columns[spec.name] = by_time(own) if time_major else own
+            continue
+        place = buffers.slices[spec.name]
+        column = packed[..., place] if spec.shape else packed[..., place.start]
+        columns[spec.name] = tf.bitcast(column, tf.int32) if spec.dtype == "int32" else column
+    return columns
+
+
+def by_time(x: tf.Tensor) -> tf.Tensor:
+    """Sequences [M, T, ...] as [T, M, ...]."""
+    return tf.transpose(x, [1, 0, *range(2, len(x.shape))])

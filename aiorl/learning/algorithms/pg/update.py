@@ -1,0 +1,45 @@
+"""PG's loss over one minibatch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from aiorl.data import columns as c
+from aiorl.learning.algorithms.batch_buffers import BatchBuffers
+from aiorl.learning.algorithms.compiled_update import LossFunction, Tensors, UpdateSpec
+from aiorl.learning.algorithms.pg.config import PGConfig
+from aiorl.learning.algorithms.recurrent import rows_forward
+from aiorl.learning.losses.masked import masked_mean, masked_normalise
+from aiorl.learning.models.distributions import to_tf_distribution
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.catalog import ActorCritic
+
+__all__ = ["pg_spec"]
+
+_METRICS = ("policy_loss", "entropy", "mean_return")
+_COEFFICIENTS = ("lr", "entropy_coeff")
+
+
+def pg_spec(config: PGConfig, model: ActorCritic, buffers: BatchBuffers) -> UpdateSpec:
+    """Return the update that PG compiles: its loss over rows, or over sequences if the model is recurrent."""
+    return UpdateSpec(_loss(config, model, buffers), _METRICS, _COEFFICIENTS)
+
+
+def _loss(config: PGConfig, model: ActorCritic, buffers: BatchBuffers) -> LossFunction:
+    distribution = to_tf_distribution(model.distribution)
+
+    def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+        dist_inputs, _, columns = rows_forward(model, minibatch, buffers)
+        valid = columns[c.VALID]
+        returns = columns[c.ADVANTAGES]
+        weights = masked_normalise(returns, valid) if config.normalize_advantages else returns
+        logp = tf.where(valid > 0, distribution.logp(dist_inputs, columns[c.ACTIONS]), 0.0)
+        policy_loss = -masked_mean(logp * weights, valid)
+        entropy = masked_mean(distribution.entropy(dist_inputs), valid)
+        total = policy_loss - coefficients["entropy_coeff"] * entropy
+        return total, {"policy_loss": policy_loss, "entropy": entropy, "mean_return": masked_mean(returns, valid)}
+
+    return loss

@@ -1,0 +1,416 @@
+"""Base class of algorithms that store what is sampled and train on minibatches drawn from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from aiorl.acting.schedules import Schedule
+from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+from aiorl.data.column_spec import Piece
+from aiorl.data.finite import first_not_finite
+from aiorl.errors import BatchError, CheckpointError
+from aiorl.learning.algorithms.algorithm import Array, Batch, HeldExperience, LeasePlan, SamplePlan, UpdateResult
+from aiorl.learning.algorithms.compiled_algorithm import model_columns, previous_columns, state_columns
+from aiorl.learning.algorithms.compiled_base import CompiledBase
+from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, UpdateSpec
+from aiorl.learning.algorithms.normaliser import Normaliser
+from aiorl.learning.algorithms.replay_config import ReplayConfig
+from aiorl.learning.algorithms.stored_experience import want_stored_experience
+from aiorl.learning.replay import (
+    Pieces,
+    Prioritised,
+    Replay,
+    ReplaySpec,
+    Sample,
+    Sequences,
+    check_fits,
+    check_priorities,
+)
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.catalog import ActorCritic
+
+__all__ = ["WEIGHTS", "ReplayAlgorithm", "replay_spec", "sequences_of"]
+
+_log = logging.getLogger(__name__)
+
+ReplayT = TypeVar("ReplayT", bound=ReplayConfig)
+
+WEIGHTS = "weights"
+"""Column of a minibatch: how much each row counts."""
+
+_CAME = "came"
+_MANY = 0.75
+"""Share of the rows that shall have all of their n steps."""
+_MAX_SAMPLE_BYTES = 64 << 20
+"""Of the minibatches of one compiled call."""
+
+
+class ReplayAlgorithm(CompiledBase[ReplayT]):
+    """Stores fragments, then makes the minibatches that are due by them, several in one compiled call.
+
+    Columns of the replay are `obs`, `actions`, `n_step_returns`, `discounts` and `new_obs`, which is the observation
+    behind the steps whose rewards are summed. For a recurrent network each of its rows is a whole sequence with the
+    state that it begins in, see `aiorl.learning.replay.sequences`. Where the sample plan names `priorities`, rows are drawn by
+    these at first. Behind a filter observations are stored as they are, and filtered when they are drawn, by what the
+    merged filter knows then. Subclasses give the update of one minibatch, and its target networks.
+    Minibatches are due by rows that come. Of stored experience, what is new is stored and what is there already makes
+    them due, until `learning_starts` rows are stored or the replay is full: then both do. So once each worker has read
+    its share, as many are made of so many rows read as with one worker, however unevenly they read.
+
+    Attributes:
+        replay: what is stored.
+        steps_per_call: K, minibatches of one compiled call.
+    """
+
+    @classmethod
+    def lease_plan(cls, config: CommonConfig) -> LeasePlan:
+        """Leases that are kept topped up, up to a bound; no experience is too old.
+
+        Raises: ConfigError if there is no stored experience, and the algorithm learns from nothing else.
+        """
+        own = cls._own(config)
+        if own.is_offline:
+            want_stored_experience(own)
+        return LeasePlan(
+            "streaming",
+            own.fragments_per_update,
+            own.outstanding_fragments_per_worker,
+            max_under_way=own.max_fragments_under_way(),
+            publish_every=own.broadcast_updates,
+            publish_interval_s=own.broadcast_interval_ms / 1000,
+        )
+
+    @classmethod
+    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
+        """Rows with the discounted sum of up to n rewards, and what followed each."""
+        own = cls._own(config)
+        if own.sequence_shape is not None:
+            of_rows = (c.OBS, c.ACTIONS, c.NEW_OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(own))
+            of_sequences = state_columns(own, cells=1)
+            stride = own.sequence_shape.stride
+            return SamplePlan("none", {}, (*of_rows, *of_sequences), state_every=stride, raw_obs=own.is_filtered)
+        steps = (c.N_STEPS,) if own.n_step > 1 else ()
+        piece = (c.PIECE,) if own.is_offline else ()
+        columns = (c.OBS, c.ACTIONS, c.NEW_OBS, c.N_STEP_RETURNS, c.DISCOUNTS, *steps, *piece)
+        return SamplePlan("n_step", {"gamma": own.gamma, "n": own.n_step}, columns, raw_obs=own.is_filtered)
+
+    @classmethod
+    def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
+        """Refuse replays that there is no room for all together; log what they take.
+
+        Raises: ConfigError if there is no room.
+        """
+        stored = [
+            (config, model, replay_spec(config, model))
+            for config, model in policies
+            if isinstance(config, ReplayConfig)
+        ]
+        check_fits([spec for *_, spec in stored])
+        for own, model, spec in stored:
+            saved, most = spec.saved_bytes / 1e6, own.checkpoint_keep + 1
+            told = "checkpoints leave it out (checkpoint_replay: false)"
+            if own.checkpoint_replay:
+                told = (
+                    f"each checkpoint takes up to {saved:.3g} MB of disk for it, the {most - 1} that are kept "
+                    f"(checkpoint_keep) and the one being written up to {most * saved:.3g} MB"
+                )
+            _log.info("the replay has %s, %.3g MB in all; %s", spec, spec.bytes_needed / 1e6, told)
+            full = 1 - (own.n_step - 1) / own.cut_length
+            if full < _MANY and sequences_of(own, model) is None:
+                _log.warning(
+                    "n_step is %d, and fragments end after %d steps, so that only %.0f %% of the rows have so many. "
+                    "Set rollout_fragment_length to %d or more",
+                    own.n_step, own.rollout_fragment_length, 100 * full, 4 * own.n_step,
+                )  # fmt: skip
+        if stored:  # one plan of leases for the run: the narrowest counts
+            own = min((config for config, *_ in stored), key=lambda config: config.max_fragments_under_way())
+            most_at_once = own.max_fragments_under_way()
+            if own.num_workers > most_at_once:
+                _log.warning(
+                    "no more than %d fragments are under way at a time, as max_env_steps_ahead is %d and a fragment "
+                    "has %d env steps: of %d workers the others wait. Raise it, or set fewer workers",
+                    most_at_once, own.max_env_steps_ahead, own.fragment_steps, own.num_workers,
+                )  # fmt: skip
+
+    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
+        """Make room for the replay; nothing is compiled yet.
+
+        Raises: ConfigError if the system does not give it.
+        """
+        super().__init__(config, model)
+        own = self._config
+        spec = replay_spec(own, model)
+        self.replay = self.make_replay(spec, seed=int(self._rng.integers(1 << 62)))
+        columns = self.sample_plan(config).columns
+        self._has_priorities = c.PRIORITIES in columns
+        self._known = {*columns, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
+        self._sequences = sequences_of(own, model)
+        self._pieces = Pieces()
+        self._is_hurried = False
+        self._lr = Schedule.of(own.lr, own.lr_schedule, key="lr_schedule")
+        self._beta = Schedule(
+            [
+                (0, own.prioritized_replay_beta),
+                (own.prioritized_replay_beta_timesteps, own.final_prioritized_replay_beta),
+            ],
+            key="prioritized_replay_beta",
+        )
+        row_bytes = sum(np.dtype(column.dtype).itemsize * math.prod(column.shape) for column in spec.columns)
+        most = max(1, _MAX_SAMPLE_BYTES // (row_bytes * own.minibatch_entries))
+        self.steps_per_call = min(own.usual_minibatches(), most)
+        self._due = 0.0
+        self._counted = 0
+        self._steps = 0
+        self._metrics: dict[str, float] = {}
+        self._padded: dict[str, Array] = {}
+        update = self._update_spec()
+        self._normaliser = Normaliser(model.obs_shape) if own.is_filtered else None
+        if self._normaliser is not None:
+            update = dataclasses.replace(update, prepare=self._normaliser)
+        self.compiled = CompiledUpdate(
+            update, self._trained_variables(), self._adam(own.adam_epsilon), grad_clip=own.grad_clip,
+            xla=own.update_mode,
+        )  # fmt: skip
+
+    def make_replay(self, spec: ReplaySpec, seed: int) -> Replay:
+        """Make the replay; algorithms of a user's own may return a subclass that stores or draws differently.
+
+        Args:
+            spec: what it holds.
+            seed: of what it draws.
+        Raises: ConfigError if the system does not give the room.
+        """
+        return Replay(spec, seed=seed)
+
+    @abstractmethod
+    def _update_spec(self) -> UpdateSpec:
+        """Return the update of one minibatch to compile; it gives rows their TD errors."""
+
+    def _trained_variables(self) -> list[Any]:
+        """What the loss itself trains, without its phases."""
+        return self.model.trainable_variables
+
+    def _drawn(self, num: int) -> dict[str, Array]:
+        """Columns of so many minibatches that are none of the replay: random numbers, drawn for each call anew."""
+        return {}
+
+    def coefficients(self, env_steps_total: int) -> dict[str, float]:
+        """Return the coefficients of the steps after so many env steps; subclasses add theirs."""
+        return {"lr": self._lr.value(env_steps_total), STEPS_BEFORE: self._steps % self._config.minibatch_cycle()}
+
+    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+        """Refuse a fragment that can't be stored. May be called in any thread.
+
+        Raises: BatchError naming the column at fault.
+        """
+        if unknown := sorted(fragment.keys() - self._known):
+            raise BatchError(
+                "batches", f"no other columns than {', '.join(sorted(self._known))}", f"{unknown[0]!r:.100}"
+            )
+        if self._sequences is not None:
+            self._sequences.check(fragment)
+        else:
+            self.replay.check_fragment(fragment)
+        if self._has_priorities:
+            check_priorities(fragment, fragment[c.ACTIONS].shape[:2])
+        Pieces.check(fragment)
+
+    def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+        """Store the fragments, of stored experience that the replay has room for each row once."""
+        rows = again = 0
+        for fragment in fragments:
+            if not self.replay.stored:  # a checkpoint may know pieces, and have left the replay out
+                self._pieces = Pieces()
+            new = self._pieces.new_rows(fragment, is_whole=not self.replay.evicted)
+            stored = 0 if new is None else self._store(new)
+            came = stored if new is fragment and self._sequences is None else _num_rows(fragment)
+            rows += came
+            again += _num_rows(fragment) - (0 if new is None else _num_rows(new))
+        return {_CAME: np.array([rows, again])}
+
+    def _store(self, fragment: Mapping[str, Array]) -> int:
+        """Store a fragment, and say how many rows of the replay it makes."""
+        if self._sequences is None:
+            priorities = fragment[c.PRIORITIES] if self._has_priorities else None
+            return self.replay.insert_fragment(fragment, priorities=priorities)
+        cut = self._sequences.cut(fragment)
+        return self.replay.insert_fragment(cut) if len(cut[c.OBS]) else 0
+
+    def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
+        """Make the minibatches that are due; until `learning_starts` rows are stored, by rows that came again alone.
+
+        Raises: TrainingDiverged after too many skipped calls in a row.
+        """
+        own = self._config
+        self._warn_of_last_lr(self._lr, env_steps_total)
+        came, again = map(int, batch[_CAME])
+        stored = self.replay.stored * own.entry_steps
+        counted = came if stored >= own.first_rows or self.replay.evicted or self._pieces.is_full else again
+        self._counted += counted
+        self._due += counted * own.training_intensity / own.minibatch_rows
+        left = steps = int(self._due)
+        if steps and self._normaliser is not None:
+            self._normaliser.take(self.merged_filter)
+        self._due -= steps
+        beta = self._beta.value(env_steps_total)
+        sums: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        made = 0
+        bad_column = None
+        while left and not self._is_hurried:
+            num = min(left, self.steps_per_call)
+            left -= num
+            found = self.replay.sample(own.minibatch_entries, num_batches=num, beta=beta)
+            coefficients = self.coefficients(env_steps_total)
+            metrics, held = self.compiled(self._stacked(found), None, coefficients, max_steps=num)
+            if not held:
+                bad_column = first_not_finite(found.columns)
+                self._note_skipped(bad_column)
+                continue
+            self._note_held()
+            self._steps += num
+            assert self.compiled.rows is not None, "the spec says that it gives rows"
+            self.replay.update_priorities(found.ids, self.compiled.rows[:num])
+            made += num
+            for name, value in metrics.items():
+                sums[name] = sums.get(name, 0.0) + value * num
+                counts[name] = counts.get(name, 0) + num
+        self._due += left
+        self._metrics |= {name: total / counts[name] for name, total in sums.items()}
+        figures = {
+            "cur_lr": self._lr.value(env_steps_total),
+            "num_sgd_steps": float(made),
+            "updates_skipped": float(self._skipped),
+            **self._counts(),
+        }
+        if own.prioritized_replay:
+            figures["prioritized_replay_beta"] = beta
+        return UpdateResult({**self._metrics, **figures}, bad_column is not None, bad_column or "")
+
+    def _counts(self) -> dict[str, float]:
+        """What is stored, trained on and gone, in rows; and rows trained on per row that made minibatches due.
+
+        Sequences count as full.
+        """
+        own = self._config
+        trained = self._steps * own.minibatch_rows
+        return {
+            "replay_rows": float(len(self.replay) * own.entry_steps),
+            "rows_stored": float(self.replay.stored * own.entry_steps),
+            "rows_evicted": float(self.replay.evicted * own.entry_steps),
+            "rows_trained": float(trained),
+            "training_intensity": trained / max(1, self._counted),
+        }
+
+    def hurry(self) -> None:
+        """See `Algorithm.hurry`: minibatches that are left to be made stay due, so that what is stored can be saved."""
+        self._is_hurried = True
+
+    def warm_up(self) -> None:
+        """Compile the one call there is; changes neither weights nor random states."""
+        leading = (self.steps_per_call, self._config.minibatch_entries)
+        batch = {column.name: np.zeros((*leading, *column.shape), column.dtype) for column in self.replay.spec.columns}
+        rng = self._rng.bit_generator.state
+        batch |= self._drawn(self.steps_per_call)
+        self._rng.bit_generator.state = rng
+        self.compiled.warm_up({**batch, WEIGHTS: np.zeros(leading, np.float32)}, None)
+        self.hold_state()
+
+    def _stacked(self, found: Sample) -> dict[str, Array]:
+        """The minibatches as K of them, the last of which may be anything."""
+        num = len(found.ids)
+        arrays = {**found.columns, **self._drawn(num), WEIGHTS: found.weights}
+        if num == self.steps_per_call:
+            return arrays
+        for name, array in arrays.items():
+            if name not in self._padded:
+                self._padded[name] = np.zeros((self.steps_per_call, *array.shape[1:]), array.dtype)
+            self._padded[name][:num] = array
+        return self._padded
+
+    def extra_state(self) -> dict[str, Any]:
+        """Minibatches made, what is due of the next, rows that they are due by, and stored experience that is known."""
+        values: dict[str, Any] = {"steps": self._steps, "due": self._due, "counted": self._counted}
+        if self._config.is_offline:
+            values["pieces"] = self._pieces.numbers
+        return values
+
+    def set_extra_state(self, values: Mapping[str, Any]) -> None:
+        """Take these up again."""
+        self._steps, self._due = int(values["steps"]), float(values["due"])
+        self._counted = int(values["counted"])
+        if self._config.is_offline:
+            self._pieces.take([int(n) for n in values["pieces"]])
+
+    @property
+    def stores_experience(self) -> bool:
+        """See `Algorithm.stores_experience`."""
+        return self._config.checkpoint_replay
+
+    def hold_experience(self) -> HeldExperience | None:
+        """See `Algorithm.hold_experience`."""
+        return self.replay.snapshot() if self.stores_experience else None
+
+    def restore_experience(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
+        """See `Algorithm.restore_experience`; with `checkpoint_replay` off it is left out."""
+        if not self.stores_experience:
+            return
+        try:
+            self.replay.restore(values, pieces)
+        except BatchError as error:
+            raise CheckpointError("experience", f"it does not fit: {error}") from error
+
+
+def _num_rows(fragment: Mapping[str, Array]) -> int:
+    valid = fragment.get(c.VALID)
+    return int(math.prod(fragment[c.ACTIONS].shape[:2]) if valid is None else np.count_nonzero(valid))
+
+
+def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
+    """Return what the replay of a policy holds; whole images are kept once for the row before and the row after.
+
+    Sequences are kept as they are, with observations that they have in common.
+    """
+    sequences = sequences_of(config, model)
+    names = (c.OBS, c.NEW_OBS, c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)
+    columns = tuple(model_columns(model, names)) if sequences is None else sequences.columns
+    priorities = None
+    if config.prioritized_replay:
+        priorities = Prioritised(config.prioritized_replay_alpha, config.prioritized_replay_eps)
+    made_with = ["gamma", "n_step", "clip_rewards"]
+    if config.prioritized_replay:
+        made_with += ["prioritized_replay_alpha", "prioritized_replay_eps"]
+    return ReplaySpec(
+        columns,
+        config.capacity_entries,
+        priorities,
+        stack=_stack(model) if sequences is None else 0,
+        spill_dir=config.replay_spill_dir,
+        unit="rows" if sequences is None else f"sequences, with {config.entry_steps} steps trained on,",
+        made_with={name: getattr(config, name) for name in made_with},
+    )
+
+
+def sequences_of(config: ReplayConfig, model: ActorCritic) -> Sequences | None:
+    """Return what cuts fragments into the sequences that are stored; None where single rows are."""
+    shape = config.sequence_shape
+    if shape is None:
+        return None
+    names = (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(config))
+    states = model_columns(model, state_columns(config, cells=1))
+    return Sequences(shape, tuple(model_columns(model, names)), tuple(states), config.gamma, config.n_step)
+
+
+def _stack(model: ActorCritic) -> int:
+    """Frames of an observation that are stored each by itself: those of a stack, or the whole image."""
+    is_image = model.obs_dtype == "uint8" and len(model.obs_shape) == 3
+    return model.layout.num_frames if is_image else 0

@@ -1,0 +1,222 @@
+"""Settings that algorithms share which train many times on what they store; loads no TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set
+from functools import partial
+from typing import ClassVar
+
+from aiorl.acting.schedules import Schedule
+from aiorl.config.key import changed, key
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.sizes import ENVS, LENGTH
+from aiorl.learning.replay.sequences import SequenceShape
+
+__all__ = ["ReplayConfig"]
+
+_learning = partial(key, group="Learning")
+_replay = partial(key, group="Replay")
+
+
+class ReplayConfig(CommonConfig):
+    """The settings of such algorithms, and their defaults of the common ones.
+
+    Attributes:
+        trains_recurrent_models: its networks may be recurrent, and are then trained on sequences.
+        other_model_keys: switches of networks that its own ones don't have.
+    """
+
+    trains_recurrent_models: ClassVar[bool] = False
+    other_model_keys: ClassVar[tuple[str, ...]] = ("free_log_std", "vf_share_layers")
+    trains_on_what_comes: ClassVar[bool] = False
+
+    lr: float = changed(CommonConfig, "lr", 5e-4)
+    timesteps_per_iteration: int = changed(CommonConfig, "timesteps_per_iteration", 1000)
+    num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 8)
+    rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 4)
+    train_batch_size: int = _learning(
+        32, "Rows in one minibatch; whole sequences with as many, where these are trained on.", unit="rows", ge=1
+    )
+
+    lr_schedule: list[tuple[float, float]] | None = _learning(None, "lr over env steps, as [[env step, value], ...].")
+    grad_clip: float | None = _learning(10.0, "Largest global norm of a gradient; null: not clipped.", gt=0)
+    adam_epsilon: float = _learning(1e-8, "Adam's epsilon.", gt=0)
+    n_step: int = _learning(
+        1, "Steps whose rewards are summed before the value of what followed; fewer at the end of a fragment.",
+        unit="steps", ge=1,
+    )  # fmt: skip
+    training_intensity: float = _learning(
+        8.0,
+        "Rows trained on per row sampled: minibatches are made as they become due.",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    fragments_per_update: int = _learning(
+        1, "Fragments that are stored before the minibatches that are due by them are made, in one call.",
+        unit="fragments", ge=1,
+    )  # fmt: skip
+    target_update_freq: int = _learning(
+        500, "Minibatches after which the target network follows.", unit="minibatches", ge=1
+    )
+    tau: float = _learning(
+        1.0, "How far the target network follows: 1 = it becomes the network that learns.", gt=0, le=1
+    )
+    max_env_steps_ahead: int = _learning(
+        4096, "Env steps that may be sampled and not yet stored, all workers together, in fragments of their usual "
+        "length: whole episodes may run further ahead; what two updates take in any case.", unit="env steps", ge=1,
+    )  # fmt: skip
+    outstanding_fragments_per_worker: int = _learning(
+        4, "Fragments that a worker may owe or have under way at a time, within that bound.", unit="fragments", ge=1
+    )
+    broadcast_updates: int = _learning(
+        10, "Weights go to workers after so many updates, each of fragments_per_update fragments.", unit="updates", ge=1
+    )
+    broadcast_interval_ms: float = _learning(
+        50.0, "Weights go to workers after the first update so long after the last ones did, if that comes first. "
+        "Within one process only broadcast_updates counts, so that runs can be repeated.", unit="ms", gt=0,
+    )  # fmt: skip
+
+    replay_capacity: int = _replay(
+        50_000, "Rows that are stored; then the oldest ones go. Of a sequence as many count as are trained on when it "
+        "is full.", unit="rows", ge=1,
+    )  # fmt: skip
+    replay_spill_dir: str | None = _replay(
+        None, "Directory of memory-mapped files that hold the rows; null holds them in memory."
+    )
+    learning_starts: int | None = _replay(
+        1000, "Rows that are stored before training begins; null: as many as the replay has room for. Stored "
+        "experience makes minibatches due sooner, as soon as it is read again.", unit="rows", ge=1,
+    )  # fmt: skip
+    prioritized_replay: bool = _replay(False, "Draw rows in proportion to their TD errors.")
+    prioritized_replay_alpha: float = _replay(
+        0.6, "How much priorities count: 0 draws all rows alike, 1 in proportion to their errors.", ge=0, le=1
+    )
+    prioritized_replay_beta: float = _replay(
+        0.4, "How much importance weights make up for priorities at first: 0 not at all, 1 fully.", ge=0, le=1
+    )
+    final_prioritized_replay_beta: float = _replay(1.0, "The same in the end.", ge=0, le=1)
+    prioritized_replay_beta_timesteps: int = _replay(
+        100_000, "Env steps over which the one becomes the other.", unit="env steps", ge=1
+    )
+    prioritized_replay_eps: float = _replay(1e-6, "Added to each error, so that each row is drawn at times.", gt=0)
+    checkpoint_replay: bool = _replay(True, "Checkpoints hold what is stored; else a resumed run stores anew.")
+
+    @property
+    def first_rows(self) -> int:
+        """Rows that are stored before all that comes makes minibatches due; sooner, what is read again does alone."""
+        return self.replay_capacity if self.learning_starts is None else self.learning_starts
+
+    @property
+    def sequence_shape(self) -> SequenceShape | None:
+        """The sequences that a recurrent network is trained on; None without recurrence: single rows."""
+        return None
+
+    @property
+    def entry_steps(self) -> int:
+        """Steps that are trained on of what the replay draws as one: a row, or a sequence."""
+        return 1 if self.sequence_shape is None else self.sequence_shape.trained_steps
+
+    @property
+    def minibatch_entries(self) -> int:
+        """Rows or sequences in one minibatch."""
+        return max(1, self.train_batch_size // self.entry_steps)
+
+    @property
+    def minibatch_rows(self) -> int:
+        """Rows that a minibatch trains on, where its sequences are full."""
+        return self.minibatch_entries * self.entry_steps
+
+    @property
+    def capacity_entries(self) -> int:
+        """Rows or sequences that are stored."""
+        return max(1, self.replay_capacity // self.entry_steps)
+
+    @property
+    def fragment_steps(self) -> int:
+        """Env steps of a usual fragment."""
+        return self.rollout_fragment_length * self.num_envs_per_worker
+
+    def max_fragments_under_way(self) -> int:
+        """Fragments that `max_env_steps_ahead` allows."""
+        return max(2 * self.fragments_per_update, self.max_env_steps_ahead // self.fragment_steps)
+
+    def usual_minibatches(self) -> int:
+        """Minibatches that become due by one update's usual fragments, at most."""
+        rows = self.fragments_per_update * self.fragment_steps * self.training_intensity
+        return max(1, math.ceil(rows / self.minibatch_rows))
+
+    def minibatch_cycle(self) -> int:
+        """Minibatches after which all that is made at every so many of them begins again."""
+        return self.target_update_freq
+
+    def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
+        """See the base class: fragments are long enough for n_step, and the replay holds what it must."""
+        length, envs, capacity = self.rollout_fragment_length, self.num_envs_per_worker, self.replay_capacity
+        starts = self.learning_starts
+        if LENGTH not in fixed and self.is_truncating and self.n_step > length:
+            length = 4 * self.n_step
+        if "replay_capacity" not in fixed:
+            capacity = max(capacity, starts or 0, length * envs)
+        elif ENVS not in fixed:
+            envs = min(envs, max(1, capacity // (self.fragments_per_update * length)))
+        if "learning_starts" not in fixed and starts is not None:
+            starts = min(starts, capacity)
+        found = {LENGTH: length, ENVS: envs, "replay_capacity": capacity, "learning_starts": starts}
+        return {name: size for name, size in found.items() if size is not None and size != getattr(self, name)}
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        super().check()
+        Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
+        names = (
+            "prioritized_replay_alpha", "prioritized_replay_beta", "final_prioritized_replay_beta",
+            "prioritized_replay_beta_timesteps", "prioritized_replay_eps",
+        )  # fmt: skip
+        hint = "Set prioritized_replay, or leave it out."
+        self.refuse_unless(self.prioritized_replay, names, "prioritized_replay", hint=hint)
+        if self.first_rows > self.replay_capacity:
+            raise ConfigError(
+                f"learning_starts is {self.learning_starts}, and the replay holds {self.replay_capacity} rows.",
+                key="learning_starts", value=self.learning_starts, hint="Set a larger replay_capacity.",
+            )  # fmt: skip
+        if self.fragment_steps > self.replay_capacity:
+            raise ConfigError(
+                f"a fragment has {self.fragment_steps} env steps, and the replay holds {self.replay_capacity} rows.",
+                key="replay_capacity", value=self.replay_capacity,
+                hint="Set a larger one, or a smaller rollout_fragment_length or num_envs_per_worker.",
+            )  # fmt: skip
+        if self.fragments_per_update * self.fragment_steps > self.replay_capacity:
+            raise ConfigError(
+                f"each update waits for {self.fragments_per_update} fragments of {self.fragment_steps} env steps, and "
+                f"the replay holds {self.replay_capacity} rows.",
+                key="fragments_per_update", value=self.fragments_per_update, hint="Set a smaller one.",
+            )  # fmt: skip
+        if self.n_step > self.rollout_fragment_length and self.is_truncating:
+            raise ConfigError(
+                f"n_step is {self.n_step}, and fragments end after rollout_fragment_length, "
+                f"{self.rollout_fragment_length} steps: no row would have so many.",
+                key="n_step", value=self.n_step,
+                hint=f"Set rollout_fragment_length to {4 * self.n_step} or more: then most rows have them all.",
+            )  # fmt: skip
+        if self.model.is_recurrent and not self.trains_recurrent_models:
+            name = "use_lstm" if self.model.use_lstm else "use_gru"
+            raise ConfigError(
+                f"{self.algo} trains networks without recurrence: model.{name} is not for it.",
+                key=f"model.{name}", value=True, hint="ppo, impala and dqn take such models.",
+            )  # fmt: skip
+        for name in self.other_model_keys:
+            if getattr(self.model, name):
+                raise ConfigError(
+                    f"{self.algo} trains networks of its own: model.{name} is not for them.",
+                    key=f"model.{name}", value=True, hint="Leave it out.",
+                )  # fmt: skip
+        if self.input != "sampler" and not self.is_offline:
+            raise ConfigError(
+                f"{self.algo} trains on what it samples, not on stored experience.", key="input", value=self.input,
+                hint="bc, marwil, cql and iql learn from stored experience.",
+            )  # fmt: skip

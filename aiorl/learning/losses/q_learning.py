@@ -1,0 +1,173 @@
+"""Q-learning: targets, errors and the parts of DQN that change them.
+
+Sources: Mnih et al. 2015, Human-level control through deep reinforcement learning; van Hasselt et al. 2016,
+https://arxiv.org/abs/1509.06461 (double); Wang et al. 2016, https://arxiv.org/abs/1511.06581 (dueling);
+Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX (rescaled returns, priorities of sequences).
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from aiorl.acting.distributions import MASKED_LOGIT
+
+__all__ = [
+    "best_legal",
+    "chosen",
+    "dueling",
+    "has_legal",
+    "huber",
+    "legal_q",
+    "q_targets",
+    "rescaled",
+    "sequence_priorities",
+    "td_errors",
+    "unrescaled",
+    "weighted_mean",
+]
+
+_SLOPE = 1e-3
+"""Of rescaled returns, so that the function can be inverted."""
+
+
+def legal_q(q: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """Q values with those of illegal actions so low that none is ever the largest, but finite: 0 times it is 0.
+
+    Args:
+        q: [..., A] float.
+        mask: [..., A], 1 where the action is legal; None = all are.
+    Returns: [..., A]. Where no action is legal, all are as low as each other.
+    """
+    return q if mask is None else tf.where(mask > 0, q, tf.constant(MASKED_LOGIT, q.dtype))
+
+
+def best_legal(q: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
+    """Index [...] int32 of the legal action with the largest of the Q values [..., A], the first of several."""
+    return tf.argmax(legal_q(q, mask), axis=-1, output_type=tf.int32)
+
+
+def has_legal(mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """1 [...] where any action of a mask [..., A] is legal, else 0, as numbers of a dtype."""
+    return tf.cast(tf.reduce_any(mask > 0, axis=-1), dtype)
+
+
+def chosen(values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+    """The entries of actions, by a mask: XLA on a CPU is slow at gathering and scattering.
+
+    Args:
+        values: [B, A, ...], such as Q values, or logits of atoms.
+        actions: [B] int32, 0 to A - 1.
+    Returns: [B, ...].
+    """
+    is_chosen = tf.one_hot(actions, values.shape[1], on_value=True, off_value=False, dtype=tf.bool)
+    is_chosen = tf.reshape(is_chosen, [-1, values.shape[1], *[1] * (len(values.shape) - 2)])
+    return tf.reduce_sum(tf.where(is_chosen, values, tf.zeros((), values.dtype)), axis=1)
+
+
+def dueling(values: tf.Tensor, advantages: tf.Tensor, mask: tf.Tensor | None = None, *, axis: int = -1) -> tf.Tensor:
+    """Q values of a network with a stream for the value and one for the advantages: ``V + A - mean A``.
+
+    Args:
+        values: [..., 1], or [..., 1, Z] with atoms.
+        advantages: [..., A], or [..., A, Z].
+        mask: [..., A], 1 where the action is legal: the mean is taken over these; None = over all.
+        axis: that of the actions; -2 with atoms.
+    Returns: of the advantages' shape.
+    Source: Wang et al. 2016, eq. 9.
+    """
+    if mask is None:
+        return values + advantages - tf.reduce_mean(advantages, axis=axis, keepdims=True)
+    legal = tf.cast(mask > 0, advantages.dtype)
+    legal = legal if axis == -1 else legal[..., None]
+    mean = tf.reduce_sum(advantages * legal, axis=axis, keepdims=True)
+    return values + advantages - mean / tf.maximum(tf.reduce_sum(legal, axis=axis, keepdims=True), 1.0)
+
+
+def q_targets(
+    rewards: tf.Tensor,
+    discounts: tf.Tensor,
+    next_q: tf.Tensor,
+    *,
+    next_q_online: tf.Tensor | None = None,
+    mask: tf.Tensor | None = None,
+    is_rescaled: bool = False,
+) -> tf.Tensor:
+    """What the Q value of the action taken should be: ``r + discount max_a Q'(s', a)``.
+
+    Args:
+        rewards: [B] float32, of one step or the discounted sum of several.
+        discounts: [B] float32, of the value of what followed; 0 after a terminal state, where `next_q` and `mask` may
+            then be anything finite.
+        next_q: [B, A] float32, by the target network.
+        next_q_online: [B, A] float32, by the network that learns, which then chooses the action (double DQN).
+        mask: [B, A], 1 where the action was legal after the step; None = all are. Where none was, as behind a
+            truncation, what followed has the value 0.
+        is_rescaled: Q values are rescaled returns: ``h(r + discount h^-1(max_a Q'(s', a)))``, see `rescaled`.
+    Returns: [B] float32; no gradient flows through it.
+    Source: van Hasselt et al. 2016, eq. 4; Kapturowski et al. 2019, section 2.3.
+    """
+    best = best_legal(next_q if next_q_online is None else next_q_online, mask)
+    following = chosen(next_q, best)
+    if mask is not None:
+        following *= has_legal(mask, following.dtype)
+    if is_rescaled:
+        return tf.stop_gradient(rescaled(rewards + discounts * unrescaled(following)))
+    return tf.stop_gradient(rewards + discounts * following)
+
+
+def rescaled(returns: tf.Tensor) -> tf.Tensor:
+    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000``: returns of any size as numbers of few, in the same order.
+
+    Source: Pohlen et al. 2018, https://arxiv.org/abs/1805.11593, proposition A.2.
+    """
+    return tf.sign(returns) * (tf.sqrt(tf.abs(returns) + 1.0) - 1.0) + _SLOPE * returns
+
+
+def unrescaled(values: tf.Tensor) -> tf.Tensor:
+    """``h^-1``, the inverse of `rescaled`, in a form without the difference of two numbers that are almost equal."""
+    size = tf.abs(values) + (1.0 + _SLOPE)
+    root = 2.0 * size / (tf.sqrt(1.0 + 4.0 * _SLOPE * size) + 1.0)
+    return tf.sign(values) * (tf.square(root) - 1.0)
+
+
+def sequence_priorities(errors: tf.Tensor, trained: tf.Tensor, eta: float) -> tf.Tensor:
+    """How much is to be learned from sequences: ``eta max |TD| + (1 - eta) mean |TD|`` over their trained steps.
+
+    Args:
+        errors: [T, B] float32, at least 0.
+        trained: [T, B] float32, 1 where the step is trained on, else 0.
+        eta: share of the largest error.
+    Returns: [B] float32; 0 for a sequence of which nothing is trained on.
+    Source: Kapturowski et al. 2019, section 2.3.
+    """
+    counted = errors * trained
+    means = tf.reduce_sum(counted, axis=0) / tf.maximum(tf.reduce_sum(trained, axis=0), 1.0)
+    return eta * tf.reduce_max(counted, axis=0) + (1.0 - eta) * means
+
+
+def td_errors(q: tf.Tensor, actions: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """``target - Q(s, a)`` [B] of Q values [B, A], actions [B] int32 and targets [B]."""
+    return targets - chosen(q, actions)
+
+
+def huber(errors: tf.Tensor, *, delta: float = 1.0) -> tf.Tensor:
+    """Half the square of an error, but linear where it is larger than `delta`: gradients of at most `delta`.
+
+    Args:
+        errors: float of any shape.
+        delta: where it becomes linear; infinite = nowhere.
+    Source: Huber 1964; Mnih et al. 2015 clip the error of DQN so.
+    """
+    if delta == float("inf"):
+        return 0.5 * tf.square(errors)
+    size = tf.abs(errors)
+    within = tf.minimum(size, delta)
+    return within * (size - 0.5 * within)
+
+
+def weighted_mean(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Mean over the rows of losses [...] times importance weights [...]: small weights make small steps.
+
+    Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952, section 3.4.
+    """
+    return tf.reduce_mean(losses * tf.stop_gradient(weights))

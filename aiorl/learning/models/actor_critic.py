@@ -1,0 +1,337 @@
+"""ActorCritic: a network with two outputs, the inputs of an action distribution and a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from aiorl.acting.distributions import MASKED_LOGIT, ActionDistribution
+from aiorl.config.parts import ModelConfig, SDESettings
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.errors import PolicyError
+from aiorl.learning.models.branch import Branch, make_branch
+from aiorl.learning.models.distributions import Distribution, to_tf_distribution
+from aiorl.learning.models.networks import Network, dense, layer_variables
+from aiorl.learning.models.state_dependent_noise import StateDependentDeviations, with_features
+
+__all__ = ["ActorCritic", "Outputs", "Parts"]
+
+F32 = NDArray[np.float32]
+Parts = Sequence[tuple[Branch, Sequence[Any]]]
+"""Branches of a network, and the state of each."""
+
+_POLICY_GAIN = 0.01
+_VALUE_GAIN = 1.0
+
+
+class Outputs(NamedTuple):
+    """What a network gives of one step.
+
+    Attributes:
+        dist_inputs: [B, P] inputs of the action distribution.
+        values: [B].
+        state: recurrent state after the step, [B, ...] for each component.
+        features: [B, F] of the policy's last hidden layer; None where nothing is made of them but the rest.
+    """
+
+    dist_inputs: Any
+    values: Any
+    state: list[Any]
+    features: Any = None
+
+
+class ActorCritic(Network):
+    """A network that gives the inputs of an action distribution, and a value.
+
+    All of its methods but `get_weights` and `set_weights` may be traced into a tf.function, compiled by XLA
+    or not, and read the variables as they are at that moment.
+
+    An action mask that comes with the observations is no input of the network, but forbids actions in what comes out:
+    inputs of the distribution that it has a 0 for are MASKED_LOGIT, through which no gradient flows.
+
+    Attributes:
+        obs_shape: shape of an observation's array.
+        obs_dtype: "float32" or "uint8".
+        distribution: the NumPy distribution the outputs are meant for.
+        config: the settings it was built from.
+    """
+
+    _looks_at: Distribution | None = None
+    _log_std: keras.Variable | None = None
+    _deviations: StateDependentDeviations | None = None
+
+    def __init__(
+        self,
+        layout: ObsLayout,
+        obs_dtype: str,
+        distribution: ActionDistribution,
+        config: ModelConfig,
+        rng: np.random.Generator,
+        noise: SDESettings | None = None,
+    ) -> None:
+        if config.lstm_use_prev_action_reward:
+            self._looks_at = to_tf_distribution(distribution)
+        num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
+        names = ["shared"] if config.vf_share_layers else ["policy", "value"]
+        self._branches = [make_branch(name, layout, obs_dtype, config, rng, num_previous) for name in names]
+        num_features = self._branches[0].num_outputs
+        num_outputs = distribution.num_inputs // 2 if config.free_log_std else distribution.num_inputs
+        if noise is not None:
+            num_outputs, distribution = self._add_deviations(distribution, num_features, noise)
+        self._describe(layout, obs_dtype, distribution, config)
+        self._policy_head = dense(rng, num_features, num_outputs, gain=_POLICY_GAIN)
+        self._value_head = dense(rng, self._branches[-1].num_outputs, 1, gain=_VALUE_GAIN)
+        if config.free_log_std:
+            self._log_std = keras.Variable(np.full(num_outputs, config.initial_log_std, np.float32))
+        named: dict[str, Any] = {}
+        for branch in self._branches:
+            named |= branch.named_variables()
+        named |= layer_variables("policy/head", self._policy_head) | layer_variables("value/head", self._value_head)
+        if self._log_std is not None:
+            named["policy/log_std"] = self._log_std
+        self._take_variables(named)
+
+    def _add_deviations(
+        self, distribution: ActionDistribution, num_features: int, noise: SDESettings
+    ) -> tuple[int, ActionDistribution]:
+        """Have features make deviations; what is left to the policy's head, and the distribution with these features.
+
+        Raises: ConfigError if actions are not numbers of one Box.
+        """
+        kind = with_features(distribution, num_features)
+        self._deviations = StateDependentDeviations(kind, noise)
+        self._log_std = self._deviations.log_std
+        return kind.size, kind
+
+    def _dist_inputs(self, features: Any) -> Any:
+        """Inputs of the distribution [B, P] of the policy's features [B, F]."""
+        outputs = self._policy_head(features)
+        if self._deviations is not None:
+            return tf.concat([outputs, self._deviations(features)], axis=-1)
+        if self._log_std is not None:
+            log_std = tf.convert_to_tensor(self._log_std)
+            return tf.concat([outputs, tf.zeros_like(outputs) + log_std], axis=-1)
+        return outputs
+
+    def _describe(
+        self, layout: ObsLayout, obs_dtype: str, distribution: ActionDistribution, config: ModelConfig
+    ) -> None:
+        """Set the attributes that every network has.
+
+        Raises: PolicyError if the mask's entries are not those of the distribution's choices.
+        """
+        self.layout = layout
+        self.obs_shape = layout.array_shape
+        self.obs_dtype = obs_dtype
+        self.distribution = distribution
+        self.config = config
+        if layout.num_mask and layout.num_mask != len(distribution.choice_inputs):
+            raise PolicyError(
+                f"action masks have {layout.num_mask} entries; the {distribution.name} distribution has "
+                f"{len(distribution.choice_inputs)} choices"
+            )
+        # for each input which entry of the mask it takes, or the one behind them all, which allows it
+        self._mask_entries = np.full(distribution.num_inputs, layout.num_mask, np.int32)
+        if layout.num_mask:
+            self._mask_entries[distribution.choice_inputs] = np.arange(layout.num_mask)
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each recurrent state component of one row; empty without recurrence."""
+        return tuple((branch.cell.size,) for branch in self._branches if branch.cell for _ in range(branch.num_states))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the network has state."""
+        return bool(self.state_shapes)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the network takes the previous actions and rewards."""
+        return self._looks_at is not None
+
+    def initial_state(self, num_rows: int) -> list[F32]:
+        """State of B rows at the start of their episodes: zeros [B, ...] for each component."""
+        return [np.zeros((num_rows, *shape), np.float32) for shape in self.state_shapes]
+
+    def forward(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+        """Outputs for B observations, for networks without recurrence.
+
+        Args:
+            obs: [B, *obs_shape].
+            weights: tensors by name to be used in place of all variables.
+        Returns: inputs of the action distribution [B, P] and values [B], float32.
+        Raises: PolicyError if the network is recurrent.
+        """
+        if self.is_recurrent:
+            raise PolicyError("a recurrent network needs its state: use forward_step or forward_sequence")
+        dist_inputs, values, _ = self.forward_step(obs, [], weights=weights)
+        return dist_inputs, values
+
+    def forward_step(
+        self,
+        obs: Any,
+        state: Sequence[Any],
+        prev_actions: Any = None,
+        prev_rewards: Any = None,
+        *,
+        weights: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Any, list[Any]]:
+        """Outputs of one step for B observations.
+
+        Args:
+            obs: [B, *obs_shape].
+            state: recurrent state, [B, ...] for each component.
+            prev_actions: [B, *action_shape] in column form, if the network looks back; zeros at an episode's start.
+            prev_rewards: [B], likewise.
+            weights: tensors by name to be used in place of all variables.
+        Returns: inputs of the action distribution [B, P], values [B], and the state after the step.
+        """
+        obs, mask = self._without_mask(obs)
+        previous, parts = self._previous(prev_actions, prev_rewards), self._split(state)
+        with self._using(weights):
+            return self._step(obs, mask, previous, parts)[:3]
+
+    def acting_step(
+        self,
+        obs: Any,
+        state: Sequence[Any],
+        prev_actions: Any = None,
+        prev_rewards: Any = None,
+        *,
+        weights: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Any, list[Any]]:
+        """As `forward_step`, for acting: features that make noise of the state have their shares behind the inputs.
+
+        Returns: inputs and shares [B, P + F * A], values [B], and the state after the step.
+        """
+        if self._deviations is None:
+            return self.forward_step(obs, state, prev_actions, prev_rewards, weights=weights)
+        obs, mask = self._without_mask(obs)
+        previous, parts = self._previous(prev_actions, prev_rewards), self._split(state)
+        with self._using(weights):
+            dist_inputs, values, state_out, features = self._step(obs, mask, previous, parts)
+            return tf.concat([dist_inputs, self._deviations.shares(features)], axis=-1), values, state_out
+
+    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts) -> Outputs:
+        """What `forward_step` and `acting_step` are made of; subclasses have their own.
+
+        Args:
+            obs: [B, *layout.shape].
+            mask: [B, M], None without; what it forbids is to be MASKED_LOGIT.
+            previous: previous actions and rewards, see `_previous`.
+            parts: see `Parts`.
+        """
+        features: list[Any] = []
+        state_out: list[Any] = []
+        for branch, part in parts:
+            outputs, following = branch.step(obs, previous, part)
+            features.append(outputs)
+            state_out += following
+        dist_inputs, values = self._heads(features)
+        return Outputs(self._masked(dist_inputs, mask), values, state_out, features[0])
+
+    def forward_sequence(
+        self,
+        obs: Any,
+        state: Sequence[Any],
+        resets: Any,
+        prev_actions: Any = None,
+        prev_rewards: Any = None,
+        *,
+        weights: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Any]:
+        """Outputs for sequences of T steps; without recurrence every step stands for itself.
+
+        Args:
+            obs: [T, B, *obs_shape]; T is known when the function is traced.
+            state: recurrent state before the first step, [B, ...] for each component.
+            resets: [T, B] bool; where True the state is zeroed before that step.
+            prev_actions: [T, B, *action_shape] in column form, if the network looks back; zeros at episodes' starts.
+            prev_rewards: [T, B], likewise.
+            weights: tensors by name to be used in place of all variables.
+        Returns: inputs of the action distribution [T, B, P] and values [T, B], float32.
+        """
+        obs = tf.convert_to_tensor(obs)
+        steps = obs.shape[0]
+        flat_obs = tf.reshape(obs, [-1, *self.obs_shape])
+        if self.is_recurrent:
+            previous = self._previous(prev_actions, prev_rewards)
+            own_obs, mask = self._without_mask(flat_obs)
+            with self._using(weights):
+                features = [
+                    branch.sequence(own_obs, previous, [tf.convert_to_tensor(item) for item in part], resets, steps)
+                    for branch, part in self._split(state)
+                ]
+                dist_inputs, values = self._heads(features)
+            dist_inputs = self._masked(dist_inputs, mask)
+        else:
+            dist_inputs, values, _ = self.forward_step(flat_obs, state, prev_actions, prev_rewards, weights=weights)
+        return (
+            tf.reshape(dist_inputs, [steps, -1, self.distribution.num_inputs]),
+            tf.reshape(values, [steps, -1]),
+        )
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """Copies of all weights by name, in order."""
+        return {name: np.array(variable.numpy()) for name, variable in self.variables.items()}
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Assign all weights.
+
+        Raises: PolicyError if a weight is missing, unknown, of another shape or not finite; none is then set.
+        """
+        missing, unknown = self.variables.keys() - weights.keys(), weights.keys() - self.variables.keys()
+        if missing or unknown:
+            raise PolicyError(
+                f"weights don't fit the model: missing {sorted(missing)[:10]}, unknown {sorted(unknown)[:10]}"
+            )
+        for name, variable in self.variables.items():
+            if tuple(weights[name].shape) != tuple(variable.shape):
+                raise PolicyError(
+                    f"weight {name!r} has shape {list(weights[name].shape)}; expected {list(variable.shape)}"
+                )
+            if not np.isfinite(weights[name]).all():
+                raise PolicyError(f"weight {name!r} holds values that are not finite")
+        for name, variable in self.variables.items():
+            variable.assign(weights[name])
+
+    def _masked(self, dist_inputs: Any, mask: Any) -> Any:
+        """Inputs of the distribution [B, P], those of forbidden actions MASKED_LOGIT."""
+        if mask is None:
+            return dist_inputs
+        if not np.array_equal(self._mask_entries, np.arange(self.layout.num_mask)):
+            mask = tf.gather(tf.concat([mask, tf.ones_like(mask[:, :1])], axis=1), self._mask_entries, axis=1)
+        return tf.where(mask > 0, dist_inputs, tf.constant(MASKED_LOGIT, dist_inputs.dtype))
+
+    def _previous(self, actions: Any, rewards: Any) -> Any:
+        """Previous actions [..., *action_shape] and rewards [...] as rows of numbers [R, E + 1].
+
+        None for networks that don't look back.
+        """
+        if self._looks_at is None:
+            if actions is not None or rewards is not None:
+                raise PolicyError("the network takes no previous actions and rewards")
+            return None
+        if actions is None or rewards is None:
+            raise PolicyError("the network takes previous actions and rewards; none were given")
+        features = self._looks_at.features(tf.reshape(actions, [-1, *self.distribution.action_shape]))
+        return tf.concat([features, tf.reshape(tf.cast(rewards, tf.float32), [-1, 1])], axis=-1)
+
+    def _split(self, state: Sequence[Any]) -> Parts:
+        expected = sum(branch.num_states for branch in self._branches)
+        if len(state) != expected:
+            raise PolicyError(f"{len(state)} recurrent state components; the network has {expected}")
+        parts, start = [], 0
+        for branch in self._branches:
+            parts.append((branch, state[start : start + branch.num_states]))
+            start += branch.num_states
+        return parts
+
+    def _heads(self, features: Sequence[Any]) -> tuple[Any, Any]:
+        return self._dist_inputs(features[0]), tf.squeeze(self._value_head(features[-1]), axis=-1)

@@ -1,0 +1,169 @@
+"""Branches of a network: the layers between observations and heads."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from aiorl.config.parts import ModelConfig, Sizes
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.errors import ConfigError
+from aiorl.learning.models.custom_network import CustomStack
+from aiorl.learning.models.networks import ConvFilter, Stack, make_stack
+from aiorl.learning.models.recurrent import GRUCell, LSTMCell, RecurrentCell, run_sequence
+from aiorl.process.log_once import log_once
+
+__all__ = ["NATURE_FILTERS", "Branch", "channels_first", "choose_layers", "make_branch", "make_trunk"]
+
+logger = logging.getLogger(__name__)
+
+NATURE_FILTERS: tuple[ConvFilter, ...] = ((32, (8, 8), (4, 4)), (64, (4, 4), (2, 2)), (64, (3, 3), (1, 1)))
+"""Convolutions of Mnih et al. 2015, https://www.nature.com/articles/nature14236; 512 dense units follow."""
+_NATURE_HIDDENS = (512,)
+_NATURE_MIN_SIZE = 36
+_SMALL_FILTERS: tuple[ConvFilter, ...] = ((16, (3, 3), (2, 2)), (32, (3, 3), (2, 2)))
+_SMALL_HIDDENS = (256,)
+_SMALL_MIN_SIZE = 7
+
+
+@dataclass(slots=True)
+class Branch:
+    """Features for one or both outputs: a stack, then perhaps a cell.
+
+    Attributes:
+        name: first part of its weights' names.
+        stack: what observations go through first.
+        cell: recurrent cell behind it.
+        num_outputs: features that come out.
+    """
+
+    name: str
+    stack: Stack
+    cell: RecurrentCell | None
+    num_outputs: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_outputs = self.stack.num_outputs if self.cell is None else self.cell.size
+
+    @property
+    def num_states(self) -> int:
+        """State components of its cell."""
+        return 0 if self.cell is None else self.cell.num_states
+
+    def named_variables(self) -> dict[str, Any]:
+        """Keras variables by name."""
+        variables = self.stack.named_variables()
+        if self.cell is not None:
+            variables |= self.cell.named_variables()
+        return {f"{self.name}/{name}": variable for name, variable in variables.items()}
+
+    def step(self, obs: Any, previous: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Features [B, D] of observations [B, ...] and previous steps [B, E + 1] or None; and the next state."""
+        features = self._cell_inputs(obs, previous)
+        if self.cell is None:
+            return features, []
+        return self.cell.step(self.cell.project(features), state)
+
+    def sequence(
+        self, flat_obs: Any, previous: Any, state: Sequence[Any], resets: Any, steps: int, *, burn_in: int = 0
+    ) -> Any:
+        """Features [T * B, D] of observations [T * B, ...] and previous steps [T * B, E + 1] or None; it has a cell.
+
+        No gradient flows through the state that goes into step `burn_in`.
+        """
+        assert self.cell is not None, "without a cell steps stand for themselves"
+        features = self._cell_inputs(flat_obs, previous)
+        width = features.shape[-1]
+        by_time = tf.reshape(features, [steps, -1, width])
+        by_time = tf.ensure_shape(by_time, [steps, resets.shape[1], width])
+        resets = tf.convert_to_tensor(resets)
+        parts = []
+        if burn_in:
+            outputs, state = run_sequence(self.cell, by_time[:burn_in], state, resets[:burn_in])
+            parts, state = [outputs], [tf.stop_gradient(component) for component in state]
+        outputs, _ = run_sequence(self.cell, by_time[burn_in:], state, resets[burn_in:])
+        outputs = tf.concat([*parts, outputs], axis=0)
+        return tf.reshape(outputs, [-1, self.num_outputs])
+
+    def _cell_inputs(self, obs: Any, previous: Any) -> Any:
+        features = self.stack(obs)
+        return features if previous is None else tf.concat([features, previous], axis=-1)
+
+
+def make_branch(
+    name: str,
+    layout: ObsLayout,
+    obs_dtype: str,
+    config: ModelConfig,
+    rng: np.random.Generator,
+    num_previous: int = 0,
+) -> Branch:
+    """The features of one or both outputs; `num_previous` numbers are added to what its cell sees."""
+    stack = make_trunk(layout, obs_dtype, config, rng)
+    if not config.is_recurrent:
+        return Branch(name, stack, None)
+    kind = LSTMCell if config.use_lstm else GRUCell
+    return Branch(name, stack, kind(rng, stack.num_outputs + num_previous, config.lstm_cell_size))
+
+
+def make_trunk(
+    layout: ObsLayout, obs_dtype: str, config: ModelConfig, rng: np.random.Generator, *, has_hiddens: bool = True
+) -> Stack:
+    """The first layers for observations: a custom model, or convolutions and, if wanted, the dense layers behind."""
+    if config.custom_model:
+        return CustomStack(layout, config, seed=int(rng.integers(1 << 31)))
+    scale = 1.0 / 255.0 if obs_dtype == "uint8" else 1.0
+    filters, hiddens, activation = choose_layers(layout.shape, obs_dtype, config)
+    has_channels_first = channels_first(layout.shape, obs_dtype)
+    if has_channels_first and log_once("channels first"):
+        logger.info("observations %s are taken as images [C, H, W], which networks transpose", list(layout.shape))
+    return make_stack(
+        rng, channels_last(layout.shape, obs_dtype), filters, hiddens if has_hiddens else (), activation, scale=scale,
+        has_channels_first=has_channels_first,
+    )  # fmt: skip
+
+
+def channels_first(obs_shape: tuple[int, ...], obs_dtype: str) -> bool:
+    """Return whether observations are byte images [C, H, W], as PyTorch has them: few channels before larger sides."""
+    if obs_dtype != "uint8" or len(obs_shape) != 3:
+        return False
+    return min(obs_shape[1:]) >= max(_SMALL_MIN_SIZE, 2 * obs_shape[0])
+
+
+def channels_last(obs_shape: tuple[int, ...], obs_dtype: str) -> tuple[int, ...]:
+    """The shape of observations as convolutions take them: that of an image is [H, W, C]."""
+    return (*obs_shape[1:], obs_shape[0]) if channels_first(obs_shape, obs_dtype) else obs_shape
+
+
+def choose_layers(
+    obs_shape: tuple[int, ...], obs_dtype: str, config: ModelConfig
+) -> tuple[tuple[ConvFilter, ...], tuple[int, ...], str]:
+    """Convolutions (none for what is no image), dense layers after them, and their activation."""
+    obs_shape = channels_last(obs_shape, obs_dtype)
+    if config.conv_filters is not None:
+        if len(obs_shape) != 3:
+            raise ConfigError(
+                f"conv_filters need observations [H, W, C]; these are {list(obs_shape)}.",
+                key="model.conv_filters",
+                value=config.conv_filters,
+                hint="Leave conv_filters out.",
+            )
+        filters = tuple((channels, _pair(kernel), _pair(stride)) for channels, kernel, stride in config.conv_filters)
+        return filters, config.fcnet_hiddens, config.fcnet_activation
+    if len(obs_shape) == 3 and math.prod(obs_shape) > 0:
+        smaller_side = min(obs_shape[:2])
+        if smaller_side >= _NATURE_MIN_SIZE:
+            return NATURE_FILTERS, _NATURE_HIDDENS, "relu"
+        if smaller_side >= _SMALL_MIN_SIZE:
+            return _SMALL_FILTERS, _SMALL_HIDDENS, "relu"
+    return (), config.fcnet_hiddens, config.fcnet_activation
+
+
+def _pair(size: Sizes) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size

@@ -1,0 +1,222 @@
+"""The acting graph of a model: an ONNX network with its weights left out, for workers without TensorFlow.
+
+A tf.function of observations, states and every weight is converted by tf2onnx, so that the weights are inputs
+of the graph; then each weight input is declared an initialiser with external data, which a worker hands over
+by name (`aiorl.acting.acting_graph`). The result is run once beside the model before it is given out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from aiorl.acting.acting_graph import (
+    DIST_INPUTS_OUTPUT,
+    OBS_INPUT,
+    PREV_ACTIONS_INPUT,
+    PREV_REWARDS_INPUT,
+    VF_OUTPUT,
+    ActingGraph,
+    ActingSpec,
+    ArraySpec,
+    Previous,
+)
+from aiorl.acting.graph_check import WEIGHTS_LOCATION
+from aiorl.data.spaces import space_to_dict
+from aiorl.errors import ExportError, PolicyError
+from aiorl.learning.models.catalog import ActorCritic
+
+__all__ = ["acting_signature", "describe_policy", "export_acting_graph", "make_acting_spec"]
+
+logger = logging.getLogger(__name__)
+
+_OPSET = 17
+_TOLERANCE = 1e-4
+
+
+def export_acting_graph(model: ActorCritic) -> tuple[bytes, ActingSpec]:
+    """The model's acting graph, serialised, and its description.
+
+    It doesn't hold the weights; they are those of `model.get_weights`.
+
+    Raises: ExportError if the model holds what tf2onnx or ONNX Runtime can't do, or the graph's numbers are
+        not the model's.
+    """
+    spec = make_acting_spec(model)
+    converted, constants = _convert(model, spec)
+    graph = _to_external_weights(converted, constants, spec)
+    _check_against_model(model, graph, spec)
+    return graph, spec
+
+
+def describe_policy(model: ActorCritic, model_config: Mapping[str, Any] | None) -> tuple[bytes, dict[str, Any]]:
+    """Return what a worker needs to act with a model (`aiorl.acting.loading.load_policy`), except the weights.
+
+    Args:
+        model: the model.
+        model_config: the settings that `build_model` makes it from; None for one that only its algorithm makes.
+
+    Returns: the acting graph and its description. For a model that has no acting graph, no bytes at all and a
+        description that makes workers run the model in TensorFlow, which is slower; a warning says why.
+
+    Raises: ExportError if it has no acting graph, and workers could not build it either.
+    """
+    try:
+        graph, spec = export_acting_graph(model)
+    except ExportError as error:
+        if model_config is None:
+            raise
+        logger.warning(
+            "The model can't act without TensorFlow, so every worker needs TensorFlow and acts more slowly: %s", error
+        )
+        return b"", make_acting_spec(model).to_dict() | {"tf_model": dict(model_config)}
+    return graph, spec.to_dict()
+
+
+def make_acting_spec(model: ActorCritic) -> ActingSpec:
+    """The description of a model's acting graph."""
+    weights = tuple(
+        ArraySpec(name, tuple(int(size) for size in variable.shape), str(variable.dtype.name))
+        for name, variable in model.variables.items()
+    )
+    return ActingSpec(
+        obs_shape=model.obs_shape,
+        obs_dtype=model.obs_dtype,
+        state_shapes=model.state_shapes,
+        num_dist_inputs=model.distribution.num_inputs,
+        distribution=model.distribution.name,
+        action_space=space_to_dict(model.distribution.action_space),
+        weights=weights,
+        prev_action=_prev_action(model),
+        num_features=model.distribution.num_features,
+    )
+
+
+def acting_signature(spec: ActingSpec) -> list[tf.TensorSpec]:
+    """Inputs of an acting graph but for the weights: observations, previous steps if it looks back, states."""
+    signature = [tf.TensorSpec((None, *spec.obs_shape), spec.obs_dtype, name=OBS_INPUT)]
+    if spec.prev_action is not None:
+        prev = spec.prev_action
+        signature.append(tf.TensorSpec((None, *prev.shape), prev.dtype, name=PREV_ACTIONS_INPUT))
+        signature.append(tf.TensorSpec((None,), tf.float32, name=PREV_REWARDS_INPUT))
+    return signature + [
+        tf.TensorSpec((None, *shape), tf.float32, name=name)
+        for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True)
+    ]
+
+
+def _prev_action(model: ActorCritic) -> ArraySpec | None:
+    if not model.looks_back:
+        return None
+    kind = model.distribution
+    return ArraySpec(PREV_ACTIONS_INPUT, kind.action_shape, "int64" if kind.action_dtype.kind in "iub" else "float32")
+
+
+def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """The ONNX model, with weights as inputs ``weight_0``, ``weight_1``, ...; and constants that became inputs too."""
+    # only learners that export need it, and it takes a while to import
+    from tf2onnx import convert
+
+    names = [weight.name for weight in spec.weights]
+    num_previous = 0 if spec.prev_action is None else 2
+    num_inputs = num_previous + len(spec.state_shapes)
+
+    def act(obs: Any, *rest: Any) -> dict[str, Any]:
+        previous, state, weights = rest[:num_previous], rest[num_previous:num_inputs], rest[num_inputs:]
+        dist_inputs, values, state_out = model.acting_step(
+            obs, list(state), *previous, weights=dict(zip(names, weights, strict=True))
+        )
+        outputs = {DIST_INPUTS_OUTPUT: dist_inputs, VF_OUTPUT: values}
+        return outputs | {f"state_out_{index}": tf.identity(item) for index, item in enumerate(state_out)}
+
+    signature = acting_signature(spec) + [
+        tf.TensorSpec(weight.shape, weight.dtype, name=f"weight_{index}") for index, weight in enumerate(spec.weights)
+    ]
+    logger = logging.getLogger("tf2onnx")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        function = tf.function(act, input_signature=signature, autograph=False)  # as the update: a second less
+        converted, _ = convert.from_function(function, input_signature=signature, opset=_OPSET)
+        # tensors that a user's layer made beforehand, which the traced function takes in from outside
+        captures = function.get_concrete_function().graph.captures
+        constants = {inner.name: outer.numpy() for outer, inner in captures if outer.dtype != tf.resource}
+    except Exception as error:
+        # whatever user's layers or the converter raise: the model has no acting graph
+        raise ExportError(f"the model cannot be exported to ONNX: {error!s:.1000}") from error
+    finally:
+        logger.setLevel(level)
+    return converted, constants
+
+
+def _to_external_weights(converted: Any, constants: Mapping[str, NDArray[Any]], spec: ActingSpec) -> bytes:
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = converted.graph
+    renamed = {f"weight_{index}": weight.name for index, weight in enumerate(spec.weights)}
+    inputs = {item.name for item in graph.input}
+    graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items() if name in inputs
+    )
+    kept = [item for item in graph.input if item.name not in renamed and item.name not in constants]
+    del graph.input[:]
+    graph.input.extend(kept)
+    _rename_inputs(graph, renamed)
+    for weight in spec.weights:
+        tensor = TensorProto(name=weight.name, dims=weight.shape)
+        tensor.data_type = helper.np_dtype_to_tensor_dtype(np.dtype(weight.dtype))
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (
+            ("location", WEIGHTS_LOCATION),
+            ("offset", "0"),
+            ("length", str(weight.num_bytes)),
+        ):
+            tensor.external_data.add(key=key, value=value)
+        graph.initializer.append(tensor)
+    serialised: bytes = converted.SerializeToString()
+    return serialised
+
+
+def _rename_inputs(graph: Any, renamed: dict[str, str]) -> None:
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            if name in renamed:
+                node.input[position] = renamed[name]
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _rename_inputs(inner, renamed)
+
+
+def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> None:
+    """Run both on the same observations; catches operators ONNX Runtime lacks and weights that were folded away."""
+    rng = np.random.default_rng(0)
+    obs: NDArray[Any] = rng.standard_normal((3, *spec.obs_shape)).astype(np.float32)
+    if spec.obs_dtype == "uint8":
+        obs = rng.integers(0, 256, (3, *spec.obs_shape), dtype=np.uint8)
+    state = [rng.standard_normal((3, *shape)).astype(np.float32) for shape in spec.state_shapes]
+    prev: Previous | None = None
+    if spec.prev_action is not None:
+        # zeros stand for no action, which need not be one of the space
+        prev_actions = np.ones((3, *spec.prev_action.shape), spec.prev_action.dtype)
+        prev_actions[0] = 0
+        prev = (prev_actions, np.full(3, 0.5, np.float32))
+    dist_inputs, values, state_out = model.acting_step(
+        tf.constant(obs), [tf.constant(item) for item in state], *(tf.constant(item) for item in prev or ())
+    )
+    try:
+        acting = ActingGraph(graph, spec)
+        acting.set_weights(model.get_weights())
+        acting_dist_inputs, acting_values, acting_state_out = acting.run(obs, state, prev)
+    except PolicyError as error:
+        raise ExportError(f"the model's acting graph doesn't run: {error}") from error
+    expected: Sequence[Any] = (dist_inputs, values, *state_out)
+    for name, want, got in zip(
+        spec.output_names, expected, (acting_dist_inputs, acting_values, *acting_state_out), strict=True
+    ):
+        if got.shape != want.shape or not np.allclose(got, want.numpy(), rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise ExportError(f"the acting graph's {name} is not the model's; the model can't act without TensorFlow")

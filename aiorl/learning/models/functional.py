@@ -1,0 +1,317 @@
+"""A policy's network as a functional Keras model, made of Keras's own layers and operations alone.
+
+So a file of it can be opened where there is no aiorl. It acts one step, as `ActorCritic.forward_step` does. There are
+the networks of `aiorl.learning.models.catalog.build_model`, and those of action values (`aiorl.learning.algorithms.q_network`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from numpy.typing import NDArray
+
+from aiorl.acting.distributions import (
+    LOG_STD_MIN,
+    MASKED_LOGIT,
+    ActionDistribution,
+    Categorical,
+    Composite,
+    Greedy,
+    MultiCategorical,
+)
+from aiorl.config.parts import ModelConfig
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.errors import ConfigError
+from aiorl.learning.models.branch import channels_first, choose_layers
+from aiorl.learning.models.custom import make_custom_model
+from aiorl.learning.models.custom_network import CustomStack
+from aiorl.learning.models.state_dependent_noise import log_deviations
+
+__all__ = ["FunctionalNetwork", "FunctionalQNetwork"]
+
+_POLICY = "policy"
+
+
+@dataclass(eq=False)
+class _Network:
+    """Layers of Keras's own with given weights, and what is between them.
+
+    Attributes:
+        layout: how an observation lies in its array.
+        obs_dtype: "float32" or "uint8".
+        distribution: of the actions.
+        model_config: settings of the hidden layers, the keys of `model`.
+        weights: by name.
+    """
+
+    layout: ObsLayout
+    obs_dtype: str
+    distribution: ActionDistribution
+    model_config: Mapping[str, Any]
+    weights: Mapping[str, NDArray[Any]]
+
+    def __post_init__(self) -> None:
+        self._config = ModelConfig.of(self.model_config)
+
+    def _without_mask(self, obs: Any) -> tuple[Any, Any]:
+        """Observations [B, *layout.shape] and masks [B, M] (None without) of arrays [B, *layout.array_shape]."""
+        num_mask = self.layout.num_mask
+        if not num_mask:
+            return obs, None
+        return ops.reshape(obs[:, num_mask:], [-1, *self.layout.shape]), obs[:, :num_mask]
+
+    def _previous(self, actions: Any, rewards: Any) -> Any:
+        """Previous actions and rewards as rows of numbers [B, E + 1]; None for networks that don't look back."""
+        if not self._config.lstm_use_prev_action_reward:
+            return None
+        return ops.concatenate([_features(self.distribution, actions), ops.reshape(rewards, [-1, 1])], axis=-1)
+
+    def _branch(self, name: str, obs: Any, state: list[Any], previous: Any) -> tuple[Any, list[Any]]:
+        """Features [B, D] of observations [B, ...], and the next state; see `aiorl.learning.models.branch.Branch.step`."""
+        features = self._stack(name, obs)
+        if previous is not None:
+            features = ops.concatenate([features, previous], axis=-1)
+        return self._cell(name, features, state) if self._config.is_recurrent else (features, [])
+
+    def _stack(self, name: str, obs: Any) -> Any:
+        """Features [B, D] of observations [B, ...], before a cell."""
+        if any(weight.startswith(f"{name}/custom/") for weight in self.weights):
+            stack = CustomStack(self.layout, self._config, seed=0)
+            for part, variable in stack.named_variables().items():
+                variable.assign(*self._given(name, part))
+            return stack(obs)
+        features = ops.cast(obs, "float32")
+        if self.obs_dtype == "uint8":
+            features = ops.multiply(features, 1.0 / 255.0)
+        if channels_first(self.layout.shape, self.obs_dtype):
+            features = ops.transpose(features, [0, 2, 3, 1])
+        filters, hiddens, activation = choose_layers(self.layout.shape, self.obs_dtype, self._config)
+        for index, (size, kernel, stride) in enumerate(filters):
+            layer = keras.layers.Conv2D(size, kernel, stride, activation="relu", **_named(f"{name}/conv_{index}"))
+            features = self._apply(layer, f"{name}/conv_{index}", features)
+        if len(features.shape) != 2:
+            features = keras.layers.Flatten()(features)
+        for index in range(len(hiddens)):
+            features = self._dense(f"{name}/dense_{index}", features, activation)
+        return features
+
+    def _head(self, name: str, features: Any) -> Any:
+        """Outputs [B, P] of the last layer of a stream."""
+        return self._dense(f"{name}/head", features)
+
+    def _dense(self, name: str, features: Any, activation: str | None = None) -> Any:
+        """Outputs [B, P] of a dense layer."""
+        size = self._given(name, "bias")[0].shape[0]
+        return self._apply(keras.layers.Dense(size, activation=activation, **_named(name)), name, features)
+
+    def _masked(self, dist_inputs: Any, mask: Any) -> Any:
+        """Inputs of the distribution [B, P], those of forbidden actions MASKED_LOGIT."""
+        if mask is None:
+            return dist_inputs
+        entries = np.full(self.distribution.num_inputs, self.layout.num_mask)
+        entries[self.distribution.choice_inputs] = np.arange(self.layout.num_mask)
+        padded = ops.pad(mask, [[0, 0], [0, 1]], constant_values=1)
+        return ops.where(ops.greater(ops.take(padded, entries, axis=1), 0), dist_inputs, MASKED_LOGIT)
+
+    def _cell(self, name: str, inputs: Any, state: list[Any]) -> tuple[Any, list[Any]]:
+        """Outputs and state of Keras's own cell, whose gates are in the same order."""
+        is_lstm = self._config.use_lstm
+        kind, name = (keras.layers.LSTMCell, f"{name}/lstm") if is_lstm else (keras.layers.GRUCell, f"{name}/gru")
+        kernel, recurrent_kernel, bias = self._given(name, "kernel", "recurrent_kernel", "bias")
+        if not is_lstm:
+            bias = np.stack([bias, *self._given(name, "recurrent_bias")])
+        cell = kind(self._config.lstm_cell_size, recurrent_initializer="zeros", seed=0, **_named(name))
+        outputs, after = cell(inputs, state)
+        cell.set_weights([kernel, recurrent_kernel, bias])
+        return outputs, list(after)
+
+    def _apply(self, layer: Any, name: str, inputs: Any) -> Any:
+        outputs = layer(inputs)
+        layer.set_weights(self._given(name, "kernel", "bias"))
+        return outputs
+
+    def _given(self, name: str, *parts: str) -> list[NDArray[Any]]:
+        try:
+            return [self.weights[f"{name}/{part}"] for part in parts]
+        except KeyError as error:
+            raise _without_form(self.weights) from error
+
+
+class FunctionalNetwork(_Network):
+    """Applies a network, whose weights are given by the names that `ActorCritic.variables` has, to Keras's tensors.
+
+    The rest is what it was built from, see `aiorl.learning.models.catalog.build_model`.
+
+    Raises: ConfigError for a custom model that can't be made any more, and networks of another kind.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._custom = None
+        if any(name.startswith("custom/") for name in self.weights):
+            self._custom = make_custom_model(
+                self.layout, self.obs_dtype, self.distribution, self._config, self.model_config, seed=0
+            )
+            self._custom.set_weights(self.weights)
+        elif f"{_POLICY}/head/kernel" not in self.weights:
+            raise _without_form(self.weights)
+
+    def __call__(
+        self, obs: Any, state: Sequence[Any], prev_actions: Any = None, prev_rewards: Any = None
+    ) -> tuple[Any, Any, list[Any]]:
+        """Outputs of one step for B observations, all symbolic; see `ActorCritic.forward_step`.
+
+        Raises: ConfigError if the weights are not those of such a network.
+        """
+        obs, mask = self._without_mask(obs)
+        if self._custom is not None:
+            dist_inputs, *own = self._custom.network(obs)
+            values = own[0] if own else self._head("value", self._stack("value", obs))
+            state_out: list[Any] = []
+        else:
+            previous = self._previous(prev_actions, prev_rewards)
+            dist_inputs, values, state_out = self._built_in(obs, list(state), previous)
+        dist_inputs = self._masked(ops.cast(dist_inputs, "float32"), mask)
+        return dist_inputs, ops.reshape(ops.cast(values, "float32"), [-1]), state_out
+
+    def _built_in(self, obs: Any, state: list[Any], previous: Any) -> tuple[Any, Any, list[Any]]:
+        has_value = "value/head/kernel" in self.weights  # else critics stayed with the learner
+        names = ["shared"] if self._config.vf_share_layers else [_POLICY, "value"] if has_value else [_POLICY]
+        size = len(state) // len(names)
+        features, state_out = [], []
+        for index, name in enumerate(names):
+            found, after = self._branch(name, obs, state[index * size : (index + 1) * size], previous)
+            features.append(found)
+            state_out += after
+        dist_inputs = self._head(_POLICY, features[0])
+        if dist_inputs.shape[-1] != self.distribution.num_inputs:  # means alone
+            log_std = self.weights.get(f"{_POLICY}/log_std", np.array(LOG_STD_MIN, np.float32))
+            if self.distribution.num_features:
+                rest = log_deviations(features[0], log_std)
+            else:
+                rest = ops.add(ops.zeros_like(dist_inputs), log_std)
+            dist_inputs = ops.concatenate([dist_inputs, rest], axis=-1)
+        values = self._head("value", features[-1]) if has_value else ops.zeros_like(dist_inputs[:, :1])
+        return dist_inputs, values, state_out
+
+
+@dataclass(eq=False)
+class FunctionalQNetwork(_Network):
+    """Applies a network of action values, whose weights are given by the names that `QNetwork.variables` has.
+
+    Whether it has streams, their hidden layers and the number of atoms are what the weights say; the rest is what it
+    was built from, see `aiorl.learning.algorithms.q_network.QNetwork`.
+
+    Attributes:
+        returns: those of the first and the last atom; a network of expected returns needs none.
+
+    Raises: ConfigError for networks of another kind, and one with atoms whose returns are not known.
+    """
+
+    returns: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.is_form_of(self.distribution, self.weights):
+            raise _without_form(self.weights)
+        _, _, self._activation = choose_layers(self.layout.shape, self.obs_dtype, self._config)
+        self._is_dueling = "advantage/head/kernel" in self.weights
+        head = self.weights["advantage/head/kernel" if self._is_dueling else "q/head/kernel"]
+        self._num_atoms = head.shape[1] // self.distribution.num_inputs
+        self._atoms = None
+        if self._num_atoms > 1:
+            if self.returns is None:
+                raise ConfigError(
+                    f"which returns its {self._num_atoms} atoms stand for (v_min, v_max) is not known.",
+                    hint="Export it as onnx.",
+                )
+            self._atoms = np.linspace(*self.returns, self._num_atoms, dtype=np.float32)
+
+    @staticmethod
+    def is_form_of(distribution: ActionDistribution, weights: Mapping[str, NDArray[Any]]) -> bool:
+        """Whether a network with such actions and weights is one of action values."""
+        is_dueling = "advantage/head/kernel" in weights and "value/head/kernel" in weights
+        return isinstance(distribution, Greedy) and (is_dueling or "q/head/kernel" in weights)
+
+    def __call__(
+        self, obs: Any, state: Sequence[Any], prev_actions: Any = None, prev_rewards: Any = None
+    ) -> tuple[Any, Any, list[Any]]:
+        """Outputs of one step for B observations, all symbolic; see `ActorCritic.forward_step`.
+
+        Raises: ConfigError if the weights are not those of such a network.
+        """
+        obs, mask = self._without_mask(obs)
+        previous = self._previous(prev_actions, prev_rewards)
+        features, state_out = self._branch("q", obs, list(state), previous)
+        values = ops.cast(self._dueling(features, mask) if self._is_dueling else self._values("q", features), "float32")
+        if self._atoms is not None:
+            values = ops.sum(ops.multiply(ops.softmax(values), self._atoms), axis=-1)
+        values = self._masked(values, mask)
+        return values, ops.max(values, axis=-1), state_out
+
+    def _dueling(self, features: Any, mask: Any) -> Any:
+        """See `aiorl.learning.losses.q_learning.dueling`."""
+        values, advantages = (self._stream(name, features) for name in ("value", "advantage"))
+        if mask is None:
+            mean = ops.mean(advantages, axis=1, keepdims=True)
+        else:
+            legal = ops.cast(ops.greater(mask, 0), advantages.dtype)
+            if self._atoms is not None:
+                legal = ops.expand_dims(legal, -1)
+            total = ops.sum(ops.multiply(advantages, legal), axis=1, keepdims=True)
+            mean = ops.divide(total, ops.maximum(ops.sum(legal, axis=1, keepdims=True), 1.0))
+        return ops.subtract(ops.add(values, advantages), mean)
+
+    def _stream(self, name: str, features: Any) -> Any:
+        hiddens = (f"{name}/dense_{index}" for index in itertools.count())
+        for hidden in itertools.takewhile(lambda hidden: f"{hidden}/kernel" in self.weights, hiddens):
+            features = self._dense(hidden, features, self._activation)
+        return self._values(name, features)
+
+    def _values(self, name: str, features: Any) -> Any:
+        """What a stream gives: [B, A], or with atoms [B, A, Z]; for the value A is 1."""
+        outputs = self._head(name, features)
+        if self._atoms is None:
+            return outputs
+        return ops.reshape(outputs, [-1, outputs.shape[-1] // self._num_atoms, self._num_atoms])
+
+
+def _without_form(weights: Mapping[str, NDArray[Any]]) -> ConfigError:
+    return ConfigError(
+        f"networks with weights such as {next(iter(weights), '')!r} have no Keras form.", hint="Export it as onnx."
+    )
+
+
+def _named(name: str) -> dict[str, Any]:
+    """Arguments of a layer. Zeros to begin with: random ones would be drawn from Python's own generator."""
+    return {"name": name.replace("/", "_"), "kernel_initializer": "zeros"}
+
+
+def _features(kind: ActionDistribution, actions: Any) -> Any:
+    """Actions [B, ...] in column form as numbers [B, E]; see `aiorl.learning.models.distributions.Distribution.features`."""
+    match kind:
+        case Categorical():
+            return _one_hot(ops.reshape(actions, [-1, 1]), kind.start, kind.num_inputs)
+        case MultiCategorical():
+            index = ops.reshape(actions, [-1, len(kind.sizes)])
+            choices = enumerate(zip(kind.start.tolist(), kind.sizes.tolist(), strict=True))
+            return ops.concatenate(
+                [_one_hot(index[:, at : at + 1], start, size) for at, (start, size) in choices], axis=-1
+            )
+        case Composite():
+            return ops.concatenate(
+                [_features(part.distribution, actions[:, part.actions]) for part in kind.parts], axis=-1
+            )
+    return ops.cast(ops.reshape(actions, [-1, math.prod(kind.action_shape)]), "float32")
+
+
+def _one_hot(index: Any, start: int, size: int) -> Any:
+    """One-hot rows [B, size] of numbers [B, 1] from `start`; zeros for a number that is none of them."""
+    return ops.cast(ops.equal(ops.cast(index, "int32"), np.arange(start, start + size, dtype=np.int32)), "float32")

@@ -1,0 +1,276 @@
+"""TFPolicy: a policy whose network TensorFlow runs.
+
+The learner's form of a policy in a process that has TensorFlow anyway, the base of users' policies that learn by
+themselves, and what a worker falls back to when a network has no acting graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.acting.acting_graph import ActingSpec, Previous
+from aiorl.acting.distributions import make_distribution
+from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.config.parts import SDESettings
+from aiorl.data.obs_layout import layout_of
+from aiorl.errors import CheckpointError, PolicyError, UnsupportedSpaceError
+from aiorl.learning.models.catalog import ActorCritic, build_model
+from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.models.export import acting_signature, make_acting_spec
+
+__all__ = ["TFNetwork", "TFPolicy", "learned_tf_policy_class"]
+
+F32 = NDArray[np.float32]
+
+_DEFAULT_LR = 1e-4
+
+
+class TFNetwork:
+    """Runs a model for acting, with the interface of `ActingGraph`."""
+
+    def __init__(self, model: ActorCritic) -> None:
+        """Take the model; it is traced at its first run, once for any number of rows."""
+        self.model = model
+        self._spec = make_acting_spec(model)
+        self._step = tf.function(self._forward, input_signature=acting_signature(self._spec))
+
+    def run(
+        self,
+        obs: NDArray[Any],
+        state: Sequence[F32] = (),
+        prev: Previous | None = None,
+        out: tuple[F32, F32] | None = None,
+    ) -> tuple[F32, F32, list[F32]]:
+        """See `ActingGraph.run`.
+
+        Raises: PolicyError if the arrays don't fit.
+        """
+        if (prev is None) != (self._spec.prev_action is None):
+            raise PolicyError("the policy takes previous actions and rewards" if prev is None else "it takes none")
+        previous: list[Any] = []
+        if prev is not None and self._spec.prev_action is not None:
+            previous = [prev[0].astype(self._spec.prev_action.dtype), prev[1].astype(np.float32)]
+        if len(state) != len(self._spec.state_shapes):
+            raise PolicyError(f"{len(state)} recurrent state components; the policy has {len(self._spec.state_shapes)}")
+        try:
+            outputs = self._step(tf.constant(obs), *map(tf.constant, [*previous, *state]))
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            raise PolicyError(f"the model refused its inputs: {error!s:.500}") from error
+        dist_inputs, values, *state_out = (output.numpy() for output in outputs)
+        if out is not None:
+            out[0][...], out[1][...] = dist_inputs, values
+            return *out, state_out
+        return dist_inputs, values, state_out
+
+    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """See `ActorCritic.set_weights`."""
+        self.model.set_weights(weights)
+
+    def get_weights(self) -> dict[str, NDArray[Any]]:
+        """Copies of all weights by name."""
+        return self.model.get_weights()
+
+    def save(self, directory: str) -> None:
+        """Write a SavedModel whose default signature takes and gives arrays under the acting graph's names."""
+
+        def act(*inputs: Any) -> dict[str, Any]:
+            return dict(zip(self._spec.output_names, self._forward(*inputs), strict=True))
+
+        module = tf.Module()
+        module.weights = list(self.model.variables.values())
+        function = tf.function(act, input_signature=acting_signature(self._spec))
+        module.act = function
+        tf.saved_model.save(module, directory, signatures={"serving_default": function})
+
+    def _forward(self, obs: Any, *rest: Any) -> tuple[Any, ...]:
+        num_previous = 0 if self._spec.prev_action is None else 2
+        dist_inputs, values, state = self.model.acting_step(obs, list(rest[num_previous:]), *rest[:num_previous])
+        return (dist_inputs, values, *state)
+
+
+class TFPolicy(GraphPolicy):
+    """Acts, and in subclasses that define a loss also learns, with a network from `aiorl.learning.models.catalog`.
+
+    Attributes:
+        model: the network.
+        tf_distribution: the action distribution on TensorFlow, for losses.
+        noise: how the network makes noise of the state; None = it doesn't.
+    """
+
+    noise: ClassVar[SDESettings | None] = None
+
+    def __init__(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+    ) -> None:
+        """Build the network.
+
+        Args:
+            observation_space: a Box of floats or bytes, as a preprocessor gives it.
+            action_space: any space with a distribution.
+            config: settings. Read here, besides those of GraphPolicy: "model" (a model config), "squash_actions"
+                (squash Boxes into their bounds), "lr" (of Adam, 1e-4) and "seed" (of weights and noise).
+
+        Raises: ConfigError or UnsupportedSpaceError if no network can be built.
+        """
+        self.model = self._make_model(observation_space, action_space, config)
+        super().__init__(
+            TFNetwork(self.model),
+            make_acting_spec(self.model),
+            observation_space=observation_space,
+            config=config,
+            seed=config.get("seed"),
+        )
+        self.tf_distribution = to_tf_distribution(self.distribution)
+        self._optimizer: Any = None
+
+    def _make_model(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+    ) -> ActorCritic:
+        """Build the network; arguments and errors are those of the constructor."""
+        if not isinstance(observation_space, spaces.Box):
+            raise UnsupportedSpaceError(
+                "a network over the observation space",
+                observation_space,
+                ["Box"],
+                "Leave the preprocessor on, which makes a Box of it.",
+            )
+        return build_model(
+            observation_space.shape,
+            "uint8" if observation_space.dtype == np.uint8 else "float32",
+            make_distribution(action_space, squash=bool(config.get("squash_actions", False))),
+            config.get("model"),
+            seed=config.get("seed"),
+            layout=layout_of(observation_space),
+            noise=self.noise,
+        )
+
+    def loss(self, batch: Mapping[str, Any]) -> Any:
+        """The scalar to be minimised, for a batch of tensors by column; defined by subclasses that learn."""
+        raise NotImplementedError(f"{type(self).__name__} defines no loss")
+
+    def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Gradients by weight name, and the loss.
+
+        Args:
+            batch: a SampleBatch, or any mapping of columns.
+        """
+        tensors = {name: tf.convert_to_tensor(batch[name]) for name in batch if batch[name].dtype != object}
+        variables = self.model.trainable
+        with tf.GradientTape() as tape:
+            loss = self.loss(tensors)
+        gradients = tape.gradient(loss, list(variables.values()), unconnected_gradients="zero")
+        named = {name: np.asarray(gradient) for name, gradient in zip(variables, gradients, strict=True)}
+        return named, {"loss": float(loss)}
+
+    def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """One step of Adam; returns the gradients' norm.
+
+        Raises: PolicyError if they are not those of the weights, or not finite; nothing is changed then.
+        """
+        variables = self.model.trainable
+        if gradients.keys() != variables.keys():
+            raise PolicyError(f"gradients for {sorted(gradients)[:10]}; the weights are {sorted(variables)[:10]}")
+        squares = (np.square(gradient, dtype=np.float64).sum() for gradient in gradients.values())
+        norm = float(np.sqrt(sum(squares)))
+        if not np.isfinite(norm):
+            raise PolicyError("gradients are not finite; no step was taken")
+        pairs = [(tf.convert_to_tensor(gradients[name]), variable) for name, variable in variables.items()]
+        self._adam().apply_gradients(pairs)
+        return {"grad_norm": norm}
+
+    def learn_on_batch(self, batch: Any) -> dict[str, Any]:
+        """Compute and apply gradients; returns the loss and the gradients' norm."""
+        gradients, figures = self.compute_gradients(batch)
+        return figures | self.apply_gradients(gradients)
+
+    def get_state(self) -> dict[str, Any]:
+        """See Policy; with the optimizer's moments once there are any."""
+        state = super().get_state()
+        if self._optimizer is not None:
+            state["optimizer"] = {
+                str(index): np.array(keras.ops.convert_to_numpy(item))
+                for index, item in enumerate(self._optimizer.variables)
+            }
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See Policy."""
+        super().set_state(state)
+        saved = state.get("optimizer")
+        self._optimizer = None
+        if saved:
+            for index, item in enumerate(self._adam().variables):
+                item.assign(saved[str(index)])
+
+    def export_model(self, export_dir: str) -> None:
+        """Write a TensorFlow SavedModel of the acting network with its weights."""
+        network = self.graph
+        assert isinstance(network, TFNetwork), "a TFPolicy runs its model itself"
+        network.save(export_dir)
+
+    def export_checkpoint(self, export_dir: str, filename_prefix: str = "model") -> None:
+        """Write the weights by name to ``<prefix>.safetensors``."""
+        from safetensors.numpy import save_file
+
+        directory = Path(export_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(self.get_weights(), directory / f"{filename_prefix}.safetensors")
+
+    def import_model_from_h5(self, import_file: str) -> None:
+        """Read weights from an HDF5 file: one dataset each, at the weight's name.
+
+        Raises: CheckpointError if the file can't be read or lacks a weight; PolicyError if one doesn't fit.
+        """
+        import h5py
+
+        try:
+            with h5py.File(import_file, "r") as file:
+                weights = {name: np.asarray(file[name]) for name in self.model.variables}
+        except (OSError, KeyError, TypeError) as error:
+            raise CheckpointError(import_file, f"cannot be read as weights of this policy: {error}") from error
+        self.set_weights(weights)
+
+    def _adam(self) -> Any:
+        if self._optimizer is None:
+            self._optimizer = keras.optimizers.Adam(float(self.config.get("lr", _DEFAULT_LR)))
+            self._optimizer.build(list(self.model.trainable.values()))
+        return self._optimizer
+
+
+def learned_tf_policy_class(spec: ActingSpec, model_config: Mapping[str, Any]) -> type[TFPolicy]:
+    """The class of a learner's policy whose network has no acting graph; objects act once they have weights.
+
+    Args:
+        spec: the learner's description of the network.
+        model_config: the settings the learner built it from.
+    """
+
+    class LearnedTFPolicy(TFPolicy):
+        """Acts with the learner's network; made from the spaces of this host and its own settings.
+
+        Raises: PolicyError if the settings give another network here.
+        """
+
+        acting_spec = spec
+        # how its weights begin and learn is the learner's affair
+        noise = SDESettings(initial_log_std=0.0, learns_features=False) if spec.num_features else None
+
+        def __init__(
+            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+        ) -> None:
+            spec.check_spaces(observation_space, action_space)
+            is_squashed = spec.distribution.startswith("squashed")
+            network = {"model": dict(model_config), "squash_actions": is_squashed}
+            super().__init__(observation_space, action_space, {**config, **network})
+            if self.spec != spec:
+                raise PolicyError("the network built here is not the learner's; install the same versions on both")
+
+    return LearnedTFPolicy

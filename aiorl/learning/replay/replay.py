@@ -1,0 +1,426 @@
+"""Replay: rows of experience to train on many times."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.acting.n_step import last_rows, n_step_new_obs
+from aiorl.data import columns as c
+from aiorl.data.column_spec import Piece
+from aiorl.errors import BatchError, CheckpointError
+from aiorl.learning.replay.fragments import check_fragment, checked_errors, newest_steps
+from aiorl.learning.replay.frames import FrameStore, observed
+from aiorl.learning.replay.memory import allocate
+from aiorl.learning.replay.priorities import Priorities
+from aiorl.learning.replay.ring import Ring
+from aiorl.learning.replay.snapshot import Snapshot
+from aiorl.learning.replay.spec import FRAMES_OF, ReplaySpec
+
+__all__ = ["Replay", "Sample"]
+
+Array = NDArray[Any]
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+_MIN_GROUP = 256
+_NUM_SETS = 2
+
+
+class Sample(NamedTuple):
+    """Minibatches of rows.
+
+    Attributes:
+        columns: name -> [K, B, ...], C-contiguous; [B, ...] if no number of minibatches was asked for.
+        ids: [K, B] or [B] int64, numbers of the rows, for `Replay.update_priorities`.
+        weights: float32 of the same shape, how much each row counts; 1 if rows are drawn uniformly.
+    """
+
+    columns: dict[str, Array]
+    ids: I64
+    weights: F32
+
+
+class _Group(NamedTuple):
+    """Consecutive rows, which are dropped together when frames of theirs are written over."""
+
+    end: int
+    first_frame: int
+
+
+class Replay:
+    """The newest rows of what was sampled, drawn uniformly or by priority.
+
+    Not safe for several threads, but for `check_fragment` and for reading what `snapshot` returns. The same calls with
+    the same seed give the same rows, bit for bit.
+
+    Attributes:
+        spec: what it holds.
+        sampled: rows ever drawn.
+    """
+
+    def __init__(self, spec: ReplaySpec, *, seed: int) -> None:
+        """Allocate all of it.
+
+        Raises:
+            ConfigError: there is no room for it; `check_fits` tells before.
+        """
+        self.spec = spec
+        self.sampled = 0
+        self._ring = Ring(allocate(spec.capacity, spec.row, spec.spill_dir))
+        self._oldest = 0
+        self._priorities = None if spec.priorities is None else Priorities(spec.capacity, spec.priorities)
+        self._frames: FrameStore | None = None
+        if spec.stack:
+            self._frames = FrameStore(allocate(spec.num_frames, spec.frame, spec.spill_dir), spec.stack)
+        self._groups: deque[_Group] = deque()
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._outputs: list[dict[str, Array]] = []
+        self._outputs_for = (0, 0)
+        self._next_output = 0
+
+    def __len__(self) -> int:
+        """Rows that may be drawn."""
+        return self.stored - self._oldest
+
+    @property
+    def stored(self) -> int:
+        """Rows ever stored."""
+        return self._ring.written
+
+    @property
+    def evicted(self) -> int:
+        """Rows that had to go for others."""
+        return self._oldest
+
+    def check_fragment(self, arrays: Mapping[str, Array]) -> None:
+        """Refuse a fragment that `insert_fragment` would refuse. Safe in any thread.
+
+        Raises:
+            BatchError: naming the column at fault.
+        """
+        _, num_envs = check_fragment(self.spec.columns, arrays)
+        most = self.spec.capacity
+        if self._frames is not None:
+            most = min(most, self._frames.most_rows())
+        if num_envs > most:
+            raise BatchError(self.spec.columns[0].name, f"at most {most} rows a step, as the replay has", num_envs)
+
+    def insert_fragment(self, arrays: Mapping[str, Array], *, priorities: Any = None) -> int:
+        """Store the transitions of a fragment, its newest steps if there is no room for all; on an error, none.
+
+        Args:
+            arrays: of the fragment by name: columns [T, N, ...], and what `new_obs` can be made of where it is not
+                among them, see `aiorl.data.fragment`. Where ``n_steps`` is there, the observation that is stored as
+                `new_obs` is the one behind so many steps. Of integers and floats other sizes will do.
+            priorities: [T, N], size of the TD error of each row, as workers may have found it; one above the largest
+                that `update_priorities` has been told so far counts as that (1 before). None = the largest so far.
+                Read only if rows are drawn by priority.
+        Returns: rows stored.
+
+        Raises:
+            BatchError: a column is missing or does not fit, or a step has more rows than the replay.
+        """
+        self.check_fragment(arrays)
+        shape = arrays[self.spec.columns[0].name].shape[:2]
+        errors = None
+        if priorities is not None and self._priorities is not None:
+            errors = checked_errors("priorities", priorities, shape)
+        most = self._most_steps(arrays, *shape)
+        if shape[0] > most:
+            arrays = newest_steps(self.spec.columns, arrays, shape[0] - most)
+            errors = None if errors is None else errors[-most:]
+            shape = most, shape[1]
+        errors = None if errors is None else errors.reshape(-1)
+        keep = None if c.VALID not in arrays or arrays[c.VALID].all() else np.flatnonzero(arrays[c.VALID])
+        count = shape[0] * shape[1] if keep is None else len(keep)
+        if not count:
+            return 0
+        first_frame = 0
+        fields = {column.name: arrays[column.name] for column in self.spec.plain_columns if column.name in arrays}
+        if self._frames is None:
+            if any(column.name == c.NEW_OBS for column in self.spec.columns):
+                fields[c.NEW_OBS] = n_step_new_obs(arrays)
+        else:
+            frames = self._insert_frames(self._frames, arrays)
+            first_frame = min(int(numbers.min()) for numbers in frames.values())
+            fields |= {FRAMES_OF[name]: self._frames.slots(numbers) for name, numbers in frames.items()}
+        rows = {name: _rows(array, keep) for name, array in fields.items()}
+        self._write(rows, count, None if errors is None else _rows(errors[:, None], keep, leading=1)[:, 0])
+        if self._frames is not None:
+            self._group(first_frame)
+        return count
+
+    def sample(self, batch_size: int, *, num_batches: int | None = None, beta: float = 0.0) -> Sample:
+        """Draw rows, with replacement.
+
+        Args:
+            batch_size: B.
+            num_batches: K minibatches, for one call that trains on all; None = one, without an axis of its own.
+            beta: how much the weights make up for the rows' priorities: 0 not at all, 1 fully.
+        Returns: rows in arrays that the second call after this one writes over again, of the same sizes or others.
+
+        Raises:
+            BatchError: there are no rows.
+        """
+        if not len(self):
+            raise BatchError(self.spec.columns[0].name, "rows in the replay", "none")
+        shape = (num_batches or 1, batch_size)
+        if self._priorities is None:
+            ids = self._rng.integers(self._oldest, self.stored, shape)
+            slots = ids % self.spec.capacity
+            weights = np.ones(shape, np.float32)
+        else:
+            slots, weights = self._priorities.draw(self._rng, *shape, beta)
+            ids = self._ring.newest_in(slots)
+        self.sampled += ids.size
+        columns = self._output(shape)
+        self._read(slots.reshape(-1), columns)
+        leading = shape if num_batches is not None else (batch_size,)
+        return Sample(
+            {column.name: columns[column.name].reshape(*leading, *column.shape) for column in self.spec.columns},
+            ids.reshape(leading),
+            weights.reshape(leading),
+        )
+
+    def update_priorities(self, ids: Array, errors: Any) -> None:
+        """Draw rows by errors that are newer; no matter if rows are not drawn by priority.
+
+        Args:
+            ids: of a `Sample`, any shape. Rows that are gone since are passed over; of a row that is there several
+                times, the last one counts.
+            errors: the same shape, TD errors, whose absolute values are taken.
+
+        Raises:
+            BatchError: no ids of this replay, or errors that are not finite.
+        """
+        if ids.dtype != np.int64 or (ids.size and not 0 <= ids.min() <= ids.max() < self.stored):
+            raise BatchError("ids", f"int64 from 0 to {self.stored - 1}", ids.dtype)
+        found = checked_errors("errors", errors, ids.shape).reshape(-1)
+        if self._priorities is None:
+            return
+        numbers = ids.reshape(-1)
+        if numbers.size and numbers.min() < self._oldest:
+            is_here = numbers >= self._oldest
+            numbers, found = numbers[is_here], found[is_here]
+        self._priorities.update(numbers % self.spec.capacity, found)
+
+    def snapshot(self) -> Snapshot:
+        """Return all of the replay as it is now, to be written piece by piece beside inserting and sampling.
+
+        It costs a copy of the priorities at once, and later a copy of what is written over before it is read. The one
+        before it ends.
+        """
+        values: dict[str, Any] = {
+            "spec": self.spec.identity(),
+            "stored": self.stored,
+            "oldest": self._oldest,
+            "sampled": self.sampled,
+            "rng": self._rng.bit_generator.state,
+        }
+        rings = {"rows": self._ring.snapshot()}
+        arrays: dict[str, Array] = {}
+        if self._priorities is not None:
+            values["largest_error"] = self._priorities.largest
+            arrays["priorities"] = self._priorities.tree.priorities.copy()
+        if self._frames is not None:
+            values["frames_stored"] = self._frames.ring.written
+            rings["frames"] = self._frames.ring.snapshot()
+            arrays["groups"] = np.array(self._groups, np.int64).reshape(-1, 2)
+            arrays["last"] = self._frames.last()
+        return Snapshot(values, rings, arrays)
+
+    def restore(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
+        """Go on from a snapshot, equal to the bit: what is drawn next is what would have been drawn then.
+
+        Args:
+            values: of the snapshot, perhaps as JSON brought them back.
+            pieces: of the snapshot, in any order.
+
+        Raises:
+            CheckpointError: it is of another replay, incomplete or damaged. The replay is then empty or half filled
+                and must not be used.
+        """
+        try:
+            self._restore(values, pieces)
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            raise CheckpointError("replay", f"its saved state can't be used: {error}") from error
+
+    def _restore(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
+        if not isinstance(values["spec"], Mapping):
+            raise ValueError(f"spec is {values['spec']!r:.50}")
+        mine = self.spec.identity()
+        known = {name: mine[name] for name in self.spec.made_with} | dict(values["spec"])  # older ones don't tell
+        if known != mine:
+            differing = [f"{name} {known.get(name)!r:.200} there, {mine[name]!r:.200} here" for name in mine
+                         if known.get(name) != mine[name]]  # fmt: skip
+            raise CheckpointError(
+                "replay",
+                f"it was saved with other settings: {'; '.join(differing)}. "
+                "With checkpoint_replay false a run goes on without it",
+            )
+        for name in ("stored", "oldest", "sampled"):
+            if type(values[name]) is not int or not 0 <= values[name] < 2**62:
+                raise ValueError(f"{name} is {values[name]!r:.50}")
+        self._ring.written, self._oldest, self.sampled = values["stored"], values["oldest"], values["sampled"]
+        if not self._ring.oldest <= self._oldest <= self.stored:
+            raise ValueError(f"oldest is {self._oldest}, stored {self.stored}")
+        rings = {"rows": self._ring}
+        arrays: dict[str, Array] = {}
+        if self._frames is not None:
+            frames = rings["frames"] = self._frames.ring
+            frames.written = int(values["frames_stored"])
+            arrays["groups"] = np.zeros((0, 2), np.int64)
+            arrays["last"] = np.zeros((0, self.spec.stack), np.int64)
+        if self._priorities is not None:
+            arrays["priorities"] = np.zeros(self.spec.capacity)
+        is_there = {name: np.zeros(ring.capacity, np.bool_) for name, ring in rings.items()}
+        for name, first, array in pieces:
+            if name in rings:
+                _take_back(name, rings[name], first, array, is_there[name])
+            elif name in arrays:
+                arrays[name] = array
+            else:
+                raise ValueError(f"it has a piece {name!r:.50}")
+        for name, ring in rings.items():
+            found, wanted = np.count_nonzero(is_there[name]), ring.written - ring.oldest
+            if found != wanted:
+                raise ValueError(f"{found} of {wanted} {name} are there")
+        if self._frames is not None:
+            self._take_groups(arrays["groups"], self._frames)
+            self._frames.set_last(arrays["last"])
+        if self._priorities is not None:
+            self._take_priorities(self._priorities, arrays["priorities"], float(values["largest_error"]))
+        self._rng.bit_generator.state = values["rng"]
+
+    def _take_priorities(self, priorities: Priorities, found: Array, largest: float) -> None:
+        if found.shape != (self.spec.capacity,) or found.dtype != np.float64:
+            raise ValueError(f"priorities are {found.dtype} {found.shape}")
+        if not np.isfinite(found).all() or (found < 0).any() or not 0 < largest < np.inf:
+            raise ValueError("priorities are not finite or below 0")
+        is_live = np.zeros(self.spec.capacity, np.bool_)
+        for slots, _ in self._ring.runs(self._oldest, self.stored) if len(self) else ():
+            is_live[slots] = True
+        if (found[is_live] <= 0).any() or found[~is_live].any():
+            raise ValueError("priorities are not those of its rows")
+        priorities.tree.set_run(0, found)
+        priorities.largest = largest
+
+    def _take_groups(self, groups: Array, frames: FrameStore) -> None:
+        if groups.ndim != 2 or groups.shape[1] != 2 or groups.dtype != np.int64:
+            raise ValueError(f"groups are {groups.dtype} {groups.shape}")
+        ends, firsts = groups[:, 0], groups[:, 1]
+        if (np.diff(groups, axis=0) < 0).any() or (firsts < frames.ring.oldest).any():
+            raise ValueError("groups are out of order")
+        if not (self._oldest < ends).all() or (len(self) and (not len(ends) or ends[-1] != self.stored)):
+            raise ValueError("groups are not those of its rows")
+        self._groups = deque(_Group(*pair) for pair in groups.tolist())
+        for name in FRAMES_OF.values():
+            slots = self._ring.slots[name]
+            if ((slots < 0) | (slots >= frames.ring.capacity)).any():
+                raise ValueError(f"{name} are not all slots of frames")
+
+    def _most_steps(self, arrays: Mapping[str, Array], length: int, num_envs: int) -> int:
+        """Newest steps of a fragment that there is room for: for their rows, and for their frames."""
+        most = min(length, self.spec.capacity // num_envs)
+        if self._frames is None:
+            return most
+        while most * num_envs > self._frames.most_rows():
+            newest = newest_steps(self.spec.columns, arrays, length - most)
+            if self._frames.num_needed(observed(newest)) <= self._frames.ring.capacity:
+                break
+            most //= 2
+        return most
+
+    def _insert_frames(self, frames: FrameStore, arrays: Mapping[str, Array]) -> dict[str, I64]:
+        dtype = next(column.dtype for column in self.spec.columns if column.name == c.OBS)
+        seen = observed(arrays)
+        seen = seen._replace(
+            obs=seen.obs.astype(dtype, copy=False),
+            last=seen.last.astype(dtype, copy=False),
+            final_obs=seen.final_obs.astype(dtype, copy=False),
+        )
+        before, following = frames.insert(seen, self._drop_frames_before)
+        if c.N_STEPS in arrays:
+            following = following[last_rows(arrays[c.N_STEPS]), np.arange(following.shape[1])]
+        return {c.OBS: before, c.NEW_OBS: following}
+
+    def _write(self, rows: Mapping[str, Array], count: int, errors: NDArray[np.float64] | None) -> None:
+        for slots, part in self._ring.advance(count):
+            for name, array in rows.items():
+                self._ring.slots[name][slots] = array[part]
+            if self._priorities is not None:
+                own = None if errors is None else errors[part]
+                self._priorities.set_run(slots.start, own, part.stop - part.start)
+        self._oldest = max(self._oldest, self._ring.oldest)
+
+    def _group(self, first_frame: int) -> None:
+        """Note the rows just written. Groups get rising frames: one that shares with an older one joins it."""
+        while self._groups and self._groups[-1].first_frame >= first_frame:
+            self._groups.pop()
+        before = self._groups[-2].end if len(self._groups) > 1 else self._oldest
+        if self._groups and self._groups[-1].end - before < _MIN_GROUP:
+            first_frame = self._groups.pop().first_frame
+        self._groups.append(_Group(self.stored, first_frame))
+        while self._groups[0].end <= self._oldest:
+            self._groups.popleft()
+
+    def _drop_frames_before(self, first_frame: int) -> None:
+        """Drop all rows with frames of lower numbers."""
+        end = self._oldest
+        while self._groups and self._groups[0].first_frame < first_frame:
+            end = max(end, self._groups.popleft().end)
+        if end > self._oldest:
+            if self._priorities is not None:
+                for slots, _ in self._ring.runs(self._oldest, end):
+                    self._priorities.clear_run(slots.start, slots.stop - slots.start)
+            self._oldest = end
+
+    def _read(self, slots: I64, columns: Mapping[str, Array]) -> None:
+        rows = self._ring.slots.take(slots)
+        for column in self.spec.plain_columns:
+            columns[column.name][...] = rows[column.name]
+        if self._frames is not None:
+            for name, field in FRAMES_OF.items():
+                self._frames.read(rows[field], columns[name])
+
+    def _output(self, shape: tuple[int, int]) -> dict[str, Array]:
+        """Arrays [K * B, ...] by name, those of the last call but one."""
+        if self._outputs_for != shape:
+            self._outputs = [
+                {
+                    column.name: np.empty((shape[0] * shape[1], *column.shape), column.dtype)
+                    for column in self.spec.columns
+                }
+                for _ in range(_NUM_SETS)
+            ]
+            self._outputs_for = shape
+        self._next_output = (self._next_output + 1) % _NUM_SETS
+        return self._outputs[self._next_output]
+
+
+def _rows(array: Array, keep: NDArray[np.int64] | None, *, leading: int = 2) -> Array:
+    """Rows [B, ...] of a column [T, N, ...], only those kept."""
+    rows = array.reshape(-1, *array.shape[leading:])
+    return rows if keep is None else rows[keep]
+
+
+def _take_back(name: str, ring: Ring, first: int, array: Array, is_there: NDArray[np.bool_]) -> None:
+    """Write a piece where it was, and note its slots.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    if array.dtype == np.uint8 and array.ndim == 2 and array.shape[1] == ring.slots.dtype.itemsize:
+        array = np.ascontiguousarray(array).view(ring.slots.dtype)[:, 0]
+    if array.dtype != ring.slots.dtype or array.ndim != 1:
+        raise ValueError(f"{name} are {array.dtype} {array.shape}")
+    if not ring.oldest <= first <= first + len(array) <= ring.written:
+        raise ValueError(f"{name} from {first} on, {len(array)} of them, were not there")
+    for slots, part in ring.runs(first, first + len(array)):
+        ring.slots[slots] = array[part]
+        is_there[slots] = True

@@ -1,0 +1,206 @@
+"""Sequences: what a recurrent network is trained through, cut out of fragments and stored as rows of a replay.
+
+A sequence lies within one episode. It begins with the episode, in a state of zeros, or where the fragment has a state
+of the worker's, at every so many steps. That state is as old as the weights that made it: the first steps of such a
+sequence, its burn-in, are there to bring it up to date, and are not trained on. The next sequence begins so early that
+they were trained on in the one before. Only the first steps of a fragment that goes on with an episode have none such.
+
+Source: Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.acting.n_step import n_step
+from aiorl.data import columns as c
+from aiorl.data.column_spec import ColumnSpec
+from aiorl.data.fragment import new_obs
+from aiorl.errors import BatchError
+from aiorl.learning.replay.fragments import check_fragment, check_numbers
+
+__all__ = ["FOLLOWING", "TRAINED", "SequenceShape", "Sequences"]
+
+Array = NDArray[Any]
+Bools = NDArray[np.bool_]
+I64 = NDArray[np.int64]
+
+TRAINED = "trained"
+"""Column: 1 for the steps of a sequence that are trained on, 0 for its burn-in and behind its end."""
+FOLLOWING = "following"
+"""Column: the step of the sequence whose observation is the one behind the rewards that a step sums."""
+
+_PREVIOUS = {c.PREV_ACTIONS: c.ACTIONS, c.PREV_REWARDS: c.REWARDS}
+
+
+class SequenceShape(NamedTuple):
+    """How sequences lie in an episode.
+
+    Attributes:
+        length: L, steps of one, its burn-in included.
+        burn_in: steps at its beginning that are not trained on, unless the episode begins with them.
+        overlap: steps that it has in common with the one before, at least `burn_in` and less than `length`.
+    """
+
+    length: int
+    burn_in: int
+    overlap: int
+
+    @property
+    def stride(self) -> int:
+        """Steps from the beginning of one sequence to that of the next, and between the states of a fragment."""
+        return self.length - self.overlap
+
+    @property
+    def trained_steps(self) -> int:
+        """Steps of a whole sequence that are trained on."""
+        return self.length - self.burn_in
+
+
+class _Window(NamedTuple):
+    """Rows `first` to `stop` of an environment, trained on from row `trained_from` on."""
+
+    env: int
+    first: int
+    stop: int
+    trained_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Cuts fragments into sequences.
+
+    Attributes:
+        shape: of the sequences.
+        fragment_columns: that a fragment has for each row.
+        states: columns of the recurrent state, of one row.
+        gamma: discount per step.
+        n: steps whose rewards are summed, fewer at the end of a sequence.
+    """
+
+    shape: SequenceShape
+    fragment_columns: tuple[ColumnSpec, ...]
+    states: tuple[ColumnSpec, ...]
+    gamma: float
+    n: int
+
+    @property
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        """What is stored of a sequence: observations, and what comes with them, of one step more than actions."""
+        of_rows = {column.name: column for column in self.fragment_columns}
+        longer = (c.OBS, *(name for name in _PREVIOUS if name in of_rows))
+        length = self.shape.length
+        return (
+            *(ColumnSpec(name, (length + 1, *of_rows[name].shape), of_rows[name].dtype) for name in longer),
+            ColumnSpec(c.ACTIONS, (length, *of_rows[c.ACTIONS].shape), of_rows[c.ACTIONS].dtype),
+            *(ColumnSpec(name, (length,)) for name in (c.N_STEP_RETURNS, c.DISCOUNTS, TRAINED)),
+            ColumnSpec(FOLLOWING, (length,), "int32"),
+            *self.states,
+        )
+
+    def check(self, arrays: Mapping[str, Array]) -> None:
+        """Refuse a fragment that can't be cut. Safe in any thread.
+
+        Raises:
+            BatchError: naming the column at fault.
+        """
+        steps, num_envs = check_fragment(self.fragment_columns, arrays)
+        for name in (c.TERMINATEDS, c.TRUNCATEDS):
+            if arrays[name].dtype != np.bool_:
+                raise BatchError(name, "dtype bool", arrays[name].dtype)
+        num_states = -(-steps // self.shape.stride)
+        for column in self.states:
+            if column.name not in arrays:
+                raise BatchError(column.name, "in every fragment", f"only {sorted(arrays)!r:.500}")
+            column.check(arrays[column.name], (num_envs, num_states))
+            check_numbers(column, arrays[column.name])
+        largest = float(np.abs(arrays[c.REWARDS]).max())
+        if largest * self.n > float(np.finfo(np.float32).max):
+            raise BatchError(c.REWARDS, f"numbers of which {self.n} together are float32", f"{largest:g}")
+
+    def cut(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The sequences of a fragment, [S, 1, ...] by name, as S steps of one environment; S may be 0.
+
+        Args:
+            arrays: of the fragment, checked: columns [T, N, ...] with what `new_obs` can be made of, and states
+                [N, C, ...] before every `shape.stride` rows.
+        """
+        windows = list(self._windows(arrays))
+        table = np.array(windows, np.int64).reshape(-1, len(_Window._fields))
+        env, first, stop, trained_from = table.T
+        rows = first[:, None] + np.arange(self.shape.length)
+        is_there = rows < stop[:, None]
+        rows = np.where(is_there, rows, first[:, None])
+        found = {c.ACTIONS: _taken(arrays[c.ACTIONS], rows, env, is_there)}
+        made = n_step(
+            *(_taken(arrays[name], rows, env, is_there).T for name in (c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS)),
+            gamma=self.gamma, n=self.n, valid=is_there.T,
+        )  # fmt: skip
+        found |= {c.N_STEP_RETURNS: made.returns.T, c.DISCOUNTS: made.discounts.T}
+        found[FOLLOWING] = (np.arange(self.shape.length) + made.steps.T).astype(np.int32)
+        found[TRAINED] = (is_there & (rows >= trained_from[:, None])).astype(np.float32)
+        behind = {c.OBS: new_obs(arrays)} | {name: arrays[of] for name, of in _PREVIOUS.items() if name in arrays}
+        for name, following in behind.items():
+            longer = np.pad(_taken(arrays[name], rows, env, is_there), _one_more(arrays[name].ndim))
+            longer[np.arange(len(windows)), stop - first] = following[stop - 1, env]
+            found[name] = longer
+        for column in self.states:
+            # what begins elsewhere begins an episode, whose state is zeros
+            is_known = first % self.shape.stride == 0
+            known = arrays[column.name][env, np.where(is_known, first // self.shape.stride, 0)]
+            found[column.name] = np.where(is_known[:, None], known, np.float32(0.0))
+        return {column.name: found[column.name][:, None] for column in self.columns}
+
+    def _windows(self, arrays: Mapping[str, Array]) -> Iterator[_Window]:
+        ended = arrays[c.TERMINATEDS] | arrays[c.TRUNCATEDS]
+        valid = arrays.get(c.VALID)
+        if valid is None:
+            valid = np.ones(ended.shape, np.bool_)
+        begins_episode = np.ones(ended.shape[1], np.bool_)
+        for column in self.states:
+            begins_episode &= ~arrays[column.name][:, 0].any(axis=1)
+        for env in range(ended.shape[1]):
+            for first, stop in _runs(valid[:, env], ended[:, env]):
+                yield from self._windows_of_run(env, first, stop, bool(first or begins_episode[env]))
+
+    def _windows_of_run(self, env: int, first: int, end: int, begins_episode: bool) -> Iterator[_Window]:
+        """Sequences of rows `first` to `end`, which follow one another in one episode."""
+        length, burn_in, stride = self.shape.length, self.shape.burn_in, self.shape.stride
+        trained_from = first if begins_episode else first + burn_in
+        while True:
+            stop = min(first + length, end)
+            if trained_from < stop:
+                yield _Window(env, first, stop, trained_from)
+            if stop == end:
+                return
+            first = (first + stride) // stride * stride
+            trained_from = first + burn_in
+
+
+def _runs(valid: Bools, ended: Bools) -> Iterator[tuple[int, int]]:
+    """First row, and the one behind the last, of transitions [T] that follow one another in one episode."""
+    first = 0
+    for row in np.flatnonzero(ended | ~valid).tolist():
+        stop = row + 1 if valid[row] else row
+        if first < stop:
+            yield first, stop
+        first = row + 1
+    if first < len(valid):
+        yield first, len(valid)
+
+
+def _taken(column: Array, rows: I64, env: I64, is_there: Bools) -> Array:
+    """Rows [S, L, ...] of a column [T, N, ...], zeros where there is none."""
+    taken: Array = column[rows, env[:, None]]
+    taken[~is_there] = 0
+    return taken
+
+
+def _one_more(ndim: int) -> list[tuple[int, int]]:
+    """Padding of columns [S, L, ...] by one step at the end."""
+    return [(0, 0), (0, 1), *[(0, 0)] * (ndim - 2)]

@@ -1,0 +1,216 @@
+"""TensorFlow's process-wide settings, made before it is first imported.
+
+TensorFlow reads its thread counts and devices once; so this module is called before anything of ``models``,
+``losses`` or ``algorithms`` is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError
+from aiorl.learning.compilation_cache import CompilationCache
+from aiorl.process.cores import usable_cores
+from aiorl.process.tensorflow_import import load_tensorflow, prepare_import
+
+__all__ = [
+    "begin_loading",
+    "compilation_cache",
+    "configure_tensorflow",
+    "num_threads",
+    "prepare_environment",
+]
+
+logger = logging.getLogger(__name__)
+
+_CACHE_FLAG = "--tf_xla_persistent_cache_directory"
+_cache: CompilationCache | None = None  # of this process: TensorFlow reads its variables once
+
+
+def prepare_environment(config: CommonConfig) -> None:
+    """Set the environment variables that TensorFlow reads; imports nothing."""
+    prepare_import()
+    if config.num_gpus == 0:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if config.compilation_cache != "off" and config.xla != "off":
+        _keep_compilations(config)
+
+
+def compilation_cache() -> CompilationCache | None:
+    """What keeps compiled updates on disk; None where nothing does, or the user's own ``TF_XLA_FLAGS`` do."""
+    return _cache
+
+
+def _keep_compilations(config: CommonConfig) -> None:
+    """Tell TensorFlow where to keep what it compiles, unless the user has done so; the log says why it is not done."""
+    global _cache
+    flags, setting = os.environ.get("TF_XLA_FLAGS", "").strip(), config.compilation_cache
+    if _CACHE_FLAG in flags or (flags and not flags.startswith("-")):  # what does not begin so is the name of a file
+        return
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    root = os.path.expanduser(os.path.join(base, "aiorl", "xla") if setting == "auto" else setting)
+    try:
+        if not os.path.isabs(root) and setting == "auto":
+            raise OSError("there is no home directory")
+        if not root.isprintable() or set(root) & set(" '\"\\"):
+            raise OSError("its name has blanks or quotes, which TF_XLA_FLAGS can't hold")
+        _cache = CompilationCache.open(Path(root), num_threads(config))
+    except OSError as error:
+        level = logging.INFO if setting == "auto" else logging.WARNING
+        logger.log(level, "what XLA compiles is not kept in %s for later runs: %s", root, error)
+        return
+    os.environ["TF_XLA_FLAGS"] = (
+        f"{flags} {_CACHE_FLAG}={_cache.folder} --tf_xla_persistent_cache_device_types=CPU".strip()
+    )
+
+
+def num_threads(config: CommonConfig) -> int:
+    """Threads for TensorFlow's kernels: as configured, but no more than there are cores to run on."""
+    cores = usable_cores()
+    wanted = config.threads or int(config.session_args(0).get("intra_op_parallelism_threads", cores))
+    return max(1, min(wanted, cores))
+
+
+def begin_loading() -> None:
+    """Have TensorFlow's libraries loaded in a thread, half a second, while other modules are imported.
+
+    The import finds them loaded then, or waits for the rest. By the C function, which Python's lock is released for.
+    """
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or spec.origin is None or not sys.platform.startswith("linux"):
+        return
+    libraries = [Path(spec.origin).parent / f"libtensorflow_{name}.so.2" for name in ("framework", "cc")]
+    load = ctypes.CDLL(None).dlopen
+    load.argtypes, load.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
+
+    def load_all() -> None:
+        with _without_greetings:
+            for library in libraries:
+                load(os.fsencode(library), os.RTLD_NOW)  # what fails here fails in the import, which says why
+
+    threading.Thread(target=load_all, name="tensorflow", daemon=True).start()
+
+
+def import_tensorflow(config: CommonConfig) -> None:
+    """Import it, in as little time as can be; no thread of its own runs afterwards."""
+    prepare_environment(config)
+    with _without_greetings:
+        load_tensorflow()
+
+
+def configure_tensorflow(config: CommonConfig) -> None:
+    """Import TensorFlow with the threads and devices of the config; takes a few seconds.
+
+    Threads stay as they are in a process that has used TensorFlow before.
+
+    Raises:
+        ConfigError: GPUs were asked for and TensorFlow sees none.
+    """
+    import_tensorflow(config)
+    import tensorflow as tf
+
+    # One inter-op thread can hang on nested functions (tensorflow#38969)
+    options = config.session_args(0)
+    inter = int(options.get("inter_op_parallelism_threads", 2))
+    _check_gpus(tf, config.num_gpus)
+    tf.config.set_soft_device_placement(bool(options.get("allow_soft_placement", True)))
+    tf.debugging.set_log_device_placement(bool(options.get("log_device_placement", False)))
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(num_threads(config))
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, min(inter, num_threads(config))))
+        _split_cpu(tf, int(options.get("device_count", {}).get("CPU", 1)))
+        _use_gpus(tf, config.num_gpus, may_grow=bool(options.get("gpu_options", {}).get("allow_growth", True)))
+    except RuntimeError:
+        logger.info("TensorFlow is at work in this process already, so it keeps the threads and devices it has")
+    # the update says itself when it compiles for another size of batch; a warning about it would alarm for nothing
+    tf.get_logger().addFilter(lambda record: "tf.function retracing" not in record.getMessage())
+
+
+def _split_cpu(tf: Any, count: int) -> None:
+    if count > 1:
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+
+
+def _check_gpus(tf: Any, wanted: float) -> None:
+    """Raise ConfigError if TensorFlow sees fewer GPUs than are wanted."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if wanted > len(gpus):
+        raise ConfigError(
+            f"num_gpus is {wanted:g}, but TensorFlow sees {f'only {len(gpus)}' if gpus else 'no GPU'}.",
+            key="num_gpus",
+            value=wanted,
+            hint="Install aiorl[learner-gpu] on a host with CUDA, or set num_gpus: 0.",
+        )
+
+
+def _use_gpus(tf: Any, wanted: float, *, may_grow: bool) -> None:
+    """Let TensorFlow see as many GPUs as are wanted, or of the first one a share of its memory."""
+    gpus = tf.config.list_physical_devices("GPU")
+    used = gpus[: math.ceil(wanted)]
+    if gpus:
+        tf.config.set_visible_devices(used, "GPU")
+    if 0 < wanted < 1:
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=wanted * _gpu_memory_mib())
+        tf.config.set_logical_device_configuration(used[0], [limit])
+        return
+    for gpu in used:
+        tf.config.experimental.set_memory_growth(gpu, may_grow)
+
+
+def _gpu_memory_mib() -> float:
+    """Memory of the smallest GPU of this host; TensorFlow tells nothing of it."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return min(float(line) for line in done.stdout.splitlines())
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ConfigError(
+            f"num_gpus is a fraction, but nvidia-smi doesn't tell how much memory there is: {error}.",
+            key="num_gpus",
+            hint="Set a whole number.",
+        ) from error
+
+
+class _Greetings:
+    """Drops what C and C++ libraries print on standard error while any thread loads TensorFlow; Linux only.
+
+    No setting silences them. Descriptor 2 and Python's streams belong to the program and stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_users = 0
+        self._nowhere: int | None = None  # open for good, since some thread may be writing to it
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._num_users += 1
+            if self._num_users > 1 or not sys.platform.startswith("linux"):
+                return
+            program = ctypes.CDLL(None)
+            if self._nowhere is None:
+                program.fopen.restype = ctypes.c_void_p
+                self._nowhere = program.fopen(b"/dev/null", b"w")
+            self._stream = ctypes.c_void_p.in_dll(program, "stderr")
+            self._own = self._stream.value
+            self._stream.value = self._nowhere or self._own
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._num_users -= 1
+            if self._num_users == 0 and sys.platform.startswith("linux"):
+                self._stream.value = self._own
+
+
+_without_greetings = _Greetings()

@@ -1,0 +1,456 @@
+"""A worker's side of the protocol: no socket, no clock; ``now`` is any monotonic time in seconds.
+
+The shell feeds ``connected``, ``disconnected``, ``receive``, ``broadcast`` and, at least every 0.25 s,
+``tick``; after each it drains ``messages_to_send()`` and ``events()``. The service asks ``start_fragment``
+before it samples and hands the result to ``fragment_done``.
+
+    CONNECTING --Welcome--> REGISTERED --learner silent--> PAUSED --Welcome of the same learner--> REGISTERED
+    any --"incarnation ended", another learner, Bye--> CONNECTING as a new incarnation
+    any --refused for good, final Bye, leaving--> ENDED
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from enum import StrEnum
+
+from aiorl.errors import RemoteProtocolError
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.leases import WorkerLeases
+from aiorl.net.protocol.rates import Newest
+from aiorl.net.protocol.worker_retries import Greeting, SentFragments, VersionWatch, WorkerSettings
+from aiorl.net.wire import messages as m
+
+__all__ = ["WorkerSession", "WorkerSettings", "WorkerState"]
+
+_KEPT_REPLIES = 64
+_KEPT_FAILURES = 16
+
+
+class WorkerState(StrEnum):
+    """Where a worker stands with its learner."""
+
+    CONNECTING = "connecting"
+    REGISTERED = "registered"
+    PAUSED = "paused"
+    ENDED = "ended"
+
+
+class WorkerSession:
+    """What a worker may say, and what follows from what it hears.
+
+    Args:
+        settings: identity and times; what the learner tells of these is to be set there.
+        make_incarnation: a new random name for each registration life.
+
+    Attributes:
+        state: see `WorkerState`.
+        incarnation: name of this registration life.
+        slot: index given by the learner, 0 before it is registered.
+        run_id: run of the learner, "" before it is registered.
+        learner_incarnation: life of the learner we are registered with, "" before.
+        bad_messages: broken messages from the learner, counted.
+    """
+
+    def __init__(
+        self, settings: WorkerSettings, make_incarnation: Callable[[], str] = lambda: secrets.token_hex(8)
+    ) -> None:
+        self.settings = settings
+        self.state = WorkerState.CONNECTING
+        self.incarnation = make_incarnation()
+        self.slot = 0
+        self.run_id = ""
+        self.learner_incarnation = ""
+        self.bad_messages = 0
+        self._make_incarnation = make_incarnation
+        self._leases = WorkerLeases()
+        self._fragments = SentFragments(settings)
+        self._versions = VersionWatch()
+        self._greeting = Greeting(settings)
+        self._out: list[m.UpMessage] = []
+        self._events: list[ev.WorkerEvent] = []
+        self._last_heard = float("-inf")
+        self._last_tick: float | None = None
+        self._last_beat = float("-inf")
+        self._former_slot = 0
+        self._replies: Newest[int, m.Reply | None] = Newest(_KEPT_REPLIES)
+        self._unreported: list[m.Failure] = []  # until there is a learner to hear of them; _KEPT_FAILURES at most
+        self._in_env_s = 0.0
+        self._doing = ""
+
+    # Connection -------------------------------------------------------------------------------------------
+
+    def connected(self, now: float) -> None:
+        """The endpoint is connected (again): say Hello, and resend what the learner has not got."""
+        if self.state is WorkerState.ENDED:
+            return
+        self._greeting.is_linked = True
+        self._greet(now)
+        self._say_hello(now)
+
+    def disconnected(self, now: float, reason: str = "") -> None:
+        """The connection is gone; sampling goes on within the leases until the learner counts as silent."""
+        self._greeting.is_linked = False
+        self._greeting.link_words = reason or "the connection broke"
+        self._greet(now)
+
+    def gap(self, now: float) -> None:
+        """Broadcasts were missed: ask for the newest snapshot at once."""
+        if self._may_speak():
+            self._ask_snapshot(now)
+
+    def receive(self, message: m.Message, now: float) -> None:
+        """A message addressed to this worker has come.
+
+        Raises: RemoteProtocolError if it is one that only workers send; the session goes on.
+        """
+        if self.state is WorkerState.ENDED:
+            return
+        self._last_heard = now
+        if self.state is WorkerState.PAUSED:
+            self._greeting.hurry(now)
+        match message:
+            case m.Welcome():
+                self._welcomed(message, now)
+            case m.Refused():
+                self._refused(message, now)
+            case m.Bye():
+                self._bye(message, now)
+            case m.LearnerBeat():
+                self._learner_beat(message, now)
+            case m.Ack() | m.Lease() | m.Snapshot() | m.Call():
+                if self.slot and not self._greeting.is_open:
+                    self._registered_message(message, now)
+            case _:
+                self.bad_messages += 1
+                raise RemoteProtocolError(f"a learner does not send {type(message).__name__}", field="type")
+
+    def broadcast(self, message: m.Message, now: float) -> None:
+        """A message to all workers has come.
+
+        Raises: RemoteProtocolError if it is one that is never broadcast; the session goes on.
+        """
+        if self.state is WorkerState.ENDED:
+            return
+        match message:
+            case m.Snapshot():
+                if self.slot and message.learner_incarnation == self.learner_incarnation:
+                    self._take_snapshot(message)
+            case m.LearnerBeat():
+                self._learner_beat(message, now)
+            case m.Bye():
+                self._bye(message, now)
+            case _:
+                self.bad_messages += 1
+                raise RemoteProtocolError(f"{type(message).__name__} is never broadcast", field="type")
+
+    def tick(self, now: float) -> None:
+        """Time has passed: heartbeat, Hello, resend, snapshot request and the learner's silence, as due."""
+        transport = self.settings.transport
+        stood_still = 0.0 if self._last_tick is None else now - self._last_tick
+        self._last_tick = now
+        if self.state is WorkerState.ENDED:
+            return
+        if self.state is WorkerState.REGISTERED and stood_still > transport.heartbeat_timeout_s / 2:
+            # it was us; hear what has come in the meantime first
+            self._last_heard = min(now, self._last_heard + stood_still)
+        if self.state is WorkerState.REGISTERED and now - self._last_heard > transport.heartbeat_timeout_s:
+            self.state = WorkerState.PAUSED
+            self._greet(now)
+            self._events.append(ev.LearnerLost(f"the learner has been silent for {now - self._last_heard:.0f} s"))
+        if self._greeting.is_due(now):
+            self._say_hello(now)
+        if not self._may_speak():
+            return
+        beat_waits = any(isinstance(message, m.Beat) for message in self._out)
+        if now - self._last_beat >= transport.heartbeat_interval_s and not beat_waits:
+            self._say(self.beat(), now)
+        if self._fragments.is_resend_due(now):
+            self._resend(now)
+        needed = self._leases.version_needed()
+        if self._versions.is_overdue(-1 if needed is None else needed, now):
+            self._ask_snapshot(now)
+
+    # Sampling ---------------------------------------------------------------------------------------------
+
+    def may_sample(self, version: int) -> bool:
+        """Whether a fragment may be begun now with a policy of this version."""
+        return self._may_begin() and self._leases.available(version) > 0
+
+    def start_fragment(self, version: int) -> int | None:
+        """Begin a fragment with a policy of this version: the id of its lease, or None if it may not be."""
+        return self._leases.begin(version) if self._may_begin() else None
+
+    def fragment_done(self, samples: m.Samples, now: float) -> bool:
+        """Send a fragment; ``lease_id`` is what `start_fragment` gave, ``seq`` and the total are filled in here.
+
+        Its arrays must not change until the learner has acknowledged it, since it may be sent again.
+
+        Returns: False if the fragment belongs to an earlier incarnation and was dropped: the learner has
+            counted it lost.
+        """
+        if not self._leases.finish(samples.lease_id):
+            return False
+        message = self._fragments.add(samples, now)
+        if self._may_speak():
+            self._say(message, now)
+        return True
+
+    def abandon_fragment(self, lease_id: int) -> bool:
+        """Give a begun fragment up: its lease counts as unused.
+
+        The env steps of fragments that are not finished appear nowhere.
+
+        Returns: False if the fragment belongs to an earlier incarnation.
+        """
+        return self._leases.give_back(lease_id)
+
+    def note_progress(self, state: str, in_env_s: float = 0.0) -> None:
+        """What the next heartbeat tells of what we do; it is due at once where the learner acts on it."""
+        if state != self._doing and not {m.BUILDING, m.OUT_OF_DATA}.isdisjoint((state, self._doing)):
+            self._last_beat = float("-inf")
+        self._doing = state
+        self._in_env_s = in_env_s
+
+    @property
+    def sampled_total(self) -> int:
+        """Env steps of this incarnation's finished fragments so far."""
+        return self._fragments.sampled_total
+
+    @property
+    def next_seq(self) -> int:
+        """The number the next finished fragment gets, and with it its filter deltas."""
+        return self._fragments.next_seq
+
+    @property
+    def num_unacked(self) -> int:
+        """Fragments finished that the learner has not acknowledged."""
+        return len(self._fragments)
+
+    @property
+    def version(self) -> int:
+        """Newest snapshot received, -1 for none."""
+        return self._versions.version
+
+    # Saying -----------------------------------------------------------------------------------------------
+
+    def reply(self, call_id: int, ok: bool, result: m.Plain, now: float) -> None:
+        """Answer a CallRequested."""
+        answer = self._replies[call_id] = m.Reply(call_id, ok, result)
+        if self._may_speak():
+            self._say(answer, now)
+
+    def failure(self, kind: str, message: str, traceback: str, fatal: bool, now: float) -> None:
+        """Report a failure. After a ``fatal`` one the learner ends this incarnation and so does the session."""
+        report = m.Failure(kind, message, traceback, fatal=fatal)
+        if self._may_speak():
+            self._say(self.beat(), now)
+            self._say(report, now)
+        elif len(self._unreported) < _KEPT_FAILURES:
+            self._unreported.append(report)
+        if fatal:
+            self.state = WorkerState.ENDED
+
+    def leaving(self, reason: str, now: float) -> None:
+        """End on purpose: the learner frees the slot at once. Unfinished fragments are counted lost."""
+        if self._may_speak():
+            self._say(m.Leaving(reason, self.sampled_total), now)
+        self.state = WorkerState.ENDED
+
+    def beat(self) -> m.Beat:
+        """The heartbeat as it would be sent now."""
+        state = self._doing or ("sampling" if self._leases.begun else "waiting")
+        return m.Beat(self.sampled_total, state, self._in_env_s)
+
+    def messages_to_send(self) -> list[m.UpMessage]:
+        """What to send, in order; drained by the call.
+
+        Call it only when the endpoint takes more: what waits here is not sent twice, and stays bounded.
+        What could not be sent before the connection broke must be thrown away: the session sends again
+        whatever matters once the learner has answered its next Hello.
+        """
+        out, self._out = self._out, []
+        return out
+
+    def events(self) -> list[ev.WorkerEvent]:
+        """What has happened, in order; drained by the call."""
+        events, self._events = self._events, []
+        return events
+
+    def status_text(self, now: float) -> str:
+        """What the worker does or waits for, in plain words."""
+        if self.state is WorkerState.ENDED:
+            refusal = self._greeting.refusal
+            return f"ended: {refusal}" if refusal else "ended"
+        if self.state is not WorkerState.REGISTERED:
+            return self._greeting.text(now - self._last_heard if self.state is WorkerState.PAUSED else None)
+        if not self._greeting.is_linked:
+            doing = "finishing what is leased" if self._leases.begun else "waiting for it to come back"
+            return f"the connection is gone ({self._greeting.link_words}): {doing}"
+        needed = self._leases.version_needed()
+        if self._fragments.is_full(self._leases.begun):
+            return f"waiting for the learner to acknowledge {self.num_unacked} fragments"
+        if self._leases.begun:
+            return "sampling"
+        if needed is None:
+            return "waiting for a lease: the learner is updating"
+        if needed > self.version:
+            return f"waiting for policy version {needed}, have {self.version}"
+        return "about to sample"
+
+    # Inside -----------------------------------------------------------------------------------------------
+
+    def _may_speak(self) -> bool:
+        return self._greeting.is_linked and not self._greeting.is_open and self.state is WorkerState.REGISTERED
+
+    def _may_begin(self) -> bool:
+        return self.state is WorkerState.REGISTERED and not self._fragments.is_full(self._leases.begun)
+
+    def _say(self, message: m.UpMessage, now: float) -> None:
+        self._out.append(message)
+        if isinstance(message, (m.Beat, m.Samples)):
+            self._last_beat = now
+
+    def _greet(self, now: float) -> None:
+        """From now on only Hello is sent, until the learner answers."""
+        self._greeting.begin(now)
+        self._unreported += [message for message in self._out if isinstance(message, m.Failure)]
+        del self._unreported[_KEPT_FAILURES:]
+        self._out.clear()
+
+    def _say_hello(self, now: float) -> None:
+        settings = self.settings
+        self._greeting.said(now)
+        self._out = [
+            m.Hello(
+                m.PROTOCOL_VERSION,
+                settings.run_id,
+                settings.worker_id,
+                self.incarnation,
+                self.slot or self._former_slot or settings.slot_hint,
+                settings.host,
+                settings.pid,
+                self.learner_incarnation,
+            )
+        ]
+
+    def _welcomed(self, welcome: m.Welcome, now: float) -> None:
+        if welcome.incarnation != self.incarnation:
+            return
+        if self.learner_incarnation and welcome.learner_incarnation != self.learner_incarnation:
+            self._reincarnate("the learner was restarted", now)
+            return
+        first = not self.slot
+        was_paused = self.state is WorkerState.PAUSED
+        self.state = WorkerState.REGISTERED
+        self._greeting.end()
+        self.slot = welcome.slot
+        self.run_id = welcome.run_id
+        self.learner_incarnation = welcome.learner_incarnation
+        if first:
+            self._versions.reset(welcome.snapshot.version)
+            self._events.append(ev.Registered(welcome))
+        else:
+            self._take_snapshot(welcome.snapshot)
+            if was_paused:
+                self._events.append(ev.LearnerBack())
+        self._acked(m.Ack(welcome.acked_seq, resend=True), now)
+        self._out += self._unreported
+        self._unreported.clear()
+        self._last_beat = float("-inf")  # a Beat at the next tick: the totals may have been lost on the way
+
+    def _refused(self, refusal: m.Refused, now: float) -> None:
+        if refusal.incarnation and refusal.incarnation != self.incarnation:
+            return
+        if refusal.code == m.RefusalCode.HELLO_FIRST:
+            if self._greeting.may_repeat(now):
+                self._greet(now)
+                self._say_hello(now)
+            return
+        if refusal.code == m.RefusalCode.ENDED:
+            self._reincarnate(refusal.reason, now)
+            return
+        self._greeting.refusal = refusal.reason
+        if not refusal.retry:
+            self.state = WorkerState.ENDED
+        self._events.append(ev.WasRefused(refusal.reason, refusal.retry, refusal.code))
+
+    def _bye(self, bye: m.Bye, now: float) -> None:
+        if bye.final:
+            self.state = WorkerState.ENDED
+            self._greeting.refusal = bye.reason
+            self._events.append(ev.Shutdown(bye.reason, final=True))
+        elif self.slot:
+            self._events.append(ev.Shutdown(bye.reason, final=False))
+            self._reincarnate(f"the learner said goodbye: {bye.reason}", now)
+            self._greeting.refusal = bye.reason
+            self._greeting.put_off(now)
+
+    def _learner_beat(self, beat: m.LearnerBeat, now: float) -> None:
+        if not self.slot:
+            self._greeting.is_learner_unready = beat.version < 0
+        elif beat.learner_incarnation != self.learner_incarnation:
+            self._reincarnate("the learner was restarted", now)
+        else:
+            self._versions.heard(beat.version)
+
+    def _reincarnate(self, reason: str, now: float) -> None:
+        """The learner has counted this incarnation lost, or is another one: begin anew."""
+        self.state = WorkerState.CONNECTING
+        self.incarnation = self._make_incarnation()
+        self._former_slot = self.slot or self._former_slot
+        self.slot = 0
+        self.learner_incarnation = ""
+        self._versions.reset()
+        self._greeting.refusal = ""
+        self._leases.clear()
+        self._replies.clear()
+        self._fragments.reset()
+        self._in_env_s = 0.0
+        self._doing = ""
+        self._events.append(ev.Reincarnated(self.incarnation, reason))
+        self._greet(now)
+        if self._greeting.is_linked:
+            self._say_hello(now)
+
+    def _registered_message(self, message: m.Ack | m.Lease | m.Snapshot | m.Call, now: float) -> None:
+        match message:
+            case m.Ack():
+                self._acked(message, now)
+            case m.Lease():
+                self._leases.add(message)
+            case m.Snapshot():
+                if message.learner_incarnation == self.learner_incarnation:
+                    self._take_snapshot(message)
+            case m.Call():
+                self._called(message, now)
+
+    def _acked(self, ack: m.Ack, now: float) -> None:
+        self._fragments.acked(ack.seq, now)
+        if ack.resend and self.num_unacked:
+            self._resend(now)
+
+    def _resend(self, now: float) -> None:
+        """Send all unacknowledged fragments again, those apart that still wait to be taken."""
+        waiting = {message.seq for message in self._out if isinstance(message, m.Samples)}
+        for message in self._fragments.take_again(now):
+            if message.seq not in waiting:
+                self._say(message, now)
+
+    def _take_snapshot(self, snapshot: m.Snapshot) -> None:
+        if self._versions.take(snapshot.version):
+            self._events.append(ev.SnapshotReceived(snapshot))
+
+    def _ask_snapshot(self, now: float) -> None:
+        self._say(m.SnapshotRequest(self.version), now)
+        self._versions.asked(now)
+
+    def _called(self, call: m.Call, now: float) -> None:
+        if call.call_id not in self._replies:
+            self._replies[call.call_id] = None
+            self._events.append(ev.CallRequested(call.call_id, call.method, dict(call.args)))
+            return
+        answer = self._replies[call.call_id]
+        if answer is not None:
+            self._say(answer, now)

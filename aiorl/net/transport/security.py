@@ -1,0 +1,439 @@
+"""Who may connect: keys on disk, what may be bound without them, and the list of admitted clients.
+
+Key files are ZeroMQ certificates, as `python -m aiorl.keys` makes them::
+
+    DIR/learner.key_secret   the learner's private key, mode 0600
+    DIR/learner.key          its public key; every worker needs a copy
+    DIR/worker.key_secret    a worker's private key, mode 0600
+    DIR/worker.key           its public key
+    DIR/admitted/worker.key  who may connect: public keys the learner admits; a file's name is the worker's name
+
+Whoever can write there could admit himself, or pass for the learner. So all of it has to belong to this user or to
+root, and nobody else may write it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import logging
+import os
+import pwd
+import socket
+import stat
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+import zmq.utils.z85
+
+from aiorl.config.address import is_open_bind, split_address
+from aiorl.errors import SecurityError
+
+__all__ = [
+    "ADMITTED",
+    "AdmittedKeys",
+    "LearnerKeys",
+    "WorkerKeys",
+    "check_bind",
+    "load_learner_keys",
+    "load_worker_keys",
+    "parse_worker_keys",
+    "reachable_from_elsewhere",
+    "reachable_from_here",
+    "read_public_key",
+    "read_secret_key",
+    "read_worker_file",
+    "unusable",
+]
+
+logger = logging.getLogger(__name__)
+
+ADMITTED = "admitted"
+_MAX_KEY_FILE_BYTES = 16 << 10
+_LOOK_EVERY_S = 0.2
+_Z85_CHARS = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerKeys:
+    """What the learner needs to admit workers by key.
+
+    Attributes:
+        public_key: Z85, 40 bytes.
+        secret_key: Z85, 40 bytes.
+        admitted: directory of admitted public keys, read again whenever it changes; None where nobody is admitted
+            but workers of the learner's own user, by a key made for the run (see `aiorl.net.transport.run_keys`).
+    """
+
+    public_key: bytes
+    secret_key: bytes = field(repr=False)
+    admitted: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKeys:
+    """What a worker needs to be admitted, and to know the learner.
+
+    Attributes:
+        public_key: Z85, 40 bytes.
+        secret_key: Z85, 40 bytes.
+        learner_key: the learner's public key, Z85, 40 bytes.
+        public_key_file: the file an administrator has to copy to the learner's admitted directory, "" for keys that
+            the learner made for its run.
+    """
+
+    public_key: bytes
+    secret_key: bytes = field(repr=False)
+    learner_key: bytes
+    public_key_file: str
+
+
+def check_bind(address: str, keys: LearnerKeys | None, *, insecure: bool) -> None:
+    """Refuse to open a port to the network without keys, unless that is said aloud.
+
+    Raises:
+        SecurityError: the address is not a loopback one, there are no keys, and ``insecure`` is False.
+        ConfigError: the address is malformed.
+    """
+    if is_open_bind(address, has_keys=keys is not None, insecure=insecure):
+        logger.warning("%s is open to everyone who can reach it: no keys, --insecure was given", address)
+
+
+def load_learner_keys(directory: Path | str) -> LearnerKeys:
+    """The learner's keys in a directory made by `python -m aiorl.keys`.
+
+    Raises:
+        SecurityError: a file is missing, unreadable, malformed or readable by others, or others could change who is
+            admitted.
+    """
+    directory = Path(directory)
+    _check_directory(directory)
+    secret_file = directory / "learner.key_secret"
+    public_key, secret_key = read_secret_key(secret_file)
+    admitted = directory / ADMITTED
+    if not admitted.is_dir():
+        hint = f"make it, and copy each worker's .key file there, or run `python -m aiorl.keys {directory}`."
+        raise unusable(admitted, " is missing: it holds the public keys of the workers to admit;", hint)
+    _check_trusted(directory, secret_file, admitted)
+    return LearnerKeys(public_key, secret_key, admitted)
+
+
+def load_worker_keys(path: Path | str) -> WorkerKeys:
+    """A worker's own key pair and the learner's public key.
+
+    Args:
+        path: a directory with ``learner.key`` and one worker's ``.key_secret`` (``worker.key_secret`` is preferred
+            if there are several), or such a ``.key_secret`` file with ``learner.key`` beside it, or the file that
+            a learner made for its run.
+
+    Raises:
+        SecurityError: a file is missing, unreadable, malformed or readable by others, the choice is unclear, or others
+            could put another learner's key there.
+    """
+    path = Path(path)
+    if path.suffix == ".key_secret":
+        secret_file, directory = path, path.parent
+    else:
+        directory = path
+        _check_directory(directory)
+        secret_file = _own_secret_file(directory)
+    keys = read_worker_file(secret_file)
+    if keys.public_key_file:
+        _check_trusted(directory, secret_file, directory / "learner.key")
+    return keys
+
+
+def read_worker_file(path: Path, *, directory: int | None = None) -> WorkerKeys:
+    """A worker's keys in one private file, and the learner's public key there or in ``learner.key`` beside it.
+
+    Args:
+        path: the file.
+        directory: descriptor of the directory it is to be opened in, None to go by the path.
+
+    Raises:
+        SecurityError: a file is missing, unreadable, malformed or readable by others than its owner.
+        FileNotFoundError: it is not in ``directory``.
+    """
+    return parse_worker_keys(_read(path, private=True, directory=directory), path)
+
+
+def parse_worker_keys(text: str, path: Path) -> WorkerKeys:
+    """See `read_worker_file`; ``path`` is where the text came from.
+
+    Raises:
+        SecurityError: the text is malformed, or ``learner.key`` is needed and missing or malformed.
+    """
+    found = _parse(text, path)
+    public_key, secret_key = _pair(found, path)
+    if "learner-key" in found:
+        return WorkerKeys(public_key, secret_key, found["learner-key"], "")
+    learner_key = read_public_key(path.parent / "learner.key")
+    return WorkerKeys(public_key, secret_key, learner_key, str(path.with_suffix(".key")))
+
+
+def reachable_from_here(address: str) -> str:
+    """Where processes of this host connect to a bound address: a bind to all interfaces is met on loopback."""
+    host, port = split_address(address)
+    if host in ("*", "0.0.0.0"):
+        return f"tcp://127.0.0.1:{port}"
+    return f"tcp://[::1]:{port}" if host == "::" else address
+
+
+def reachable_from_elsewhere(address: str) -> str:
+    """Where other hosts connect to a bound address, for people to read: by this host's name."""
+    host, port = split_address(address)
+    return f"tcp://{socket.gethostname()}:{port}" if host in ("*", "0.0.0.0", "::") else address
+
+
+def read_public_key(path: Path) -> bytes:
+    """The public key in a certificate, or in a file with nothing but the 40 characters.
+
+    Raises:
+        SecurityError: the file is missing, unreadable or malformed.
+    """
+    public_key = _parse(_read(path), path).get("public-key")
+    if public_key is None:
+        raise _malformed(path, "public")
+    return public_key
+
+
+def read_secret_key(path: Path) -> tuple[bytes, bytes]:
+    """Public and secret key of a private certificate.
+
+    Raises:
+        SecurityError: the file is missing, unreadable, malformed or readable by others than its owner.
+    """
+    return _pair(_parse(_read(path, private=True), path), path)
+
+
+def unusable(path: Path, why: str, hint: str) -> SecurityError:
+    """The error of a file or directory of keys that can't be used; ``why`` follows its name."""
+    return SecurityError(f"{path}{why}", key="keys", value=str(path), hint=hint)
+
+
+class AdmittedKeys:
+    """The public keys in a directory, each file read again when it has changed, and those made for the run.
+
+    A file that is no key, or that others could have written, is left out and named in the log. A directory that is gone
+    admits nobody, and one that others may write to by now nobody else; one that cannot be read for another reason (no
+    descriptors left, a file server away) leaves everything as it was.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        own: Mapping[bytes, str] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look at the directory.
+
+        Args:
+            directory: where a file NAME.key is the public key of a worker; None for none.
+            own: names of the keys (Z85) made for the run, which are admitted as long as it lasts.
+            clock: seconds.
+        """
+        self._directory = directory
+        self._owners = _trusted_owners(directory) if directory else frozenset()
+        self._own = own or {}
+        self._clock = clock
+        self._looked = -_LOOK_EVERY_S
+        self._readable = True
+        self._files: dict[str, tuple[object, bytes | None]] = {}  # file name -> what tells a change, key
+        self._names: Mapping[bytes, str] = self._own
+        self.refresh()
+
+    def refresh(self) -> Mapping[bytes, str]:
+        """Look at the directory; returns the name of each key (Z85) that is admitted now, never changed later."""
+        self._looked = self._clock()
+        files = self._files if self._directory is None else self._look(self._directory)
+        if files != self._files:
+            self._files = files
+            names: dict[bytes, str] = dict(self._own)
+            for file_name, (_, public_key) in sorted(files.items()):
+                if public_key is not None:
+                    names.setdefault(public_key, file_name.removesuffix(".key"))
+            self._names = names
+            admitted = [name for key, name in names.items() if key not in self._own]
+            logger.info("%d keys are admitted by %s: %s", len(admitted), self._directory, ", ".join(admitted))
+        return self._names
+
+    def name_of(self, public_key: bytes) -> str | None:
+        """Name of a key (Z85), None if it is not admitted; sees the directory as it was at most 0.2 s ago."""
+        if self._clock() - self._looked >= _LOOK_EVERY_S:  # whoever knocks must not keep us reading directories
+            self.refresh()
+        return self._names.get(public_key)
+
+    def _look(self, directory: Path) -> dict[str, tuple[object, bytes | None]]:
+        try:
+            _check_owner_and_mode(directory, os.stat(directory), self._owners)
+            with os.scandir(directory) as entries:
+                files = {entry.name: self._look_at(entry) for entry in entries if entry.name.endswith(".key")}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            if self._readable:
+                logger.warning("%s cannot be read (%s): admitted keys stay as they are", directory, error)
+            self._readable = False
+            return self._files
+        except SecurityError as error:
+            if self._readable:
+                logger.warning("no further keys are admitted: %s", error)
+            self._readable = False
+            return {name: known for name, known in self._files.items() if (directory / name).exists()}
+        self._readable = True
+        return files
+
+    def _look_at(self, entry: os.DirEntry[str]) -> tuple[object, bytes | None]:
+        known = self._files.get(entry.name, (None, None))
+        try:
+            found = entry.stat()
+        except FileNotFoundError:  # deleted meanwhile, or a link to nothing
+            return None, None
+        except OSError:
+            return known
+        stamp = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+        if stamp == known[0]:
+            return known
+        try:
+            _check_owner_and_mode(Path(entry.path), found, self._owners)
+            return stamp, read_public_key(Path(entry.path))
+        except SecurityError as error:
+            logger.warning("left out of the admitted keys: %s", error)
+            return stamp, None
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise unusable(directory, " is no directory of keys:", f"make one with `python -m aiorl.keys {directory}`.")
+
+
+def _check_trusted(directory: Path, *within: Path) -> None:
+    """Refuse a directory of keys, or what is in it, that somebody else could change.
+
+    Raises:
+        SecurityError: one of them belongs to somebody else, or can be written by others.
+    """
+    owners = _trusted_owners(directory)
+    for path in (directory, *within):
+        _check_owner_and_mode(path, path.stat(), owners)
+
+
+def _trusted_owners(directory: Path) -> frozenset[int]:
+    """Whose keys are taken: this user's and root's.
+
+    Root may be told to use somebody's, such as a directory of the host in a container.
+    """
+    user = os.geteuid()
+    owner = user
+    if user == 0:
+        with contextlib.suppress(OSError):
+            owner = directory.stat().st_uid
+    return frozenset({0, user, owner})
+
+
+def _check_owner_and_mode(path: Path, found: os.stat_result, owners: Collection[int]) -> None:
+    mode = stat.S_IMODE(found.st_mode)
+    facts = f"owner {_name_of(found.st_uid)}, mode {mode:04o}"
+    if found.st_uid not in owners:
+        hint = f"run `sudo chown -R {_name_of(os.geteuid())} {path}` if it should be yours, or take keys of your own."
+        raise unusable(path, f" belongs to somebody else ({facts}), who could put other keys there:", hint)
+    is_sticky = bool(stat.S_ISDIR(found.st_mode) and mode & stat.S_ISVTX)  # others can replace nothing there
+    by_group = mode & 0o020 and not _is_group_of_one(found.st_gid, found.st_uid)
+    if (mode & 0o002 or by_group) and not is_sticky:
+        hint = f"run `chmod go-w {path}`; look at what is in it first."
+        raise unusable(path, f" can be written by others ({facts}), who could put other keys there:", hint)
+
+
+def _is_group_of_one(group: int, user: int) -> bool:
+    """Whether a group is a user's private one, as on systems where files are made writable by their group."""
+    try:
+        own, found = pwd.getpwuid(user), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return own.pw_gid == group and found.gr_name == own.pw_name and set(found.gr_mem) <= {own.pw_name}
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
+def _own_secret_file(directory: Path) -> Path:
+    preferred = directory / "worker.key_secret"
+    if preferred.exists():
+        return preferred
+    found = sorted(path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret")
+    if not found:
+        hint = "copy one there from where `python -m aiorl.keys` was run, with learner.key."
+        raise unusable(directory, " holds no worker's private key (NAME.key_secret):", hint)
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        hint = f"name the one to use, such as --keys {found[0]}."
+        raise unusable(directory, f" holds several private keys ({names}):", hint)
+    return found[0]
+
+
+def _read(path: Path, *, private: bool = False, directory: int | None = None) -> str:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # to open a pipe would wait for a writer otherwise
+    try:
+        name = path if directory is None else path.name
+        with open(os.open(name, flags, dir_fd=directory), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_KEY_FILE_BYTES:
+                raise _malformed(path, "ZeroMQ")
+            mode = stat.S_IMODE(found.st_mode)
+            if private and mode & 0o077:
+                hint = f"run `chmod 600 {path}`; if others may have read it, make new keys."
+                raise unusable(path, f" can be read or written by others (mode {mode:04o}):", hint)
+            data = file.read(_MAX_KEY_FILE_BYTES)
+    except FileNotFoundError:
+        if directory is not None:
+            raise
+        hint = "copy it from where `python -m aiorl.keys` was run, or run that to make keys."
+        raise unusable(path, " is missing:", hint) from None
+    except OSError as error:
+        raise unusable(path, f" cannot be read ({error.strerror}):", "check its owner and mode.") from error
+    return data.decode("utf-8", errors="replace")
+
+
+def _parse(text: str, path: Path) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for line in text.splitlines():
+        line = line.strip()
+        name, equals, value = line.partition("=")
+        name, value = name.strip(), value.strip()
+        if equals and name in ("public-key", "secret-key", "learner-key") and value[:1] == value[-1:] == '"':
+            found[name] = _check_key(value[1:-1], path)
+    bare = text.strip()
+    if not found and len(bare) == 40:
+        return {"public-key": _check_key(bare, path)}
+    return found
+
+
+def _check_key(text: str, path: Path) -> bytes:
+    key = text.encode("utf-8")
+    if len(key) != 40 or not _Z85_CHARS.issuperset(key):
+        raise _malformed(path, "Z85")
+    try:
+        zmq.utils.z85.decode(key)
+    except Exception as error:
+        raise _malformed(path, "Z85") from error
+    return key
+
+
+def _pair(found: Mapping[str, bytes], path: Path) -> tuple[bytes, bytes]:
+    """Public and secret key of what a private file holds."""
+    if "secret-key" not in found:
+        raise _malformed(path, "secret")
+    return bytes(zmq.curve_public(found["secret-key"])), found["secret-key"]
+
+
+def _malformed(path: Path, what: str) -> SecurityError:
+    hint = "it should be a file made by `python -m aiorl.keys`; copy it again."
+    return unusable(path, f" holds no {what} key:", hint)

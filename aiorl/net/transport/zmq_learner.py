@@ -1,0 +1,522 @@
+"""The learner's endpoint over ZeroMQ: one ROUTER for all that is addressed, one XPUB for all that goes to everyone."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import zmq
+
+from aiorl.config.address import split_address
+from aiorl.errors import EndpointClosed
+from aiorl.net.transport.backlog import BacklogGuard, wire_overhead
+from aiorl.net.transport.broadcaster import MAX_SUBSCRIBER_BYTES, MAX_SUBSCRIPTION_BYTES, Broadcaster
+from aiorl.net.transport.buffers import keep_message_buffers
+from aiorl.net.transport.connections import CAN_TELL_BYTES, Connection, ConnectionTable
+from aiorl.net.transport.descriptors import open_file_limit, peers_per_port
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
+from aiorl.net.transport.listening_port import ListeningPort
+from aiorl.net.transport.pump import MORE, SocketPump, keep, send_frames, total_bytes
+from aiorl.net.transport.run_keys import RunKeyFile, forget_run_keys, make_learner_keys, make_worker_keys
+from aiorl.net.transport.security import AdmittedKeys, LearnerKeys, WorkerKeys, check_bind
+from aiorl.net.transport.send_queues import SendQueues
+from aiorl.net.transport.zap import Authenticator
+from aiorl.net.transport.zmq_sockets import bind_pair, fd_of, make_socket, serve, term, url, user_id_of
+
+__all__ = ["ZmqLearnerEndpoint"]
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_S = 0.05
+_GONE_WITHIN_S = 1.0
+_RETRY_S = 0.02
+_PART_AFTER_S = 0.25
+_PART_WITHIN_S = 1.0
+_ANNOUNCE_S = 0.002
+_KEEP_FILE_S = 60.0
+
+
+class ZmqLearnerEndpoint:
+    """`LearnerEndpoint` over ZeroMQ.
+
+    Args:
+        bind: "tcp://HOST:PORT"; the broadcast port is PORT + 1. PORT 0 takes a free pair.
+        keys: the learner's keys; None makes some for the run, by which only its own user's workers on this host
+            join.
+        insecure: do without keys if none are given: everyone who can reach the address may connect.
+        limits: every bound.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        *,
+        keys: LearnerKeys | None = None,
+        insecure: bool = False,
+        limits: EndpointLimits | None = None,
+    ) -> None:
+        check_bind(bind, keys, insecure=insecure)
+        self.on_message: Callable[[bytes, list[memoryview], str], None] = lambda peer, frames, user_id: None
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self._host, self._port = split_address(bind, key="bind")
+        self._keys = make_learner_keys() if keys is None and not insecure else keys
+        self._own = None if self._keys is None else make_worker_keys(self._keys)
+        self._key_file: RunKeyFile | None = None
+        self._key_file_due = 0.0
+        self._limits = limits or EndpointLimits()
+        self._queues = SendQueues(self._limits.peer_queue_messages, self._limits.queue_bytes)
+        self._leaving: dict[bytes, zmq.MessageTracker] = {}  # of each peer, the large message sent last
+        self._peers = ConnectionTable()
+        self._subscribers = ConnectionTable()
+        self._surveyed = 0.0
+        self._taken = self._taken_at_survey = 0
+        self._ports: tuple[ListeningPort, ...] = ()
+        self._gone: deque[tuple[float, ListeningPort, Connection]] = deque()  # ended in the last _GONE_WITHIN_S
+        self._parting: dict[bytes, tuple[float, Connection]] = {}  # each still in self._peers, or ended just now
+        self._discarding = False
+        self._max_peers = self._limits.max_peers
+        self._max_short, self._overhead, self._long_overhead = wire_overhead(curve=self._keys is not None)
+        self._guard: BacklogGuard | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._started = False
+        self._closed = False
+        self._stats = EndpointStats()
+
+    @property
+    def address(self) -> str:
+        """Where workers connect to; valid after `start`."""
+        return url(self._host, self._port)
+
+    @property
+    def worker_keys(self) -> WorkerKeys | None:
+        """What workers that the learner itself starts prove, made for the run; None if it does without keys."""
+        return self._own
+
+    def start(self) -> None:
+        """Bind both ports and begin to receive.
+
+        Raises:
+            ConfigError: a port is in use, or the address is not one of this machine.
+        """
+        self._loop = asyncio.get_running_loop()
+        keep_message_buffers()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._admitted = None
+        if self._keys is not None and self._own is not None:
+            own = {self._own.public_key: "the run's own"}
+            self._admitted = AdmittedKeys(self._keys.admitted, own)
+        self._acted_on: Mapping[bytes, str] = {} if self._admitted is None else self._admitted.refresh()
+        self._router = self._make(zmq.ROUTER)
+        self._router.router_mandatory = True
+        self._xpub = self._make(zmq.XPUB)
+        self._xpub.sndhwm = self._limits.broadcast_messages
+        self._xpub.maxmsgsize = MAX_SUBSCRIPTION_BYTES
+        self._xpub.setsockopt(zmq.XPUB_VERBOSER, 1)
+        self._ports = tuple(
+            ListeningPort(socket, table, self._keys, self._stats, self.on_event, self._on_gone, self._limits.max_peers)
+            for socket, table in ((self._router, self._peers), (self._xpub, self._subscribers))
+        )
+        self._samples_port, self._broadcast_port = self._ports
+        self._authenticator = Authenticator(self._context, self._admitted, self._samples_port.refuse)
+        try:
+            self._port = bind_pair(self._router, self._xpub, self._host, self._port)
+        except BaseException:
+            self._release()
+            self._router.close(0)
+            self._xpub.close(0)
+            self._context.term()
+            raise
+        self._pump = SocketPump(
+            self._router, self._receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
+        )
+        self._broadcaster = Broadcaster(
+            self._xpub,
+            self._broadcast_port,
+            self._check_key,
+            lambda: self._later("announce", _ANNOUNCE_S, self._broadcaster.announce),
+        )
+        if self._keys is not None and self._own is not None and self._keys.admitted is None:
+            self._key_file = RunKeyFile(self._port, self._own)
+            self._keep_key_file()
+        else:
+            forget_run_keys(self._port)
+        if CAN_TELL_BYTES:
+            self._guard = self._samples_port.guard = BacklogGuard(
+                self._peers, self._limits, self._on_backlog, is_open=self._keys is None
+            )
+            self._samples_port.pump = self._pump
+            self._broadcast_port.guard = BacklogGuard(
+                self._subscribers, self._limits, self._on_talkative, max_bytes=MAX_SUBSCRIBER_BYTES
+            )
+        self._started = True
+        self._surveyed = self._loop.time()
+        self._later("tick", self._limits.tick_s, self._tick)
+        logger.info("listening on %s and on port %d", self.address, self._port + 1)
+        self._max_peers = peers_per_port(self._limits.max_peers)
+        for port in self._ports:
+            port.max_connections = self._max_peers
+        if self._max_peers < self._limits.max_peers:
+            logger.warning(
+                "at most %d connections are taken on each port instead of %d: this process may have %d files open; "
+                "raise the limit (ulimit -n) where there are more workers",
+                self._max_peers,
+                self._limits.max_peers,
+                open_file_limit(),
+            )
+
+    def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        """Send one message to a peer, or queue it while its connection is busy.
+
+        A peer whose queue is full is cut off (an event says so).
+
+        Returns: False if that peer is not connected (any more).
+
+        Raises:
+            EndpointClosed: after `close`.
+        """
+        self._check_open()
+        connection = self._peers.by_peer.get(peer)
+        if connection is None or connection.reason:
+            return False
+        connection.is_served = True
+        if peer not in self._queues:
+            sent = self._try_send(peer, frames)
+            if sent is not None:
+                return sent
+        if not self._queues.put(peer, frames):
+            self._cut_unread(peer)
+            return False
+        while self._queues.num_bytes > self._limits.max_queued_bytes:
+            self._cut_unread(self._queues.largest)
+        self._retry_soon()
+        return not connection.reason
+
+    def broadcast(self, frames: Sequence[Buffer]) -> None:
+        """Send one message to every worker whose subscription is in force; never waits.
+
+        A subscriber that is too slow misses it, and learns so from the numbering of the next one.
+
+        Raises:
+            EndpointClosed: after `close`.
+        """
+        self._check_open()
+        self._broadcaster.send(frames)
+        self._stats.bytes_out += total_bytes(frames)
+
+    def drop(self, peer: bytes, reason: str) -> None:
+        """Cut a peer off: nothing more is taken from it, what was sent to it before may take up to a second to leave.
+
+        What it sent and we have not read is thrown away.
+        """
+        connection = self._peers.by_peer.get(peer)
+        if connection is None or connection.reason or self._closed:
+            return
+        self._samples_port.condemn(connection, reason)
+        self._parting[peer] = (self._loop.time(), connection)
+        self._later("part", _RETRY_S, self._part)
+        self._samples_port.tell(EventKind.DROPPED, connection, reason)
+
+    def has_unsent(self, peer: bytes) -> bool:
+        """Whether a large message to a peer, or anything that waits for its connection, is still in our memory."""
+        tracker = self._leaving.get(peer)
+        if tracker is not None and tracker.done:
+            del self._leaving[peer]
+            tracker = None
+        return tracker is not None or peer in self._queues
+
+    def host_of(self, peer: bytes) -> str:
+        """Address of the host that a peer calls from, without its port; "" where that can't be told."""
+        connection = self._peers.by_peer.get(peer)
+        return "" if connection is None else connection.address.rpartition(":")[0]
+
+    def stats(self) -> EndpointStats:
+        """Counters now."""
+        return dataclasses.replace(
+            self._stats, queued_messages=self._queues.num_messages, peers=len(self._peers.by_peer)
+        )
+
+    async def close(self, *, flush_s: float = 0.5) -> None:
+        """Let goodbyes leave for up to ``flush_s`` seconds, then free everything; takes at most 2 s more."""
+        if self._closed or not self._started:
+            self._closed = True
+            return
+        until = self._loop.time() + flush_s
+        while self._queues and self._loop.time() < until:
+            self._flush()
+            await asyncio.sleep(_RETRY_S)
+        self._closed = True
+        if self._key_file is not None:
+            self._key_file.remove()
+        for timer in self._timers.values():
+            timer.cancel()
+        for port in self._ports:
+            if port.guard is not None:
+                port.guard.close()
+        self._pump.close()
+        self._broadcaster.pump.close()
+        self._release()
+        await term(self._context, [self._router, self._xpub], max(0.0, until - self._loop.time()))
+
+    # --- sending
+
+    def _try_send(self, peer: bytes, frames: Sequence[Buffer]) -> bool | None:
+        """Send now: True if sent, False if there is no such peer, None if its connection is busy."""
+        try:
+            try:
+                self._router.send(peer, MORE)
+            except zmq.Again:
+                return None
+            except zmq.ZMQError as error:
+                if error.errno == zmq.EHOSTUNREACH:
+                    return False
+                raise
+            tracker = send_frames(self._router, frames, track=True)
+        finally:
+            self._pump.settle()
+        if tracker is not None:
+            self._leaving[peer] = tracker
+        self._stats.bytes_out += total_bytes(frames)
+        return True
+
+    def _cut_unread(self, peer: bytes) -> None:
+        """Cut off a peer that too much waits for."""
+        waiting = self._queues.waiting(peer)
+        self._queues.forget(peer)
+        connection = self._peers.by_peer.get(peer)
+        if connection is not None:
+            self._samples_port.cut(connection, f"it does not read what we send it: {waiting} messages wait")
+
+    def _flush(self) -> None:
+        self._queues.flush(self._try_send)
+        if self._queues:
+            self._retry_soon()
+
+    def _retry_soon(self) -> None:
+        self._later("retry", _RETRY_S, self._flush)
+
+    def _later(self, name: str, after_s: float, call: Callable[[], None]) -> None:
+        """Call ``call`` after a while; once, however often it is asked for until then."""
+
+        def run() -> None:
+            del self._timers[name]
+            call()
+
+        if name not in self._timers and not self._closed:
+            self._timers[name] = self._loop.call_later(after_s, run)
+
+    # --- receiving
+
+    def _receive(self) -> None:
+        if self._discarding:
+            self._discard_some()
+            return
+        try:
+            id_frame = self._router.recv(zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            if self._guard is not None:
+                self._guard.emptied()
+            raise
+        peer = id_frame.bytes
+        connection = self._peers.by_peer.get(peer)
+        if connection is None:
+            connection = self._attach(id_frame, peer)
+        frames: list[memoryview] = []
+        num_bytes = wire_bytes = 0
+        more = id_frame.more
+        while more:
+            frame = self._router.recv(zmq.DONTWAIT, copy=False)
+            size = len(frame)
+            num_bytes += size
+            wire_bytes += size + (self._overhead if size <= self._max_short else self._long_overhead)
+            frames.append(keep(frame))
+            more = frame.more
+            if len(frames) > self._limits.max_frames or num_bytes > self._limits.max_message_bytes:
+                self._discarding = more
+                self._stats.rejected += 1
+                if connection is not None:
+                    reason = f"its message is beyond the limit: {len(frames)} frames, {num_bytes} bytes"
+                    self._samples_port.cut(connection, reason)
+                return
+        self._taken += 1
+        if connection is None:
+            self._stats.rejected += 1  # its end has been told
+            return
+        connection.delivered += 1
+        connection.taken_bytes += wire_bytes
+        if connection.reason:
+            self._stats.rejected += 1  # it was cut off; this was on its way before
+            return
+        if not num_bytes and len(frames) == 1:
+            self._answer(connection)
+            return
+        self._stats.bytes_in += num_bytes
+        self.on_message(peer, frames, connection.user_id)
+
+    def _discard_some(self) -> None:
+        for _ in range(self._limits.max_frames):
+            if not self._router.recv(zmq.DONTWAIT, copy=False).more:
+                self._discarding = False
+                return
+
+    def _answer(self, connection: Connection) -> None:
+        """A worker's endpoint makes itself known; when it does so again, it wants to hear whether we live."""
+        if connection.delivered > 1 and not connection.answered and connection.peer not in self._queues:
+            connection.answered = True
+            self._try_send(connection.peer, [b""])
+
+    def _attach(self, frame: zmq.Frame, peer: bytes) -> Connection | None:
+        port = self._samples_port
+        port.monitor.pump.drain()  # what was reported before this message comes first
+        known = self._peers.by_fd.get(fd_of(frame))
+        if known is not None and not known.peer:
+            port.spoke()
+        connection = self._peers.attach(fd_of(frame), peer, user_id_of(frame))
+        if connection is not None:
+            self._check_key(port, connection)
+        return connection
+
+    # --- connections
+
+    def _on_gone(self, port: ListeningPort, connection: Connection) -> None:
+        self._gone.append((self._loop.time(), port, connection))
+        self._later("gone", _SETTLE_S, self._tell_gone)
+
+    def _tell_gone(self) -> None:
+        """Tell of connections that have ended, after all that came over them has been delivered.
+
+        While others send so much that there is no end of it, that is taken for granted after a second: by then each
+        peer has had its turn many times.
+        """
+        if self._closed:
+            return
+        is_empty = self._pump.drain(at_most=self._limits.messages_per_turn)
+        now = self._loop.time()
+        after_s = _SETTLE_S if is_empty else _GONE_WITHIN_S
+        while self._gone and now - self._gone[0][0] >= 0.9 * after_s and not self._closed:
+            _, port, connection = self._gone.popleft()
+            port.finish(connection)
+            if connection.peer:
+                self._report_gone(connection)
+        if self._gone:
+            self._later("gone", _RETRY_S, self._tell_gone)
+
+    def _report_gone(self, connection: Connection) -> None:
+        if self._peers.by_peer.get(connection.peer) is not connection:
+            return
+        self._peers.forget(connection)
+        self._queues.forget(connection.peer)
+        self._leaving.pop(connection.peer, None)
+        self._parting.pop(connection.peer, None)
+        reason = connection.reason or "its connection ended"
+        kind = EventKind.SILENT if connection.silent_s > self._limits.silence_s else EventKind.DISCONNECTED
+        self._samples_port.tell(kind, connection, reason)
+
+    def _on_backlog(self, connection: Connection, reason: str) -> None:
+        if not self._closed:
+            self._stats.rejected += 1
+            self._samples_port.cut(connection, reason)
+
+    def _on_talkative(self, connection: Connection, reason: str) -> None:
+        if not self._closed:
+            self._broadcaster.cut_talkative(connection)
+
+    def _part(self) -> None:
+        """Cut off those that were dropped once what was sent to them has left; they can't hold it up for long.
+
+        Nothing tells when ZeroMQ has handed all of it to the kernel, so that gets some time in any case.
+        """
+        now = self._loop.time()
+        for peer, (since, connection) in list(self._parting.items()):
+            waits = peer in self._queues or self._peers.has_unsent(connection)
+            if now - since < (_PART_WITHIN_S if waits else _PART_AFTER_S):
+                continue
+            del self._parting[peer]
+            self._queues.forget(peer)
+            self._peers.cut(connection)
+        if self._parting:
+            self._later("part", _RETRY_S, self._part)
+
+    # --- upkeep
+
+    def _tick(self) -> None:
+        self._later("tick", self._limits.tick_s, self._tick)
+        pumps = [self._pump, self._broadcaster.pump, self._authenticator.pump]
+        for pump in (*pumps, *(port.monitor.pump for port in self._ports)):
+            pump.look()
+        self._flush()
+        self._broadcaster.announce_if_due(self._limits.heartbeat_s)
+        self._cut_withdrawn()
+        self._keep_key_file()
+        self._survey(is_empty=self._pump.drain(at_most=self._limits.messages_per_turn))
+
+    def _survey(self, *, is_empty: bool) -> None:
+        """Find connections that are silent, or that say what they have no need to say.
+
+        Time in which we did not run ourselves does not count as silence.
+        """
+        limits, now = self._limits, self._loop.time()
+        elapsed_s = min(now - self._surveyed, 2 * limits.tick_s)
+        self._surveyed = now
+        # Peers take turns: once as many messages were taken as there are peers, whoever had one was served.
+        all_served = is_empty or self._taken - self._taken_at_survey > len(self._peers)
+        self._taken_at_survey = self._taken
+        self._peers.survey(elapsed_s if all_served else 0.0)
+        for connection in self._peers:
+            if connection.silent_s > limits.silence_s + (0 if connection.delivered else limits.handshake_s):
+                self._samples_port.end_silent(connection)
+        self._subscribers.survey(elapsed_s)
+        for connection in self._subscribers:
+            self._broadcaster.bound(connection, connection.received)
+            if not connection.delivered and connection.silent_s > limits.silence_s + limits.handshake_s:
+                self._broadcast_port.end_silent(connection)
+
+    def _keep_key_file(self) -> None:
+        if self._key_file is not None and self._loop.time() >= self._key_file_due:
+            self._key_file.keep()
+            self._key_file_due = self._loop.time() + _KEEP_FILE_S
+
+    def _check_key(self, port: ListeningPort, connection: Connection) -> None:
+        """Judge a connection by the key it proved: that may have been withdrawn since the handshake."""
+        if self._admitted is not None and self._admitted.name_of(connection.user_id.encode()) is None:
+            port.cut(connection, "its key is not admitted any more")
+
+    def _cut_withdrawn(self) -> None:
+        """Cut off those whose key is no longer among the admitted ones.
+
+        Which key a connection has proved is known from its first message on. So all that are silent are cut too
+        when a key is withdrawn; those with another key connect again.
+        """
+        if self._admitted is None:
+            return
+        before, self._acted_on = self._acted_on, self._admitted.refresh()
+        if before.keys() <= self._acted_on.keys():
+            return
+        for port in self._ports:
+            port.monitor.pump.drain()
+        for port in self._ports:
+            for connection in port.table:
+                public_key = connection.user_id.encode()
+                if not public_key:
+                    port.cut(connection, "a key was withdrawn while it had not said which one it has")
+                elif public_key not in self._acted_on:
+                    name = before.get(public_key, connection.user_id)
+                    port.cut(connection, f"its key {name!r} is not admitted any more")
+
+    def _make(self, kind: int) -> zmq.Socket[bytes]:
+        socket = make_socket(self._context, kind, self._limits, ipv6=":" in self._host)
+        if CAN_TELL_BYTES:
+            socket.rcvhwm = 0  # see `BacklogGuard`
+        serve(socket, self._keys)
+        return socket
+
+    def _release(self) -> None:
+        for port in self._ports:
+            port.monitor.close()
+        self._authenticator.close()
+
+    def _check_open(self) -> None:
+        if self._closed or not self._started:
+            raise EndpointClosed("the endpoint is closed" if self._closed else "the endpoint was not started")

@@ -1,0 +1,469 @@
+"""The worker's endpoint over ZeroMQ: one DEALER for all that is addressed, one SUB for what goes to everyone.
+
+A pair of sockets lives as long as its connection: when either connection ends or is refused, both sockets are
+given up and a new pair, with a new routing id, connects. So the learner never meets an old routing id again,
+nothing is delivered twice, and a refused worker gets another chance (libzmq by itself would not try again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import random
+import secrets
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from aiorl.config.address import is_loopback, split_address
+from aiorl.errors import EndpointClosed, SecurityError
+from aiorl.net.transport.broadcaster import BROADCAST_HEAD
+from aiorl.net.transport.buffers import keep_message_buffers
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits, EndpointStats, Event, EventKind
+from aiorl.net.transport.monitor import SocketMonitor, reason_seen_by_worker
+from aiorl.net.transport.pump import SocketPump, send_frames, total_bytes
+from aiorl.net.transport.run_keys import find_run_keys
+from aiorl.net.transport.security import WorkerKeys
+from aiorl.net.transport.send_queues import SendQueue
+from aiorl.net.transport.worker_channel import Channel
+from aiorl.net.transport.zmq_sockets import make_socket, present, term, url
+from aiorl.process.tasks import Tasks
+
+__all__ = ["ZmqWorkerEndpoint"]
+
+logger = logging.getLogger(__name__)
+
+_SAY_AGAIN_S = 60.0
+_TRIES = 3
+_KEPT_BYTES = 16 << 20
+
+_SETTLE_S = 0.1
+_RETRY_S = 0.02
+_PATIENCE_S = 2.0
+_ROUTING_ID_BYTES = 16
+
+
+class ZmqWorkerEndpoint:
+    """`WorkerEndpoint` over ZeroMQ.
+
+    Args:
+        connect: "tcp://HOST:PORT" of the learner; broadcasts are taken from PORT + 1.
+        keys: the worker's keys; None takes those that a learner of the same user on this host made for its run, if
+            there are any, anew for each connection.
+        limits: every bound.
+    """
+
+    def __init__(self, connect: str, *, keys: WorkerKeys | None = None, limits: EndpointLimits | None = None) -> None:
+        self.on_message: Callable[[list[memoryview]], None] = lambda frames: None
+        self.on_broadcast: Callable[[list[memoryview]], None] = lambda frames: None
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self._host, self._port = split_address(connect, key="connect")
+        self._keys = keys
+        self._presented = keys
+        self._on_loopback = is_loopback(self._host)
+        self._limits = limits or EndpointLimits()
+        self._channels: tuple[Channel, ...] = ()
+        self._connected = False
+        self._ending = False
+        self._since = 0.0
+        self._listened = 0.0
+        self._unshown_s = 0.0
+        self._shown_bytes = 0
+        self._pause_s = self._limits.retry_s
+        self._last_reason = ""
+        self._said: dict[str, float] = {}
+        self._seen: tuple[bytes, int] | None = None
+        self._queue = SendQueue(self._limits.queue_messages, self._limits.queue_bytes)
+        self._writable: list[asyncio.Future[None]] = []
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks = Tasks(_raise)
+        self._lookup: asyncio.Task[None] | None = None
+        self._started = False
+        self._closed = False
+        self._was_connected = False
+        self._stats = EndpointStats()
+
+    @property
+    def connected(self) -> bool:
+        """Whether both channels are up."""
+        return self._connected
+
+    @property
+    def address(self) -> str:
+        """Where the learner is looked for."""
+        return url(self._host, self._port)
+
+    def start(self) -> None:
+        """Begin to connect; call it on the running loop."""
+        keep_message_buffers(max_kept_bytes=_KEPT_BYTES)
+        self._loop = asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._started = True
+        self._connect()
+        self._set_timer("tick", self._limits.tick_s, self._tick)
+
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        """Send one message, or queue it while the connection is busy.
+
+        Returns: False if it was not taken: not connected, or the queue is full. See `wait_writable`.
+
+        Raises:
+            EndpointClosed: after `close`.
+        """
+        self._check_open()
+        if not self._connected or self._ending:
+            return False
+        if not self._queue and self._try_send(frames):
+            return True
+        return self._queue.put(frames)
+
+    async def wait_writable(self) -> None:
+        """Wait until the endpoint is connected and its queue has emptied. Cancelling it leaves nothing behind.
+
+        Raises:
+            EndpointClosed: the endpoint was closed meanwhile.
+        """
+        self._check_open()
+        while not (self._connected and not self._ending and not self._queue):
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._writable.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._writable:
+                    self._writable.remove(waiter)
+            self._check_open()
+
+    def stats(self) -> EndpointStats:
+        """Counters now."""
+        return dataclasses.replace(self._stats, queued_messages=len(self._queue), peers=int(self._connected))
+
+    async def close(self, *, flush_s: float = 0.5) -> None:
+        """Let goodbyes leave for up to ``flush_s`` seconds, then free everything; takes at most 2 s more."""
+        if self._closed or not self._started:
+            self._closed = True
+            return
+        until = self._loop.time() + flush_s
+        while self._queue and self._connected and self._loop.time() < until:
+            self._flush()
+            await asyncio.sleep(_RETRY_S)
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        was_connected = self._connected
+        sockets = self._give_up_channels()
+        self._wake_writers()
+        await self._tasks.close()
+        await term(self._context, sockets, max(0.0, until - self._loop.time()) if was_connected else 0.0)
+
+    # --- sending
+
+    def _try_send(self, frames: Sequence[Buffer]) -> bool:
+        channel = self._channels[0]
+        for _ in range(_TRIES):
+            try:
+                send_frames(channel.socket, frames)
+            except zmq.Again:
+                # half a message is only left behind when the connection broke: its end will be reported
+                if not channel.pump.settle():
+                    return False
+            else:
+                channel.pump.settle()
+                break
+        else:  # room that vanished as often as we looked: once more in the next turn
+            channel.pump.schedule()
+            return False
+        self._stats.bytes_out += total_bytes(frames)
+        return True
+
+    def _flush(self) -> None:
+        if not self._connected or self._ending:
+            return
+        self._queue.flush(self._try_send)
+        if not self._queue:
+            self._wake_writers()
+
+    def _wake_writers(self) -> None:
+        waiters, self._writable = self._writable, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # --- receiving
+
+    def _receive(self, channel: Channel) -> list[memoryview]:
+        frames = channel.receive()
+        self._stats.rejected += not frames
+        return frames
+
+    def _receive_message(self) -> None:
+        frames = self._receive(self._channels[0])
+        if frames and self._connected and (len(frames) > 1 or frames[0].nbytes):  # else the learner's endpoint lives
+            self._stats.bytes_in += total_bytes(frames)
+            self.on_message(frames)
+
+    def _receive_broadcast(self) -> None:
+        frames = self._receive(self._channels[1])
+        if not frames:
+            return
+        if frames[0].nbytes != BROADCAST_HEAD.size:
+            self._stats.rejected += 1
+            return
+        epoch, number = BROADCAST_HEAD.unpack(frames[0])
+        expected = number if len(frames) == 1 else number - 1
+        seen, self._seen = self._seen, (epoch, number)
+        if not self._channels[1].ready:  # our subscription is in force: from here on we see everything
+            self._channels[1].ready = True
+            self._on_progress()
+        elif seen is not None and seen[0] == epoch and expected > seen[1]:
+            missed = expected - seen[1]
+            self._stats.missed_broadcasts += missed
+            self.on_event(Event(EventKind.GAP, f"{missed} broadcasts were missed", count=missed))
+        if len(frames) == 1 or not self._connected:
+            return
+        del frames[0]
+        self._stats.bytes_in += total_bytes(frames)
+        self.on_broadcast(frames)
+
+    # --- connections
+
+    def _connect(self) -> None:
+        self._ending = False
+        self._since = self._loop.time()
+        self._seen = None
+        try:
+            self._presented = self._keys or self._find_keys()
+            with contextlib.ExitStack() as undo:
+                self._channels = self._open_channels(undo)
+                undo.pop_all()
+        except (zmq.ZMQError, OSError) as error:
+            self._wait_for(f"cannot open a connection to {self.address}: {error.strerror}.", kind="cannot open")
+            self._again(self._next_pause())
+
+    def _open_channels(self, undo: contextlib.ExitStack) -> tuple[Channel, ...]:
+        """Two sockets that begin to connect; ``undo`` closes what there is of them when one cannot be had."""
+        ipv6 = ":" in self._host
+        dealer = make_socket(self._context, zmq.DEALER, self._limits, ipv6=ipv6)
+        undo.callback(dealer.close, 0)
+        dealer.routing_id = b"w" + secrets.token_bytes(_ROUTING_ID_BYTES)
+        # Not IMMEDIATE: with it libzmq throws away what was received but not read yet when a connection ends, such
+        # as a goodbye. Nothing is queued towards nobody all the same: we send only while connected.
+        sub = make_socket(self._context, zmq.SUB, self._limits, ipv6=ipv6)
+        undo.callback(sub.close, 0)
+        sub.rcvhwm = self._limits.broadcast_messages
+        sub.subscribe(b"")
+        channels = (Channel(self._port, dealer, self._limits), Channel(self._port + 1, sub, self._limits))
+        for channel, receive in zip(channels, (self._receive_message, self._receive_broadcast), strict=True):
+            present(channel.socket, self._presented)
+            channel.monitor = SocketMonitor(channel.socket, self._monitor_handler(channel))
+            undo.callback(channel.monitor.close)
+            channel.pump = SocketPump(
+                channel.socket, receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
+            )
+            undo.callback(channel.pump.close)
+            channel.socket.connect(url(self._host, channel.port))
+        return channels
+
+    def _monitor_handler(self, channel: Channel) -> Callable[[int, int], None]:
+        return lambda event, value: self._on_monitor(channel, event, value)
+
+    def _on_monitor(self, channel: Channel, event: int, value: int) -> None:
+        if self._ending or channel not in self._channels:
+            return
+        if event == zmq.EVENT_CONNECTED:
+            channel.tcp_since = self._loop.time()
+            channel.fd = value
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            channel.tcp_since = None
+            channel.shook_hands = True
+            if channel is self._channels[0]:
+                channel.ready = True
+                channel.introduce()
+                self._on_progress()
+        elif event in (
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+        ):
+            self._on_refused(
+                channel, reason_seen_by_worker(event, value, self._presented, on_loopback=self._on_loopback)
+            )
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._on_ended(channel)
+        elif event == zmq.EVENT_CLOSED and not self._connected:
+            where = url(self._host, channel.port)
+            self._wait_for(f"nothing answers at {where}: is the learner running there?", kind="nothing answers")
+
+    def _find_keys(self) -> WorkerKeys | None:
+        if not self._on_loopback:
+            return None
+        try:
+            return find_run_keys(self._port)
+        except SecurityError as error:
+            self._log_once(str(error))
+            return None
+
+    def _on_progress(self) -> None:
+        if self._connected or not all(channel.ready for channel in self._channels):
+            return
+        self._connected = True
+        self._stats.reconnects += self._was_connected
+        self._was_connected = True
+        self._pause_s = self._limits.retry_s
+        self._last_reason = ""
+        self._said.clear()
+        logger.info("connected to %s", self.address)
+        self.on_event(Event(EventKind.CONNECTED, f"connected to {self.address}", address=self.address))
+        if not self._queue:
+            self._wake_writers()
+
+    def _on_ended(self, channel: Channel) -> None:
+        """The connection of an accepted pair has ended; deliver what has come before, then tell."""
+        self._ending = True
+        self._set_timer("ended", _SETTLE_S, lambda: self._report_ended(channel))
+
+    def _report_ended(self, channel: Channel) -> None:
+        if self._closed:
+            return
+        for each in self._channels:
+            each.pump.drain()
+        if not self._channels:  # a callback has closed us
+            return
+        was_connected, self._connected = self._connected, False
+        for socket in self._give_up_channels():
+            socket.close(0)
+        if was_connected:
+            address = url(self._host, channel.port)
+            if channel.silent_s > self._limits.silence_s:
+                reason = f"nothing was heard from {address} for {channel.silent_s:.1f} s"
+            else:
+                reason = f"the connection to {address} ended"
+            logger.info("%s; connecting again", reason)
+            self.on_event(Event(EventKind.DISCONNECTED, reason, address=self.address))
+            self._again(_RETRY_S)
+        else:
+            self._again(self._next_pause())
+
+    def _on_refused(self, channel: Channel, reason: str) -> None:
+        was_connected, self._connected = self._connected, False
+        self._ending = True
+        self._stats.refused += 1
+        address = url(self._host, channel.port)
+        pause_s = self._next_pause()
+        self._loop.call_soon(self._close_refused)
+        if was_connected:
+            self.on_event(Event(EventKind.DISCONNECTED, f"the connection to {address} ended", address=self.address))
+        self._log_once(f"{address}: {reason}; trying again")
+        self.on_event(Event(EventKind.REFUSED, reason, address=address))
+        self._again(pause_s)
+
+    def _close_refused(self) -> None:
+        if not self._closed and self._ending:
+            for socket in self._give_up_channels():
+                socket.close(0)
+
+    def _again(self, pause_s: float) -> None:
+        if not self._closed:
+            self._set_timer("again", pause_s, self._connect)
+
+    def _next_pause(self) -> float:
+        pause_s = self._pause_s
+        self._pause_s = min(2 * pause_s, self._limits.max_retry_s)
+        return pause_s * random.uniform(0.75, 1.25)
+
+    def _give_up_channels(self) -> list[zmq.Socket[bytes]]:
+        channels, self._channels = self._channels, ()
+        self._connected = False
+        self._queue.clear()
+        for channel in channels:
+            channel.close()
+        return [channel.socket for channel in channels]
+
+    # --- upkeep
+
+    def _tick(self) -> None:
+        self._set_timer("tick", self._limits.tick_s, self._tick)
+        for channel in self._channels:
+            channel.pump.look()
+            channel.monitor.pump.look()
+        self._flush()
+        if self._ending or not self._channels:
+            return
+        now = self._loop.time()
+        # time in which we did not run ourselves does not count as silence
+        elapsed_s, self._listened = min(now - self._listened, 2 * self._limits.tick_s), now
+        if self._is_silent(elapsed_s) or self._connected:
+            return
+        for channel in self._channels:
+            if channel.tcp_since is not None and now - channel.tcp_since > self._limits.handshake_s:
+                self._on_refused(
+                    channel, "it took our connection but made no ZeroMQ handshake: is that the learner's port?"
+                )
+                return
+        if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
+            self._lookup = self._tasks.start(self._find_host(), "look the learner up")
+
+    def _is_silent(self, elapsed_s: float) -> bool:
+        """Give the pair up if either of its connections is silent; and show the learner's endpoint that we live.
+
+        It answers a sign of life, and announces its broadcasts when there are none, so that both connections bring
+        something even where its user says nothing.
+        """
+        for channel in self._channels:
+            if channel.shook_hands:
+                channel.listen(elapsed_s)
+            if channel.silent_s > self._limits.silence_s:
+                self._on_ended(channel)
+                return True
+        dealer, beat_s = self._channels[0], self._limits.heartbeat_s
+        self._unshown_s += elapsed_s
+        if self._unshown_s >= beat_s:
+            if dealer.shook_hands and (dealer.silent_s >= beat_s or self._stats.bytes_out == self._shown_bytes):
+                dealer.introduce()
+            self._unshown_s, self._shown_bytes = 0.0, self._stats.bytes_out
+        return False
+
+    async def _find_host(self) -> None:
+        """Say why nothing happens; cancelling it only means that it isn't said."""
+        try:
+            await self._loop.getaddrinfo(self._host, self._port)
+        except (OSError, UnicodeError) as error:  # the latter where it cannot even be asked for
+            why = error.strerror if isinstance(error, OSError) else error
+            self._wait_for(f"the host name {self._host!r} cannot be found ({why})")
+        else:
+            waiting = [channel for channel in self._channels if not channel.ready] or list(self._channels)
+            names = " and ".join(url(self._host, channel.port) for channel in waiting)
+            self._wait_for(f"no answer from {names} yet: is the learner running, are both ports open to us?")
+        finally:
+            self._lookup = None
+
+    def _wait_for(self, reason: str, kind: str = "") -> None:
+        """Say why there is no connection; reasons of one kind, such as for either port, are logged as one."""
+        if self._closed or self._connected or reason == self._last_reason:
+            return
+        self._log_once(f"{reason} Trying on.", kind)
+        self._last_reason = reason
+        self.on_event(Event(EventKind.WAITING, reason, address=self.address))
+
+    def _log_once(self, reason: str, kind: str = "") -> None:
+        now = self._loop.time()
+        if now - self._said.get(kind or reason, -_SAY_AGAIN_S) >= _SAY_AGAIN_S:
+            self._said[kind or reason] = now
+            logger.warning("%s", reason)
+
+    def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:
+        old = self._timers.pop(name, None)
+        if old is not None:
+            old.cancel()
+        self._timers[name] = self._loop.call_later(after_s, call)
+
+    def _check_open(self) -> None:
+        if self._closed or not self._started:
+            raise EndpointClosed("the endpoint is closed" if self._closed else "the endpoint was not started")
+
+
+def _raise(error: BaseException) -> None:
+    """Have an error of a task handled as one of a callback, on the loop."""
+    raise error

@@ -1,0 +1,444 @@
+"""Frames to messages, trusting nothing: each size is checked before memory is taken (see `aiorl.net.wire.format`)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import reprlib
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
+
+import msgpack
+import numpy as np
+
+from aiorl.errors import BadFrame, MessageTooBig, RemoteProtocolError, VersionMismatch
+from aiorl.net.wire import messages as m
+from aiorl.net.wire.compression import decompress
+from aiorl.net.wire.format import ALIGN, ARRAY_REF, CONTINUED, DTYPES, LZ4, PACKED, RAW, STACKED
+from aiorl.net.wire.frame_stacks import decompress_stacks
+from aiorl.net.wire.limits import DEFAULT_LIMITS, MAX_HELLO_BYTES, Limits
+from aiorl.net.wire.schema import ARRAY, MESSAGE_TYPES, ArrayTree
+from aiorl.text import MAX_LABEL, is_label, one_line
+
+__all__ = ["Buffer", "Counts", "Unwanted", "Wanted", "decode", "decode_hello", "decode_wanted", "peek_counts"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""What ``decode`` takes: anything with the buffer protocol; the arrays keep it alive."""
+
+_CACHED_LAYOUT_BYTES = 1 << 12
+_CACHED_LAYOUTS = 128
+_CACHED_COLUMNS, _CACHED_SHAPE_BYTES, _CACHED_PLACES = 64, 1 << 10, 256
+_HELLO_LIMITS = Limits(
+    max_frames=1, max_header_bytes=MAX_HELLO_BYTES, max_arrays=0, max_string=MAX_HELLO_BYTES, max_map=16, max_depth=1
+)
+
+
+class Counts(NamedTuple):
+    """What a Samples header says about its size."""
+
+    seq: int
+    env_steps: int
+    agent_steps: int
+
+
+class Unwanted(NamedTuple):
+    """What a message is of which no more than the header was read; ``number`` is its ``seq`` or ``call_id``, else 0."""
+
+    kind: type[m.Message]
+    number: int
+
+
+class Wanted(Protocol):
+    """Which messages with arrays are to be read: the fragment after ``last_seq``, and replies to ``open_calls``."""
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the fragment before the due one."""
+        ...
+
+    @property
+    def open_calls(self) -> Container[int]:
+        """Ids of calls that are not answered yet."""
+        ...
+
+
+def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Message:
+    """The message that frames hold.
+
+    Args:
+        frames: one multipart message; arrays are read-only views into its frames wherever they were not
+            compressed, and keep them alive.
+        limits: what we accept.
+
+    Raises: MessageTooBig, VersionMismatch or BadFrame; nothing else, whatever the bytes.
+    """
+    message = decode_wanted(frames, None, limits)
+    assert not isinstance(message, Unwanted)
+    return message
+
+
+def decode_wanted(
+    frames: Sequence[Buffer], wanted: Wanted | None, limits: Limits = DEFAULT_LIMITS
+) -> m.Message | Unwanted:
+    """As `decode`; but of a message with arrays that is not wanted, only what it is: nothing of it is decompressed."""
+    if not 1 <= len(frames) <= limits.max_frames:
+        _refuse_frame_count(len(frames), limits)
+    _, name, scalars, layout_bytes, storage, shapes = _read_header(frames[0], limits)
+    kind = MESSAGE_TYPES.get(name)
+    if kind is None:
+        raise BadFrame(f"unknown message type {name[:40]!r}", field="type")
+    values: dict[str, Any] = scalars
+    if not kind.arrays:
+        if layout_bytes or storage or shapes or len(frames) > 1:
+            raise BadFrame(f"a {name} message carries no arrays", field="layout")
+        kind.check_scalars(values, limits)
+        return kind.cls(**values)
+    is_plain = kind.cls is m.Samples or kind.cls is m.Snapshot
+    if is_plain:
+        kind.check_scalars(values, limits)
+    if wanted is not None and (kind.cls is not m.Samples or values["seq"] != wanted.last_seq + 1):
+        number = values["seq"] if kind.cls is m.Samples else values.get("call_id", 0)
+        if type(number) is not int:
+            raise BadFrame(f"expected int, got {type(number).__name__}", field="call_id")
+        if kind.cls is not m.Reply or number not in wanted.open_calls:
+            return Unwanted(kind.cls, number)
+    if len(layout_bytes) <= _CACHED_LAYOUT_BYTES:
+        layout = _cached_layout(name, layout_bytes, limits)
+        places = _places_of(layout, storage, shapes, limits)
+    else:  # nothing of it may stay in a cache
+        layout = _parse_layout(name, layout_bytes, limits)
+        places = _find_places(layout, storage, shapes, limits)
+    arrays = _read_arrays(frames, layout, places)
+    if is_plain:
+        values.update(arrays)
+    elif kind.cls is m.Welcome:
+        kind.check_scalars(values, limits)
+        _fill_welcome(values, arrays)
+    else:
+        field = next(iter(kind.arrays))
+        if field in values:
+            values[field] = _put_arrays(values[field], arrays[field], field, limits.max_depth)
+        kind.check_scalars(values, limits)
+    return kind.cls(**values)
+
+
+def decode_hello(frames: Sequence[Buffer]) -> m.Hello | None:
+    """The Hello that frames hold; None if they hold anything else, which is not decoded then.
+
+    What somebody who is not registered sends costs no more than to unpack 4 KiB without arrays.
+
+    Raises: VersionMismatch or BadFrame; nothing else, whatever the bytes.
+    """
+    if len(frames) != 1 or memoryview(frames[0]).nbytes > MAX_HELLO_BYTES:
+        return None
+    if _read_header(frames[0], _HELLO_LIMITS)[1] != "hello":
+        return None
+    message = decode(frames, _HELLO_LIMITS)
+    assert isinstance(message, m.Hello)
+    return message
+
+
+def peek_counts(header: Buffer, limits: Limits = DEFAULT_LIMITS) -> Counts | None:
+    """What frame 0 of a Samples message counts, no other frame being needed (R5); None for other types.
+
+    Raises: MessageTooBig, VersionMismatch or BadFrame as ``decode`` does.
+    """
+    _, name, scalars, *_ = _read_header(header, limits)
+    if name != "samples":
+        return None
+    MESSAGE_TYPES[name].check_scalars(scalars, limits)
+    return Counts(scalars["seq"], scalars["env_steps"], scalars["agent_steps"])
+
+
+_Header: TypeAlias = tuple[int, str, dict[str, Any], bytes, bytes, list[Any]]
+
+
+def _read_header(frame: Buffer, limits: Limits) -> _Header:
+    size = memoryview(frame).nbytes
+    if size > limits.max_header_bytes:
+        raise MessageTooBig(f"{size} bytes, at most {limits.max_header_bytes} are taken", field="header")
+    most = min(limits.max_map, size)
+    try:
+        header = msgpack.unpackb(
+            frame,
+            ext_hook=_array_ref,
+            max_str_len=limits.max_string,
+            max_bin_len=size,
+            max_array_len=most,
+            max_map_len=most,
+            max_ext_len=4,
+        )
+    except RemoteProtocolError:
+        raise
+    except Exception as error:  # msgpack raises its own kinds, ValueError, TypeError: all say "not ours"
+        what = one_line(f"{type(error).__name__}: {error}", 120)
+        raise BadFrame(f"not a message header: {what}", field="header") from error
+    if type(header) is not list or not header or type(header[0]) is not int:
+        raise BadFrame("not a message header", field="header")
+    if header[0] != m.PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"the peer speaks protocol version {header[0]}, we speak {m.PROTOCOL_VERSION}; "
+            "install the same aiorl version on both sides",
+            field="version",
+        )
+    if len(header) != 6:
+        raise BadFrame(f"{len(header)} entries instead of 6", field="header")
+    _, name, scalars, layout, storage, shapes = header
+    for field, value, expected in (
+        ("type", name, str),
+        ("scalars", scalars, dict),
+        ("layout", layout, bytes),
+        ("storage", storage, bytes),
+        ("shapes", shapes, list),
+    ):
+        if type(value) is not expected:
+            raise BadFrame(f"expected {expected.__name__}, got {type(value).__name__}", field=field)
+    return header[0], name, scalars, layout, storage, shapes
+
+
+class _ArrayRef:
+    """Stands for an array of a Call or Reply between unpacking and resolving."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _array_ref(code: int, data: bytes) -> _ArrayRef:
+    if code != ARRAY_REF or len(data) != 4:
+        raise BadFrame(f"extension type {code} is not used here", field="header")
+    return _ArrayRef(int.from_bytes(data, "little"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """The names of a message's arrays; while it is cached, one object for all messages that have the same."""
+
+    nodes: tuple[tuple[int, str], ...]
+    columns: tuple[tuple[int, str, np.dtype[Any], int], ...]  # node, name, dtype, item bytes
+
+
+_Place: TypeAlias = tuple[int, str, tuple[int, ...], np.dtype[Any], int, int, int, int]
+"""Of an array: node, name, shape, dtype, storage, frame, offset in it, bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the arrays of a message lie: found and bounded before any frame of them is looked at.
+
+    Attributes:
+        num_frames: of the message.
+        sizes: (frame, bytes it must have) of each frame that is not compressed.
+        arrays: the place of each.
+    """
+
+    num_frames: int
+    sizes: Sequence[tuple[int, int]]
+    arrays: Sequence[_Place]
+
+
+def _parse_layout(kind_name: str, layout_bytes: bytes, limits: Limits) -> _Layout:
+    """Check a layout against the message type's array tree, once for each distinct layout."""
+    try:
+        layout = msgpack.unpackb(
+            layout_bytes,
+            max_str_len=limits.max_string,
+            max_array_len=min(limits.max_arrays, len(layout_bytes)),
+            max_bin_len=0,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+        nodes, columns = layout
+        nodes = tuple((parent, key) for parent, key in nodes)
+        columns = tuple((node, name, code) for node, name, code in columns)
+    except Exception as error:  # as in _read_header
+        what = one_line(f"{type(error).__name__}: {error}", 120)
+        raise BadFrame(f"not a layout: {what}", field="layout") from error
+    trees: list[ArrayTree] = [MESSAGE_TYPES[kind_name].arrays]
+    seen: list[set[str]] = [set()]
+    for parent, key in nodes:
+        below = _below(trees, seen, parent, key)
+        if below is ARRAY:
+            raise BadFrame("a map stands where an array belongs", field=key)
+        trees.append(below)
+        seen.append(set())
+    checked = []
+    for node, name, code in columns:
+        if _below(trees, seen, node, name) is not ARRAY:
+            raise BadFrame("an array stands where a map of arrays belongs", field=name)
+        dtype = DTYPES.get(code) if type(code) is str else None
+        if dtype is None:
+            raise BadFrame(f"dtype {reprlib.repr(code)} is not allowed", field=name)
+        checked.append((node, name, dtype, dtype.itemsize))
+    for tree, names in zip(trees, seen, strict=True):
+        for key in tree or ():
+            if key != "*" and key not in names:
+                raise BadFrame(f"missing in {kind_name}", field=key)
+    return _Layout(nodes, tuple(checked))
+
+
+_cached_layout = functools.lru_cache(maxsize=_CACHED_LAYOUTS)(_parse_layout)
+
+
+def _below(trees: list[ArrayTree], seen: list[set[str]], node: object, key: object) -> ArrayTree:
+    if type(node) is not int or not 0 <= node < len(trees) or type(key) is not str:
+        raise BadFrame(f"no such place: {reprlib.repr(node)}, {reprlib.repr(key)}", field="layout")
+    if not is_label(key):
+        raise BadFrame(f"a name of more than {MAX_LABEL} characters, or not printable: {key[:60]!r}", field="layout")
+    tree = trees[node]
+    if tree is ARRAY or (key not in tree and "*" not in tree):
+        raise BadFrame("no such field", field=key[:60])
+    if key in seen[node]:
+        raise BadFrame("stands there twice", field=key[:60])
+    seen[node].add(key)
+    return tree[key] if key in tree else tree["*"]
+
+
+def _places_of(layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits) -> _Places:
+    """Where the arrays of a message lie, found once for all that have the same layout, storage and shapes."""
+    packed = b""
+    if len(shapes) <= _CACHED_COLUMNS:
+        with contextlib.suppress(TypeError, ValueError):  # else they are no shapes, as is about to be found
+            packed = msgpack.packb(shapes)  # unlike a comparison, it tells 2 from 2.0 and 1 from True
+    if 0 < len(packed) <= _CACHED_SHAPE_BYTES:
+        return _cached_places(layout, storage, packed, limits)
+    return _find_places(layout, storage, shapes, limits)
+
+
+@functools.lru_cache(maxsize=_CACHED_PLACES)
+def _cached_places(layout: _Layout, storage: bytes, packed_shapes: bytes, limits: Limits) -> _Places:
+    return _find_places(layout, storage, msgpack.unpackb(packed_shapes), limits)
+
+
+def _find_places(layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits) -> _Places:
+    """The same from what a header says: sizes within the limits, which its frames have yet to have."""
+    columns = layout.columns
+    if not len(columns) == len(storage) == len(shapes):
+        raise BadFrame(f"{len(columns)} columns, {len(storage)} storages, {len(shapes)} shapes", field="shapes")
+    next_frame = 2 if PACKED in storage else 1
+    sizes: list[tuple[int, int]] = []
+    places: list[_Place] = []
+    raw_frame = raw_end = packed_end = total = 0
+    max_ndim, max_bytes, max_total = limits.max_ndim, limits.max_array_bytes, limits.max_message_bytes
+    for (node, name, dtype, size), how, shape in zip(columns, storage, shapes, strict=True):
+        if type(shape) is not list or len(shape) > max_ndim:
+            raise BadFrame(f"not a shape of at most {max_ndim} dimensions", field=name)
+        empty = False
+        for extent in shape:
+            if type(extent) is not int or extent < 0:
+                raise BadFrame(f"not a shape: {reprlib.repr(shape)}", field=name)
+            if extent:
+                size *= extent
+            else:
+                empty = True
+        total += size
+        if size > max_bytes or total > max_total:
+            raise MessageTooBig(
+                f"array of {size} bytes ({total} with those before it), at most {max_bytes} ({max_total}) are taken",
+                field=name,
+            )
+        if empty:
+            size = 0
+        if how == PACKED:
+            frame, offset = 1, packed_end + -packed_end % ALIGN
+            packed_end = offset + size
+        elif how == CONTINUED:
+            if not raw_frame:
+                raise BadFrame("its bytes are missing", field=name)
+            frame, offset = raw_frame, raw_end + -raw_end % ALIGN
+            raw_end = offset + size
+        elif how in (RAW, LZ4, STACKED):
+            frame, offset = next_frame, 0
+            next_frame += 1
+            if how == RAW:
+                if raw_frame:
+                    sizes.append((raw_frame, raw_end))
+                raw_frame, raw_end = frame, size
+        else:
+            raise BadFrame(f"unknown storage {how}", field=name)
+        places.append((node, name, tuple(shape), dtype, how, frame, offset, size))
+    if raw_frame:
+        sizes.append((raw_frame, raw_end))
+    if PACKED in storage:
+        sizes.append((1, packed_end))
+    return _Places(next_frame, sizes, places)
+
+
+def _read_arrays(frames: Sequence[Buffer], layout: _Layout, places: _Places) -> dict[str, Any]:
+    """The arrays of a message, hung where its layout says."""
+    if len(frames) != places.num_frames:
+        raise BadFrame(f"{len(frames)} frames where {places.num_frames} were due", field="frames")
+    views = [*map(_view, frames)]
+    for number, due in places.sizes:
+        there = views[number].nbytes
+        if there != due:
+            _refuse_frame_size(places, number, there, due)
+    root: dict[str, Any] = {}
+    nodes = [root]
+    for parent, key in layout.nodes:
+        below: dict[str, Any] = {}
+        nodes[parent][key] = below
+        nodes.append(below)
+    for node, name, shape, dtype, how, number, offset, size in places.arrays:
+        data = views[number]
+        if how == LZ4:
+            data = _named(name, decompress, data, size)
+        elif how == STACKED:
+            data = _named(name, decompress_stacks, data, dtype, shape)
+        nodes[node][name] = np.ndarray(shape, dtype, data, offset)
+    return root
+
+
+def _refuse_frame_size(places: _Places, number: int, there: int, due: int) -> NoReturn:
+    """Name the first array that a frame does not hold, or else what the frame is."""
+    in_it = [(name, how, offset + size) for _, name, _, _, how, frame, offset, size in places.arrays if frame == number]
+    kind = "packed" if in_it[0][1] == PACKED else "raw"
+    field = next((name for name, _, end in in_it if end > there), kind)
+    raise BadFrame(f"a frame of {there} bytes where {due} were due", field=field)
+
+
+def _view(frame: Buffer) -> memoryview:
+    view = memoryview(frame)
+    if view.ndim != 1 or view.itemsize != 1:
+        view = view.cast("B")
+    return view if view.readonly else view.toreadonly()
+
+
+def _named(name: str, function: Callable[..., memoryview], *arguments: Any) -> memoryview:
+    """What a function returns; its BadFrame gets the column's name."""
+    try:
+        return function(*arguments)
+    except BadFrame as error:
+        raise BadFrame(error.message, field=name) from error
+
+
+def _fill_welcome(values: dict[str, Any], arrays: dict[str, Any]) -> None:
+    specs, graphs = values["graphs"], arrays["graphs"]
+    if specs.keys() != graphs.keys():
+        raise BadFrame("a graph without its description, or the other way round", field="graphs")
+    values["graphs"] = {pid: {"graph": graphs[pid]["graph"].tobytes(), "spec": specs[pid]} for pid in specs}
+    values["snapshot"] = m.Snapshot(**values["snapshot"], **arrays["snapshot"])
+
+
+def _put_arrays(value: Any, arrays: dict[str, Any], field: str, depth: int) -> Any:
+    """``value`` with the arrays in the places of their references."""
+    if type(value) is _ArrayRef:
+        try:
+            return arrays[str(value.number)]
+        except KeyError:
+            raise BadFrame(f"array {value.number} is missing", field=field) from None
+    if depth < 0:
+        raise BadFrame("nested too deeply", field=field)
+    if type(value) is dict:
+        return {key: _put_arrays(item, arrays, field, depth - 1) for key, item in value.items()}
+    if type(value) is list:
+        return [_put_arrays(item, arrays, field, depth - 1) for item in value]
+    return value
+
+
+def _refuse_frame_count(count: int, limits: Limits) -> NoReturn:
+    if count == 0:
+        raise BadFrame("an empty message", field="frames")
+    raise MessageTooBig(f"{count} frames, at most {limits.max_frames} are taken", field="frames")

@@ -1,0 +1,286 @@
+"""Messages to frames: arrays are handed on as views, only small ones are copied (see `aiorl.net.wire.format`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from ctypes import addressof, c_char
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgpack
+import numpy as np
+
+from aiorl.errors import LocalProtocolError
+from aiorl.net.wire import messages as m
+from aiorl.net.wire.compression import MIN_COLUMN_BYTES, compress_array
+from aiorl.net.wire.format import (
+    ALIGN,
+    ARRAY_REF,
+    CONTINUED,
+    DTYPES,
+    LZ4,
+    PACK_MAX_BYTES,
+    PACK_TOTAL_BYTES,
+    PACKED,
+    RAW,
+    SHARE_FROM_BYTES,
+    SHARE_MIN_BYTES,
+    STACKED,
+)
+from aiorl.net.wire.frame_stacks import compress_stacks
+from aiorl.net.wire.limits import DEFAULT_LIMITS, Limits
+from aiorl.net.wire.schema import ARRAY, MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS, ArrayTree
+from aiorl.text import MAX_LABEL, is_label
+
+__all__ = ["Frame", "encode"]
+
+Frame: TypeAlias = bytes | memoryview
+"""What ``encode`` gives: an immutable header, and views of the arrays it was given."""
+
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_PADDING = [b"\0" * n for n in range(ALIGN)]
+_CACHED_LAYOUTS, _CACHED_NAMES = 128, 512
+
+
+class _Shared:
+    """Arrays of one allocation that lie one behind the other and leave as one frame.
+
+    Attributes:
+        base: the allocation.
+    """
+
+    __slots__ = ("_address", "_end", "_max_bytes", "_start", "base")
+
+    def __init__(self, base: m.AnyArray, max_bytes: int) -> None:
+        self.base = base
+        self._address = _address(base)
+        self._start = self._end = 0
+        self._max_bytes = max_bytes
+
+    def begin(self, array: m.AnyArray) -> bool:
+        """Take the first array; False if it lies outside of the allocation."""
+        self._start = start = _address(array) - self._address
+        self._end = end = start + array.nbytes
+        return start >= 0 and end <= self.base.nbytes
+
+    def go_on(self, array: m.AnyArray) -> bool:
+        """Take an array if it is the next one."""
+        start = self._end + (self._start - self._end) % ALIGN
+        end = start + array.nbytes
+        if _address(array) - self._address != start or end > self.base.nbytes or end - self._start > self._max_bytes:
+            return False
+        self._end = end
+        return True
+
+    def frame(self) -> memoryview:
+        """All of them, with what little lies between."""
+        return self.base.data.cast("B")[self._start : self._end]
+
+
+@dataclass(slots=True, eq=False)
+class _Writer:
+    """Collects the arrays of one message."""
+
+    compress: bool
+    limits: Limits
+    nodes: list[tuple[int, str]] = field(default_factory=list)
+    columns: list[tuple[int, str, str]] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    storage: bytearray = field(default_factory=bytearray)
+    packed: list[Any] = field(default_factory=list)  # bytes and contiguous arrays
+    packed_bytes: int = 0
+    frames: list[Frame | _Shared] = field(default_factory=list)
+    shared: _Shared | None = None
+
+    def add_node(self, parent: int, key: str) -> int:
+        self.nodes.append((parent, key))
+        return len(self.nodes)
+
+    def add_tree(self, parent: int, key: str, value: Mapping[str, Any], tree: ArrayTree) -> None:
+        node = self.add_node(parent, key)
+        if tree is ARRAY:
+            raise LocalProtocolError(f"{key}: expected an array, got a {type(value).__name__}")
+        for name, item in value.items():
+            key = name if name in tree else "*"
+            below = tree.get(key)
+            if below is ARRAY and key in tree:
+                self.add_array(node, name, item)
+            elif below is ARRAY or not isinstance(item, Mapping):
+                raise LocalProtocolError(f"{key}.{name}: expected a map of arrays, got {type(item).__name__}")
+            else:
+                self.add_tree(node, name, item, below)
+
+    def add_array(self, node: int, name: str, value: object) -> None:
+        array = np.asarray(value)
+        dtype = array.dtype
+        code = _CODES.get(dtype)
+        if code is None:
+            code = dtype.newbyteorder("<").str
+            if code not in DTYPES:
+                raise LocalProtocolError(f"{name}: arrays of {dtype} do not travel; use bool, int, uint or float")
+            array = array.astype(code)
+        size = array.nbytes
+        if array.ndim > self.limits.max_ndim or size > self.limits.max_array_bytes:
+            raise LocalProtocolError(f"{name}: shape {array.shape} ({size} bytes) is beyond the protocol's limits")
+        self.columns.append((node, name, code))
+        self.shapes.append(array.shape)
+        if self.compress and size >= MIN_COLUMN_BYTES and dtype.kind != "f":
+            array = _contiguous(array)
+            stacked = compress_stacks(array)
+            compressed = compress_array(array) if stacked is None else stacked
+            if compressed is not None:
+                self.storage.append(LZ4 if stacked is None else STACKED)
+                self.frames.append(compressed)
+                return
+        if (self.shared is not None or size >= SHARE_FROM_BYTES) and self.share(array, size):
+            return
+        if not size or (size <= PACK_MAX_BYTES and self.packed_bytes + size <= PACK_TOTAL_BYTES):
+            self.storage.append(PACKED)
+            padding = -self.packed_bytes % ALIGN
+            if padding:
+                self.packed.append(_PADDING[padding])
+            if size:
+                self.packed.append(_contiguous(array))
+            self.packed_bytes += padding + size
+        else:
+            self.storage.append(RAW)
+            self.frames.append(_contiguous(array).data.cast("B"))
+            self.shared = None
+
+    def share(self, array: m.AnyArray, size: int) -> bool:
+        """Send an array from where it lies, in a frame with those before it if it is the next of them."""
+        base = array.base
+        if not size or not isinstance(base, np.ndarray) or not array.flags.c_contiguous:
+            return False
+        shared = self.shared
+        if shared is not None and base is shared.base and shared.go_on(array):
+            self.storage.append(CONTINUED)
+            return True
+        if (
+            size < SHARE_FROM_BYTES
+            or base.nbytes < SHARE_MIN_BYTES
+            or not base.flags.c_contiguous
+            or base.dtype.str not in DTYPES
+        ):
+            return False
+        shared = _Shared(base, self.limits.max_array_bytes)
+        if not shared.begin(array):
+            return False
+        self.shared = shared
+        self.storage.append(RAW)
+        self.frames.append(shared)
+        return True
+
+    def finish(self, name: str, scalars: Mapping[str, object]) -> list[Frame]:
+        pack = _cached_layout if len(self.nodes) + len(self.columns) <= _CACHED_NAMES else _pack_layout
+        layout = pack(tuple(self.nodes), tuple(self.columns)) if self.nodes else b""
+        try:
+            header: bytes = msgpack.packb(
+                (m.PROTOCOL_VERSION, name, scalars, layout, bytes(self.storage), self.shapes), default=_to_plain
+            )
+        except (TypeError, ValueError, OverflowError) as error:
+            raise LocalProtocolError(f"a {name} message cannot be packed: {error}") from error
+        frames: list[Frame] = [header]
+        if PACKED in self.storage:
+            frames.append(b"".join(self.packed))
+        frames += [frame.frame() if isinstance(frame, _Shared) else frame for frame in self.frames]
+        limits = self.limits
+        if len(header) > limits.max_header_bytes or len(frames) > limits.max_frames:
+            raise LocalProtocolError(
+                f"a {name} message of {len(frames)} frames and a header of {len(header)} bytes is beyond the "
+                f"protocol's limits ({limits.max_frames} frames, {limits.max_header_bytes} bytes)"
+            )
+        return frames
+
+
+def encode(message: m.Message, *, compress: bool = True, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
+    """The frames of a message.
+
+    Texts for people are made printable and cut to their length, as the receiver would do it.
+
+    Args:
+        message: any message of ``messages``. Arrays above 256 KiB, and smaller ones that are parts of
+            one allocation and lie one behind the other there, are not copied (unless they are compressed,
+            strided or big-endian): they must not change until the frames are sent.
+        compress: try LZ4 on integer and bool columns, and send the frames of stacks once.
+        limits: what the receiver will accept.
+
+    Raises: LocalProtocolError if the message holds what does not travel or is beyond the limits.
+    """
+    kind = MESSAGE_TYPES_BY_CLASS[type(message)]
+    writer = _Writer(compress, limits)
+    if isinstance(message, m.Welcome):
+        return writer.finish(kind.name, _welcome_scalars(message, writer))
+    scalars = {field: getattr(message, field) for field in kind.scalars}
+    kind.fit_texts(scalars)
+    if isinstance(message, (m.Call, m.Reply)):
+        field = "args" if isinstance(message, m.Call) else "result"
+        scalars[field] = _take_arrays(scalars[field], writer.add_node(0, field), writer, limits.max_depth)
+    else:
+        for field, tree in kind.arrays.items():
+            writer.add_tree(0, field, getattr(message, field), tree)
+    return writer.finish(kind.name, scalars)
+
+
+def _welcome_scalars(message: m.Welcome, writer: _Writer) -> dict[str, object]:
+    kind = MESSAGE_TYPES["welcome"]
+    snapshot_kind = MESSAGE_TYPES["snapshot"]
+    snapshot = message.snapshot
+    graphs = {pid: {"graph": np.frombuffer(graph["graph"], np.uint8)} for pid, graph in message.graphs.items()}
+    writer.add_tree(0, "graphs", graphs, kind.arrays["graphs"])
+    arrays = {field: getattr(snapshot, field) for field in snapshot_kind.arrays}
+    writer.add_tree(0, "snapshot", arrays, kind.arrays["snapshot"])
+    scalars: dict[str, object] = {field: getattr(message, field) for field in kind.scalars}
+    scalars["graphs"] = {pid: graph["spec"] for pid, graph in message.graphs.items()}
+    scalars["snapshot"] = {field: getattr(snapshot, field) for field in snapshot_kind.scalars}
+    return scalars
+
+
+def _take_arrays(value: Any, node: int, writer: _Writer, depth: int) -> Any:
+    """``value`` with a reference in the place of each array, the arrays being added to ``writer``."""
+    if isinstance(value, np.ndarray):
+        number = len(writer.columns)
+        writer.add_array(node, str(number), value)
+        return msgpack.ExtType(ARRAY_REF, number.to_bytes(4, "little"))
+    if depth < 0:
+        raise LocalProtocolError("the value is nested too deeply to travel")
+    if isinstance(value, Mapping):
+        return {key: _take_arrays(item, node, writer, depth - 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_take_arrays(item, node, writer, depth - 1) for item in value]
+    return value
+
+
+def _pack_layout(nodes: tuple[tuple[int, str], ...], columns: tuple[tuple[int, str, str], ...]) -> bytes:
+    """The bytes of a layout, whose names are checked."""
+    for name in [*(key for _, key in nodes), *(name for _, name, _ in columns)]:
+        if not is_label(name):
+            raise LocalProtocolError(
+                f"{name[:60]!r} cannot name an array or a group of arrays: use at most {MAX_LABEL} printable characters"
+            )
+    layout: bytes = msgpack.packb((nodes, columns))
+    return layout
+
+
+_cached_layout = functools.lru_cache(maxsize=_CACHED_LAYOUTS)(_pack_layout)
+
+
+def _contiguous(array: m.AnyArray) -> m.AnyArray:
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _address(array: m.AnyArray) -> int:
+    """Where an array's first byte is; it has one."""
+    if array.flags.writeable:
+        return addressof(c_char.from_buffer(array.data))  # several times faster than the array's own word for it
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _to_plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} values do not travel")

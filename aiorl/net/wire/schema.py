@@ -1,0 +1,268 @@
+"""Which fields each message has on the wire, and what may stand in them.
+
+A message is split in two: *scalars* go into the header and are checked here one by one; *arrays* go into
+frames, and a *tree* says at which paths they may hang. ``{"*": ARRAY}`` is a map of arrays by name. Both follow from
+the annotations of the message's fields.
+
+Each string is one of three: a *name* (visible ASCII, at most 64 characters) and a *label* (printable, at most 256) are
+refused where they are not, a *text* is for people: it is made printable and cut to its length (`aiorl.text`). A sender
+cuts texts by the same declaration, so that what it says always fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, get_args
+
+import numpy as np
+
+from aiorl.errors import BadFrame
+from aiorl.net.wire import messages as m
+from aiorl.net.wire.limits import Limits
+from aiorl.text import MAX_LABEL, MAX_NAME, is_label, is_name, many_lines, one_line
+
+__all__ = ["ARRAY", "MAX_TEXT", "MESSAGE_TYPES", "MESSAGE_TYPES_BY_CLASS", "ArrayTree", "MessageType"]
+
+ArrayTree: TypeAlias = "Mapping[str, ArrayTree] | None"
+ARRAY: Final = None
+"""The leaf of an array tree."""
+
+# Decoded values are checked before they are typed; until then they are Any, as msgpack hands them over.
+Check: TypeAlias = Callable[[str, Any, Limits], None]
+
+MAX_TEXT: Final = 16_000
+"""Characters of the longest text, a traceback; in UTF-8 at most 64,000 bytes, less than ``Limits.max_string``."""
+_MAX_INT = 1 << 53
+_MAX_INT32 = (1 << 31) - 1
+_MAX_PERF = 64
+
+
+def _whole(lowest: int, highest: int, called: str) -> Check:
+    def check(field: str, value: Any, limits: Limits) -> None:
+        if type(value) is not int or not lowest <= value <= highest:
+            raise BadFrame(f"expected a whole number from {lowest} to {called}, got {_show(value)}", field=field)
+
+    return check
+
+
+_check_version = _whole(-1, _MAX_INT, "2**53")
+
+
+def _check_name(field: str, value: Any, limits: Limits) -> None:
+    if type(value) is not str or not is_name(value):
+        raise BadFrame(
+            f"expected a name of at most {MAX_NAME} visible ASCII characters, got {_show(value)}", field=field
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The check of a field that holds text for people; `fit` is what becomes of it."""
+
+    fit: Callable[[Any], Any]
+
+    def __call__(self, field: str, value: Any, limits: Limits) -> None:
+        if type(value) is not str:
+            raise BadFrame(f"expected a string, got {_show(value)}", field=field)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainText(_Text):
+    """The same for plain data: every text in it is for people."""
+
+    def __call__(self, field: str, value: Any, limits: Limits) -> None:
+        _check_plain(field, value, limits)
+
+
+def _line(max_chars: int) -> _Text:
+    return _Text(lambda text: one_line(text, max_chars))
+
+
+def _fit_plain(value: Any) -> Any:
+    """Plain data with every text in it made printable, its lines kept."""
+    if isinstance(value, str):
+        return many_lines(value, MAX_TEXT)
+    if isinstance(value, Mapping):
+        return {_fit_key(key): _fit_plain(item) for key, item in value.items()}
+    return [_fit_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _fit_key(key: Any) -> Any:
+    return one_line(key, MAX_LABEL) if isinstance(key, str) else key
+
+
+def _check_bool(field: str, value: Any, limits: Limits) -> None:
+    if type(value) is not bool:
+        raise BadFrame(f"expected true or false, got {_show(value)}", field=field)
+
+
+def _check_seconds(field: str, value: Any, limits: Limits) -> None:
+    if type(value) is not float and type(value) is not int:
+        raise BadFrame(f"expected a number, got {_show(value)}", field=field)
+    if not 0 <= value < math.inf:
+        raise BadFrame(f"expected seconds, got {_show(value)}", field=field)
+
+
+def _check_perf(field: str, value: Any, limits: Limits) -> None:
+    if type(value) is not dict or len(value) > _MAX_PERF:
+        raise BadFrame(f"expected a map of at most {_MAX_PERF} numbers, got {_show(value)}", field=field)
+    for key, number in value.items():
+        if type(key) is not str or (type(number) is not float and type(number) is not int) or not is_label(key):
+            raise BadFrame(f"expected a map of numbers by name, got {_show({key: number})}", field=field)
+
+
+def _check_map(field: str, value: Any, of: str = "") -> None:
+    if type(value) is not dict:
+        raise BadFrame(f"expected a map{of}, got {_show(value)}", field=field)
+
+
+def _check_acks(field: str, value: Any, limits: Limits) -> None:
+    _check_map(field, value, " of whole numbers")
+    for key, number in value.items():
+        _check_name(field, key, limits)
+        _check_version(field, number, limits)
+
+
+def _check_plain(field: str, value: Any, limits: Limits) -> None:
+    """Plain data of any shape; array references are resolved (and so gone or known) before."""
+    _check_nested(field, value, limits.max_depth)
+
+
+def _check_plain_map(field: str, value: Any, limits: Limits) -> None:
+    _check_map(field, value)
+    _check_nested(field, value, limits.max_depth)
+
+
+_LEAVES = (type(None), bool, int, float, str, bytes, np.ndarray)
+
+
+def _check_nested(field: str, value: Any, depth: int) -> None:
+    kind = type(value)
+    if kind in _LEAVES:
+        return
+    if depth <= 0:
+        raise BadFrame("nested too deeply", field=field)
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise BadFrame(f"expected names as keys, got {_show(key)}", field=field)
+            _check_nested(field, item, depth - 1)
+    elif kind is list:
+        for item in value:
+            _check_nested(field, item, depth - 1)
+    else:
+        raise BadFrame(f"{kind.__name__} values do not travel", field=field)
+
+
+def _check_specs(field: str, value: Any, limits: Limits) -> None:
+    _check_plain_map(field, value, limits)
+    for spec in value.values():
+        _check_map(field, spec)
+
+
+def _check_snapshot(field: str, value: Any, limits: Limits) -> None:
+    _check_map(field, value)
+    MESSAGE_TYPES["snapshot"].check_scalars(value, limits, prefix=f"{field}.")
+
+
+def _show(value: object) -> str:
+    text = reprlib.repr(value)  # which goes a few levels deep: a peer's lists may be nested deeper than Python recurses
+    if isinstance(value, (dict, list, str, bytes)):
+        text = f"{type(value).__name__} {text}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_ARRAYS: ArrayTree = {"*": ARRAY}
+_POLICY_ARRAYS: ArrayTree = {"*": _ARRAYS}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageType:
+    """One kind of message as it goes over the wire.
+
+    Attributes:
+        name: its name in the header.
+        cls: the dataclass of ``messages``.
+        scalars: header field -> the check that decides whether a decoded value may stand there.
+        arrays: tree of the paths at which arrays may hang; its top level are fields.
+        texts: of the scalars, those that are for people -> what makes them fit to be shown.
+    """
+
+    name: str
+    cls: type[m.Message]
+    scalars: Mapping[str, Check]
+    arrays: Mapping[str, ArrayTree]
+    texts: Mapping[str, Callable[[Any], Any]] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        """Pick the texts."""
+        texts = {name: check.fit for name, check in self.scalars.items() if isinstance(check, _Text)}
+        object.__setattr__(self, "texts", texts)
+
+    def check_scalars(self, values: dict[str, Any], limits: Limits, prefix: str = "") -> None:
+        """Make texts fit to be shown; raise BadFrame, naming the field, unless all are there and well typed."""
+        checks = self.scalars
+        try:
+            for field, check in checks.items():
+                check(field, values[field], limits)
+        except KeyError:
+            raise BadFrame(f"missing in {self.name}", field=prefix + field) from None
+        except BadFrame as error:
+            if prefix and not error.field.startswith(prefix):
+                raise BadFrame(error.message, field=prefix + error.field) from error
+            raise
+        if len(values) != len(checks):
+            extra = next(key for key in values if key not in checks)
+            raise BadFrame(f"no such field in {self.name}", field=prefix + one_line(str(extra), 60))
+        for field, fit in self.texts.items():
+            values[field] = fit(values[field])
+
+    def fit_texts(self, values: dict[str, Any]) -> None:
+        """Cut texts that we are about to send to what the other side takes, as it would do it."""
+        for field, fit in self.texts.items():
+            values[field] = fit(values[field])
+
+
+_FIELDS: Final[dict[str, tuple[Check | None, ArrayTree]]] = {
+    "Count": (_whole(0, _MAX_INT, "2**53"), {}),
+    "Count32": (_whole(0, _MAX_INT32, str(_MAX_INT32)), {}),
+    "Version": (_check_version, {}),
+    "Seconds": (_check_seconds, {}),
+    "bool": (_check_bool, {}),
+    "Name": (_check_name, {}),
+    "Kind": (_line(64), {}),
+    "State": (_line(200), {}),
+    "Host": (_line(255), {}),
+    "Sentence": (_line(1000), {}),
+    "Paragraph": (_line(4000), {}),
+    "Lines": (_Text(lambda text: many_lines(text, MAX_TEXT, keep_end=True)), {}),
+    "Mapping[str, float]": (_check_perf, {}),
+    "Mapping[str, int]": (_check_acks, {}),
+    "Mapping[str, Any]": (_check_plain_map, {}),
+    "Arrays": (None, _ARRAYS),
+    "PolicyArrays": (None, _POLICY_ARRAYS),
+    "Plain": (_PlainText(_fit_plain), _ARRAYS),
+    "Mapping[str, Plain]": (_check_plain_map, _ARRAYS),
+    "Mapping[str, PolicyGraph]": (_check_specs, {"*": {"graph": ARRAY}}),
+    "Snapshot": (_check_snapshot, {"weights": _POLICY_ARRAYS, "filters": _POLICY_ARRAYS}),
+}
+"""A field's annotation, as `messages` writes it -> its check in the header, if it is there, and its arrays."""
+
+
+def _message_type(cls: type[m.Message]) -> MessageType:
+    fields = {name: _FIELDS[annotation] for name, annotation in cls.__annotations__.items()}
+    return MessageType(
+        re.sub(r"(?<=.)(?=[A-Z])", "_", cls.__name__).lower(),
+        cls,
+        {name: check for name, (check, _) in fields.items() if check is not None},
+        {name: tree for name, (_, tree) in fields.items() if tree},
+    )
+
+
+MESSAGE_TYPES: Final = {kind.name: kind for kind in map(_message_type, get_args(m.Message))}
+MESSAGE_TYPES_BY_CLASS: Final = {kind.cls: kind for kind in MESSAGE_TYPES.values()}

@@ -1,0 +1,285 @@
+"""Everything that learning needs, built from the configuration: spaces, models, acting graphs, algorithms.
+
+Loads TensorFlow, so it runs beside the event loop while workers are starting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import getattr_static
+from pathlib import Path
+from typing import Any
+
+from aiorl.acting.checkpoint import Checkpoint, find_checkpoint
+from aiorl.acting.exploration import make_exploration
+from aiorl.acting.observation.filters import ObservationFilter, make_filter
+from aiorl.acting.observation.returns import ReturnFilter, returns_of
+from aiorl.acting.policy_map import policy_seed
+from aiorl.config.schema import CommonConfig
+from aiorl.config.user_function import named_failures
+from aiorl.config.worker import PolicyPart, WorkerPart
+from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.spaces import space_to_dict
+from aiorl.env.kinds import EnvFacts
+from aiorl.env.registry import name_elsewhere
+from aiorl.errors import CheckpointError, ConfigError
+from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations
+from aiorl.learning.tf_runtime import configure_tensorflow, import_tensorflow
+from aiorl.net.wire.messages import PolicyGraph
+from aiorl.process.extras import want_packages
+from aiorl.run.look_at_env import look_at_env
+from aiorl.run.policy_group import PolicyGroup
+from aiorl.run.policy_plan import PlannedPolicy, plan_policies, with_policies_named, with_settings_said
+from aiorl.run.report.loggers import check_loggers
+from aiorl.sampling.callbacks import DefaultCallbacks, callbacks_class
+
+__all__ = ["Learning", "LearningPlan", "build_learning", "plan_learning", "unusable_init_from"]
+
+logger = logging.getLogger(__name__)
+
+_NEEDED = ("tensorflow", "keras", "tf2onnx", "onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class LearningPlan:
+    """What `plan_learning` gives: all that can be known and checked before models are built.
+
+    Attributes:
+        config: the configuration, completed by what the environment asks for.
+        policies: policy id -> policy.
+        callbacks: class of the learner's callbacks; None for none.
+        begins_with: checkpoint of another run whose weights and filter statistics it begins with; None for none.
+        seconds: what it took.
+        has_one_agent: each environment has one agent.
+    """
+
+    config: CommonConfig
+    policies: dict[str, PlannedPolicy]
+    callbacks: type[DefaultCallbacks] | None
+    begins_with: Checkpoint | None
+    seconds: float
+    has_one_agent: bool
+
+
+def plan_learning(config: CommonConfig) -> LearningPlan:
+    """Look at the environment and plan a run; nothing is written and no process started.
+
+    TensorFlow is loaded only where policies are of different algorithms.
+
+    Raises:
+        ConfigError: a setting that cannot be honoured; or what training needs is not installed.
+        UnsupportedSpaceError: observations without preprocessor.
+        EnvError: the environment's constructor failed.
+    """
+    began = time.monotonic()
+    want_packages("training", _NEEDED, "learner", key="algo", value=config.algo)
+    begins_with = _checkpoint_to_begin_with(config)
+    check_loggers(config.loggers)
+    facts = look_at_env(config)
+    config = with_policies_named(_for_env(config, facts), facts)
+    policies = plan_policies(config, facts)
+    if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
+        import_tensorflow(config)
+        from aiorl.run.policy_leases import check_leases
+
+        check_leases(config, policies)
+    return LearningPlan(
+        config=with_settings_said(config, policies),
+        policies=policies,
+        callbacks=callbacks_class(config.callbacks),
+        begins_with=begins_with,
+        seconds=time.monotonic() - began,
+        has_one_agent=not facts.kind.has_agents,
+    )
+
+
+def _checkpoint_to_begin_with(config: CommonConfig) -> Checkpoint | None:
+    if config.init_from is None or config.resume is not None:
+        return None
+    try:
+        return find_checkpoint(config.init_from)
+    except CheckpointError as error:
+        raise unusable_init_from(config, error) from error
+
+
+def unusable_init_from(config: CommonConfig, error: CheckpointError) -> ConfigError:
+    """The error that says why a run can't begin with the checkpoint that its config names."""
+    return ConfigError(f"init_from can't be used: {error}", key="init_from", value=config.init_from)
+
+
+def _for_env(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
+    """The config with what the environment asks for, and a fresh seed if it takes one, where the user says nothing.
+
+    It has the environment's name in other processes, whoever samples, evaluates or goes on with the run.
+    """
+    with contextlib.suppress(ConfigError):  # there may be none
+        config = config.model_copy(update={"env": name_elsewhere(config.env or "")})
+    if config.seed is None and facts.is_seedable:
+        config = config.model_copy(update={"seed": secrets.randbits(31)})
+        logger.info("the seed of this run is %d", config.seed)
+    if not facts.kind.is_external or config.num_envs_per_worker == 1:
+        return config
+    logger.info("num_envs_per_worker is 1: an external environment drives itself, and a worker has one")
+    return config.updated({"num_envs_per_worker": 1})
+
+
+@dataclass(slots=True)
+class Learning:
+    """What `build_learning` gives.
+
+    Attributes:
+        group: the policies with their algorithms and models.
+        lease_plan: the leases that the algorithms want.
+        worker_part: what workers get of the configuration.
+        graphs: policy id -> acting graph, for workers.
+        filters: policy id -> the merged filter of its observations, empty; where rewards are scaled also the merged
+            statistic of its returns, by the name that `returns_of` gives it.
+        spaces: policy id -> observation and action space as plain data, for checkpoints.
+        seconds: what took how long.
+        callbacks: told of each iteration's result; None for none.
+        begins_with: checkpoint of another run that is still to be taken up; None for none.
+        has_one_agent: each environment has one agent.
+    """
+
+    group: PolicyGroup
+    lease_plan: LeasePlan
+    worker_part: WorkerPart
+    graphs: dict[str, PolicyGraph]
+    filters: dict[str, ObservationFilter]
+    spaces: dict[str, Any]
+    seconds: dict[str, float]
+    callbacks: DefaultCallbacks | None = None
+    begins_with: Checkpoint | None = None
+    has_one_agent: bool = False
+
+
+def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: LearningPlan | None = None) -> Learning:
+    """Build it; takes a few seconds, most of them TensorFlow's import.
+
+    Args:
+        config: the effective configuration.
+        run_dir: the run's directory, of which workers on this host are told.
+        plan: what `plan_learning` made of the config, if that was done before.
+
+    Raises:
+        ConfigError: a setting that cannot be honoured.
+        UnsupportedSpaceError: a space without preprocessor or distribution.
+        EnvError: the environment's constructor failed.
+    """
+    clock = time.monotonic
+    if plan is None:
+        plan = plan_learning(config)
+    config, planned = plan.config, plan.policies
+    callbacks = _make_callbacks(config, plan.callbacks)
+    has_env = clock()
+    configure_tensorflow(config)
+    from aiorl.learning.algorithms.registry import algorithm_class
+
+    has_tensorflow = clock()
+    kinds = {policy_id: algorithm_class(policy.config.algo) for policy_id, policy in planned.items()}
+    learners: dict[str, tuple[CommonConfig, Any]] = {}
+    fixed: dict[str, Mapping[str, Any]] = {}
+    graphs: dict[str, PolicyGraph] = {}
+    filters = {
+        policy_id: make_filter(
+            config.observation_filter, policy.preprocessor.shape, policy.preprocessor.layout.num_mask
+        )
+        for policy_id, policy in planned.items()
+    }
+    parts = {policy_id: _policy_part(config, policy, kinds[policy_id]) for policy_id, policy in planned.items()}
+    for position, (policy_id, policy) in enumerate(planned.items()):
+        if policy.policy_class is not None:
+            continue
+        seed = None if config.seed is None else policy_seed(config.seed, position)
+        exploration = parts[policy_id].config.get("exploration")
+        model, graphs[policy_id] = _build_network(kinds[policy_id], policy, filters[policy_id], seed, exploration)
+        if policy.is_trained:
+            learners[policy_id] = policy.config.model_copy(update={"seed": seed}), model
+        else:
+            fixed[policy_id] = model.get_weights()
+    for check_room in {getattr_static(kind, "check_room"): kind.check_room for kind in kinds.values()}.values():
+        check_room([*learners.values()])
+    algorithms = {policy_id: kinds[policy_id](*learner) for policy_id, learner in learners.items()}
+    for policy_id, algorithm in algorithms.items():
+        algorithm.merged_filter = filters[policy_id]
+    for policy_id, part in parts.items():
+        if part.sample_plan.return_discount is not None:
+            filters[returns_of(policy_id)] = ReturnFilter()
+    return Learning(
+        group=PolicyGroup(algorithms, fixed),
+        lease_plan=algorithm_class(config.algo).lease_plan(config),
+        worker_part=WorkerPart.of(config, policies=parts, log_dir=None if run_dir is None else str(run_dir.resolve())),
+        graphs=graphs,
+        filters=filters,
+        spaces={policy_id: policy.described_spaces() for policy_id, policy in planned.items()},
+        seconds={
+            "environment": plan.seconds,
+            "TensorFlow": has_tensorflow - has_env,
+            "model": clock() - has_tensorflow,
+        },
+        callbacks=callbacks,
+        begins_with=plan.begins_with,
+        has_one_agent=plan.has_one_agent,
+    )
+
+
+def _make_callbacks(config: CommonConfig, kind: type[DefaultCallbacks] | None) -> DefaultCallbacks | None:
+    if kind is None:
+        return None
+    made: DefaultCallbacks = named_failures(kind, f"callbacks {config.callbacks!r}", "callbacks")()
+    return made
+
+
+def _build_network(
+    kind: type[Algorithm],
+    policy: PlannedPolicy,
+    observation_filter: ObservationFilter,
+    seed: int | None,
+    exploration: Any,
+) -> tuple[Any, PolicyGraph]:
+    """A policy's model (Any: named here it would load TensorFlow) and what workers act with.
+
+    Both take what comes out of the filter.
+
+    Raises: ConfigError if workers could not explore so by such a model.
+    """
+    from aiorl.learning.models.export import describe_policy
+
+    observations = Observations(
+        tuple(policy.preprocessor.shape),
+        observation_filter.output_dtype(policy.preprocessor.dtype).name,
+        policy.preprocessor.layout,
+    )
+    model = kind.build_model(policy.config, observations, policy.action_space, seed)
+    make_exploration(exploration, model.distribution)  # refused here once, and not by each worker
+    is_of_catalog = getattr_static(kind, "build_model") is getattr_static(Algorithm, "build_model")
+    graph, description = describe_policy(model, policy.config.model.model_dump() if is_of_catalog else None)
+    return model, {"graph": graph, "spec": description}
+
+
+def _policy_part(config: CommonConfig, policy: PlannedPolicy, kind: type[Algorithm]) -> PolicyPart:
+    """What workers are told of a policy."""
+    own = policy.has_own_spaces
+    is_network = policy.policy_class is None
+    sequences = is_network and kind.trains_on_sequences(policy.config)
+    plan = SamplePlan()
+    if policy.is_trained:
+        plan = dataclasses.replace(kind.sample_plan(policy.config), return_discount=kind.return_discount(policy.config))
+    return PolicyPart(
+        policy_class=policy.policy_class,
+        algo=policy.config.algo if policy.is_of_other_algorithm(config) else None,
+        observation_space=space_to_dict(policy.observation_space) if own else None,
+        action_space=space_to_dict(policy.action_space) if own else None,
+        config={**policy.settings, **(kind.all_acting_settings(policy.config) if is_network else {})},
+        sample_plan=plan,
+        is_trained=policy.is_trained,
+        layout="sequences" if sequences else "rows",
+        sequence_length=policy.config.sequence_length() if sequences else 1,
+        sends="gradients" if policy.is_trained and kind.gradients_from_workers(policy.config) else "rows",
+    )

@@ -1,0 +1,233 @@
+"""Evaluation: whole episodes with a saved policy, in this process, without TensorFlow.
+
+result = aiorl.evaluate("runs/ppo_CartPole-v1_...", episodes=20)
+print(result.mean, result.std)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from aiorl.acting.saved_run import SavedRun
+from aiorl.config.worker import OF_EVALUATIONS
+from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
+from aiorl.env.video import Film
+from aiorl.errors import ConfigError
+from aiorl.sampling.arguments import WorkerArguments
+from aiorl.sampling.callbacks import DefaultCallbacks, named_callbacks
+from aiorl.sampling.learned_policies import learned_policies, named_function
+from aiorl.sampling.worker import RolloutWorker
+
+if TYPE_CHECKING:
+    from aiorl.config.worker import WorkerPart
+    from aiorl.offline.io import OutputCreator
+
+__all__ = ["Evaluation", "evaluate"]
+
+_FILMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Result of an evaluation.
+
+    Attributes:
+        checkpoint: path of the checkpoint.
+        algo: the algorithm that trained it.
+        env: name of the environment.
+        env_steps: env steps that had been trained on.
+        seed: what the environment and all that is drawn were seeded with; None for an environment without seeds.
+        explore: actions were drawn; else they were the most likely ones.
+        returns: undiscounted return of each episode, all agents together, raw.
+        lengths: env steps of each episode.
+        policy_returns: policy id -> returns of its agents, one for each agent and episode; empty for a single agent.
+        custom_metrics: name -> what the run's callbacks noted, a value for each episode that has it.
+        video: path of the video; None without one.
+    """
+
+    checkpoint: str
+    algo: str
+    env: str
+    env_steps: int
+    seed: int | None
+    explore: bool
+    returns: list[float]
+    lengths: list[int]
+    policy_returns: dict[str, list[float]]
+    custom_metrics: dict[str, list[float]]
+    video: str | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns (ddof 0)."""
+        return float(np.std(self.returns))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON data, with mean, deviation, least and greatest return."""
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {
+            "mean": self.mean, "std": self.std, "min": min(self.returns), "max": max(self.returns),
+            "episodes": len(self.returns), **own,
+        }  # fmt: skip
+
+
+def evaluate(
+    path: str | Path,
+    *,
+    episodes: int = 10,
+    seed: int | None = None,
+    explore: bool = False,
+    video: str | Path | None = None,
+    render: Literal["human"] | None = None,
+    output: str | Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    on_episode: Callable[[RolloutMetrics], None] = lambda episode: None,
+) -> Evaluation:
+    """Play whole episodes with the policies of a checkpoint, one environment, one episode after the other.
+
+    The environment and its wrappers are those that the policies were trained with. Filter statistics stay those of the
+    checkpoint.
+
+    Args:
+        path: a checkpoint, a run directory, or a directory of checkpoints; of several the newest that is whole.
+        episodes: how many.
+        seed: of the environment and of all that is drawn; None takes a fresh one, which the result names.
+        explore: True draws actions from their distribution, False takes the most likely ones.
+        video: file for a film of the first three episodes, such as ``cartpole.mp4``; takes the extra ``video``.
+        render: "human" shows the environment in a window, where it can.
+        output: directory or URI where the episodes are stored, for others to learn from or to be judged on. Rows hold
+            what the policy's algorithm trains on: where a filter is between, filtered observations, or those before
+            it if the algorithm filters as it trains.
+        config: keys of workers that are otherwise than in training, nested as the config is, such as
+            ``{"env_config": {...}}``; not ``seed``, nor how environments are stepped.
+        on_episode: told of each episode as it ends.
+
+    Raises:
+        CheckpointError: there is none, or it can't be used.
+        ConfigError: an argument that can't be honoured; an environment that is not installed, or makes no images.
+        EnvError: the environment failed.
+        ImportError: a network can only be run in TensorFlow, which is not installed.
+    """
+    for key, value, least in (("episodes", episodes, 1), ("seed", 0 if seed is None else seed, 0)):
+        if not isinstance(value, int | np.integer) or value < least:
+            said = f"{key} is {value!r:.50}, expected a whole number of at least {least}."
+            raise ConfigError(said, key=key, value=value)
+    if video is not None and render is not None:
+        raise ConfigError("an evaluation is filmed or shown in a window, not both.", key="video", value=str(video))
+    run = SavedRun.open(path)
+    # where the run's own samples are stored is not for this
+    part = run.acting.part.for_evaluation({"output": None if output is None else str(output), **(config or {})})
+    if seed is None and part.seed is not None:  # else the environment takes none
+        seed = secrets.randbits(31)
+    film_or_none = contextlib.nullcontext() if video is None else Film(Path(video))
+    with film_or_none as film, _worker(run, part, seed, explore, film, render) as worker:
+        played = _play(worker, episodes, on_episode)
+    columns = EpisodeColumns.of(played)
+    return Evaluation(
+        checkpoint=str(run.checkpoint.path),
+        algo=run.acting.part.algo,
+        env=part.env,
+        env_steps=run.env_steps,
+        seed=seed,
+        explore=explore,
+        returns=columns.rewards.tolist(),
+        lengths=columns.lengths.tolist(),
+        policy_returns={name: values.tolist() for name, values in columns.policy_rewards.items()},
+        custom_metrics={name: values.tolist() for name, values in columns.custom.items()},
+        video=None if video is None else str(video),
+    )
+
+
+def _worker(
+    run: SavedRun,
+    part: WorkerPart,
+    seed: int | None,
+    explore: bool,
+    film: Film | None,
+    render: Literal["human"] | None,
+) -> RolloutWorker:
+    """A worker that samples whole episodes with a run's policies."""
+    mode = "rgb_array" if film is not None else render
+    settings = part.model_copy(
+        update={
+            **OF_EVALUATIONS,
+            "seed": seed,
+            "env_config": {**part.env_config, **({} if mode is None else {"render_mode": mode})},
+        }
+    )
+    callbacks = named_callbacks(part.callbacks) or DefaultCallbacks
+    multiagent = part.multiagent
+    stored: dict[str, Any] = {} if part.output is None else {"output_creator": _output_of(part)}
+    worker = RolloutWorker.of(
+        WorkerArguments(
+            settings=settings,
+            env_creator=part.env,
+            policy=learned_policies(part, run.acting.graphs, explore=explore),
+            policy_mapping_fn=named_function(multiagent.policy_mapping_fn, "multiagent.policy_mapping_fn"),
+            observation_fn=named_function(multiagent.observation_fn, "multiagent.observation_fn"),
+            callbacks=callbacks if film is None else _filming(callbacks, film),
+            **stored,
+        )
+    )
+    try:
+        worker.set_weights({policy_id: run.weights(policy_id) for policy_id in run.acting.graphs})
+        for policy_id, own in worker.filters.items():
+            run.restore_filter(policy_id, own)
+            own.is_frozen = True
+        worker.set_global_vars({"timestep": run.env_steps})  # exploration goes by it
+    except BaseException:
+        worker.stop()
+        raise
+    return worker
+
+
+def _output_of(settings: WorkerPart) -> OutputCreator:
+    """What makes the writer of the episodes; who stores none loads nothing for it."""
+    from aiorl.offline.sources import configured_output
+
+    return configured_output(settings)
+
+
+def _play(worker: RolloutWorker, episodes: int, on_episode: Callable[[RolloutMetrics], None]) -> list[RolloutMetrics]:
+    played: list[RolloutMetrics] = []
+    while len(played) < episodes:
+        worker.sample()
+        for found in worker.get_metrics():
+            if isinstance(found, RolloutMetrics) and len(played) < episodes:
+                played.append(found)
+                on_episode(found)
+    return played
+
+
+def _filming(base: type[DefaultCallbacks], film: Film) -> type[DefaultCallbacks]:
+    """The run's callbacks, with a film of the first episodes."""
+
+    class Filming(base):  # type: ignore[misc, valid-type]  # whichever class the run has
+        """Takes a picture after each step."""
+
+        num_ended = 0
+
+        def on_episode_step(self, *, base_env: Any, **kwargs: Any) -> None:
+            """See DefaultCallbacks."""
+            super().on_episode_step(base_env=base_env, **kwargs)
+            if self.num_ended < _FILMED:
+                film.take(base_env.get_unwrapped()[0])
+
+        def on_episode_end(self, **kwargs: Any) -> None:
+            """See DefaultCallbacks."""
+            super().on_episode_end(**kwargs)
+            self.num_ended += 1
+
+    return Filming

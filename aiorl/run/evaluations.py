@@ -1,0 +1,350 @@
+"""Evaluations of a run while it trains: checkpoints, played by processes of their own or here; the best one is kept.
+
+checkpoint in evaluation/ -> `aiorl.run.evaluation_child` -> a result, and best/ if no other did as well
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aiorl.config.regular_file import parse_json, read_regular
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import AiorlError, CheckpointError, EvaluationError
+from aiorl.process.cores import usable_cores
+from aiorl.process.python_path import child_python, python_path
+from aiorl.process.replaced_file import replaced_directory
+from aiorl.process.tasks import Tasks, first_of
+from aiorl.text import one_line
+
+__all__ = ["BEST", "Evaluations", "Play", "as_result", "manner_of"]
+
+logger = logging.getLogger(__name__)
+
+Play = Callable[[Path, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Plays a checkpoint as `Evaluations.request` says; what `Evaluation.to_dict` gives."""
+
+BEST = "best"
+"""Directory of a run, in which the checkpoint is that did best in an evaluation."""
+_DIRECTORY = "evaluation"
+_SUMMARY = "evaluation.json"
+_MAX_BYTES = 1 << 26
+_MAX_REASON = 500
+_FINISH_S = 10.0
+_SEED = 0x65766131  # apart from the seeds of workers
+
+
+class Evaluations:
+    """Evaluates a run every ``evaluation_interval`` iterations, beside training or while that stands still.
+
+    Attributes:
+        is_beside: training goes on meanwhile.
+        mean_return: of the newest evaluation; NaN before the first.
+        holds_up: which evaluation training waits for, in plain words; "" for none.
+    """
+
+    def __init__(
+        self,
+        config: CommonConfig,
+        run_dir: Path,
+        save: Callable[[Path], Awaitable[Path]],
+        *,
+        tell: Callable[[str, int], None],
+        is_beside: bool | None = None,
+        play: Play | None = None,
+    ) -> None:
+        """Nothing is evaluated yet.
+
+        Args:
+            config: the effective configuration.
+            run_dir: the run's directory.
+            save: writes a checkpoint of now into a directory; its path.
+            tell: told (text, logging level) what users want to know.
+            is_beside: whether training goes on meanwhile; None is as the config says.
+            play: plays where training stands still for it, unless the config wants processes; None has one do so.
+        """
+        num_workers = config.evaluation_num_workers
+        if num_workers is None:
+            num_workers = int(play is None and config.num_workers + 1 < usable_cores())
+        self.is_beside = num_workers > 0 if is_beside is None else is_beside
+        self.mean_return = math.nan
+        self.holds_up = ""
+        self._config = config
+        self._directory = run_dir / _DIRECTORY
+        self._best = run_dir / BEST
+        self._save = save
+        self._tell = tell
+        self._play_here = None if self.is_beside else play
+        self._children = [_Child() for _ in range(max(1, num_workers))]
+        self._tasks = Tasks(lambda error: None)
+        self._running: asyncio.Task[None] | None = None
+        self._finished: dict[str, Any] | None = None
+        self._is_written, self._hurry = asyncio.Event(), asyncio.Event()
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether an iteration of that number has an evaluation; 0 is the beginning of a run."""
+        interval = self._config.evaluation_interval
+        return interval is not None and interval > 0 and iteration % interval == 0
+
+    def begin(self, iteration: int) -> bool:
+        """Evaluate beside training; nothing, and False, if the evaluation before is still going on, which is told."""
+        if self._running is not None and not self._running.done():
+            self._tell(
+                f"iteration {iteration} is not evaluated, since the evaluation before it is still going on; "
+                "a longer evaluation_interval or more evaluation_num_workers would let it",
+                logging.WARNING,
+            )
+            return False
+        self._is_written.clear()
+        self._running = self._tasks.start(self.run(iteration), "evaluation")
+        return True
+
+    async def begin_and_write(self, iteration: int) -> None:
+        """As `begin`, and wait until what is to be evaluated is written: what is trained stands still until then."""
+        if self.begin(iteration):
+            await self._is_written.wait()
+
+    async def run(self, iteration: int) -> None:
+        """Evaluate and wait for it; nothing goes wrong that training would not survive."""
+        if not self.is_beside:
+            self.holds_up = f"training waits for the evaluation of iteration {iteration}, which goes on"
+        try:
+            with self._surviving():
+                try:
+                    path = await self.checkpoint()
+                finally:
+                    self._is_written.set()
+                self.conclude(path, await self._play(path, iteration), iteration)
+        finally:
+            self.holds_up = ""
+
+    def run_here(
+        self,
+        iteration: int,
+        checkpoint: Callable[[], Path],
+        play: Callable[[Path, Mapping[str, Any]], Mapping[str, Any]],
+    ) -> None:
+        """As `run`, in the caller's thread.
+
+        Args:
+            iteration: the one that has ended.
+            checkpoint: gives the result of `checkpoint`.
+            play: plays a checkpoint as a `request` says; what `Evaluation.to_dict` gives.
+        """
+        with self._surviving():
+            path = checkpoint()
+            try:
+                found = play(path, self.request(iteration))
+            except Exception as error:  # whatever an environment or a callback raises, as in a process of its own
+                raise EvaluationError(str(error) or type(error).__name__) from error
+            self.conclude(path, as_result([found]), iteration)
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        try:
+            yield
+        except (AiorlError, OSError) as error:
+            self._tell(f"the evaluation failed: {one_line(str(error), _MAX_REASON)}; training goes on", logging.ERROR)
+
+    async def finish(self) -> None:
+        """Wait a while for the evaluation that goes on beside training: what is being evaluated may be the best."""
+        if self._running is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(first_of(self._hurry.wait(), self._running), _FINISH_S)
+
+    def hurry(self) -> None:
+        """Have `finish` wait no longer."""
+        self._hurry.set()
+
+    def take(self) -> dict[str, Any]:
+        """What belongs into the next result of training: ``{"evaluation": {...}}`` if one is finished, else nothing."""
+        finished, self._finished = self._finished, None
+        return {} if finished is None else {"evaluation": finished}
+
+    def request(self, iteration: int) -> dict[str, Any]:
+        """What `aiorl.evaluate` is to be told for an iteration."""
+        config, seed = self._config, None
+        if config.seed is not None:
+            seed = int(np.random.SeedSequence((config.seed, _SEED, iteration)).generate_state(1)[0] >> 1)
+        return {
+            "episodes": config.evaluation_num_episodes,
+            "seed": seed,
+            **manner_of(config),
+        }
+
+    async def checkpoint(self) -> Path:
+        """Write what is to be evaluated.
+
+        Raises:
+            CheckpointError: it can't be written.
+        """
+        shutil.rmtree(self._directory, ignore_errors=True)
+        return await self._save(self._directory)
+
+    def conclude(self, path: Path, found: Mapping[str, Any], iteration: int) -> None:
+        """Take a result in: the next result of training tells it, and the checkpoint is kept if it is the best."""
+        self.mean_return = float(found["episode_reward_mean"])
+        self._finished = {**found, "training_iteration": iteration}
+        steps = int(found["env_steps_trained"])
+        is_best = self._keep_if_best(path, self._finished)
+        self._tell(
+            f"evaluation after {steps:,} env steps: return {self.mean_return:,.1f} (deviation "
+            f"{found['episode_reward_std']:,.1f}) over {found['episodes_this_iter']} episodes"
+            + (", the best so far" if is_best else ""),
+            logging.INFO,
+        )
+
+    async def close(self) -> None:
+        """End the processes; an evaluation that is going on is left."""
+        await self._tasks.close()
+        for child in self._children:
+            await child.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _play(self, path: Path, iteration: int) -> dict[str, Any]:
+        """Share the episodes out; the result of all."""
+        request, children = self.request(iteration), self._children
+        if self._play_here is not None:
+            return as_result([await self._play_here(path, request)])
+        share, more = divmod(request["episodes"], len(children))
+        requests = []
+        for position in range(len(children)):
+            episodes = share + (position < more)
+            seed = None if request["seed"] is None else request["seed"] + position
+            if episodes:
+                requests.append({**request, "checkpoint": str(path), "episodes": episodes, "seed": seed})
+        found = await asyncio.gather(
+            *(child.ask(own) for child, own in zip(children, requests, strict=False)), return_exceptions=True
+        )
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        return as_result([each for each in found if isinstance(each, dict)])
+
+    def _keep_if_best(self, path: Path, found: Mapping[str, Any]) -> bool:
+        """Keep the checkpoint in `BEST` if none before did as well."""
+        if not self.mean_return > self._best_so_far():  # nor if it is no number
+            return False
+        try:
+            with replaced_directory(self._best) as temporary:
+                os.replace(path, temporary / path.name)
+                (temporary / _SUMMARY).write_text(json.dumps(dict(found), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise CheckpointError(self._best, f"can't be written: {error.strerror or error}.") from error
+        return True
+
+    def _best_so_far(self) -> float:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            summary = parse_json(read_regular(self._best / _SUMMARY, max_bytes=_MAX_BYTES))
+            return float(summary["episode_reward_mean"])
+        return -math.inf
+
+
+def manner_of(config: CommonConfig) -> dict[str, Any]:
+    """How evaluations are played by ``evaluation_config``, as arguments of `aiorl.evaluate`."""
+    changes = dict(config.evaluation_config)
+    return {"explore": bool(changes.pop("explore", False)), "config": changes}
+
+
+def as_result(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What stands under ``evaluation`` in results, by the names used there.
+
+    Args:
+        found: what `Evaluation.to_dict` gives, of one or several processes.
+    """
+    returns, lengths = ([value for each in found for value in each[name]] for name in ("returns", "lengths"))
+    policies, custom = (_gathered(found, name) for name in ("policy_returns", "custom_metrics"))
+    rewards = {name: _spread(values) for name, values in policies.items()}
+    return {
+        "episodes_this_iter": len(returns),
+        **{f"episode_reward_{kind}": value for kind, value in _spread(returns).items()},
+        "episode_reward_std": float(np.std(returns)),
+        "episode_len_mean": float(np.mean(lengths)),
+        **{f"policy_reward_{kind}": {name: own[kind] for name, own in rewards.items()} for kind in _spread([0.0])},
+        "custom_metrics": {
+            f"{name}_{kind}": value for name, values in custom.items() for kind, value in _spread(values).items()
+        },
+        "env_steps_trained": int(found[0]["env_steps"]),
+        "explore": bool(found[0]["explore"]),
+        "seed": found[0]["seed"],
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
+
+
+def _gathered(found: Sequence[Mapping[str, Any]], name: str) -> dict[str, list[float]]:
+    """The values of all, by what each calls them."""
+    gathered: dict[str, list[float]] = {}
+    for each in found:
+        for key, values in each[name].items():
+            gathered.setdefault(key, []).extend(values)
+    return gathered
+
+
+class _Child:
+    """A process that evaluates, started when it is first asked."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What it answers.
+
+        Raises:
+            EvaluationError: it failed.
+        """
+        was_there = self._process is not None
+        line = await self._asked(request)
+        if not line and was_there:  # it had ended since, however that came
+            line = await self._asked(request)
+        if not line:
+            raise EvaluationError("the process that evaluates has ended, and said nothing")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise EvaluationError(str(answer["error"]))
+        return answer
+
+    async def _asked(self, request: Mapping[str, Any]) -> bytes:
+        """The line that it answers, empty if it has ended."""
+        if self._process is None:
+            self._process = await asyncio.create_subprocess_exec(
+                *child_python("aiorl.run.evaluation_child"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_MAX_BYTES,
+                start_new_session=True,
+                env={**os.environ, **python_path(), "OMP_NUM_THREADS": "1"},
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = b""
+        try:
+            with contextlib.suppress(ConnectionError):
+                process.stdin.write(json.dumps(dict(request)).encode() + b"\n")
+                await process.stdin.drain()
+                line = await process.stdout.readline()
+        finally:
+            if not line.endswith(b"\n"):  # a late answer would be taken for that to another request
+                await self.close()
+        return line
+
+    async def close(self) -> None:
+        """End it."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

@@ -1,0 +1,176 @@
+"""Comparison of a file that was just written with the policy that it was written from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.acting.acting_graph import (
+    DIST_INPUTS_OUTPUT,
+    OBS_INPUT,
+    PREV_ACTIONS_INPUT,
+    PREV_REWARDS_INPUT,
+    Previous,
+)
+from aiorl.acting.distributions import MASKED_LOGIT
+from aiorl.acting.graph_policy import ActResult, GraphPolicy
+from aiorl.data import columns as c
+from aiorl.errors import ExportError
+from aiorl.run.export.form import PolicyForm
+
+__all__ = ["ROWS", "TOLERANCE", "Compared", "Runner", "check_against_policy"]
+
+Array = NDArray[Any]
+Runner = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+"""Runs a file: inputs by name -> outputs by name, [N, ...]."""
+
+TOLERANCE = 1e-5
+"""Largest difference, as a share of the largest number of an output where that is above 1."""
+ROWS = (1, 3, 16)
+"""Rows of the evaluations that are compared."""
+
+_STEPS = 2
+_SPREAD = 5.0  # standard deviations
+_ROUNDING = 10.0
+"""Times the rounding that a difference may have where that is more than TOLERANCE: runtimes add up in other orders."""
+
+
+class Compared(NamedTuple):
+    """What a comparison found, as shares of the largest numbers of outputs, where these are above 1.
+
+    Attributes:
+        difference: the largest between file and policy.
+        rounding: the largest that a change of the last digit of each weight makes in the policy: a deep network with
+            large weights has few digits that are certain.
+    """
+
+    difference: float
+    rounding: float
+
+
+def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
+    """Run a file and its policy on the same random observations, several rows at a time, a few steps each.
+
+    Args:
+        form: the policy.
+        run: runs the file.
+    Raises: ExportError if the file fails, or its outputs are not the policy's.
+    """
+    rng = np.random.default_rng(0)
+    policy, nudged = form.parts.policy, _nudged(form, rng)
+    difference = rounding = 0.0
+    for rows in ROWS:
+        states = policy.initial_state(rows)
+        for _ in range(_STEPS):
+            obs, prev = _random_obs(form, rng, rows), _random_previous(form, rng, rows)
+            inputs = {OBS_INPUT: obs, **dict(zip(form.spec.state_inputs, states, strict=True))}
+            if prev is not None:
+                inputs |= {PREV_ACTIONS_INPUT: prev[0], PREV_REWARDS_INPUT: prev[1]}
+            try:
+                outputs = dict(run(inputs))
+            except Exception as error:
+                # whatever the format's runtime raises
+                raise ExportError(f"the file that was written doesn't run: {error!s:.500}") from error
+            _check_form(form, outputs, rows)
+            filtered = form.parts.filter(obs, update=False)
+            wanted, others = (
+                _by_name(form, one.act(filtered, states, prev=prev, explore=False)) for one in (policy, nudged)
+            )
+            states = [wanted[name] for name in form.spec.output_names[2:]]
+            for name, want in wanted.items():
+                own_rounding = _difference(others[name], want)
+                found = _difference(outputs[name], want)
+                _check_difference(name, found, max(TOLERANCE, _ROUNDING * own_rounding))
+                difference, rounding = max(difference, found), max(rounding, own_rounding)
+            for name, want in _actions_for(form, outputs[DIST_INPUTS_OUTPUT]):
+                found = _difference(outputs[name], want)
+                _check_difference(name, found, TOLERANCE if want.dtype.kind == "f" else 0.0)
+                difference = max(difference, found)
+    return Compared(difference, rounding)
+
+
+def _nudged(form: PolicyForm, rng: np.random.Generator) -> GraphPolicy:
+    """The policy with the last digit of each weight changed, up or down by chance."""
+    policy = form.run.parts(form.parts.policy_id).policy
+    policy.set_weights({
+        name: np.nextafter(weight, rng.choice(np.array([-np.inf, np.inf], weight.dtype), weight.shape))
+        if weight.dtype.kind == "f"
+        else weight
+        for name, weight in form.weights.items()
+    })  # fmt: skip
+    return policy
+
+
+def _by_name(form: PolicyForm, result: ActResult) -> dict[str, Array]:
+    """What a network gave, by the names of the outputs."""
+    given = (result.columns[c.ACTION_DIST_INPUTS], result.columns[c.VF_PREDS], *result.state_out)
+    return dict(zip(form.spec.output_names, given, strict=True))
+
+
+def _random_obs(form: PolicyForm, rng: np.random.Generator, rows: int) -> Array:
+    """Observations [N, ...] as the preprocessor gives them, of sizes that the network has met."""
+    preprocessor, own = form.parts.preprocessor, form.normalisation
+    space = preprocessor.observation_space
+    assert isinstance(space, spaces.Box), "preprocessors give arrays"
+    is_whole = preprocessor.dtype.kind != "f"
+    centre: Array = np.zeros(space.shape)
+    spread: Array = np.full(space.shape, 256.0 if is_whole else 1.0)
+    if own is not None:
+        centre, spread = own.centre.astype(np.float64), 1.0 / own.scale.astype(np.float64)
+    low, high = (np.clip(centre + side * spread, space.low, space.high) for side in (-_SPREAD, _SPREAD))
+    obs = rng.uniform(low, high, (rows, *space.shape))
+    num_mask = preprocessor.layout.num_mask
+    if num_mask:
+        obs[:, :num_mask] = rng.integers(0, 2, (rows, num_mask))
+        obs[form.parts.policy.rows_without_action(obs), :num_mask] = 1.0
+    return (np.rint(obs) if is_whole else obs).astype(preprocessor.dtype)
+
+
+def _random_previous(form: PolicyForm, rng: np.random.Generator, rows: int) -> Previous | None:
+    """Actions and rewards of a step before; the first row has none, as at an episode's start."""
+    spec = form.spec.prev_action
+    if spec is None:
+        return None
+    policy = form.parts.policy
+    policy.action_space.seed(int(rng.integers(1 << 31)))
+    actions = np.stack([policy.layout.to_row(policy.action_space.sample()) for _ in range(rows)])
+    actions[0] = 0
+    return actions.astype(spec.dtype), rng.standard_normal(rows).astype(np.float32)
+
+
+def _check_form(form: PolicyForm, outputs: Mapping[str, Array], rows: int) -> None:
+    found = {name: (value.shape, value.dtype.name) for name, value in outputs.items()}
+    wanted = {spec.name: ((rows, *spec.shape), spec.dtype) for spec in form.outputs}
+    if found != wanted:
+        raise ExportError(f"the file that was written gives {found}, expected {wanted}")
+
+
+def _actions_for(form: PolicyForm, dist_inputs: Array) -> Iterator[tuple[str, Array]]:
+    """The actions that aiorl would choose for a file's own inputs of the distribution.
+
+    So two actions that are all but equally likely are no difference.
+    """
+    policy, layout = form.parts.policy, form.parts.policy.layout
+    actions = policy.distribution.deterministic(dist_inputs)
+    if form.run.acting.part.clip_actions:
+        actions = layout.clip(actions)
+    return ((part.output.name, own) for part, own in zip(form.actions, layout.split(actions), strict=True))
+
+
+def _difference(got: Array, want: Array) -> float:
+    """The largest difference of an output; of numbers that are not whole as a share of the largest one above 1."""
+    sizes = np.abs(want[np.abs(want) < -MASKED_LOGIT].astype(np.float64))
+    scale = max(1.0, sizes.max(initial=0.0)) if want.dtype.kind == "f" else 1.0
+    differences = np.abs(got.astype(np.float64) - want.astype(np.float64)) / scale
+    return float(differences.max(initial=0.0))
+
+
+def _check_difference(name: str, found: float, limit: float) -> None:
+    if not found <= limit:
+        raise ExportError(
+            f"the file that was written is not the policy: {name} differs by {found:.3g}, which may be {limit:.3g}"
+        )

@@ -1,0 +1,185 @@
+"""A policy as a Keras model, and what is made of that: `.keras`, SavedModel and TFLite."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+from numpy.typing import NDArray
+
+from aiorl.acting.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, PREV_ACTIONS_INPUT, PREV_REWARDS_INPUT
+from aiorl.errors import ExportError
+from aiorl.learning.models.functional import FunctionalNetwork, FunctionalQNetwork
+from aiorl.run.export.check import Runner
+from aiorl.run.export.form import PolicyForm
+from aiorl.run.export.steps import choose_action, normalise
+
+__all__ = ["to_keras", "write_keras", "write_savedmodel", "write_tflite"]
+
+Array = NDArray[Any]
+
+_SIGNATURE = "serving_default"
+_LACKING = re.compile(r"'tf\.(\w+)' op is neither")
+"""How TFLite's converter names an operation that is not built in."""
+_UNKNOWN_CLASS = re.compile(r"Could not locate class '(\w+)'")
+"""How Keras names a class that it can't find by what a file says."""
+
+
+def to_keras(form: PolicyForm) -> Any:
+    """The whole policy as a functional Keras model: a dict of inputs by name -> a dict of outputs by name.
+
+    Raises: ExportError if its network can't be built any more.
+    """
+    spec = form.spec
+    inputs = {item.name: keras.Input(item.shape, dtype=item.dtype, name=item.name) for item in form.inputs}
+    operations = _KerasOperations()
+    obs = inputs[OBS_INPUT]
+    if form.normalisation is not None:
+        obs = normalise(operations, obs, form.normalisation)
+    try:
+        dist_inputs, values, state_out = _network(form)(
+            obs,
+            [inputs[name] for name in spec.state_inputs],
+            inputs.get(PREV_ACTIONS_INPUT),
+            inputs.get(PREV_REWARDS_INPUT),
+        )
+    except ValueError as error:
+        # ConfigError is one, and so is what Keras raises of weights that don't fit the settings
+        raise ExportError(f"its network can't be built: {error!s:.500}") from error
+    given = dict(zip(spec.output_names, (dist_inputs, values, *state_out), strict=True))
+    actions = {part.output.name: choose_action(operations, given[DIST_INPUTS_OUTPUT], part) for part in form.actions}
+    return keras.Model(inputs, actions | given, name="policy")
+
+
+def _network(form: PolicyForm) -> FunctionalNetwork | FunctionalQNetwork:
+    """The policy's network, to be applied to Keras's tensors.
+
+    Raises: ConfigError if it can't be made of what the checkpoint holds.
+    """
+    parts, settings, weights = form.parts, form.settings, form.weights
+    layout, distribution, model = parts.preprocessor.layout, parts.policy.distribution, settings.get("model") or {}
+    if not FunctionalQNetwork.is_form_of(distribution, weights):
+        return FunctionalNetwork(layout, form.spec.obs_dtype, distribution, model, weights)
+    least, largest = settings.get("v_min"), settings.get("v_max")
+    returns = None if least is None or largest is None else (least, largest)
+    return FunctionalQNetwork(layout, form.spec.obs_dtype, distribution, model, weights, returns)
+
+
+def write_keras(form: PolicyForm, path: Path) -> Runner:
+    """Write a ``.keras`` file, and open it as Keras does by default: without running code that it holds.
+
+    Raises: ExportError if its network holds what such a file can't.
+    """
+    try:
+        to_keras(form).save(path)
+        model = keras.models.load_model(path, compile=False)
+    except Exception as error:
+        # whatever layers of the user's own raise
+        reason = f"{error!s:.500}"
+        if unknown := _UNKNOWN_CLASS.search(str(error)):
+            reason = (
+                f"{unknown[1]} is a class of your own; decorate it with "
+                "@keras.saving.register_keras_serializable(), and have it imported wherever the file is loaded"
+            )
+        raise ExportError(f"Keras can't save and load it: {reason}") from error
+    return lambda inputs: {name: np.asarray(value) for name, value in model(dict(inputs)).items()}
+
+
+def write_savedmodel(form: PolicyForm, path: Path) -> Runner:
+    """Write a SavedModel with the signature ``serving_default``, into a directory, and open it."""
+    _save(form, path)
+    function = tf.saved_model.load(path).signatures[_SIGNATURE]
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = function(**{name: tf.constant(value) for name, value in inputs.items()})
+        return {name: value.numpy() for name, value in outputs.items()}
+
+    return run
+
+
+def write_tflite(form: PolicyForm, path: Path) -> Runner:
+    """Write a TFLite file of built-in operations alone, and open it.
+
+    Raises: ExportError if they don't do for its network.
+    """
+    with tempfile.TemporaryDirectory(prefix="tflite-") as folder:
+        _save(form, Path(folder))
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[_SIGNATURE])
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        try:
+            content = converter.convert()
+        except Exception as error:
+            # the converter's own exceptions have no common base but this
+            lacking = sorted(set(_LACKING.findall(str(error))))
+            reason = f"it has no {', '.join(lacking)}" if lacking else f"{error!s:.500}"
+            raise ExportError(f"TFLite's built-in operations don't do for its network: {reason}") from error
+    path.write_bytes(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the interpreter will move to a package of its own
+        interpreter = tf.lite.Interpreter(str(path))
+    runner = interpreter.get_signature_runner(_SIGNATURE)
+    return lambda inputs: dict(runner(**inputs))
+
+
+def _save(form: PolicyForm, path: Path) -> None:
+    model = to_keras(form)
+    signature = [tf.TensorSpec((None, *item.shape), item.dtype, name=item.name) for item in form.inputs]
+    names = [item.name for item in form.inputs]
+    function = tf.function(
+        lambda *values: model(dict(zip(names, values, strict=True))), input_signature=signature, autograph=False
+    )
+    module = tf.Module()
+    module.weights = [item.value for item in model.weights]
+    module.act = function
+    tf.saved_model.save(module, str(path), signatures={_SIGNATURE: function})
+
+
+class _KerasOperations:
+    """Applies Keras's operations; see `aiorl.run.export.steps.Operations`."""
+
+    def add(self, tensor: Any, constant: Array) -> Any:
+        # the other way round it would be Keras's bias_add, which TFLite has for float32 only
+        return ops.add(constant, tensor)
+
+    def subtract(self, tensor: Any, constant: Array) -> Any:
+        return ops.subtract(tensor, constant)
+
+    def multiply(self, tensor: Any, constant: Array) -> Any:
+        return ops.multiply(tensor, constant)
+
+    def minimum(self, tensor: Any, constant: Array) -> Any:
+        return ops.minimum(tensor, constant)
+
+    def maximum(self, tensor: Any, constant: Array) -> Any:
+        return ops.maximum(tensor, constant)
+
+    def tanh(self, tensor: Any) -> Any:
+        return ops.tanh(tensor)
+
+    def is_positive(self, tensor: Any) -> Any:
+        return ops.greater(tensor, 0.0)
+
+    def argmax(self, tensor: Any) -> Any:
+        # Keras's argmax is made of operations on bits, which TFLite doesn't have
+        return ops.cast(ops.top_k(tensor, 1)[1][..., 0], "int64")
+
+    def columns(self, tensor: Any, start: int, stop: int) -> Any:
+        return tensor[:, start:stop]
+
+    def take(self, tensor: Any, columns: NDArray[np.int64], fill: float) -> Any:
+        padded = ops.pad(tensor, [[0, 0], [0, 1]], constant_values=fill)
+        return ops.take(padded, columns, axis=1)
+
+    def reshape(self, tensor: Any, shape: Sequence[int]) -> Any:
+        return ops.reshape(tensor, [-1, *shape])
+
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        return ops.cast(tensor, dtype)

@@ -1,0 +1,322 @@
+"""What becomes of the fragments that workers bring, and what is leased for them.
+
+    fragments -> assembler -> updates -> weights -> snapshot of the next version -> leases
+
+Nothing here knows an algorithm's name: the algorithm's lease plan says how much may be sampled and at which version.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiorl.errors import BatchError
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.leases import LeaseBook
+from aiorl.net.protocol.ledger import Ledger
+from aiorl.net.protocol.pacing import Pacing
+from aiorl.net.wire.messages import PolicyArrays, Snapshot
+from aiorl.run.build import Learning
+from aiorl.run.fragment_bounds import FragmentBounds
+from aiorl.run.ingest import STALE, AssembledBatch, BatchAssembler, QueuedFragment, check_samples
+from aiorl.run.publish import Publisher
+from aiorl.run.report.results import Results
+from aiorl.run.update_thread import UpdateDone
+from aiorl.text import one_line
+
+__all__ = ["Counters", "Flow", "Sampling", "Updates"]
+
+_MAX_REASON = 500
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals of the run, kept over a resume.
+
+    Attributes:
+        env_steps_sampled: env steps that arrived.
+        agent_steps_sampled: rows that arrived.
+        env_steps_trained: env steps trained on.
+        updates: updates done, skipped ones included.
+        updates_skipped: updates that were not finite.
+    """
+
+    env_steps_sampled: int = 0
+    agent_steps_sampled: int = 0
+    env_steps_trained: int = 0
+    updates: int = 0
+    updates_skipped: int = 0
+
+
+class Updates(Protocol):
+    """Where train batches go: `UpdateThread`."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether ``submit_nowait`` would take a batch now."""
+        ...
+
+    def submit_nowait(self, batch: AssembledBatch) -> bool:
+        """Hand a train batch over; False if it was not taken."""
+        ...
+
+
+class Sampling(Protocol):
+    """Who samples, as far as `Flow` asks for it: `LearnerSession`, which says what each method does."""
+
+    ledger: Ledger
+    leases: LeaseBook
+
+    def publish(self, snapshot: Snapshot, now: float) -> None:
+        """Give a snapshot out."""
+        ...
+
+    def deal(self, version: int, fragments: int) -> None:
+        """Have one train batch sampled."""
+        ...
+
+    def deal_again(self, fragments: int) -> None:
+        """Have so many of its fragments sampled once more."""
+        ...
+
+    def stream(self, waiting: int, min_version: int) -> None:
+        """Have sampled what the run's budget allows."""
+        ...
+
+    def lose(self, slot: int, reason: str, now: float) -> None:
+        """End a worker that sent what is no good."""
+        ...
+
+
+class Flow:
+    """Keeps the update thread busy, and workers sampling for it; made when training begins.
+
+    Attributes:
+        publisher: version and merged filters.
+        metrics: of the newest update.
+        is_granting: workers get leases.
+        is_enough: asked after each update: whether training is to stand still, until `go_on`. An on-policy run leases
+            nothing then; in a streaming one, workers use up the leases they have, and what they bring waits.
+    """
+
+    def __init__(
+        self,
+        learning: Learning,
+        updates: Updates,
+        session: Sampling,
+        counters: Counters,
+        results: Results,
+        *,
+        tell: Callable[..., bool],
+        say: Callable[[str, int], None],
+        max_queued_bytes: int,
+    ) -> None:
+        """Nothing is leased yet.
+
+        Args:
+            learning: what learns, and the leases that it wants.
+            updates: takes the train batches.
+            session: says what is to be leased and published.
+            counters: totals of the run.
+            results: where episodes and lags go.
+            tell: told (kind, source, text, logging level) what a peer has done.
+            say: told (text, logging level) what users want to know.
+            max_queued_bytes: of fragments that wait; no more are streamed beyond.
+        """
+        self.publisher = Publisher(learning.filters)
+        self.metrics: dict[str, float] = {}
+        self.is_granting = False
+        self.is_enough: Callable[[], bool] = lambda: False
+        self._plan = plan = learning.lease_plan
+        self._check_fragment = learning.group.check_fragment
+        self._bounds = FragmentBounds.of(learning.worker_part, has_one_agent=learning.has_one_agent)
+        self._assembler = BatchAssembler(plan)
+        self._pacing: Pacing | None = None
+        if plan.mode == "streaming":
+            self._pacing = Pacing(
+                plan.fragments_per_batch, plan.max_policy_lag, plan.outstanding_per_worker, plan.max_under_way
+            )
+            session.leases.set_pacing(self._pacing)
+        self._updates = updates
+        self._session = session
+        self._counters = counters
+        self._results = results
+        self._tell = tell
+        self._say = say
+        self._max_queued_bytes = max_queued_bytes
+        self._num_in_thread = 0
+        self._stopping = False
+        self._stands_still = False
+
+    @property
+    def is_still(self) -> bool:
+        """Whether training stands still, and the last update has ended."""
+        return self._stands_still and self.is_idle
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no update is being made, and all that were are accounted for."""
+        return not self._num_in_thread
+
+    @property
+    def queued_fragments(self) -> int:
+        """Fragments that wait for a batch."""
+        return self._assembler.queued_fragments
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing is trained on now, and what waits is less than a train batch."""
+        return self.is_idle and not self._assembler.is_ready
+
+    # Fragments and updates ------------------------------------------------------------------------------------
+
+    def take(self, event: ev.SamplesAccepted) -> None:
+        """A fragment has come: it is checked, counted and queued; one that is no good costs its worker its place."""
+        message = event.message
+        try:
+            episodes = check_samples(message, self._bounds)
+            self._check_fragment(message.batches)
+        except BatchError as error:
+            self._session.ledger.discard("malformed", message.env_steps)
+            said = f"worker {event.slot} sent what can't be trained on: {one_line(str(error), _MAX_REASON)}"
+            self._tell("malformed fragments", event.slot, said, logging.ERROR)
+            self._session.lose(event.slot, "it sent a malformed fragment", time.monotonic())
+            if self._pacing is None:
+                self._session.deal_again(1)
+            return
+        self._counters.env_steps_sampled += message.env_steps
+        self._counters.agent_steps_sampled += message.agent_steps
+        if not self._stopping:  # the last result is of what the run ended for, not of what came while it ended
+            self._results.add_episodes(episodes)
+            self._results.add_perf(message.perf)
+        fragment = QueuedFragment(
+            slot=event.slot,
+            seq=message.seq,
+            version=message.first_version,
+            batches=message.batches,
+            env_steps=message.env_steps,
+            incarnation=event.incarnation,
+            filter_deltas=message.filter_deltas,
+        )
+        self._assembler.add(fragment)
+        if self._pacing is not None:
+            self._merge(fragment)
+        elif more := self._assembler.more_wanted():
+            self._session.deal_again(more)
+
+    def feed_updates(self) -> None:
+        """Hand out train batches while the update thread has room, and lease what replaces them."""
+        assembler = self._assembler
+        if self._stopping or self._stands_still:
+            return
+        while self._updates.has_room:
+            assembler.prune(ahead=self._num_in_thread)
+            if not assembler.is_ready:
+                break
+            batch = assembler.take()
+            if self._pacing is None:  # in worker order, so that every bit of the statistic is repeatable
+                for fragment in batch.fragments:
+                    self._merge(fragment)
+            self._updates.submit_nowait(batch)
+            self._num_in_thread += 1
+        for discarded in assembler.take_discarded():
+            self._session.ledger.discard(discarded.reason, discarded.env_steps)
+            if self._pacing is None:  # on-policy: what it saw counts, used or not
+                self._merge(discarded.fragment)
+            elif discarded.reason == STALE:
+                self._pacing.outdated(discarded.fragment.slot)
+        self.stream()
+
+    def _merge(self, fragment: QueuedFragment) -> None:
+        try:
+            self.publisher.merge_deltas(fragment.incarnation, fragment.seq, fragment.filter_deltas)
+        except BatchError as error:
+            said = f"worker {fragment.slot} sent a filter delta that was left out: {one_line(str(error), _MAX_REASON)}"
+            self._tell("filter deltas left out", fragment.slot, said, logging.WARNING)
+
+    def take_update(self, done: UpdateDone) -> None:
+        """An update has ended: account for it, publish its weights if they are to be, lease what comes next."""
+        self._num_in_thread -= 1
+        for fragment in done.batch.fragments:
+            self._results.add_lag(self.publisher.version - fragment.version, fragment.env_steps)
+        self._session.ledger.train(done.batch.env_steps)
+        self._counters.env_steps_trained += done.batch.env_steps
+        self._counters.updates += 1
+        if done.result.skipped:
+            self._counters.updates_skipped += 1
+            where = f": column {done.result.bad_column!r} is not finite" if done.result.bad_column else ""
+            self._say(f"an update was skipped, its loss or gradients were not finite{where}", logging.WARNING)
+        self.metrics = {
+            **done.result.metrics,
+            "update_s": done.update_s,
+            "make_batch_s": done.make_batch_s,
+            "wait_for_batch_s": done.wait_s,
+        }
+        if self._pacing is not None:
+            self._pacing.updated(done.wait_s, self.queued_fragments, time.monotonic())
+        if done.weights is not None:
+            self._session.publish(self.next_snapshot(done.weights), time.monotonic())
+            self._assembler.set_version(self.publisher.version)
+        if self._stands_still or self.is_enough():
+            self.stand_still()
+        self._grant_next_batch()
+
+    def set_weights(self, weights: PolicyArrays) -> None:
+        """Publish other weights than an update led to, while no update is made; training stands still then."""
+        self.stand_still()
+        self._session.publish(self.next_snapshot(weights), time.monotonic())
+        self._assembler.set_version(self.publisher.version)
+
+    def drop_batch(self, batch: AssembledBatch) -> None:
+        """A batch the update thread failed on: its env steps are accounted for."""
+        self._num_in_thread -= 1
+        self._session.ledger.discard("the update failed", batch.env_steps)
+
+    def leave_batches(self, count: int) -> None:
+        """The update thread has ended, and leaves train batches that it has not touched; they stay queued."""
+        self._num_in_thread -= count
+
+    def next_snapshot(self, weights: PolicyArrays) -> Snapshot:
+        """The snapshot of the next version."""
+        return self.publisher.next_snapshot(weights, {"timestep": self._counters.env_steps_sampled})
+
+    # Leases ---------------------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """From now on leases follow the algorithm's plan, and what waits is trained on; nothing if that is so."""
+        if not self.is_granting and not self._stopping:
+            self._stands_still, self.is_granting = False, True
+            self._grant_next_batch()
+            self.feed_updates()
+
+    def stand_still(self) -> None:
+        """Hand out no more train batches until `go_on`; what is leased may come in."""
+        self._stands_still, self.is_granting = True, False
+
+    def stop(self) -> None:
+        """Take nothing more into updates and results, and lease nothing more."""
+        self._stopping = True
+        self.is_granting = False
+
+    def _grant_next_batch(self) -> None:
+        """On-policy: lease exactly one train batch of the newest version. Streaming: what the budget allows."""
+        if self._pacing is not None:
+            self.stream()
+        elif self.is_granting:
+            self._session.deal(self.publisher.version, self._assembler.begin_batch())
+
+    def stream(self) -> None:
+        """Streaming, lease what the budget allows now."""
+        if not self.is_granting or self._pacing is None:
+            return
+        plan, version = self._plan, self.publisher.version
+        coming = self._pacing.outstanding
+        is_enough = self.queued_fragments + coming >= plan.fragments_per_batch
+        if is_enough and self._assembler.bytes_with(coming) >= self._max_queued_bytes:
+            return
+        oldest = version if plan.max_policy_lag is None else version - plan.max_policy_lag
+        waiting = self.queued_fragments + self._num_in_thread * plan.fragments_per_batch
+        self._session.stream(waiting, max(0, oldest))

@@ -1,0 +1,320 @@
+"""From fragments as they arrive to train batches in an order that depends on nothing but who sampled what.
+
+`BatchAssembler` holds references only; columns are copied once, by the algorithm's `make_batch`. It has no clock, no
+socket and no thread. Whatever it won't hand out it gives a reason for, so that the ledger balances.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.data.columns import OBS, VALID
+from aiorl.data.gradient_columns import is_gradient, num_rows
+from aiorl.data.metrics import MAX_HIST, MAX_NAME, MAX_NAMES, EpisodeColumns
+from aiorl.errors import BatchError, InternalError
+from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.net.wire.messages import Samples
+from aiorl.run.fragment_bounds import FragmentBounds
+
+__all__ = ["STALE", "AssembledBatch", "BatchAssembler", "Discarded", "QueuedFragment", "check_samples"]
+
+
+STALE = "stale"
+_MAX_NAME = MAX_NAME + 20  # with what stands before it
+
+PolicyColumns = Mapping[str, Mapping[str, NDArray[Any]]]
+
+
+def check_samples(samples: Samples, bounds: FragmentBounds) -> EpisodeColumns:
+    """Refuse counts, columns and episodes that are too large, or do not belong together; a peer may send anything.
+
+    With several agents an env step may have any number of rows, and rows of policies that don't learn are counted, but
+    not there.
+
+    Args:
+        samples: what came; what is in the columns is checked elsewhere.
+        bounds: of the run.
+    Returns: the finished episodes.
+    Raises: BatchError naming what is wrong.
+    """
+    rows = sum(_rows_of(columns, bounds) for columns in samples.batches.values())
+    for name, steps, most in (
+        ("env_steps", samples.env_steps, bounds.env_steps),
+        ("agent_steps", samples.agent_steps, bounds.agent_steps),
+    ):
+        if steps > most:
+            raise BatchError(name, f"at most {most}", steps)
+    if samples.agent_steps < rows:
+        raise BatchError("agent_steps", f"at least {rows}", samples.agent_steps)
+    if bounds.has_one_row_a_step and samples.env_steps < rows:
+        raise BatchError("env_steps", f"at least {rows}", samples.env_steps)
+    for name, value in samples.perf.items():
+        if not math.isfinite(value):
+            raise BatchError(f"perf {name:.50}", "a finite number", value)
+    for policy_id, delta in samples.filter_deltas.items():
+        count = delta.get("n")
+        if count is not None and count.size == 1 and count.item() > bounds.observations:
+            raise BatchError(f"filter delta {policy_id:.50}", f"at most {bounds.observations} samples", count.item())
+    return _checked_episodes(samples.episodes, bounds.values)
+
+
+def _rows_of(columns: Mapping[str, NDArray[Any]], bounds: FragmentBounds) -> int:
+    """The transitions among the columns of a policy."""
+    if is_gradient(columns):
+        held = found = num_rows(columns)
+    else:
+        obs, valid = columns.get(OBS), columns.get(VALID)
+        if obs is None or obs.ndim < 2:
+            raise BatchError("batches", "columns [T, N, ...]", "none")
+        held = obs.shape[0] * obs.shape[1]
+        found = held if valid is None else int(np.count_nonzero(valid))
+    if held > bounds.rows:
+        raise BatchError("batches", f"at most {bounds.rows} rows, padding included", held)
+    return found
+
+
+def _checked_episodes(arrays: Mapping[str, NDArray[Any]], most: int) -> EpisodeColumns:
+    """The finished episodes, none of whose columns holds more values than ``most``."""
+    lengths, rewards = arrays.get("lengths"), arrays.get("rewards")
+    if lengths is None or rewards is None or lengths.ndim != 1 or lengths.shape != rewards.shape:
+        raise BatchError("episodes", "lengths and rewards [E]", ", ".join(sorted(arrays))[:100])
+    if lengths.size > most:
+        raise BatchError("episodes", f"at most {most}", lengths.size)
+    if lengths.dtype.kind != "i" or lengths.dtype.itemsize > 4 or (lengths < 0).any():
+        raise BatchError("episodes", "lengths int32 >= 0", lengths.dtype)
+    if longest := next((name for name in arrays if len(name) > _MAX_NAME), ""):
+        raise BatchError("episodes", f"names of at most {_MAX_NAME} characters", f"{longest!r:.100}")
+    if len(arrays) > MAX_NAMES + 2:
+        raise BatchError("episodes", f"at most {MAX_NAMES} names", len(arrays))
+    if odd := next((name for name in arrays if name.startswith("estimate/") and not _is_estimate(name)), ""):
+        raise BatchError("episodes", "an estimator and its metric in the name of an estimate", f"{odd!r:.100}")
+    for name, values in arrays.items():
+        allowed = min(most, MAX_HIST) if name.startswith("hist/") else most
+        if values.size > allowed:
+            raise BatchError(f"episodes {name}", f"at most {allowed} values", values.size)
+        if name != "lengths" and (values.ndim != 1 or values.dtype.kind != "f" or not np.isfinite(values).all()):
+            raise BatchError(f"episodes {name}", "finite numbers [E]", f"{values.dtype} {values.shape}")
+    return EpisodeColumns.from_arrays(arrays)
+
+
+def _is_estimate(name: str) -> bool:
+    estimator, _, metric = name.removeprefix("estimate/").partition("/")
+    return bool(estimator and metric)
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedFragment:
+    """A fragment that waits to be trained on.
+
+    Attributes:
+        slot: worker slot it came from.
+        seq: its number among that worker's fragments.
+        version: oldest policy version that acted in it.
+        batches: policy id -> columns by name.
+        env_steps: env steps it took.
+        incarnation: registration life of the worker.
+        filter_deltas: policy id -> what its observations add to the filter.
+        num_bytes: of the columns.
+    """
+
+    slot: int
+    seq: int
+    version: int
+    batches: PolicyColumns = field(repr=False)
+    env_steps: int
+    incarnation: str = ""
+    filter_deltas: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict, repr=False)
+    num_bytes: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        num_bytes = sum(array.nbytes for columns in self.batches.values() for array in columns.values())
+        object.__setattr__(self, "num_bytes", num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Env steps that will not be trained on.
+
+    Attributes:
+        reason: `STALE` (older than the bound on policy lag) or "surplus" (on-policy: more than a batch wants).
+        env_steps: how many.
+        fragment: the fragment they were taken for.
+    """
+
+    reason: str
+    env_steps: int
+    fragment: QueuedFragment = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledBatch:
+    """The fragments of one train batch, ready for `PolicyGroup.make_batch`.
+
+    Attributes:
+        fragments: on-policy by slot, then seq; streaming in the order of arrival.
+        env_steps: those of all of them.
+        lags: versions between each fragment's policy and the learner's, when they were taken.
+    """
+
+    fragments: tuple[QueuedFragment, ...]
+    env_steps: int
+    lags: tuple[int, ...]
+
+    @property
+    def batches(self) -> list[PolicyColumns]:
+        """Columns of each fragment, by policy id."""
+        return [fragment.batches for fragment in self.fragments]
+
+
+class BatchAssembler:
+    """Queues fragments and hands them out by the batch.
+
+    On-policy it takes fragments of the current version only, as many as one batch wants, and hands them out sorted,
+    so that two runs with the same seeds train on the same batches whatever order the network delivered them in. Where
+    fragments have whole episodes, it says in turns how many more make up the env steps of a batch, for how long they
+    are shows when the ones before are there: else a batch would have the more steps, the shorter fragments are to be.
+    Streaming it is a queue that drops what has become too old; leases bound it (`aiorl.net.protocol.pacing`).
+
+    The version is the learner's: `set_version` after each update. Doubles must be dropped before (the session does).
+    """
+
+    def __init__(self, plan: LeasePlan) -> None:
+        """Start empty, at version 0, with the algorithm's plan."""
+        self._plan = plan
+        self._newest_bytes = self._queued_bytes = 0
+        self._queue: deque[QueuedFragment] = deque()
+        self._version = 0
+        self._queued_env_steps = 0
+        self._wanted = plan.fragments_per_batch
+        self._discarded: list[Discarded] = []
+
+    @property
+    def version(self) -> int:
+        """The learner's policy version."""
+        return self._version
+
+    @property
+    def queued_env_steps(self) -> int:
+        """Env steps that wait."""
+        return self._queued_env_steps
+
+    @property
+    def queued_fragments(self) -> int:
+        """Fragments that wait."""
+        return len(self._queue)
+
+    def bytes_with(self, coming: int) -> int:
+        """Bytes that wait, and those of so many more fragments, if they are as large as the newest one."""
+        return self._queued_bytes + coming * self._newest_bytes
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` has a whole batch."""
+        return len(self._queue) >= self._wanted and not self._env_steps_missing
+
+    @property
+    def _env_steps_missing(self) -> int:
+        """On-policy, what the fragments that wait lack of a batch whose number of fragments is not known beforehand."""
+        env_steps, most = self._plan.env_steps_per_batch, self._plan.fragments_per_batch
+        return 0 if env_steps is None or self._wanted >= most else max(0, env_steps - self._queued_env_steps)
+
+    def begin_batch(self) -> int:
+        """On-policy, how many fragments are to be sampled at first for a new batch."""
+        self._wanted = self._plan.fragments_per_batch
+        if self._plan.env_steps_per_batch is not None and not self._queue:
+            self._wanted = math.isqrt(self._wanted - 1) + 1  # its root, so that two turns more are mostly enough
+        return self._wanted
+
+    def more_wanted(self) -> int:
+        """On-policy, how many fragments more are to be sampled for the batch, now that those wanted are there."""
+        there, missing = len(self._queue), self._env_steps_missing
+        if there < self._wanted or not missing:
+            return 0
+        more = min(-(-missing * there // max(1, self._queued_env_steps)), self._plan.fragments_per_batch - there)
+        self._wanted += more
+        return more
+
+    def add(self, fragment: QueuedFragment) -> bool:
+        """Queue a fragment; False if it was discarded, for a reason that `take_discarded` tells.
+
+        Raises: InternalError on-policy if the fragment is of a version that the learner has not reached.
+        """
+        lag = self._version - fragment.version
+        if lag < 0:
+            raise InternalError(f"a fragment of version {fragment.version} at version {self._version}")
+        if self._is_stale(fragment):
+            return self._discard(STALE, fragment)
+        if self._plan.mode == "on_policy" and len(self._queue) >= self._wanted:
+            return self._discard("surplus", fragment)
+        self._queue.append(fragment)
+        self._newest_bytes = fragment.num_bytes
+        self._queued_bytes += fragment.num_bytes
+        self._queued_env_steps += fragment.env_steps
+        return True
+
+    def take(self) -> AssembledBatch:
+        """One train batch.
+
+        Raises: InternalError if none is ready.
+        """
+        if not self.is_ready:
+            raise InternalError(f"{len(self._queue)} of {self._wanted} fragments are no train batch")
+        taken = [self._queue.popleft() for _ in range(self._wanted)]
+        self._wanted = self._plan.fragments_per_batch
+        if self._plan.mode == "on_policy":
+            taken.sort(key=lambda fragment: (fragment.slot, fragment.seq))
+        env_steps = sum(fragment.env_steps for fragment in taken)
+        self._queued_env_steps -= env_steps
+        self._queued_bytes -= sum(fragment.num_bytes for fragment in taken)
+        return AssembledBatch(tuple(taken), env_steps, tuple(self._version - fragment.version for fragment in taken))
+
+    def set_version(self, version: int) -> None:
+        """The learner has a new policy; what is now too old is discarded.
+
+        Raises: InternalError if versions go back.
+        """
+        if version < self._version:
+            raise InternalError(f"version {version} after {self._version}")
+        self._version = version
+        self.prune()
+
+    def prune(self, ahead: int = 0) -> None:
+        """Discard what will be too old to be trained on once ``ahead`` more updates are done."""
+        kept: deque[QueuedFragment] = deque()
+        for fragment in self._queue:
+            if self._is_stale(fragment, ahead):
+                self._queued_env_steps -= fragment.env_steps
+                self._queued_bytes -= fragment.num_bytes
+                self._discard(STALE, fragment)
+            else:
+                kept.append(fragment)
+        self._queue = kept
+
+    def take_discarded(self) -> list[Discarded]:
+        """What was discarded since the last call, for the ledger."""
+        discarded, self._discarded = self._discarded, []
+        return discarded
+
+    def check_valid(self) -> None:
+        """Raise AssertionError if the counts of queued env steps and bytes or the bound are wrong."""
+        if self._queued_bytes != sum(fragment.num_bytes for fragment in self._queue):
+            raise AssertionError("queued bytes are miscounted")
+        if self._queued_env_steps != sum(fragment.env_steps for fragment in self._queue):
+            raise AssertionError("queued env steps are miscounted")
+        if any(self._is_stale(fragment) for fragment in self._queue):
+            raise AssertionError("a fragment is queued that should not be")
+
+    def _is_stale(self, fragment: QueuedFragment, ahead: int = 0) -> bool:
+        bound = self._plan.max_policy_lag
+        return bound is not None and self._version + ahead - fragment.version > bound
+
+    def _discard(self, reason: str, fragment: QueuedFragment) -> bool:
+        self._discarded.append(Discarded(reason, fragment.env_steps, fragment))
+        return False

@@ -1,0 +1,170 @@
+"""All policies of a run that have a network: those that learn, each with its algorithm, and those that do not.
+
+Toward the update thread a group looks like one algorithm whose train batches are by policy id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
+from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, HeldExperience, UpdateResult
+
+__all__ = ["PolicyGroup"]
+
+Array = NDArray[Any]
+PolicyColumns = Mapping[str, Mapping[str, Array]]
+"""Policy id -> columns by name."""
+
+
+class PolicyGroup:
+    """Learns with several policies, one after the other, in the order of their ids.
+
+    Attributes:
+        algorithms: policy id -> its algorithm, for those that learn.
+        fixed: policy id -> weights, for those that do not.
+    """
+
+    def __init__(
+        self, algorithms: Mapping[str, Algorithm], fixed: Mapping[str, Mapping[str, Array]] | None = None
+    ) -> None:
+        """Take algorithms and weights over; after that nothing else may use them."""
+        self.algorithms = {policy_id: algorithms[policy_id] for policy_id in sorted(algorithms)}
+        self.fixed = {policy_id: dict(weights) for policy_id, weights in sorted((fixed or {}).items())}
+        self._is_single = set(self.algorithms) == {DEFAULT_POLICY_ID} and not self.fixed
+
+    def check_fragment(self, batches: PolicyColumns) -> None:
+        """Refuse a fragment that `make_batch` could not use, before it is queued. May be called in any thread.
+
+        Raises: BatchError naming the policy or the column at fault.
+        """
+        for policy_id, columns in batches.items():
+            algorithm = self.algorithms.get(policy_id)
+            if algorithm is None:
+                raise BatchError("batches", f"policies that learn, {', '.join(self.algorithms)}", f"{policy_id!r:.100}")
+            algorithm.check_fragment(columns)
+
+    def make_batch(self, fragments: Sequence[PolicyColumns]) -> dict[str, Batch]:
+        """A train batch for each policy that has rows in these fragments, in the order given.
+
+        Returns: policy id -> train batch; see `Algorithm.make_batch`.
+        Raises: BatchError if a column is missing or does not fit.
+        """
+        batches = {}
+        for policy_id, algorithm in self.algorithms.items():
+            own = [fragment[policy_id] for fragment in fragments if policy_id in fragment]
+            if own:
+                batches[policy_id] = algorithm.make_batch(own)
+        return batches
+
+    def update(self, batches: Mapping[str, Batch], env_steps_total: int) -> UpdateResult:
+        """Learn from the train batches; policies without one stay as they are.
+
+        Args:
+            batches: from `make_batch`.
+            env_steps_total: env steps trained on before; schedules go by it.
+        Returns: metrics by name, or by ``policy id/name`` where there are other policies than the default one;
+            skipped if that of any policy was.
+        Raises: TrainingDiverged after too many skipped updates of a policy in a row.
+        """
+        metrics: dict[str, float] = {}
+        skipped, bad_column = False, ""
+        for policy_id, batch in batches.items():
+            prefix = "" if self._is_single else f"{policy_id}/"
+            try:
+                result = self.algorithms[policy_id].update(batch, env_steps_total)
+            except TrainingDiverged as error:
+                if self._is_single:
+                    raise
+                raise TrainingDiverged(f"policy {policy_id!r}: {error}") from error
+            metrics |= {f"{prefix}{name}": value for name, value in result.metrics.items()}
+            skipped |= result.skipped
+            bad_column = bad_column or (result.bad_column and f"{prefix}{result.bad_column}")
+        return UpdateResult(metrics, skipped, bad_column)
+
+    def hurry(self) -> None:
+        """See `Algorithm.hurry`."""
+        for algorithm in self.algorithms.values():
+            algorithm.hurry()
+
+    def warm_up(self) -> None:
+        """Compile every update."""
+        for algorithm in self.algorithms.values():
+            algorithm.warm_up()
+
+    def get_weights(self) -> dict[str, dict[str, Array]]:
+        """Policy id -> weights by the names its acting graph knows; copies of those that learn."""
+        learned = {policy_id: algorithm.get_weights() for policy_id, algorithm in self.algorithms.items()}
+        return {**learned, **self.fixed}
+
+    def get_state(self) -> AlgorithmState:
+        """Copies of everything that `set_state` needs: tensors by ``policy id/name``, values by policy id."""
+        return self.hold_state()()
+
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        """See `Algorithm.hold_state`."""
+        held = {policy_id: algorithm.hold_state() for policy_id, algorithm in self.algorithms.items()}
+        return lambda: self._merged({policy_id: state() for policy_id, state in held.items()})
+
+    def weights_replaced(self) -> None:
+        """See `Algorithm.weights_replaced`."""
+        for algorithm in self.algorithms.values():
+            algorithm.weights_replaced()
+
+    @property
+    def stores_experience(self) -> bool:
+        """Whether `hold_experience` gives any."""
+        return any(algorithm.stores_experience for algorithm in self.algorithms.values())
+
+    def hold_experience(self) -> dict[str, HeldExperience]:
+        """Policy id -> stored experience, of those that store any; see `Algorithm.hold_experience`."""
+        held = {policy_id: algorithm.hold_experience() for policy_id, algorithm in self.algorithms.items()}
+        return {policy_id: experience for policy_id, experience in held.items() if experience is not None}
+
+    def _merged(self, states: Mapping[str, AlgorithmState]) -> AlgorithmState:
+        tensors: dict[str, Array] = {}
+        values: dict[str, Any] = {}
+        for policy_id, state in states.items():
+            tensors |= {f"{policy_id}/{name}": tensor for name, tensor in state.tensors.items()}
+            values[policy_id] = state.values
+        for policy_id, weights in self.fixed.items():
+            tensors |= {f"{policy_id}/weights/{name}": np.array(weight) for name, weight in weights.items()}
+        return AlgorithmState(tensors, values)
+
+    def set_state(self, state: AlgorithmState) -> None:
+        """Go on from `state`.
+
+        Raises: CheckpointError if it is of other policies, or does not fit one of them.
+        """
+        there = {name.partition("/")[0] for name in state.tensors}
+        here = {*self.algorithms, *self.fixed}
+        if there != here or state.values.keys() != self.algorithms.keys():
+            raise CheckpointError(
+                "tensors",
+                f"they are of the policies {_list(there)}, of which {_list(state.values)} learn; "
+                f"here are {_list(here)}, of which {_list(self.algorithms)} learn",
+            )
+        tensors: dict[str, dict[str, Array]] = {policy_id: {} for policy_id in here}
+        for name, tensor in state.tensors.items():
+            policy_id, _, inner = name.partition("/")
+            tensors[policy_id][inner] = tensor
+        fixed: dict[str, dict[str, Array]] = {}
+        for policy_id, weights in self.fixed.items():
+            given = {name.removeprefix("weights/"): tensor for name, tensor in tensors[policy_id].items()}
+            if {name: (tensor.shape, tensor.dtype) for name, tensor in given.items()} != {
+                name: (weight.shape, weight.dtype) for name, weight in weights.items()
+            }:
+                raise CheckpointError("tensors", f"the weights of policy {policy_id!r} don't fit its model")
+            fixed[policy_id] = given
+        for policy_id, algorithm in self.algorithms.items():
+            algorithm.set_state(AlgorithmState(tensors[policy_id], state.values[policy_id]))
+        self.fixed.update(fixed)
+
+
+def _list(names: Any) -> str:
+    return ", ".join(sorted(names)) or "none"

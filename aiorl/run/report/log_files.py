@@ -1,0 +1,162 @@
+"""Log files that neither fill the disk nor end a run when it is full.
+
+Logs are bounded from outside: `rotate` copies what a file holds to another one and empties it. So it does not matter
+who writes, through which library, or how many processes; all they have to do is append.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from aiorl.run.report.appended_file import AppendedFile
+
+__all__ = ["KeptSmall", "LogFile", "rotate"]
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 1 << 20
+_LOOK_S = 0.5
+
+
+def rotate(path: Path, max_bytes: int) -> bool:
+    """Set aside the newest `max_bytes` of a log as NAME.1 and empty it, if it has grown beyond that.
+
+    What is written in that moment may be lost. Where the disk has no room for NAME.1, what it would hold is lost too.
+
+    Args:
+        path: a log, or none; everybody who writes it has to open it to append.
+        max_bytes: size beyond which it is emptied.
+    Returns: whether it was emptied.
+    Raises: OSError when that can't be done.
+    """
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return False
+    if size <= max_bytes:
+        return False
+    aside = path.with_name(path.name + ".1")
+    aside.unlink(missing_ok=True)
+    try:
+        _copy_end(path, aside, size, max_bytes)
+    except OSError:
+        aside.unlink(missing_ok=True)
+    os.truncate(path, 0)
+    return True
+
+
+def _copy_end(source: Path, target: Path, size: int, max_bytes: int) -> None:
+    """Copy the last `max_bytes` of the `size` that a file had, from the beginning of a line."""
+    with source.open("rb") as old, target.open("xb") as new:
+        old.seek(max(0, size - max_bytes))
+        left = max_bytes
+        if size > max_bytes:
+            left -= len(old.readline(_CHUNK))
+        while left > 0 and (chunk := old.read(min(left, _CHUNK))):
+            new.write(chunk)
+            left -= len(chunk)
+
+
+class KeptSmall:
+    """Looks at logs, and rotates those that have grown, until it is closed or the process ends."""
+
+    def __init__(self, logs: Sequence[Path], max_bytes: int, *, look_s: float = _LOOK_S) -> None:
+        """Begin, in a thread of its own.
+
+        Args:
+            logs: the files; those that are not there are passed over.
+            max_bytes: each takes twice that at most, NAME.1 included, and what is written between two looks.
+            look_s: time between two looks.
+        """
+        self._paths = [path.absolute() for path in logs]  # also where somebody changes the working directory
+        self._max_bytes = max_bytes
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look, args=(look_s,), name="log-rotation", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _look(self, look_s: float) -> None:
+        failing: set[Path] = set()
+        while True:
+            for path in self._paths:
+                try:
+                    if rotate(path, self._max_bytes):
+                        logger.info("%s was full; what it held is in %s.1", path, path.name)
+                    failing.discard(path)
+                except OSError as error:
+                    if path not in failing:
+                        failing.add(path)
+                        logger.warning("%s can't be kept small: %s", path, error.strerror or error)
+            if self._is_over.wait(look_s):
+                return
+
+
+class LogFile(logging.Handler):
+    """A log file, made of whole lines; when it can't be written, that is said once and the records are counted.
+
+    Args:
+        path: appended to.
+    Raises: OSError when it can't be opened for writing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._file = AppendedFile(path)
+        self._num_lost = 0
+
+    @classmethod
+    def of_run(cls, path: Path) -> Self:
+        """The log of a run: each line says when, how severe and from which module.
+
+        Raises: OSError when it can't be opened for writing.
+        """
+        log = cls(path)
+        log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        return log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record; never raises for what a disk does."""
+        try:
+            line = self.format(record)
+        except Exception:  # a wrong format string: said as logging says it
+            self.handleError(record)
+            return
+        try:
+            self._append(line)
+        except OSError as error:
+            self._num_lost += 1
+            if self._num_lost == 1:  # comes here too, and is lost; other handlers show it
+                logger.error("%s can't be written (%s); the run goes on", self._path, error.strerror or error)
+        else:
+            if self._num_lost:
+                num_lost, self._num_lost = self._num_lost, 0
+                logger.warning("%s is written again; %d records in between are missing", self._path, num_lost)
+
+    def open_again(self) -> bool:
+        """Go on in the file that has the name now, since ours may have been removed; False if there can't be one."""
+        with self.lock or contextlib.nullcontext():
+            try:
+                self._file, former = AppendedFile(self._path), self._file
+            except OSError:
+                return False
+            former.close()
+            return True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+    def _append(self, line: str) -> None:
+        self._file.append(line.encode("utf-8", "backslashreplace") + b"\n")

@@ -1,0 +1,339 @@
+"""What a run goes on from: a checkpoint is found, checked, and given back to policies, filters, counters and ledger."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from aiorl.acting.checkpoint import (
+    Checkpoint,
+    check_compatible,
+    find_checkpoint,
+    list_checkpoints,
+    load_newest_valid,
+)
+from aiorl.acting.observation.filters import ObservationFilter
+from aiorl.acting.observation.returns import ReturnFilter, returns_of
+from aiorl.acting.run_dir import RunDirectory
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import BatchError, CheckpointError, InternalError, PolicyError
+from aiorl.learning.algorithms.algorithm import AlgorithmState
+from aiorl.net.protocol.ledger import Ledger
+from aiorl.run.build import Learning, unusable_init_from
+from aiorl.run.flow import Counters
+from aiorl.run.report.results import Progress, Results
+
+__all__ = ["Restored", "RunState", "begin_with", "checkpoint_to_resume", "give_back", "identity_of", "take_up"]
+
+_log = logging.getLogger(__name__)
+
+
+def checkpoint_to_resume(
+    config: CommonConfig, directory: RunDirectory, tell: Callable[[str, int], None]
+) -> Restored | None:
+    """The newest checkpoint of the run's directory if the config says to resume; None for a run from the beginning.
+
+    Raises:
+        CheckpointError: none of those that are there can be used.
+    """
+    if not config.resume:
+        return None
+    if not list_checkpoints(directory.checkpoints):
+        tell("the run has no checkpoint yet: it starts from the beginning", logging.WARNING)
+        return None
+    restored = Restored.read(lambda check: load_newest_valid(directory.checkpoints, check))
+    tell(f"going on from {restored.checkpoint.path}", logging.INFO)
+    return restored
+
+
+def give_back(restored: Restored | None, config: CommonConfig, learning: Learning) -> None:
+    """Give policies and filters what they are to go on from: a checkpoint, or what a new run begins with.
+
+    Raises:
+        CheckpointError: the checkpoint is of another run, or does not fit.
+        ConfigError: ``init_from`` can't be used.
+    """
+    begins_with, learning.begins_with = learning.begins_with, None
+    if restored is not None:
+        take_up(restored.checkpoint, config, learning)
+    elif begins_with is not None:
+        try:
+            begin_with(begins_with, learning)
+        except CheckpointError as error:
+            raise unusable_init_from(config, error) from error
+
+
+def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) -> None:
+    """Give policies and filters back what a checkpoint of the run holds of them; workers get numbers not drawn yet.
+
+    Raises:
+        CheckpointError: it is of another run, or does not fit.
+    """
+    check_compatible(checkpoint, identity_of(config, learning))
+    RunState.apply(checkpoint, learning)
+    learning.worker_part = learning.worker_part.model_copy(update={"life": checkpoint.number})
+
+
+def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
+    """Give the policies of a new run the weights, critics and filter statistics that a checkpoint of another one holds.
+
+    Raises:
+        CheckpointError: it doesn't hold them, or they don't fit.
+    """
+    state = learning.group.get_state()
+    tensors = dict(state.tensors)
+    for name in tensors:
+        if "/weights/" in name:
+            found = checkpoint.tensors.get(f"algorithm/{name}")
+            if found is None:
+                raise CheckpointError(
+                    checkpoint.path, f"it holds no {name!r}; a run can begin with the policies and networks of its own"
+                )
+            tensors[name] = found
+    for policy_id in learning.group.algorithms:
+        tensors |= _critics_of(policy_id, checkpoint, state.tensors)
+    states = _filter_states(checkpoint, learning.filters, may_lack_returns=True)
+    try:
+        learning.group.set_state(AlgorithmState(tensors, state.values))
+    except CheckpointError as error:
+        raise CheckpointError(checkpoint.path, error.reason) from error
+    learning.group.weights_replaced()
+    for name, found_state in states.items():
+        learning.filters[name].restore(found_state)
+
+
+def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return a policy's critics and their targets as a checkpoint holds them; none if they don't fit all of its own."""
+    prefixes = f"{policy_id}/critics/", f"{policy_id}/target/critics/"
+    found: dict[str, NDArray[Any]] = {}
+    for name, tensor in own.items():
+        if not name.startswith(prefixes):
+            continue
+        other = checkpoint.tensors.get(f"algorithm/{name}")
+        if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
+            _log.warning("policy %r begins with new critics: %s holds none that fit", policy_id, checkpoint.path)
+            return {}
+        found[name] = other
+    return found
+
+
+def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
+    """Give policies back what they had stored; one of which the checkpoint holds none begins to store anew, as is said.
+
+    Raises:
+        CheckpointError: it does not fit.
+    """
+    stored = checkpoint.meta.get("experience", {})
+    if not isinstance(stored, dict):
+        raise CheckpointError(checkpoint.path, f"its experience makes no sense: {stored!r:.100}")
+    for policy_id, own in learning.group.algorithms.items():
+        if own.stores_experience and policy_id not in stored:
+            _log.warning(
+                "policy %r goes on with an empty replay, which fills with what is sampled now: %s holds nothing of "
+                "what was stored", policy_id, checkpoint.path,
+            )  # fmt: skip
+    for policy_id, values in stored.items():
+        algorithm = learning.group.algorithms.get(policy_id)
+        if algorithm is None or not isinstance(values, dict):
+            raise CheckpointError(checkpoint.path, f"its experience of policy {policy_id!r:.100} is of no use here")
+        try:
+            algorithm.restore_experience(values, checkpoint.pieces_of(policy_id))
+        except CheckpointError as error:
+            raise CheckpointError(checkpoint.path, f"its experience of {policy_id!r}: {error.reason}") from error
+
+
+def identity_of(config: CommonConfig, learning: Learning) -> dict[str, Any]:
+    """What a checkpoint has to have in common with the run that resumes from it."""
+    others = {policy_id: part.algo for policy_id, part in learning.worker_part.policies.items() if part.algo}
+    return {"env": config.env, "algo": config.algo, "other_algos": others or None, "spaces": learning.spaces}
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Counters, episodes and ledger of a run; as a dict it is a part of a checkpoint's meta.
+
+    Attributes:
+        counters: totals.
+        results: `Results.to_state`.
+        ledger: `Ledger.as_dict`.
+    """
+
+    counters: Counters
+    results: dict[str, Any]
+    ledger: dict[str, Any]
+
+    @classmethod
+    def from_meta(cls, checkpoint: Checkpoint) -> RunState:
+        """What a checkpoint holds, tried out: whatever takes it up later can.
+
+        Raises:
+            CheckpointError: something is missing or makes no sense.
+        """
+        meta = checkpoint.meta
+        try:
+            state = cls(Counters(**meta["counters"]), dict(meta["results"]), dict(meta["ledger"]))
+            dict(meta["algorithm"])
+            _check_counts("counters", meta["counters"])
+            _check_counts("ledger", state.ledger, most=math.inf)  # the sum of what any number of workers claim
+            _check_counts("results", {name: state.results[name] for name in ("training_iteration", "episodes_total")})
+            _check_lists("results", state.results)
+            Results(1, 0.0).from_state(state.results, 0.0, Progress(0, 0))
+            ledger = Ledger.from_dict(state.ledger)
+        except KeyError as error:
+            raise CheckpointError(checkpoint.path, f"its meta.json lacks what every run has: {error}") from error
+        except (TypeError, ValueError, AttributeError, OverflowError, InternalError) as error:
+            raise CheckpointError(checkpoint.path, f"its meta.json makes no sense: {error}") from error
+        if ledger.trained != state.counters.env_steps_trained:
+            raise CheckpointError(
+                checkpoint.path,
+                f"its meta.json makes no sense: {state.counters.env_steps_trained} env steps were trained on by its "
+                f"counters, {ledger.trained} by its ledger",
+            )
+        return state
+
+    @staticmethod
+    def apply(checkpoint: Checkpoint, learning: Learning) -> None:
+        """Give policies and filters back what the checkpoint holds of them.
+
+        Raises:
+            CheckpointError: it does not fit.
+        """
+        tensors = checkpoint.under("algorithm/")
+        _check_returns(checkpoint, learning)
+        states = _filter_states(checkpoint, learning.filters)
+        try:
+            learning.group.set_state(AlgorithmState(tensors, dict(checkpoint.meta["algorithm"])))
+        except (PolicyError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            # what an algorithm makes of values that are none of its own
+            raise CheckpointError(checkpoint.path, f"its algorithm's state makes no sense: {error!r:.300}") from error
+        for policy_id, own in learning.filters.items():
+            own.restore(states[policy_id])
+        _give_experience_back(checkpoint, learning)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a run goes on from.
+
+    Attributes:
+        checkpoint: as it was read.
+        run: what it holds of the run.
+    """
+
+    checkpoint: Checkpoint
+    run: RunState
+
+    @classmethod
+    def find(cls, path: str | Path, also: Callable[[Checkpoint], object] = lambda found: None) -> Restored:
+        """A checkpoint, or the newest one that is whole of a run.
+
+        Args:
+            path: of either.
+            also: raises CheckpointError where more is wanted than what every run goes on from.
+
+        Raises:
+            CheckpointError: there is none that can be used.
+        """
+
+        def read(check: Callable[[Checkpoint], object]) -> Checkpoint:
+            return find_checkpoint(path, lambda found: (also(found), check(found)))
+
+        return cls.read(read)
+
+    @classmethod
+    def read(cls, read: Callable[[Callable[[Checkpoint], object]], Checkpoint]) -> Restored:
+        """What a reader gives that takes the newest checkpoint in which a check finds no fault."""
+        states: list[RunState] = []
+
+        def check(checkpoint: Checkpoint) -> None:
+            states.append(RunState.from_meta(checkpoint))
+            checkpoint.check_pieces()
+
+        return cls(read(check), states[-1])
+
+
+def _check_counts(where: str, values: Mapping[str, Any], most: float = 2**63 - 1) -> None:
+    """Raise ValueError unless all values, those of inner mappings too, are counts, no more than ``most``."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _check_counts(f"{where}.{name}", value, most)
+        elif type(value) is not int or not 0 <= value <= most:
+            raise ValueError(f"{f'{where}.{name}'!r:.100} is {value!r:.50}")
+
+
+def _check_lists(where: str, values: Mapping[str, Any]) -> None:
+    """Raise ValueError unless all lists, those of inner mappings too, hold numbers only."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _check_lists(f"{where}.{name}", value)
+        elif isinstance(value, list) and not {type(item) for item in value} <= {int, float}:
+            raise ValueError(f"{f'{where}.{name}'!r:.100} holds what is no number")
+
+
+def _filter_states(
+    checkpoint: Checkpoint, filters: Mapping[str, ObservationFilter], *, may_lack_returns: bool = False
+) -> dict[str, dict[str, NDArray[Any]]]:
+    """Filter's name -> what a checkpoint holds of it; without statistics of returns where it may lack these.
+
+    Raises:
+        CheckpointError: a run's filter can't go on from it.
+    """
+    states = {name: checkpoint.filter_state(name) for name in filters}
+    if may_lack_returns:
+        states = {name: state for name, state in states.items() if state or not isinstance(filters[name], ReturnFilter)}
+    for name, state in states.items():
+        _check_filter(checkpoint, name, filters[name], state)
+    return states
+
+
+def _check_returns(checkpoint: Checkpoint, learning: Learning) -> None:
+    """Refuse a checkpoint whose values are of rewards scaled otherwise than the run's.
+
+    Raises:
+        CheckpointError: they are.
+    """
+    for policy_id in [name for name, own in learning.filters.items() if not isinstance(own, ReturnFilter)]:
+        name = returns_of(policy_id)
+        was, now = bool(checkpoint.filter_state(name)), name in learning.filters
+        if was != now:
+            raise CheckpointError(
+                checkpoint.path,
+                f"policy {policy_id!r} was trained with normalize_rewards {str(was).lower()}, and it is "
+                f"{str(now).lower()} here; take what it was trained with, or start a new run",
+            )
+
+
+def _check_filter(
+    checkpoint: Checkpoint, policy_id: str, own: ObservationFilter, state: Mapping[str, NDArray[Any]]
+) -> None:
+    """Refuse a checkpoint that the run's filter can't go on from.
+
+    The policy has learned from filtered observations or from plain ones, and means nothing to the others.
+
+    Raises:
+        CheckpointError: it can't.
+    """
+    if own.is_identity and state:
+        raise CheckpointError(
+            checkpoint.path,
+            f"policy {policy_id!r} was trained on filtered observations, and observation_filter is 'NoFilter' here; "
+            "take the filter it was trained with, such as 'MeanStdFilter', or start a new run",
+        )
+    if not own.is_identity and not state:
+        raise CheckpointError(
+            checkpoint.path,
+            f"policy {policy_id!r} was trained on observations as they are, and observation_filter is "
+            f"{type(own).__name__!r} here; take observation_filter 'NoFilter', or start a new run",
+        )
+    try:
+        own.copy().restore(state)
+    except BatchError as error:
+        raise CheckpointError(
+            checkpoint.path, f"the filter statistics of policy {policy_id!r} do not fit this run: {error}"
+        ) from error

@@ -1,0 +1,438 @@
+"""The learner's tasks around its endpoint and its session.
+
+    frames -> decode -> session -> accepted fragments -> flow -> snapshots and leases -> session -> encode -> frames
+
+Everything here runs on the event loop, and receiving and decoding go on beside the updates, which have a thread of
+their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteProtocolError
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession
+from aiorl.net.protocol.ledger import Ledger
+from aiorl.net.protocol.rates import EventRates
+from aiorl.net.transport.buffers import give_back_regularly
+from aiorl.net.transport.endpoint import Event, EventKind, LearnerEndpoint
+from aiorl.net.wire.decoding import Unwanted, decode_hello, decode_wanted
+from aiorl.net.wire.encoding import encode
+from aiorl.net.wire.limits import ACK_BYTES, DEFAULT_LIMITS, Limits
+from aiorl.net.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArrays, Welcome
+from aiorl.process.memory_quota import keep_within
+from aiorl.process.tasks import Tasks
+from aiorl.run.build import Learning
+from aiorl.run.flow import Counters, Flow
+from aiorl.run.report.results import Progress, Results
+from aiorl.run.update_thread import UpdateDone, UpdateThread
+from aiorl.text import without_numbers
+
+__all__ = ["LearnerService"]
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+_QUEUED_BYTES = 1 << 30
+_HUNG_S = 60.0
+_MAX_NAMED = 8
+
+
+class LearnerService:
+    """Keeps workers sampling and the update thread busy.
+
+    ``start`` binds, so that workers can already connect while TensorFlow is loading; ``begin`` starts training.
+
+    Attributes:
+        session: the protocol's state.
+        counters: totals of the run.
+        results: episodes and rates.
+    """
+
+    def __init__(
+        self,
+        config: CommonConfig,
+        endpoint: LearnerEndpoint,
+        session: LearnerSession,
+        results: Results,
+        *,
+        on_event: Callable[[str, int], None],
+        on_failure: Callable[[BaseException], None],
+        on_worker_failed: Callable[[ev.WorkerFailed], None] = lambda failed: None,
+        on_out_of_data: Callable[[], None] = lambda: None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        """Take the parts; nothing is started.
+
+        Args:
+            config: the effective configuration.
+            endpoint: not started yet.
+            session: fresh, or with the ledger of the run to resume.
+            results: where episodes and lags go.
+            on_event: told (text, logging level) what users want to know.
+            on_failure: told of an error of a task, after which the service is of no use.
+            on_worker_failed: told what workers report of failures of their own.
+            on_out_of_data: told, again and again, that the registered workers have read all of their stored experience
+                and that it was trained on, but for what is less than a train batch.
+            limits: bounds of messages.
+        """
+        self.session = session
+        self.counters = Counters()
+        self.results = results
+        self._config = config
+        self._endpoint = endpoint
+        self._on_event = on_event
+        self._on_worker_failed = on_worker_failed
+        self._on_out_of_data = on_out_of_data
+        self._limits = limits
+        self._compress = config.transport.compression != "off"
+        self._flow: Flow | None = None
+        self._pump_due = False
+        self._tasks = Tasks(on_failure)
+        self._hung: set[str] = set()  # incarnations, of live workers only
+        self._slow: set[int] = set()  # slots, of live workers only
+        self._rates = EventRates()
+        self._joined = asyncio.Event()
+        self._is_over = False
+
+    @property
+    def address(self) -> str:
+        """Where workers connect to."""
+        return self._endpoint.address
+
+    @property
+    def ledger(self) -> Ledger:
+        """The account of env steps."""
+        return self.session.ledger
+
+    @property
+    def flow(self) -> Flow:
+        """What becomes of the fragments that come; nobody is registered, and none comes, before ``begin``.
+
+        Raises:
+            InternalError: it was asked for before.
+        """
+        if self._flow is None:
+            raise InternalError("training has not begun")
+        return self._flow
+
+    # Life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> str:
+        """Bind and answer workers from now on; returns the address they connect to.
+
+        Raises:
+            ConfigError: the address is in use, or not this host's.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._endpoint.on_message = self._on_message
+        self._endpoint.on_event = self._on_endpoint_event
+        self.session.set_has_unsent(self._endpoint.has_unsent)
+        self._endpoint.start()
+        self._tasks.start(self._tick(), "tick")
+        self._tasks.start(give_back_regularly(), "memory")
+        if self._config.memory:
+            self._tasks.start(keep_within(self._config.memory, "memory"), "memory quota")
+        return self._endpoint.address
+
+    def begin(self, learning: Learning, updates: UpdateThread) -> None:
+        """Admit workers and publish the first snapshot; sampling starts with ``go_on``.
+
+        Raises:
+            ConfigError: what workers need to know is larger than messages may be, room for what grows with their number
+                included.
+        """
+        session = self.session
+        self._flow = Flow(
+            learning,
+            updates,
+            session,
+            self.counters,
+            self.results,
+            tell=self._tell_of,
+            say=self._on_event,
+            max_queued_bytes=self._config.object_store_memory or _QUEUED_BYTES,
+        )
+        part, snapshot = learning.worker_part.to_dict(), self._flow.next_snapshot(learning.group.get_weights())
+        welcome = Welcome(
+            0, self._config.num_workers, session.run_id, session.learner_incarnation, part, learning.graphs, snapshot
+        )
+        room = session.settings.max_workers * ACK_BYTES
+        limits = dataclasses.replace(self._limits, max_header_bytes=self._limits.max_header_bytes - room)
+        try:
+            encode(welcome, compress=False, limits=limits)
+        except LocalProtocolError as error:
+            raise ConfigError(
+                f"what workers need to know cannot be sent to them: {error}",
+                hint="Use a smaller model or raise transport.max_header_bytes or transport.max_message_bytes.",
+            ) from error
+        now = time.monotonic()
+        session.set_registration(part, learning.graphs, now)
+        session.publish(snapshot, now)
+        self._pump()
+
+    async def wait_for_workers(self, count: int, timeout_s: float) -> bool:
+        """Wait until so many workers are registered; False if they are not after ``timeout_s`` seconds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(self.session.slots) < count:
+                    self._joined.clear()
+                    await self._joined.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def go_on(self) -> None:
+        """Start sampling, or go on after `Flow.is_enough`: from now on leases follow the algorithm's plan."""
+        self.flow.go_on()
+        self._pump()
+
+    def stop_training(self) -> None:
+        """Take nothing more into updates and results; workers go on being answered."""
+        if self._flow is not None:
+            self._flow.stop()
+
+    async def close(self, reason: str, *, final: bool) -> None:
+        """Say goodbye to the workers and close the endpoint; from the call on, nothing else is said."""
+        async with contextlib.AsyncExitStack() as stack:  # each step is taken, whatever becomes of the others
+            stack.push_async_callback(self._endpoint.close)
+            stack.push_async_callback(self._tasks.close)
+            try:
+                self.session.shutdown(reason, final, time.monotonic())
+                self._pump()
+            finally:
+                self._is_over = True
+
+    # What arrives ---------------------------------------------------------------------------------------------
+
+    def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
+        now, session = time.monotonic(), self.session
+        try:
+            worker = session.speaker(peer)
+            message = decode_hello(frames) if worker is None else decode_wanted(frames, worker, self._limits)
+        except RemoteProtocolError as error:
+            session.bad_frames(peer, error, now)
+        else:
+            if message is None:
+                session.unread(peer, sum(frame.nbytes for frame in frames))
+            elif isinstance(message, Unwanted):
+                session.unwanted(peer, message.kind, message.number, now)
+            else:
+                host = self._endpoint.host_of(peer) if isinstance(message, Hello) else ""
+                session.receive(peer, message, now, user_id or None, host)
+        self._pump_soon()
+
+    def _on_endpoint_event(self, event: Event) -> None:
+        match event.kind:
+            case EventKind.DISCONNECTED | EventKind.SILENT | EventKind.DROPPED:
+                was_silent = event.kind is EventKind.SILENT
+                if event.peer:
+                    self.session.peer_gone(event.peer, time.monotonic(), was_silent=was_silent)
+                if event.kind is not EventKind.DISCONNECTED:
+                    self._tell_of_connection("ended" if was_silent else "dropped", event)
+            case EventKind.REFUSED:
+                self._tell_of_connection("refused", event)
+            case _:
+                logger.debug("connection: %s", event)
+                return
+        self._pump_soon()
+
+    def _tell_of_connection(self, fate: str, event: Event) -> None:
+        """One line a minute of each host, which has a port of its own for each try."""
+        said = f"the connection from {event.address or 'a peer'} was {fate}: {event.reason}"
+        self._tell_of(f"connections {fate}", _host(event.address), said, logging.WARNING, at_most=1)
+
+    async def _tick(self) -> None:
+        while True:
+            self.session.tick(time.monotonic())
+            self._pump()
+            self.session.ledger.check()
+            self._look_for_hung_workers()
+            self._look_for_slow_workers()
+            self._look_for_end_of_data()
+            self._tell_of_the_rest()
+            await asyncio.sleep(_TICK_S)
+
+    # What follows ---------------------------------------------------------------------------------------------
+
+    def _pump_soon(self) -> None:
+        """Have one turn for all that comes with this wake-up."""
+        if not self._pump_due:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Act on what the session decided and say what it wants said; nothing once the goodbyes are said."""
+        self._pump_due = False
+        if self._is_over:
+            return
+        rejected: list[ev.PeerRejected] = []
+        for event in self.session.events():
+            self._handle(event)
+            if isinstance(event, ev.PeerRejected) and event.dropped:
+                rejected.append(event)
+        if self._flow is not None:
+            self._flow.feed_updates()
+        for target, message in self.session.messages_to_send():
+            self._say(target, message)
+        for event in rejected:  # after it was told why
+            self._endpoint.drop(event.peer, event.reason)
+
+    def _say(self, target: bytes | None, message: DownMessage) -> None:
+        try:
+            frames = encode(message, compress=self._compress, limits=self._limits)
+        except LocalProtocolError as error:  # cannot be, by the bounds on names and texts and what `begin` checks
+            kind = type(message).__name__
+            self._tell_of("messages that cannot be sent", kind, f"a {kind} cannot be sent: {error}", logging.ERROR)
+            return
+        if target is BROADCAST:
+            self._endpoint.broadcast(frames)
+        else:
+            self._endpoint.send(target, frames)
+
+    def _handle(self, event: ev.LearnerEvent) -> None:
+        match event:
+            case ev.SamplesAccepted():
+                self.flow.take(event)
+            case ev.WorkerJoined(slot, incarnation, _, host, pid, local):
+                self.flow.publisher.join(incarnation)
+                kind = "local worker" if local else "worker"
+                self._tell_of("workers that joined", slot, f"{kind} {slot} joined ({host}, pid {pid})", logging.INFO)
+                self._joined.set()
+                self.flow.stream()
+            case ev.WorkerLost(slot, incarnation, _, reason, lost_env_steps):
+                lost = f"; {lost_env_steps:,} env steps on their way are lost" if lost_env_steps else ""
+                said = f"worker {slot} lost: {reason}{lost}"
+                what = without_numbers(reason) if reason.startswith("failed: ") else None  # the failure is told already
+                self._tell_of("workers lost", slot, said, logging.WARNING, what=what)
+                self.flow.publisher.forget(incarnation)
+            case ev.WorkerFailed(slot, _, _, message, text, _):
+                said = f"worker {slot} failed: {message}\n{text}".rstrip()
+                self._tell_of("failures of workers", slot, said, logging.ERROR, what=without_numbers(message))
+                self._on_worker_failed(event)
+            case ev.LeaseOverdue(slot, fragments, waited_s):
+                said = (
+                    f"worker {slot} lives, but has brought nothing for {waited_s:.0f} s: "
+                    f"the {fragments} fragments that it owes are leased to others"
+                )
+                self._tell_of("workers that bring nothing", slot, said, logging.WARNING)
+            case ev.PeerRejected(peer, reason, dropped):  # where it is dropped, that is told, with its address
+                logger.debug("peer %s %s: %s", peer.hex(), "is to be dropped" if dropped else "erred", reason)
+            case ev.CallReplied(slot, _, ok, result):
+                if ok:
+                    said = result if isinstance(result, str) else "(it does not say)"
+                    self._tell_of("stacks of workers", slot, f"what worker {slot} is doing:\n{said}", logging.WARNING)
+
+    def _tell_of(
+        self, kind: str, source: object, text: str, level: int, *, at_most: int | None = None, what: str | None = None
+    ) -> bool:
+        """Tell the user what a peer has done, the one way there is, but not more often than anybody can read.
+
+        ``at_most`` and ``what`` are those of `EventRates.allow`.
+
+        Returns: False if it was only counted.
+        """
+        is_told = self._rates.allow(kind, source, time.monotonic(), at_most=at_most, what=what)
+        if is_told:
+            self._on_event(text, level)
+        return is_told
+
+    def _tell_of_the_rest(self) -> None:
+        left_out = self._rates.take_left_out(time.monotonic())
+        if left_out:
+            counts = ", ".join(f"{kind}: {count:,}" for kind, count in left_out.items())
+            self._on_event(f"in the last minute, beside those told one by one: {counts}", logging.WARNING)
+
+    # Updates --------------------------------------------------------------------------------------------------
+
+    def take_update(self, done: UpdateDone) -> None:
+        """An update has ended: account for it, publish its weights, lease what comes next."""
+        self.flow.take_update(done)
+        self._pump()
+
+    def set_weights(self, weights: PolicyArrays) -> None:
+        """Publish other weights than an update led to, while no update is made; training stands still then."""
+        self.flow.set_weights(weights)
+        self._pump()
+
+    # Reports --------------------------------------------------------------------------------------------------
+
+    def progress(self, perf: Mapping[str, float] | None) -> Progress:
+        """Where the learner stands now."""
+        stats, flow = self._endpoint.stats(), self._flow
+        return Progress(
+            **dataclasses.asdict(self.counters),
+            num_healthy_workers=len(self.session.slots),
+            ledger=self.session.ledger.as_dict(),
+            transport={
+                "queued_fragments": 0 if flow is None else flow.queued_fragments,
+                "queued_messages_out": stats.queued_messages,
+                "rejected_messages": stats.rejected,
+                "refused_connections": stats.refused,
+                "dropped_peers": stats.dropped,
+            },
+            bytes_in=stats.bytes_in,
+            bytes_out=stats.bytes_out,
+            learner={} if flow is None else flow.metrics,
+            perf=perf,
+        )
+
+    def waiting_for(self, join_command: str) -> str:
+        """Why nothing happens, in plain words: what each worker says of itself, or how one joins."""
+        workers = self.session.workers
+        if not workers:
+            return f"no worker is connected; they join with: {join_command}"
+        said = [
+            f"worker {info.slot}: {info.state}" + (f" ({info.in_env_s:.0f} s in one step)" if info.in_env_s > 1 else "")
+            for info in workers[:_MAX_NAMED]
+        ]
+        if len(workers) > _MAX_NAMED:
+            said.append(f"and {len(workers) - _MAX_NAMED} more")
+        return "; ".join(said)
+
+    def _look_for_hung_workers(self) -> None:
+        """Name a worker whose environment does not return, and have it say where it is stuck."""
+        now = time.monotonic()
+        hung = [worker for worker in self.session.workers if worker.in_env_s >= _HUNG_S]
+        for info in hung:
+            if info.incarnation not in self._hung:
+                said = (
+                    f"worker {info.slot}: its environment has not returned for {info.in_env_s:.0f} s; "
+                    "its stacks follow in the log"
+                )
+                if self._tell_of("environments that hang", info.slot, said, logging.WARNING):
+                    self.session.call(info.slot, "stacks", {}, now)
+        self._hung = {info.incarnation for info in hung}
+
+    def _look_for_end_of_data(self) -> None:
+        workers = self.session.workers if self.session.settings.data_ends else []
+        if workers and all(worker.state == OUT_OF_DATA for worker in workers) and self.flow.is_drained:
+            self._on_out_of_data()
+
+    def _look_for_slow_workers(self) -> None:
+        """Name workers that get no leases since the policy outruns what they sample, once while they are there."""
+        pacing, slots = self.session.leases.pacing, set(self.session.slots)
+        self._slow &= slots
+        for slow in [] if pacing is None else pacing.slow_workers():
+            if slow.slot not in self._slow:
+                self._slow.add(slow.slot)
+                said = (
+                    f"worker {slow.slot} is left out while the policy outruns it: a fragment takes it "
+                    f"{slow.fragment_s:.1f} s, about {slow.updates:.0f} updates, which is more than max_policy_lag "
+                    "allows; a shorter rollout_fragment_length or a larger train_batch_size lets it take part"
+                )
+                self._tell_of("workers left out", slow.slot, said, logging.INFO)
+
+
+def _host(address: str) -> str:
+    """The host of an address, which may be all that is known of it."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address

@@ -1,0 +1,534 @@
+"""Trainer: trains one iteration at a time, for a program that asks for each.
+
+with PPOConfig(env="CartPole-v1", num_workers=2, seed=1).build() as trainer:
+    for result in trainer.iterate(stop_return=475):
+        print(result["episode_reward_mean"])
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import logging
+import math
+import numbers
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
+
+from aiorl.acting.acting_state import ActingState
+from aiorl.acting.checkpoint import Checkpoint, check_compatible
+from aiorl.acting.run_dir import RunDirectory
+from aiorl.config.import_path import is_import_path, refuse_in_import
+from aiorl.config.load import load_config
+from aiorl.config.merge import with_base_config, without_defaults_of
+from aiorl.config.other_names import no_attribute
+from aiorl.config.resources import ResourceRequest, default_resource_request, resource_help
+from aiorl.config.schema import CommonConfig
+from aiorl.config.withheld import restore_withheld
+from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
+from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
+from aiorl.run.iterations import report
+from aiorl.run.report.console import Headline, shown_on_a_line
+from aiorl.run.report.loggers import Logger
+from aiorl.run.restoring import Restored, checkpoint_to_resume
+from aiorl.run.run_files import RunFiles
+from aiorl.run.trainer.run_log import RunLog
+from aiorl.run.worker_failures import HINT
+from aiorl.sampling.callbacks import DefaultCallbacks
+
+__all__ = ["ENV_HINT", "Trainer", "creator_of", "settings_of"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_RETRIES = 3
+
+ENV_HINT = "Give one: env='CartPole-v1'."
+
+
+class Restore:
+    """``Trainer.restore``: of a class it makes a trainer, of a trainer it changes it."""
+
+    def __get__(self, trainer: Trainer | None, kind: type[Trainer]) -> Callable[..., Any]:
+        """See ``Trainer.restore``."""
+        return functools.partial(_restored, kind) if trainer is None else functools.partial(_restore_into, trainer)
+
+
+def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
+    """A trainer that goes on from a checkpoint; ``changes`` are keys of its config."""
+    restored = Restored.find(path, ActingState.from_checkpoint)
+    config = dict(ActingState.taken_from(restored.checkpoint).config)
+    restore_withheld(config, os.environ)
+    if not kind._name:
+        algo = config.get("algo")
+        found = [own for own in _subclasses(kind) if own._name == algo]
+        if not found and is_import_path(str(algo)):  # a user's own, to be imported
+            found = [importlib.import_module("aiorl.run.trainer").trainer_class(algo)]
+        if not found:
+            raise CheckpointError(
+                restored.checkpoint.path, f"it is of the algorithm {algo!r:.50}, which has no trainer here"
+            )
+        kind = found[0]
+    return kind({**without_defaults_of(config, changes), "init_from": None, **changes}, checkpoint=restored)
+
+
+def _restore_into(trainer: Trainer, path: str | Path) -> None:
+    """Go on from a checkpoint, in the run's directory; one that doesn't fit is refused before anything ends."""
+    restored = Restored.find(path)
+    trainer._check_fits(restored.checkpoint)
+    trainer._is_final = False
+    trainer.stop()
+    trainer._is_final = True
+    trainer.config = trainer.config.updated({"resume": trainer.logdir})
+    trainer._restored = restored
+    trainer._open(creator_of(trainer.config))
+
+
+def _subclasses(kind: type[Trainer]) -> Iterator[type[Trainer]]:
+    for own in kind.__subclasses__():
+        yield own
+        yield from _subclasses(own)
+
+
+class Trainer:
+    """Trains for a program, an iteration with each call of ``train``; one trainer is one training run.
+
+    A subclass names its algorithm and its config, builds what it needs in ``_init``, and trains for one iteration in
+    ``_train``. It may be used by one thread at a time; several trainers in one process do not disturb each other.
+
+    Attributes:
+        config: the effective configuration.
+        raw_user_config: what the user set of it.
+        iteration: iterations finished, those before a restore included.
+        global_vars: ``timestep``, env steps sampled before the iteration.
+        logdir: the run directory.
+    """
+
+    _name: ClassVar[str] = ""
+    _default_config: ClassVar[type[CommonConfig] | None] = None
+    _allow_unknown_configs: ClassVar[bool] = False
+    _is_final = True
+    """Whether `stop` is the end; else training goes on in place."""
+    _is_hurried = False
+    """Whether somebody waits who has pressed Ctrl-C."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | CommonConfig | None = None,
+        env: Any = None,
+        logger_creator: Callable[[dict[str, Any]], Logger] | None = None,
+        *,
+        checkpoint: str | Path | Restored | None = None,
+    ) -> None:
+        """Build everything, up to the first workers; takes some seconds.
+
+        Args:
+            config: what is set otherwise than the algorithm's defaults; nested as the config is, or a config.
+            env: the environment, which wins over ``config["env"]``: a name (see `aiorl.env.registry`), a class or a
+                function that takes an EnvContext.
+            logger_creator: given the effective config, makes what takes each result, instead of the run's files.
+            checkpoint: to go on from; a path into the run that wrote it, or what was read of it.
+
+        Raises:
+            ConfigError: a setting that cannot be honoured (also a ValueError).
+            NotImplementedError: the class names no algorithm or config, or has no ``_init``.
+            AiorlError: it cannot be built.
+        """
+        self._is_stopped, self._process, self._turn = True, os.getpid(), threading.RLock()
+        refuse_in_import("makes a trainer")
+        self.raw_user_config, self.config = self._effective(config, env)
+        os.environ.update(self.config.extra_python_environs_for_driver)
+        creator = creator_of(self.config)
+        self._restored = Restored.find(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+        self.global_vars: dict[str, Any] = {"timestep": 0}
+        self.iteration = 0
+        self._logger_creator = logger_creator
+        self._unwritten: dict[str, Any] | None = None
+        self._open(creator)
+
+    if not TYPE_CHECKING:  # which should know the attributes that there are
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse an unknown attribute, with a hint where trainers of other libraries have it."""
+            raise no_attribute("trainer", self, name)
+
+    @classmethod
+    def with_common_config(cls, extra: Mapping[str, Any]) -> dict[str, Any]:
+        """The class's default config, updated by `extra` one level deep: a sub-dict replaces the whole one."""
+        return with_base_config(cls._config_class()().to_dict(), extra)
+
+    @classmethod
+    def default_resource_request(cls, config: Mapping[str, Any] | CommonConfig) -> ResourceRequest:
+        """What a run of a config takes in all: threads, GPUs and memory of the learner and of its workers."""
+        return default_resource_request(cls._as_config(config))
+
+    @classmethod
+    def resource_help(cls, config: Mapping[str, Any] | CommonConfig) -> str:
+        """Which keys to adjust where a run takes too much or too little, and the config."""
+        return resource_help(cls._as_config(config))
+
+    def describe(self, file: TextIO | None = None) -> None:
+        """Print each effective value and where it comes from; secrets are withheld.
+
+        Args:
+            file: where to; None is standard output.
+        """
+        self.config.describe(file)
+
+    restore = Restore()
+    """``Trainer.restore(checkpoint)`` is a new trainer that goes on from a checkpoint, which is all that it takes: with
+    the config that it was written with, and aiorl's class for its algorithm; a class of your own has a ``restore`` that
+    makes one of its own. ``trainer.restore(checkpoint)`` goes on from one in place; what was learned since the last
+    checkpoint is saved before.
+
+    Raises: CheckpointError where there is none, or it is of another algorithm; ConfigError where a secret that it was
+        saved without is not in the environment; and what a new trainer raises.
+    """
+
+    # Training -------------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any]:
+        """Train for one iteration: at least one update, ``min_iter_time_s`` and ``timesteps_per_iteration``.
+
+        Returns: the iteration's result, as hooks have left it and as it is written down.
+
+        Raises:
+            WorkerError: workers failed, and ``ignore_worker_failures`` is off (also a RuntimeError).
+            EndOfData: all stored experience was read before (``input_epochs``; also an EOFError).
+            RuntimeError: the trainer was stopped; another thread is in this method; or no worker is left, or it failed
+                again and again.
+            Exception: whatever an environment, a policy or a hook raised.
+        """
+        self._check_running()
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError("another thread is in train() of this trainer: call it from one thread at a time")
+        try:
+            return self._train_and_report()
+        except BaseException as error:
+            self._files.flush()
+            if isinstance(error, KeyboardInterrupt):  # in a notebook the trainer lives on, but for how long?
+                self._save_unsaved()
+            raise
+        finally:
+            self._turn.release()
+
+    def _train_and_report(self) -> dict[str, Any]:
+        result = self._try_to_train()
+        self.iteration = int(result.setdefault("training_iteration", self.iteration + 1))
+        try:
+            self._save_in_passing()
+            result |= self._evaluate()
+        finally:  # what was trained is written down, also where its checkpoint or evaluation was interrupted or failed
+            self._unwritten = result
+            report(result, self._callbacks(), self, lambda _: self._write_result())
+        return result
+
+    def iterate(
+        self,
+        *,
+        stop_return: float | None = None,
+        stop_timesteps: int | None = None,
+        stop_time_s: float | None = None,
+        stop_evaluation_return: float | None = None,
+        stop_iterations: int | None = None,
+        progress: bool = False,
+    ) -> Iterator[dict[str, Any]]:
+        """Train until something is reached, or all stored experience is read; else until the caller has enough.
+
+        Args:
+            stop_return: mean return of the last 100 episodes; None takes the config's, as with the next three.
+            stop_timesteps: env steps trained on in all.
+            stop_time_s: seconds from the first call on.
+            stop_evaluation_return: mean return of an evaluation, see ``evaluation_interval``.
+            stop_iterations: iterations from the first call on.
+            progress: show time, env steps and mean return on one line, which each iteration writes over.
+        Yields: the result of each iteration; the last one is that in which the trainer is stopped, if it is.
+
+        Raises:
+            ConfigError: what is to be reached is no number, or by an evaluation although there are none; and what
+                ``train`` raises.
+        """
+        given = (stop_return, stop_timesteps, stop_time_s, stop_evaluation_return, stop_iterations)
+        if odd := [value for value in given if not isinstance(value, numbers.Real | None)]:
+            raise ConfigError(f"iterate is to stop at {odd[0]!r:.50}, expected a number.", value=odd[0])
+        began, count, config = time.monotonic(), 0, self.config
+        wanted = stop_return if stop_return is not None else config.stop_return
+        timesteps = stop_timesteps if stop_timesteps is not None else config.stop_timesteps
+        limit_s = stop_time_s if stop_time_s is not None else config.stop_time_s
+        evaluated = stop_evaluation_return if stop_evaluation_return is not None else config.stop_evaluation_return
+        if evaluated is not None and not config.evaluation_interval:
+            raise ConfigError(
+                "stop_evaluation_return needs evaluations, and there are none.", key="stop_evaluation_return",
+                value=evaluated, hint="Set evaluation_interval in the trainer's config.",
+            )  # fmt: skip
+        if progress:
+            yield from shown_on_a_line(
+                self.iterate(
+                    stop_return=wanted, stop_timesteps=timesteps, stop_time_s=limit_s,
+                    stop_evaluation_return=evaluated, stop_iterations=stop_iterations,
+                ),
+                Headline(config.algo, str(config.env), config.num_workers, wanted, timesteps),
+            )  # fmt: skip
+            return
+        while True:
+            try:
+                result = self.train()
+            except EndOfData:
+                return
+            count += 1
+            yield result
+            if (
+                (wanted is not None and self._has_reached(wanted))
+                or (timesteps is not None and result.get("env_steps_trained_total", 0) >= timesteps)
+                or (limit_s is not None and time.monotonic() - began >= limit_s)
+                or (evaluated is not None and _evaluated(result) >= evaluated)
+                or (stop_iterations is not None and count >= stop_iterations)
+                or self._is_stopped
+            ):
+                return
+
+    def stop(self) -> None:
+        """Save what was learned since the last checkpoint, and end all that was started; may be repeated."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        with contextlib.ExitStack() as stack:  # each step is taken, whatever becomes of the others
+            stack.callback(_running.discard, self)
+            stack.callback(self._log.close)
+            stack.callback(self._directory.close)
+            stack.callback(self._files.close)
+            if self._logger is not None:
+                stack.callback(self._logger.close)
+            stack.callback(self._write_result)
+            if self._is_built:
+                stack.callback(self._stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._is_hurried = isinstance(error, KeyboardInterrupt)
+        self.stop()
+
+    # What a subclass has ------------------------------------------------------------------------------------------
+
+    def _planned(self, config: CommonConfig) -> CommonConfig:
+        """Look at what a config asks for, before anything is made; the config, completed where that is needed.
+
+        Raises:
+            ConfigError: it cannot be.
+        """
+        return config
+
+    def _init(self, config: CommonConfig, env_creator: EnvCreator) -> None:
+        """Build what trains."""
+        raise NotImplementedError(f"{type(self).__name__} has no _init(config, env_creator)")
+
+    def _train(self) -> dict[str, Any]:
+        """Train for one iteration; its result."""
+        raise NotImplementedError(f"{type(self).__name__} has no _train()")
+
+    def _recover(self) -> None:
+        """Go on with the workers that are left, after a WorkerError.
+
+        Raises:
+            NotImplementedError: this trainer has no way to.
+            RuntimeError: none is left.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no _recover(): failures of workers can't be ignored")
+
+    def _save_in_passing(self) -> None:
+        """Write a checkpoint if it is time."""
+
+    def _evaluate(self) -> dict[str, Any]:
+        """What an evaluation adds to the result of the iteration that has ended: ``evaluation``, or nothing."""
+        return {}
+
+    def _before_evaluate(self) -> None:
+        """Called before each evaluation, for a subclass."""
+
+    def _check_fits(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint that a trainer like this one can't go on from.
+
+        Raises:
+            CheckpointError: it is of another environment, algorithm or network.
+        """
+        check_compatible(checkpoint, {"env": self.config.env, "algo": self.config.algo})
+
+    def _save_unsaved(self) -> None:
+        """Write a checkpoint of what was learned since the last one, if there is anything."""
+
+    def _stop(self) -> None:
+        """End what ``_init`` started, and save what was learned."""
+
+    def _callbacks(self) -> DefaultCallbacks | None:
+        """The user's hooks on the trainer."""
+        return None
+
+    def _has_reached(self, stop_return: float) -> bool:
+        """Whether the last 100 episodes reach a mean return."""
+        return False
+
+    # Inside -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _config_class(cls) -> type[CommonConfig]:
+        if not cls._name or cls._default_config is None:
+            raise NotImplementedError(
+                f"{cls.__name__} names no algorithm: a trainer has _name, _default_config and _init, as PPOTrainer and "
+                "the others of aiorl have"
+            )
+        return cls._default_config
+
+    def _effective(
+        self, config: Mapping[str, Any] | CommonConfig | None, env: Any
+    ) -> tuple[dict[str, Any], CommonConfig]:
+        own = {} if env is None else {"env": env}
+        if isinstance(config, CommonConfig):
+            found = self._as_config(config)
+            found = found.updated(own) if own else found
+        else:
+            found = self._as_config({**settings_of(config), **own})
+        if found.env is None:
+            raise ConfigError("There is no environment to train in.", key="env", hint=ENV_HINT)
+        return {name: getattr(found, name) for name in found.model_fields_set}, found
+
+    @classmethod
+    def _as_config(cls, config: Mapping[str, Any] | CommonConfig) -> CommonConfig:
+        """A config of the trainer's algorithm.
+
+        Raises:
+            ConfigError: it is of another one, or a setting cannot be honoured.
+        """
+        kind = cls._config_class()
+        if isinstance(config, kind):
+            return config
+        if isinstance(config, CommonConfig) or config.get("algo", cls._name) != cls._name:
+            algo = config.algo if isinstance(config, CommonConfig) else config["algo"]
+            raise ConfigError(
+                f"algo is {algo!r}, and this is a {cls.__name__}.", key="algo", value=algo,
+                hint=f"Leave it out, or take the trainer of {algo}.",
+            )  # fmt: skip
+        values = {"algo": cls._name, **config}
+        if values.get("resume") is not None and not kind.model_fields.keys() <= values.keys():  # the run's own beneath
+            return load_config(lambda algo: kind, overrides=values, env_hint=ENV_HINT)
+        return kind.from_mapping(values, allow_unknown=cls._allow_unknown_configs)
+
+    def _open(self, creator: EnvCreator) -> None:
+        """Make the run directory, and build."""
+        self.config = self._planned(self.config)
+        self._directory = RunDirectory.open(self.config)
+        self.logdir = str(self._directory.path)
+        self._log = RunLog(self._directory, self.config)
+        self._files = RunFiles(self.config, self._directory, self._tell)
+        self._logger: Logger | None = None
+        self._is_stopped = self._is_built = False
+        _running.add(self)
+        try:
+            restored = self._restored = self._restored or checkpoint_to_resume(self.config, self._directory, self._tell)
+            if self._logger_creator is not None:
+                self._logger = self._logger_creator(self.config.to_dict())
+            elif restored is None:
+                self._files.open()
+            else:
+                iteration, steps = restored.run.results["training_iteration"], restored.run.counters.env_steps_sampled
+                self._files.open(resume_iteration=int(iteration), resume_step=steps)
+            self._is_built = True
+            self._init(self.config, creator)
+            self._restored = None  # it may hold a whole replay
+        except BaseException as error:
+            self.stop()
+            if isinstance(error, ConfigError):
+                self._directory.abandon()
+            raise
+
+    def _try_to_train(self) -> dict[str, Any]:
+        for attempt in range(1 + _MAX_RETRIES):
+            try:
+                return self._train()
+            except WorkerError as error:
+                if not self.config.ignore_worker_failures:
+                    if HINT not in str(error):
+                        error.add_note(HINT)
+                    raise
+                logger.warning("try %d of %d failed: %s", attempt + 1, 1 + _MAX_RETRIES, error)
+                self._recover()
+        raise RuntimeError(f"workers failed in each of {1 + _MAX_RETRIES} tries to train for an iteration")
+
+    def _check_running(self) -> None:
+        if self._is_stopped:
+            why = "was stopped" if self._process == os.getpid() else "belongs to the process that forked this one"
+            raise RuntimeError(f"this trainer {why}; a new one goes on with Trainer.restore(checkpoint)")
+
+    def _write_result(self) -> None:
+        """Write the newest result down, once: where a hook stops the trainer, before the files are closed."""
+        result, self._unwritten = self._unwritten, None
+        if result is not None:
+            (self._files if self._logger is None else self._logger).write(result)
+
+    def _tell(self, text: str, level: int) -> None:
+        logger.log(level, "%s", text)
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._is_stopped else f"iteration {self.iteration}"
+        return f"<{type(self).__name__} on {self.config.env}, {state}, {self.logdir}>"
+
+
+_running: set[Trainer] = set()
+"""Those not stopped yet: one that nobody refers to any more has processes, and what it learned is still to be saved."""
+
+
+@atexit.register
+def _stop_all() -> None:
+    """A program that ends without having stopped its trainers loses nothing, and leaves no process."""
+    for trainer in list(_running):
+        with contextlib.suppress(Exception):
+            trainer.stop()
+
+
+def _leave_to_parent() -> None:
+    """Let go of all trainers in a forked child: their threads and processes are the parent's."""
+    for trainer in _running:
+        trainer._is_stopped = True
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _evaluated(result: Mapping[str, Any]) -> float:
+    """Mean return of the evaluation in a result; minus infinity without one."""
+    return float(result.get("evaluation", {}).get("episode_reward_mean", -math.inf))
+
+
+def settings_of(config: Mapping[str, Any] | CommonConfig | None) -> dict[str, Any]:
+    """The keys that a caller sets by a config.
+
+    Raises:
+        ConfigError: it is no config.
+    """
+    if isinstance(config, CommonConfig):
+        return {**config.users_values(), "algo": config.algo}
+    if not isinstance(config, Mapping | None):
+        raise ConfigError(
+            f"config is {config!r:.100}, expected a dict of keys, or a config.", key="config",
+            hint="An environment is given as env='CartPole-v1', a file read by PPOConfig.from_file(path).",
+        )  # fmt: skip
+    return dict(config or {})
+
+
+def creator_of(config: CommonConfig) -> EnvCreator:
+    """Return what makes a run's environments.
+
+    Raises:
+        ConfigError: there is no such environment, or none that its workers would know.
+    """
+    if not config.is_alone:
+        name_elsewhere(config.env or "")
+    return resolve_env(config.env or "")

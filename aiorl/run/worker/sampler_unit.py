@@ -1,0 +1,403 @@
+"""SamplerUnit: environments, policies and filters of one sampler, a RolloutWorker run in a thread of its own.
+
+Environment code may block, so it never runs on the event loop. Of a unit, only ``offer``, ``stop`` and ``in_env_s``
+may be used from any thread; all else belongs to the unit's thread, or to the event loop while the unit is idle.
+
+Where the environments step in lockstep, what it produces are their columns as they are, else rows of trajectories, laid
+out for the learner by ``sampler.layout``. Rows of policies that are not trained stay here, and so do those that
+gradients are sent of.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.observation.filters import ObservationFilter
+from aiorl.acting.policy import Policy
+from aiorl.config.worker import PolicyPart, WorkerPart
+from aiorl.data import columns as c
+from aiorl.data.layout import laid_out, with_scaled_rewards
+from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import EnvError, SamplerDied
+from aiorl.net.wire.messages import Arrays, PolicyArrays, PolicyGraph, Samples, Snapshot
+from aiorl.offline.estimators import OffPolicyEstimate
+from aiorl.process.log_once import log_once
+from aiorl.run.worker.apply import SnapshotSlot, StopSampling
+from aiorl.sampling.arguments import WorkerArguments
+from aiorl.sampling.callbacks import named_callbacks
+from aiorl.sampling.learned_policies import learned_policies, named_function
+from aiorl.sampling.worker import RolloutWorker
+
+__all__ = ["Produced", "SamplerUnit", "StepClock", "UnitPlace", "monitor_directory", "unit_seed"]
+
+_FOR_POLICIES = {"eager", "no_eager_on_workers", "eager_tracing"}
+_PERF = ("iters", "env_wait_time", "processing_time", "inference_time")
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A fragment and what belongs to it.
+
+    Attributes:
+        batches: policy id -> columns by name.
+        env_steps: environment steps it stands for.
+        agent_steps: rows sampled, those of policies included that send none.
+        length: T, steps of each environment.
+        num_envs: N, environments.
+        episodes: episodes that ended in it, and what estimators said of those that were read.
+        first_version: policy version in force when it was begun.
+        last_version: policy version in force at its last row.
+        perf: iterations and seconds the sampler spent on it, see PerfStats.
+    """
+
+    batches: PolicyArrays
+    env_steps: int
+    agent_steps: int
+    length: int
+    num_envs: int
+    episodes: EpisodeColumns
+    first_version: int
+    last_version: int
+    perf: Mapping[str, float]
+
+    def to_samples(self, seq: int, lease_id: int, filter_deltas: PolicyArrays) -> Samples:
+        """As it is sent.
+
+        Args:
+            seq: its number.
+            lease_id: of the lease that it was sampled under.
+            filter_deltas: policy id -> what its observations add to the filter.
+        """
+        return Samples(
+            seq=seq,
+            lease_id=lease_id,
+            env_steps=self.env_steps,
+            agent_steps=self.agent_steps,
+            first_version=self.first_version,
+            last_version=self.last_version,
+            num_envs=self.num_envs,
+            length=self.length,
+            batches=self.batches,
+            episodes=self.episodes.to_arrays(),
+            filter_deltas=filter_deltas,
+            perf=self.perf,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UnitPlace:
+    """Which sampler of the run a unit is.
+
+    Attributes:
+        slot: index of its worker, from 1.
+        incarnation: the worker's registration life, a hexadecimal number.
+        unit_index: which of the worker's samplers, from 0.
+        num_workers: workers that the run is configured for.
+        num_broken_off: samplers in its place before it that were broken off, in the same life.
+    """
+
+    slot: int
+    incarnation: str
+    unit_index: int = 0
+    num_workers: int = 1
+    num_broken_off: int = 0
+
+
+class SamplerUnit:
+    """One sampler with all that it needs, built from the handshake.
+
+    With ``sample_async`` batches are sampled ahead, in a thread of the sampler's own; they count as sampled under the
+    newest version that has arrived when they are taken, since how far they lag is for that setting's user to judge.
+
+    Attributes:
+        worker: the RolloutWorker.
+    """
+
+    def __init__(
+        self, part: WorkerPart, graphs: Mapping[str, PolicyGraph], snapshot: Snapshot, place: UnitPlace
+    ) -> None:
+        """Build environments, policies and sampler; may take as long as the environments do.
+
+        Args:
+            part: the worker's part of the configuration.
+            graphs: policy id -> acting graph.
+            snapshot: weights and filter states to begin with.
+            place: which sampler of the run it is.
+
+        Raises:
+            ConfigError: a setting that cannot be honoured here, such as an environment, or TensorFlow for gradients,
+                not installed.
+            EnvError: an environment's constructor failed.
+            PolicyError: a graph that is missing or cannot be used, or a network here that is not the learner's.
+        """
+        self._part = part
+        self._clock = StepClock()
+        self._is_stopped = False
+        self._is_sampling = False
+        self._policies: dict[str, Policy] = {}
+        self._filters: dict[str, ObservationFilter] = {}
+        self._slot = SnapshotSlot(
+            self._policies, self._filters, place.incarnation, synchronize_filters=part.synchronize_filters
+        )
+        self._slot.offer(snapshot)
+        self._perf = dict.fromkeys(_PERF, 0.0)
+        # a run without a seed asks nothing of its environments
+        seed = None if part.seed is None else unit_seed(part.seed, place, part.life)
+        own = part.model_copy(update={"seed": seed, "compress_observations": False})  # the wire does that
+        default = part.policies.get(c.DEFAULT_POLICY_ID)
+        self.worker = RolloutWorker.of(
+            WorkerArguments(
+                settings=own,
+                env_creator=part.env,
+                policy_config=part.model_dump(include=_FOR_POLICIES) if part.eager else None,
+                # networks get their weights before the first turn, with the first snapshot
+                policy=learned_policies(part, graphs),
+                policy_mapping_fn=named_function(part.multiagent.policy_mapping_fn, "multiagent.policy_mapping_fn"),
+                policies_to_train=[policy_id for policy_id, policy in part.policies.items() if policy.is_trained],
+                observation_fn=named_function(part.multiagent.observation_fn, "multiagent.observation_fn"),
+                worker_index=place.slot,
+                num_workers=place.num_workers,
+                monitor_path=monitor_directory(part, place),
+                log_dir=part.log_dir,
+                callbacks=named_callbacks(part.callbacks),
+                **_stored_experience(own, place),
+                sample_plan=None if default is None else default.sample_plan,
+            ),
+            on_turn=self._between_turns,
+        )
+        log_once.set_up(place.slot, part.log_level)  # the level itself is this process's, which may be a user's program
+        self._learning = {
+            policy_id: policy.learning
+            for policy_id, policy in self.worker.policy_map.items()
+            if part.policies[policy_id].sends == "gradients" and isinstance(policy, GraphPolicy)
+        }
+        for learning in self._learning.values():
+            learning.warm_up()
+
+    @property
+    def version(self) -> int:
+        """Policy version in force."""
+        return self._slot.version
+
+    @property
+    def in_env_s(self) -> float:
+        """Seconds since the last step began, 0 while idle: long when an environment hangs. Any thread."""
+        return self._clock.in_step_s if self._is_sampling else 0.0
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """Leave a snapshot to be taken up between two steps. Any thread may call."""
+        self._slot.offer(snapshot)
+
+    def stop(self) -> None:
+        """Make a running ``sample``, and every later one, raise StopSampling as soon as it can. Never waits.
+
+        Also a wait for clients or for environments in other processes is ended. Any thread may call.
+        """
+        self._is_stopped = True
+        self._slot.stop()
+        # what is woken may hold a lock for a moment, and this is the event loop
+        threading.Thread(target=self.worker.interrupt, name="interrupt-sampler", daemon=True).start()
+
+    def sample(self) -> Produced:
+        """The next fragment; blocks.
+
+        Raises:
+            StopSampling: ``stop`` was called.
+            EnvError: the environment failed, or there is nothing more to come of it.
+            BatchError: rows without a column that the learner needs.
+            Exception: whatever a policy or a callback raised.
+        """
+        self._clock.step()
+        self._is_sampling = True
+        try:
+            return self._sample()
+        except SamplerDied as error:
+            self._raise_if_stopped(error)
+            text = "".join(traceback.format_exception(error))
+            raise EnvError(self._part.env, str(error), traceback_text=text) from error
+        except Exception as error:
+            self._raise_if_stopped(error)
+            raise
+        finally:
+            self._is_sampling = False
+            self._clock.idle()
+
+    def take_up(self) -> None:
+        """Take up what is offered, as the next ``sample`` would; only while idle.
+
+        Raises:
+            StopSampling: ``stop`` was called.
+        """
+        self._between_turns(self.worker)
+
+    def take_deltas(self, sequence: int) -> dict[str, dict[str, Any]]:
+        """Policy id -> its filter's delta, sent under the fragment's sequence number; only while idle.
+
+        Policies whose filter is the identity have none.
+        """
+        return {
+            policy_id: dict(found.take_delta(sequence))
+            for policy_id, found in self.worker.filters.items()
+            if not found.is_identity
+        }
+
+    def close(self) -> None:
+        """Close the environments; in the unit's thread, or when it is done."""
+        self.worker.stop()
+
+    def _sample(self) -> Produced:
+        part, worker = self._part, self.worker
+        first_version = self._version_at_start()
+        in_lockstep = worker.sample_in_lockstep()
+        if in_lockstep is not None:
+            fragment, episodes = in_lockstep
+            batches: dict[str, Arrays] = {
+                c.DEFAULT_POLICY_ID: with_scaled_rewards({**fragment.columns, **fragment.extras})
+            }
+            env_steps = agent_steps = fragment.env_steps
+            length, num_envs = fragment.length, fragment.num_envs
+        else:
+            batch = worker.sample()
+            by_policy = {c.DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
+            batches = {policy_id: _laid_out(rows, part.policies[policy_id]) for policy_id, rows in by_policy.items()}
+            env_steps, agent_steps = batch.env_steps, batch.total()
+            length, num_envs = part.rollout_fragment_length, part.num_envs_per_worker
+            metrics = worker.get_metrics()
+            episodes = EpisodeColumns.of(
+                [found for found in metrics if isinstance(found, RolloutMetrics)],
+                [found for found in metrics if isinstance(found, OffPolicyEstimate)],
+            )
+        for policy_id, learning in self._learning.items():
+            if batches.get(policy_id):
+                self._clock.idle()  # no environment is at work
+                batches[policy_id] = learning.gradient_columns(batches[policy_id])
+        return Produced(
+            {policy_id: columns for policy_id, columns in batches.items() if columns},
+            env_steps,
+            agent_steps,
+            length,
+            num_envs,
+            episodes,
+            first_version,
+            self._slot.newest_version if part.sample_async else self._slot.version,
+            self._take_perf(),
+        )
+
+    def _version_at_start(self) -> int:
+        if self._is_stopped:
+            raise StopSampling
+        if self._part.sample_async:
+            return self._slot.newest_version
+        self._between_turns(self.worker)
+        return self._slot.version
+
+    def _between_turns(self, worker: RolloutWorker) -> None:
+        """Take up what is offered; in the thread that samples, which may be at work before the constructor ends."""
+        self._clock.step()
+        if not self._policies:
+            self._policies.update(worker.policy_map)
+            self._filters.update(worker.filters)
+        version = self._slot.version
+        try:
+            self._slot.between_steps()
+        except StopSampling:
+            if not self._part.sample_async:
+                raise
+            return  # its own thread looks for that after each turn
+        if self._slot.version != version:
+            worker.global_vars = dict(self._slot.global_vars)
+
+    def _raise_if_stopped(self, error: Exception) -> None:
+        """What stopping an environment brings about is no fault."""
+        if self._is_stopped:
+            raise StopSampling from error
+
+    def _take_perf(self) -> dict[str, float]:
+        """What was added since the last call; the sampler may be at work."""
+        perf: PerfStats = self.worker.sampler.perf
+        now = {name: float(getattr(perf, name)) for name in _PERF}
+        before, self._perf = self._perf, now
+        return {name: max(0.0, now[name] - before[name]) for name in _PERF}  # less, from a sampler that is new
+
+
+def _stored_experience(settings: WorkerPart, place: UnitPlace) -> dict[str, Any]:
+    """Arguments of a RolloutWorker that reads or writes stored experience; who doesn't loads nothing for it."""
+    if settings.input == "sampler" and settings.output is None:
+        return {}
+    from aiorl.offline.sources import configured_input, configured_output, share_of
+
+    share = share_of(place.slot, place.num_workers, place.unit_index, settings.samplers_per_worker)
+    return {
+        "input_creator": configured_input(settings, share),
+        "input_evaluation": () if settings.input == "sampler" else settings.input_evaluation,
+        "output_creator": configured_output(settings),
+    }
+
+
+class StepClock:
+    """When the running step of a running ``sample`` began."""
+
+    def __init__(self) -> None:
+        """Idle."""
+        self._began = 0.0
+
+    def step(self) -> None:
+        """A step begins."""
+        self._began = time.monotonic()
+
+    def idle(self) -> None:
+        """``sample`` is over."""
+        self._began = 0.0
+
+    @property
+    def in_step_s(self) -> float:
+        """Seconds since the last step began, 0 while idle. Any thread."""
+        began = self._began
+        return time.monotonic() - began if began else 0.0
+
+
+def unit_seed(seed: int, place: UnitPlace, life: int = 0) -> int:
+    """Seed of a sampler: the same for the same run seed, slot, unit and life.
+
+    A sampler that takes the place of another one gets other numbers than its predecessor had: they would lead to the
+    same rows, and to the same failure.
+    """
+    if place.unit_index == life == place.num_broken_off == 0:
+        return seed + place.slot
+    more = (life, place.num_broken_off) if place.num_broken_off else (life,) if life else ()
+    return int(np.random.SeedSequence((seed, place.slot, place.unit_index, *more)).generate_state(1)[0])
+
+
+def monitor_directory(part: WorkerPart, place: UnitPlace) -> str | None:
+    """Where episode statistics and videos are written; None without a monitor.
+
+    In the run's directory where this host sees it, as the learner's does; elsewhere in ``monitor/<run's name>`` below
+    the directory that the worker was started in.
+    """
+    if not part.monitor:
+        return None
+    run_dir = Path(part.log_dir) if part.log_dir else None
+    if run_dir is not None and run_dir.is_dir():
+        directory = run_dir / "monitor"
+    else:
+        directory = Path.cwd() / "monitor" / (run_dir.name if run_dir is not None else "run")
+    return str(directory / f"sampler-{place.unit_index}" if place.unit_index else directory)
+
+
+def _laid_out(rows: SampleBatch, policy: PolicyPart) -> dict[str, Any]:
+    """The columns that are learned from; none where there is nothing to train on."""
+    if not (policy.is_trained and rows.count):
+        return {}
+    if c.PIECE in policy.sample_plan.columns and c.PIECE not in rows:
+        rows[c.PIECE] = np.zeros(rows.count, np.int64)
+    return laid_out(rows, policy.sample_plan, policy.sequence_length if policy.layout == "sequences" else None)

@@ -1,0 +1,490 @@
+"""The worker's tasks around its endpoint and its session: receive, sample, send, beat.
+
+The session decides; this module feeds it what arrives, sends what it says, and runs samplers under the leases
+it holds. Each sampler works in a thread of its own, so a blocked environment stops neither heartbeats nor
+subscriptions. Several samplers of one process overlap their waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from aiorl.config.worker import WorkerPart
+from aiorl.errors import (
+    AiorlError,
+    ConfigError,
+    DataError,
+    EndOfData,
+    EnvError,
+    LocalProtocolError,
+    MemoryQuotaError,
+    RemoteProtocolError,
+    UnknownPolicyError,
+)
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.worker_retries import MAX_UNACKED_BYTES
+from aiorl.net.protocol.worker_session import WorkerSession, WorkerState
+from aiorl.net.transport.buffers import give_back_regularly
+from aiorl.net.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
+from aiorl.net.wire.decoding import decode
+from aiorl.net.wire.encoding import encode
+from aiorl.net.wire.limits import DEFAULT_LIMITS, limits_of
+from aiorl.net.wire.messages import BUILDING, OUT_OF_DATA, Message, RefusalCode, Snapshot, Welcome
+from aiorl.process.age import age_s
+from aiorl.process.forked_child import keep_children_out
+from aiorl.process.memory_quota import check_heap
+from aiorl.process.restarts import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
+from aiorl.process.tasks import Tasks
+from aiorl.run.worker.apply import StopSampling
+
+if TYPE_CHECKING:
+    from aiorl.run.worker.sampler_unit import Produced, SamplerUnit
+
+__all__ = ["WorkerOutcome", "WorkerService"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_TICK_S = 0.1
+_STATUS_AFTER_S = 2.0
+_STATUS_EVERY_S = 60.0
+_STOP_WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOutcome:
+    """How a worker ended.
+
+    Attributes:
+        ok: the run is over or the worker was asked to stop; False after a failure.
+        reason: one plain sentence.
+        final: to start the worker again would be of no use: the run is over, or the learner never takes it.
+    """
+
+    ok: bool
+    reason: str
+    final: bool = False
+
+    @property
+    def status(self) -> int:
+        """What the process tells its parent with its exit status."""
+        if self.final:
+            return RUN_IS_OVER if self.ok else HOPELESS
+        return STOPPED if self.ok else FAILED
+
+
+class _Running:
+    """A sampler unit with its thread and its task; it belongs to one registration life of the worker.
+
+    Attributes:
+        is_out_of_data: all passes over its stored experience are read.
+    """
+
+    def __init__(self, index: int, incarnation: str) -> None:
+        self.index = index
+        self.incarnation = incarnation
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"sampler-{index}")
+        self.unit: SamplerUnit | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.is_out_of_data = False
+        self._is_ended = self._is_closed = False
+        self._lock = threading.Lock()
+
+    def call(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Have a function called in the unit's thread."""
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self.executor, keep_children_out, function, *arguments)
+
+    def make(self, part: WorkerPart, welcome: Welcome) -> None:
+        """Build the unit, in its thread; one that is ready too late is closed at once."""
+        # what it brings along may read environment variables that came with the welcome
+        from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
+
+        place = UnitPlace(welcome.slot, self.incarnation, self.index, welcome.num_workers)
+        unit = SamplerUnit(part, welcome.graphs, welcome.snapshot, place)
+        with self._lock:
+            if not self._is_ended:
+                self.unit = unit
+                return
+        unit.close()
+
+    def end(self) -> None:
+        """Let the unit stop at its next step; one that is still being built is never begun."""
+        with self._lock:
+            self._is_ended = True
+        if self.unit is not None:
+            self.unit.stop()
+
+    def close(self) -> None:
+        """Close the unit, in its thread; may be repeated."""
+        if self.unit is not None and not self._is_closed:
+            self._is_closed = True
+            self.unit.close()
+
+
+class WorkerService:
+    """Samples for whichever learner answers, until the run is over or ``stop`` is called."""
+
+    def __init__(self, endpoint: WorkerEndpoint, session: WorkerSession) -> None:
+        """Take an endpoint that is not started yet, and a fresh session."""
+        self._endpoint = endpoint
+        self._session = session
+        self._limits = DEFAULT_LIMITS
+        self._compress = True
+        self._max_heap = 0
+        self._outbox: deque[Sequence[Buffer]] = deque()
+        self._tasks = Tasks(self.fail)
+        self._sender: asyncio.Task[None] | None = None
+        self._running: list[_Running] = []
+        self._building: asyncio.Task[None] | None = None
+        self._is_building = False
+        self._newest: Snapshot | None = None
+        self._has_sent = False
+        self._wake = asyncio.Event()
+        self._done: asyncio.Future[WorkerOutcome] | None = None
+        self._status = ""
+        self._status_since = 0.0
+        self._status_logged = ("", 0.0)
+
+    async def run(self) -> WorkerOutcome:
+        """Sample until the run ends, the learner refuses us for good, a sampler or a task fails, or ``stop``.
+
+        Cancelling it stops the samplers and closes the endpoint.
+        """
+        self._done = asyncio.get_running_loop().create_future()
+        self._endpoint.on_message = partial(self._take, self._session.receive)
+        self._endpoint.on_broadcast = partial(self._take, self._session.broadcast)
+        self._endpoint.on_event = self._on_event
+        async with AsyncExitStack() as stack:  # each step of the end is taken, whatever becomes of the others
+            self._endpoint.start()
+            stack.push_async_callback(self._endpoint.close)
+            stack.push_async_callback(self._stop_units)
+            stack.push_async_callback(self._tasks.close)
+            self._tasks.start(self._tick(), "tick")
+            self._tasks.start(give_back_regularly(), "memory")
+            return await self._done
+
+    def stop(self, reason: str) -> None:
+        """Leave the learner and end; to be called on the event loop."""
+        self._session.leaving(reason, time.monotonic())
+        self._pump()
+        self._finish(WorkerOutcome(True, reason))
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error of our own: a task or a callback has died, and half a worker is none."""
+        message = f"unexpected {type(error).__name__}: {error}"
+        try:
+            self._fail("worker", message, "".join(traceback.format_exception(error)))
+        finally:  # what fails may be what would tell the learner
+            self._finish(WorkerOutcome(False, message))
+
+    # What arrives ---------------------------------------------------------------------------------------------
+
+    def _take(self, hear: Callable[[Message, float], None], frames: list[memoryview]) -> None:
+        now = time.monotonic()
+        try:
+            hear(decode(frames, self._limits), now)
+        except RemoteProtocolError as error:
+            logger.warning("a message from the learner was not understood and left out: %s", error)
+        self._pump()
+
+    def _on_event(self, event: Event) -> None:
+        now = time.monotonic()
+        match event.kind:
+            case EventKind.CONNECTED:
+                self._session.connected(now)
+            case EventKind.DISCONNECTED:
+                self._outbox.clear()
+                self._session.disconnected(now, event.reason)
+            case EventKind.GAP:
+                self._session.gap(now)
+            case EventKind.REFUSED | EventKind.WAITING:
+                self._session.disconnected(now, event.reason)
+            case _:
+                logger.debug("connection: %s", event)
+        self._pump()
+
+    async def _tick(self) -> None:
+        while True:
+            now = time.monotonic()
+            in_env_s = max((r.unit.in_env_s for r in self._running if r.unit is not None), default=0.0)
+            self._session.note_progress(self._status_text(now), in_env_s)
+            self._session.tick(now)
+            self._pump()
+            try:
+                check_heap(self._max_heap, "memory_per_worker")
+            except MemoryQuotaError as error:
+                self._fail("memory", str(error), "")
+            self._tell_status(now)
+            await asyncio.sleep(_TICK_S)
+
+    # What is sent ---------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Act on what the session decided: events first, then what it wants said; nothing once the end has come."""
+        if self._done is None or self._done.done():
+            return
+        for event in self._session.events():
+            self._handle(event)
+        for message in self._session.messages_to_send():
+            self._say(message)
+        self._wake.set()
+
+    def _say(self, message: Message) -> None:
+        try:
+            frames = encode(message, compress=self._compress, limits=self._limits)
+        except LocalProtocolError as error:
+            self._fail("protocol", f"a message cannot be sent: {error}", "")
+            return
+        if self._outbox or not self._endpoint.send(frames):
+            if not self._endpoint.connected:
+                return  # the session says it all again after the next connection
+            self._outbox.append(frames)
+            if self._sender is None or self._sender.done():
+                self._sender = self._tasks.start(self._send_waiting(), "send")
+
+    async def _send_waiting(self) -> None:
+        while self._outbox:
+            await self._endpoint.wait_writable()
+            while self._outbox and self._endpoint.send(self._outbox[0]):
+                self._outbox.popleft()
+        self._wake.set()
+
+    # What follows ---------------------------------------------------------------------------------------------
+
+    def _handle(self, event: ev.WorkerEvent) -> None:
+        match event:
+            case ev.Registered(welcome):
+                logger.info("registered as worker %d of run %s", welcome.slot, welcome.run_id)
+                self._restart_units(welcome)
+            case ev.SnapshotReceived(snapshot):
+                self._newest = snapshot
+                for running in self._running:
+                    if running.unit is not None:
+                        running.unit.offer(snapshot)
+            case ev.Reincarnated(_, reason):
+                logger.info("registering anew: %s", reason)
+                self._newest = None
+                self._restart_units(None)
+            case ev.LearnerLost(reason):
+                logger.warning("%s; no new fragment is begun until it answers", reason)
+            case ev.LearnerBack():
+                logger.info("the learner answers again")
+            case ev.WasRefused(reason, retry, code):
+                logger.warning("the learner refused this worker: %s", reason)
+                if not retry:  # what broke the protocol once, damaged bytes for instance, need not do so again
+                    is_final = code != RefusalCode.VIOLATION
+                    self._finish(WorkerOutcome(False, f"the learner refused this worker: {reason}", final=is_final))
+            case ev.Shutdown(reason, final):
+                logger.info("the learner said goodbye: %s", reason)
+                if final:
+                    self._finish(WorkerOutcome(True, reason, final=True))
+            case ev.CallRequested(call_id, method, _):
+                self._answer(call_id, method)
+
+    def _answer(self, call_id: int, method: str) -> None:
+        now = time.monotonic()
+        if method == "stacks":
+            self._session.reply(call_id, True, _stacks(), now)
+        else:
+            self._session.reply(call_id, False, f"a worker has no method {method!r}", now)
+
+    def _fail(self, kind: str, message: str, traceback_text: str) -> None:
+        if self._session.state is WorkerState.ENDED:
+            return
+        self._session.failure(kind, message, traceback_text, True, time.monotonic())
+        self._pump()
+        self._finish(WorkerOutcome(False, message))
+
+    def _finish(self, outcome: WorkerOutcome) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(outcome)
+
+    def _status_text(self, now: float) -> str:
+        if self._is_building:
+            return BUILDING
+        if self._is_out_of_data and not self._session.num_unacked:
+            return OUT_OF_DATA
+        return self._session.status_text(now)
+
+    @property
+    def _is_out_of_data(self) -> bool:
+        return bool(self._running) and all(running.is_out_of_data for running in self._running)
+
+    def _tell_status(self, now: float) -> None:
+        """One INFO line when what the worker waits for has changed and stayed so; again once a minute."""
+        text = self._status_text(now)
+        kind = re.sub(r"\d+(\.\d+)?", "#", text)
+        if kind != self._status:
+            self._status, self._status_since = kind, now
+        said, said_at = self._status_logged
+        if now - self._status_since >= _STATUS_AFTER_S and (kind != said or now - said_at >= _STATUS_EVERY_S):
+            self._status_logged = (kind, now)
+            level = logging.DEBUG if kind == said and kind == "sampling" else logging.INFO
+            logger.log(level, "%s", text)
+
+    # Sampling -------------------------------------------------------------------------------------------------
+
+    def _is_current(self, incarnation: str) -> bool:
+        """Whether that registration life goes on; what belongs to another one may neither begin nor send anything."""
+        is_over = self._session.state is WorkerState.ENDED or self._done is None or self._done.done()
+        return incarnation == self._session.incarnation and not is_over
+
+    def _restart_units(self, welcome: Welcome | None) -> None:
+        """End the samplers of the registration before, then start those of the new one.
+
+        They are told to stop at once: building may take long, and each turn of theirs until then would be for nothing.
+        """
+        for running in self._running:
+            if running.unit is not None:
+                running.unit.stop()
+        previous = self._building
+        self._building = self._tasks.start(self._rebuild(previous, welcome), "build-samplers")
+
+    async def _rebuild(self, previous: asyncio.Task[None] | None, welcome: Welcome | None) -> None:
+        if previous is not None:
+            await asyncio.wait([previous])
+        await self._stop_units()
+        if welcome is None or not self._is_current(welcome.incarnation):
+            return
+        incarnation = welcome.incarnation
+        try:
+            part = WorkerPart.from_dict(welcome.config)
+            self._compress = part.transport.compression != "off" or bool(part.compress_observations)
+            self._max_heap = part.memory_per_worker
+            # from the handshake on, times and limits are those of the learner's configuration
+            self._session.settings.transport = part.transport
+            self._session.settings.max_unacked_bytes = part.object_store_memory_per_worker or MAX_UNACKED_BYTES
+            self._limits = limits_of(part.transport)
+            os.environ.update(part.extra_python_environs_for_worker)
+            logging.getLogger("aiorl").setLevel(part.log_level.replace("WARN", "WARNING"))
+            self._say_that_it_builds()
+            for index in range(part.samplers_per_worker):
+                running = _Running(index, incarnation)
+                self._running.append(running)
+                await self._build(running, part, welcome)
+                if not self._is_current(incarnation):
+                    return
+        except EnvError as error:
+            self._fail_of(incarnation, "env", str(error), error.traceback_text)
+        except AiorlError as error:
+            self._fail_of(incarnation, "setup", str(error), "")
+        except (Exception, SystemExit) as error:  # whatever a user's code raises
+            if self._is_current(incarnation):
+                logger.exception("the samplers could not be built")
+            self._fail_of(incarnation, "setup", f"{type(error).__name__}: {error}", traceback.format_exc())
+        finally:
+            self._is_building = False
+
+    def _say_that_it_builds(self) -> None:
+        """Before it begins: if that keeps this process from doing anything else, the learner is patient."""
+        self._is_building = True
+        self._session.note_progress(BUILDING)
+        if self._session.state is WorkerState.REGISTERED:
+            self._say(self._session.beat())
+
+    def _fail_of(self, incarnation: str, kind: str, message: str, traceback_text: str) -> None:
+        """As `_fail`; but what goes wrong in samplers of a registration that is over says nothing of those after it."""
+        if not self._is_current(incarnation):
+            logger.info("the registration of the sampler that failed is over: %s", message)
+            return
+        self._fail(kind, message, traceback_text)
+
+    async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
+        await running.call(running.make, part, welcome)
+        unit = running.unit
+        if unit is None or not self._is_current(running.incarnation):  # the worker or its registration has ended
+            return
+        if self._newest is not None:
+            unit.offer(self._newest)
+        running.task = self._tasks.start(self._sample(running, unit), f"sample-{running.index}")
+
+    async def _sample(self, running: _Running, unit: SamplerUnit) -> None:
+        """Produce fragments under the leases held, one after the other, until cancelled, failed or registered anew."""
+        try:
+            while self._is_current(running.incarnation):
+                lease_id = None if self._outbox else self._session.start_fragment(self._session.version)
+                if lease_id is None:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                produced = await self._produce(running, unit, lease_id)
+                if self._is_current(running.incarnation):
+                    self._send_fragment(unit, lease_id, produced)
+        except StopSampling:
+            pass
+        except EndOfData as error:
+            running.is_out_of_data = True
+            logger.info("sampler %d has come to the end: %s", running.index, error)
+        except EnvError as error:
+            self._fail_of(running.incarnation, "env", str(error), error.traceback_text)
+        except (ConfigError, DataError, UnknownPolicyError) as error:  # would come again in every worker
+            self._fail_of(running.incarnation, "setup", str(error), "")
+        except (Exception, SystemExit) as error:  # whatever a user's code raises
+            if self._is_current(running.incarnation):
+                logger.exception("the sampler failed")
+            self._fail_of(running.incarnation, "sampler", f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    async def _produce(self, running: _Running, unit: SamplerUnit, lease_id: int) -> Produced:
+        """A fragment; one that ends without result gives its lease back."""
+        try:
+            return await running.call(unit.sample)
+        except BaseException:
+            if running.incarnation == self._session.incarnation:  # the learner has forgotten those of another
+                self._session.abandon_fragment(lease_id)
+            raise
+
+    def _send_fragment(self, unit: SamplerUnit, lease_id: int, produced: Produced) -> None:
+        samples = produced.to_samples(0, lease_id, unit.take_deltas(self._session.next_seq))
+        self._session.fragment_done(samples, time.monotonic())
+        self._pump()
+        if not self._has_sent:
+            self._has_sent = True
+            logger.info("the first fragment is sent, %.2f s after this process was started", age_s())
+
+    async def _stop_units(self) -> None:
+        """End every sampler at its next step; one stuck in its environment is left behind with its thread.
+
+        When cancelled, the samplers may still be ending; another call goes on with it.
+        """
+        units = list(self._running)
+        for running in units:
+            running.end()
+        tasks = [running.task for running in units if running.task is not None]
+        self._wake.set()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_STOP_WAIT_S)
+        closing = [running.call(running.close) for running in units if running.unit is not None]
+        if closing:
+            closed, _ = await asyncio.wait(closing, timeout=_STOP_WAIT_S)
+            for error in filter(None, (future.exception() for future in closed)):
+                logger.warning("a sampler could not be closed: %r", error)
+        for running in units:
+            running.executor.shutdown(wait=False, cancel_futures=True)
+            self._running.remove(running)
+
+
+def _stacks() -> str:
+    """What every thread of this process is doing, for the learner's terminal when an environment hangs."""
+    lines: list[str] = []
+    for identity, frame in sys._current_frames().items():
+        lines.append(f"thread {identity}:")
+        lines.extend(line.rstrip() for line in traceback.format_stack(frame))
+    return "\n".join(lines)

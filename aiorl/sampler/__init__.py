@@ -1,1 +1,0 @@
-"""Environments and a policy in, fragments out."""

@@ -1,0 +1,192 @@
+"""MultiAgentEpisode: what is remembered of an episode between two turns, and what callbacks may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from aiorl.acting.policy_map import AgentBinding
+from aiorl.data import columns as c
+from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.errors import EnvError, UnknownPolicyError
+from aiorl.sampling.builder import BatchBuilder
+from aiorl.sampling.seats import Lane, Seat
+
+__all__ = ["MultiAgentEpisode"]
+
+Array = NDArray[Any]
+Fault = TypeVar("Fault", bound=EnvError)
+
+
+class MultiAgentEpisode:
+    """One episode of one environment, with any number of agents.
+
+    Methods that ask about an agent mean the only one of a single-agent environment, unless told which.
+
+    Attributes:
+        episode_id: the same in all its rows, different from every other episode's.
+        env_id: the environment.
+        place: its name and number, for messages.
+        length: environment steps so far.
+        total_reward: raw rewards of all agents so far.
+        custom_metrics: name -> number; reported with the episode.
+        hist_data: name -> list of numbers; reported with the episode.
+        user_data: free for use by callbacks.
+        batch_builder: where its rows go.
+        seats: agent id -> what is remembered of the agent, in order of appearance; the sampler's own.
+        add_extra_batch: call it with a batch that shall go out beside the sampled ones.
+    """
+
+    def __init__(
+        self,
+        env_id: Any,
+        episode_id: int,
+        lanes: Mapping[str, Lane],
+        binding: AgentBinding,
+        batch_builder: BatchBuilder,
+        add_extra_batch: Callable[[Any], None],
+    ) -> None:
+        """An episode without observations yet."""
+        self.env_id = env_id
+        self.place = (str(env_id), 0)
+        self.episode_id = episode_id
+        self.length = 0
+        self.total_reward = 0.0
+        self.custom_metrics: dict[str, float] = {}
+        self.hist_data: dict[str, list[Any]] = {}
+        self.user_data: dict[str, Any] = {}
+        self.batch_builder = batch_builder
+        self.seats: dict[Any, Seat] = {}
+        self.add_extra_batch = add_extra_batch
+        self._lanes = lanes
+        self._binding = binding
+        self._rewards_before: dict[Any, float] = {}  # of agents not observed yet
+
+    @property
+    def agent_rewards(self) -> dict[tuple[Any, str], float]:
+        """(agent id, policy id) -> raw rewards so far."""
+        rewards = {seat.key: seat.total for seat in self.seats.values() if seat.is_rewarded}
+        for agent_id, total in self._rewards_before.items():
+            rewards[agent_id, self.policy_for(agent_id)] = total
+        return rewards
+
+    def policy_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> str:
+        """The agent's policy id; the mapping function is asked at its first appearance only.
+
+        Raises:
+            UnknownPolicyError: the mapping function named no policy (also a ValueError).
+        """
+        return self._binding.policy_for(agent_id, self)
+
+    def last_observation_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array | None:
+        """The agent's latest filtered observation; None before any."""
+        seat = self.seats.get(agent_id)
+        return None if seat is None else seat.latest_obs()
+
+    def last_raw_obs_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Any:
+        """The agent's latest observation as the environment gave it; None before any."""
+        seat = self.seats.get(agent_id)
+        return None if seat is None else seat.raw_obs
+
+    def last_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any] | None:
+        """The agent's latest info; None before any observation."""
+        seat = self.seats.get(agent_id)
+        return None if seat is None else seat.info
+
+    def last_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
+        """The agent's latest action, unclipped, as rows hold it; zeros before any."""
+        return self._entry(agent_id, c.ACTIONS)
+
+    def prev_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
+        """The action before the latest one; zeros before any."""
+        return self._entry(agent_id, c.PREV_ACTIONS)
+
+    def prev_reward_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> float:
+        """The reward before the latest one; 0.0 before any."""
+        seat = self.seats.get(agent_id)
+        return 0.0 if seat is None else seat.prev_reward()
+
+    def rnn_state_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> list[Array]:
+        """The agent's recurrent state; the initial one before any action."""
+        seat = self.seats.get(agent_id)
+        if seat is not None:
+            return seat.rnn_state()
+        return [component.copy() for component in self._lane_for(agent_id).actor.initial_state]
+
+    def last_pi_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any]:
+        """What the policy gave beside the agent's latest action; empty before any."""
+        seat = self.seats.get(agent_id)
+        return {} if seat is None else seat.pi_info()
+
+    def get_agents(self) -> list[Any]:
+        """Agents observed so far, in order of appearance."""
+        return list(self.seats)
+
+    # --- the sampler's side ---
+
+    def fault(self, kind: type[Fault], message: str) -> Fault:
+        """An error that names the environment, and the step that it is at."""
+        name, number = self.place
+        return kind(name, message, vector_index=number, step=self.length)
+
+    def seat_for(self, agent_id: Any) -> Seat:
+        """The agent's seat, made and bound to a policy at its first observation."""
+        seat = self.seats.get(agent_id)
+        if seat is None:
+            lane = self._lane_for(agent_id)
+            seat = Seat(agent_id, len(self.seats), lane, self.batch_builder.seat_for(lane), self)
+            self.seats[agent_id] = seat
+            if agent_id in self._rewards_before:
+                seat.total, seat.is_rewarded = self._rewards_before.pop(agent_id), True
+        return seat
+
+    def add_rewards(self, rewards: Mapping[Any, Any]) -> None:
+        """Count the rewards of one step, also those of agents that are not observed now."""
+        seats, total = self.seats, self.total_reward
+        for agent_id, reward in rewards.items():
+            if reward is None:
+                continue
+            number = float(reward)
+            total += number
+            seat = seats.get(agent_id)
+            if seat is None:
+                self.policy_for(agent_id)
+                self._rewards_before[agent_id] = self._rewards_before.get(agent_id, 0.0) + number
+            else:
+                seat.reward += number
+                seat.total += number
+                seat.is_rewarded = True
+        self.total_reward = total
+
+    def soft_reset(self, episode_id: int) -> None:
+        """Go on as a new episode: length, totals, metrics and id restart; recurrent states and bindings stay."""
+        self.episode_id = episode_id
+        self.length = 0
+        self.total_reward = 0.0
+        self._rewards_before = {}
+        self.custom_metrics = {}
+        self.hist_data = {}
+        for seat in self.seats.values():
+            seat.restart()
+
+    def close(self) -> None:
+        """The episode is over for good."""
+        for seat in self.seats.values():
+            self.batch_builder.vacate(seat)
+
+    def _lane_for(self, agent_id: Any) -> Lane:
+        policy_id = self.policy_for(agent_id)
+        lane = self._lanes.get(policy_id)
+        if lane is None:
+            raise UnknownPolicyError(policy_id, self._lanes)
+        return lane
+
+    def _entry(self, agent_id: Any, name: str) -> Array:
+        seat = self.seats.get(agent_id)
+        entry: Array = self._lane_for(agent_id).actor.layout.zeros() if seat is None else seat.entry(name)
+        return entry
+
+    def __repr__(self) -> str:
+        return f"MultiAgentEpisode(env {self.env_id!r}, {self.length} steps, reward {self.total_reward:g})"

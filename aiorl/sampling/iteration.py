@@ -1,0 +1,470 @@
+"""Iteration: one turn of the general sampler, between a poll and the actions it leads to.
+
+``observe`` takes what a poll brought and gives the outputs that are ready, in order; ``act`` then evaluates
+the policies and gives the actions to send. It neither loops nor waits: whoever drives it polls, hands
+outputs out, and sends. Resets are the one thing it asks of the environment itself, since an environment that
+can be reset in line takes part in the same turn.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, MutableSequence, Sequence
+from typing import Any
+
+from aiorl.acting.actor import Actor
+from aiorl.acting.policy import Policy
+from aiorl.data.metrics import RolloutMetrics
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll
+from aiorl.env.copied import copied
+from aiorl.errors import BadRewardError, EnvContractError, UnknownPolicyError
+from aiorl.process.log_once import report, warn_of_long_episode
+from aiorl.sampling.builder import BatchBuilder, Cut, build_batches
+from aiorl.sampling.callbacks import overridden_hooks
+from aiorl.sampling.episode import MultiAgentEpisode
+from aiorl.sampling.seats import Lane, Seat
+from aiorl.sampling.setup import SamplerSetup, effective_horizon
+
+__all__ = ["Iteration", "Output"]
+
+Output = RolloutMetrics | SampleBatch | MultiAgentBatch
+Outputs = MutableSequence[Output]
+
+_LARGE_BATCH_ROWS = 5000
+_EPISODE_HOOKS = {"on_episode_start", "on_episode_step", "on_episode_end", "on_postprocess_trajectory"}
+"""Those that are given an episode."""
+_TO_COME = SampleBatch()
+"""Keeps a batch's place among the outputs of a turn until all batches of the turn are built."""
+
+
+_Ready = tuple[MultiAgentEpisode, list[Seat], bool, bool]
+"""An environment of this turn, between the intake of its observations and their settlement: its episode; the agents
+that wait for an action; whether it has ended; whether it has come to the horizon. Many are made, so a plain tuple."""
+
+
+class Iteration:
+    """Keeps the live episodes; see the module.
+
+    Attributes:
+        base_env: the environments.
+        extra_batches: batches that episodes added on their own, not yet taken.
+        inferred_s: seconds that the policies took in the last ``act``.
+    """
+
+    def __init__(self, setup: SamplerSetup) -> None:
+        """Get ready; the environment is not touched.
+
+        Raises:
+            UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
+        """
+        self._setup = setup
+        self.base_env: BaseEnv = setup.base_env
+        self._settings = settings = setup.settings
+        self._is_packing, self._cut_length = settings.is_truncating, settings.cut_length
+        self._no_done_at_end, self._soft_horizon = settings.no_done_at_end, settings.soft_horizon
+        self._policies = setup.policies
+        for known in (setup.preprocessors, setup.filters):
+            for policy_id in self._policies:
+                if policy_id not in known:
+                    raise UnknownPolicyError(policy_id, known)
+        hooks = overridden_hooks(setup.callbacks)
+        callbacks = setup.callbacks
+        self._on_start = callbacks.on_episode_start if "on_episode_start" in hooks else None
+        self._on_step = callbacks.on_episode_step if "on_episode_step" in hooks else None
+        self._on_end = callbacks.on_episode_end if "on_episode_end" in hooks else None
+        self._on_postprocessed = self._tell_postprocessed if "on_postprocess_trajectory" in hooks else None
+        actors = [
+            Actor(
+                policy_id,
+                policy,
+                setup.preprocessors[policy_id],
+                setup.filters[policy_id],
+                clip_actions=settings.clip_actions,
+            )
+            for policy_id, policy in self._policies.items()
+        ]
+        # whether anybody can get hold of an episode: a user's functions, explorations and policies of their own
+        is_shown = (
+            bool(hooks & _EPISODE_HOOKS)
+            or setup.observation_fn is not None
+            or self._policies.asks_by_episode
+            or not all(actor.is_plain for actor in actors)
+        )
+        shows_trajectories = "on_postprocess_trajectory" in hooks
+        self._lanes = {
+            actor.policy_id: Lane(
+                actor, clip_rewards=settings.reward_limit, is_shown=is_shown, shows_trajectories=shows_trajectories
+            )
+            for actor in actors
+        }
+        self._cuts: list[tuple[int, Cut]] = []
+        self.extra_batches: list[SampleBatch | MultiAgentBatch] = []
+        self.inferred_s = 0.0
+        self._worker: Any = None
+        self._episodes: dict[Any, MultiAgentEpisode] = {}
+        self._free_builders: list[BatchBuilder] = []
+        self._ids = random.Random(random.getrandbits(64))
+        self._horizon: float | None = None
+        self._turn = 0
+        self._actions: dict[Any, dict[Any, Any]] = {}
+        self._off_policy_actions: Mapping[Any, Mapping[Any, Any]] = {}
+        length = settings.rollout_fragment_length
+        self._many_rows = max(1000, 10 * length) if self._is_packing else _LARGE_BATCH_ROWS
+
+    def observe(self, poll: Poll, outputs: Outputs | None = None) -> Outputs:
+        """Take in what a poll brought.
+
+        Args:
+            poll: what it brought.
+            outputs: where to append; None = a new list.
+        Returns: metrics of finished episodes and batches that are full, in the order they came about; what came
+            about before an error is appended, too.
+
+        Raises:
+            ValueError: an environment broke its contract, or a horizon cannot be honoured.
+            EnvError: an environment failed at a reset.
+        """
+        if self._horizon is None:
+            self._horizon = effective_horizon(self.base_env, self._settings.horizon)
+        self._worker = self._setup.get_worker()
+        self._turn += 1
+        self._actions = {}
+        self._off_policy_actions = poll.off_policy_actions
+        for lane in self._lanes.values():
+            lane.begin_turn(self._turn)
+        report("raw_obs", poll.obs)
+        report("infos", poll.infos)
+        for env_id in poll.faults:
+            self._abandon(env_id)
+        if outputs is None:
+            outputs = []
+        try:
+            ready = self._take_in(poll)
+            for lane in self._lanes.values():
+                lane.take_in()
+            self._settle(ready, outputs)
+            for lane in self._lanes.values():
+                lane.take_in()  # first observations of environments that were reset in line
+        finally:
+            self._worker = None  # from one turn to the next it is not kept alive from here
+            self._build_batches(outputs)
+        return outputs
+
+    def act(self) -> dict[Any, dict[Any, Any]]:
+        """Evaluate every policy once; actions by environment id and agent id.
+
+        Raises:
+            ValueError: a policy's results do not fit.
+        """
+        self.inferred_s = 0.0
+        for lane in self._lanes.values():
+            self.inferred_s += lane.evaluate(self._off_policy_actions, self._actions)
+        return self._actions
+
+    # --- observations ---
+
+    def _take_in(self, poll: Poll) -> list[_Ready]:
+        """Count the steps, and give the observations, with what followed the actions before, to their policies."""
+        assert self._horizon is not None, "the horizon is known once a turn has begun"
+        horizon, turn, ready = self._horizon, self._turn, []
+        no_done_at_end, soft_horizon = self._no_done_at_end, self._soft_horizon
+        get_episode, is_rewritten = self._episodes.get, self._setup.observation_fn is not None
+        all_obs, all_rewards, all_terminateds, all_truncateds, all_infos, _ = poll[:6]
+        for env_id, agent_obs in all_obs.items():
+            episode = get_episode(env_id)
+            try:
+                terminateds, truncateds = all_terminateds[env_id], all_truncateds[env_id]
+                all_terminated, all_truncated = terminateds[ALL_AGENTS], truncateds.get(ALL_AGENTS, False)
+                has_ended = bool(all_terminated or all_truncated)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise self._bad_flags(env_id, poll) from error
+            if episode is None:
+                episode = self._open_episode(env_id)
+                builder = episode.batch_builder
+            else:
+                builder = episode.batch_builder
+                episode.length += 1
+                builder.count += 1
+                rewards = all_rewards.get(env_id)
+                if rewards:
+                    try:
+                        episode.add_rewards(rewards)
+                    except (TypeError, ValueError, AttributeError) as error:
+                        if _are_numbers(rewards):  # so it was something else, such as the policy mapping
+                            raise
+                        message = f"rewards are {rewards!r:.200}, expected a number for each agent"
+                        raise episode.fault(BadRewardError, message) from error
+                    if not math.isfinite(episode.total_reward):
+                        raise episode.fault(BadRewardError, f"rewards are {rewards!r}, expected finite numbers")
+            length = episode.length
+            hit_horizon = length >= horizon and not has_ended
+            over = has_ended or hit_horizon
+            shown = self._rewritten(episode, agent_obs) if is_rewritten else agent_obs
+            infos = all_infos.get(env_id)
+            known, t = episode.seats, length - 1
+            waiting: list[Seat] = []
+            for agent_id, obs in shown.items():
+                seat = known.get(agent_id)
+                if seat is None:
+                    seat = episode.seat_for(agent_id)
+                elif seat.done:
+                    raise episode.fault(
+                        EnvContractError, f"agent {agent_id!r} was done and is observed again in the same episode"
+                    )
+                lane = seat.lane
+                info = infos.get(agent_id) if infos else None
+                if info:
+                    info = _own(seat, info)
+                elif info is None:
+                    info = {}
+                terminated, truncated = terminateds.get(agent_id, False), truncateds.get(agent_id, False)
+                if terminated or truncated:
+                    seat.done = True
+                elif over:
+                    terminated, truncated = all_terminated, all_truncated or hit_horizon
+                else:
+                    waiting.append(seat)
+                if seat.is_observed:
+                    if info:
+                        lane.infos.append((len(lane.arriving), info))
+                    if (terminated or truncated) and not (no_done_at_end or (hit_horizon and soft_horizon)):
+                        lane.ends.append((len(lane.arriving), terminated, truncated))
+                    if not info or info.get("training_enabled", True):
+                        builder.held += 1
+                        if seat.waits_from < 0:
+                            builder.expect_rows(seat)
+                    else:
+                        lane.skipped.append(len(lane.arriving))
+                else:
+                    seat.is_observed, seat.reward = True, 0.0  # what came before has no row
+                lane.arriving.append((seat, obs, seat.reward, t))
+                seat.reward, seat.seen_at = 0.0, turn
+                seat.raw_obs, seat.info = obs, info
+            ready.append((episode, waiting, has_ended, hit_horizon))
+        return ready
+
+    def _bad_flags(self, env_id: Any, poll: Poll) -> EnvContractError:
+        """The error for flags that do not say whether the episode is over."""
+        name, copy = self.base_env.place_of(env_id)
+        episode = self._episodes.get(env_id)
+        flags = {kind: by_env.get(env_id) for kind, by_env in (("dones", poll.terminateds), ("cuts", poll.truncateds))}
+        return EnvContractError(
+            name,
+            f"poll gave an observation of environment {env_id!r}, but the flags terminated (or done) {flags['dones']!r}"
+            f" and truncated {flags['cuts']!r}; expected a dict each, by agent, with {ALL_AGENTS!r} in the first",
+            vector_index=copy,
+            step=0 if episode is None else episode.length + 1,
+        )
+
+    def _rewritten(self, episode: MultiAgentEpisode, agent_obs: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        assert self._setup.observation_fn is not None, "called without one"
+        rewritten = self._setup.observation_fn(
+            agent_obs=agent_obs,
+            worker=self._worker,
+            base_env=self.base_env,
+            policies=self._policies,
+            episode=episode,
+        )
+        if not isinstance(rewritten, dict):
+            raise ValueError(
+                f"observation_fn returned {type(rewritten).__name__}, expected a dict: agent id -> observation"
+            )
+        return rewritten
+
+    # --- settlement ---
+
+    def _settle(self, ready: Sequence[_Ready], outputs: Outputs) -> None:
+        """Queue agents for actions, call back, cut, and reset, once all that a poll brought is in the tables."""
+        on_step, worker, base_env, actions = self._on_step, self._worker, self.base_env, self._actions
+        many_rows, cut_length = self._many_rows, self._cut_length
+        for episode, waiting, has_ended, hit_horizon in ready:
+            builder = episode.batch_builder
+            if builder.held > many_rows:
+                warn_of_long_episode(many_rows, episode.env_id, builder.count)
+            over = has_ended or hit_horizon
+            if over:
+                self._report(episode, outputs)
+            else:
+                actions[episode.env_id] = {}
+                for seat in waiting:
+                    seat.lane.queue.append(seat)
+            if on_step is not None:
+                on_step(worker=worker, base_env=base_env, episode=episode)
+            if has_ended and not self._no_done_at_end:
+                self._check_final_observations(episode)
+            is_long_enough = builder.count >= cut_length
+            if (over or is_long_enough) and builder.has_pending_agent_data():
+                if is_long_enough or not self._is_packing:
+                    self._cut(episode, outputs)
+                else:
+                    builder.postprocess(episode)
+            if over:
+                self._end_episode(episode, keep_env=hit_horizon and self._soft_horizon)
+
+    def _cut(self, episode: MultiAgentEpisode, outputs: Outputs) -> None:
+        """Keep a place for the batch of what an environment's builder holds."""
+        cut = episode.batch_builder.cut(episode)
+        self._cuts.append((len(outputs), cut))
+        outputs.append(_TO_COME)
+
+    def _build_batches(self, outputs: Outputs) -> None:
+        """Put the batches where places were kept."""
+        if not self._cuts:
+            return
+        places, cuts = zip(*self._cuts, strict=True)
+        self._cuts = []
+        batches = build_batches(cuts, self._lanes, is_multi_agent=self._policies.is_multi_agent)
+        for place, batch in zip(places, batches, strict=True):
+            outputs[place] = batch
+
+    def _check_final_observations(self, episode: MultiAgentEpisode) -> None:
+        for seat in episode.seats.values():
+            if seat.has_rows and not seat.done and seat.seen_at != self._turn:
+                raise episode.fault(
+                    EnvContractError,
+                    f"the episode is over for all agents, but agent {seat.agent_id!r} (policy {seat.policy_id!r}) "
+                    "has no final observation. Return the last observations of all live agents together with "
+                    "'__all__', or set no_done_at_end",
+                )
+
+    def _report(self, episode: MultiAgentEpisode, outputs: Outputs) -> None:
+        games = self.base_env.take_finished_games()
+        metrics, history = episode.custom_metrics, episode.hist_data
+        if games is None:
+            outputs.append(
+                RolloutMetrics(episode.length, episode.total_reward, episode.agent_rewards, metrics, hist_data=history)
+            )
+            return
+        outputs.extend(
+            RolloutMetrics(game.length, game.reward, custom_metrics=metrics, hist_data=history) for game in games
+        )
+
+    # --- episodes ---
+
+    def _open_episode(self, env_id: Any) -> MultiAgentEpisode:
+        builder = self._free_builders.pop() if self._free_builders else self._new_builder()
+        episode = self._episodes[env_id] = MultiAgentEpisode(
+            env_id, self._new_id(), self._lanes, self._policies.binding(self._setup.get_worker), builder,
+            self.extra_batches.append,
+        )  # fmt: skip
+        episode.place = self.base_env.place_of(env_id)
+        self._tell_exploration("on_episode_start", episode)
+        if self._on_start is not None:
+            self._on_start(worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode)
+        return episode
+
+    def _end_episode(self, episode: MultiAgentEpisode, *, keep_env: bool) -> None:
+        self._tell_exploration("on_episode_end", episode)
+        if self._on_end is not None:
+            self._on_end(worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode)
+        if keep_env:
+            self._soft_reset(episode)
+        else:
+            del self._episodes[episode.env_id]
+            episode.close()
+            self._free_builders.append(episode.batch_builder)
+            self._reset(episode.env_id)
+
+    def _soft_reset(self, episode: MultiAgentEpisode) -> None:
+        """Go on with the current observations as if they were a new episode's first."""
+        episode.soft_reset(self._new_id())
+        self._actions[episode.env_id] = {}
+        for seat in episode.seats.values():
+            if seat.seen_at == self._turn and not seat.done:
+                seat.lane.queue.append(seat)
+
+    def _reset(self, env_id: Any) -> None:
+        """Ask for a new episode; one that starts at once takes part in this turn's evaluation."""
+        obs = self.base_env.try_reset(env_id)
+        if obs is None:
+            if self._horizon is not None and math.isfinite(self._horizon):
+                raise ValueError(
+                    f"environment {env_id!r} cannot be reset, which a horizon of {self._horizon:g} steps requires; "
+                    "set the horizon to None"
+                )
+            return
+        if isinstance(obs, str):
+            if obs != ASYNC_RESET_RETURN:
+                raise EnvContractError(str(env_id), f"try_reset returned {obs!r}")
+            return
+        episode = self._open_episode(env_id)
+        self._actions[env_id] = {}
+        shown = obs if self._setup.observation_fn is None else self._rewritten(episode, obs)
+        for agent_id, raw_obs in shown.items():
+            seat = episode.seat_for(agent_id)
+            seat.is_observed = True
+            seat.seen_at, seat.raw_obs = self._turn, raw_obs
+            seat.lane.arriving.append((seat, raw_obs, 0.0, -1))
+            seat.lane.queue.append(seat)
+        for lane in self._lanes.values():
+            if lane.actor.is_filtered:  # each reset enters the filter by itself, whatever else is reset in this turn
+                lane.take_in()
+
+    def _abandon(self, env_id: Any) -> None:
+        """An environment broke down: its episode is over, unreported and without a last observation."""
+        episode = self._episodes.pop(env_id, None)
+        if episode is None:
+            return
+        builder = episode.batch_builder
+        if self._is_packing:
+            builder.postprocess(episode)
+        self._tell_exploration("on_episode_end", episode)
+        episode.close()
+        if not self._is_packing:
+            builder.discard()
+        self._free_builders.append(builder)
+
+    def _tell_exploration(self, hook: str, episode: MultiAgentEpisode) -> None:
+        for lane in self._lanes.values():
+            policy = lane.actor.policy
+            exploration = getattr(policy, "exploration", None)
+            if exploration is not None:
+                getattr(exploration, hook)(
+                    policy=policy,
+                    environment=self.base_env,
+                    episode=episode,
+                    tf_sess=getattr(self._worker, "tf_sess", None),
+                )
+
+    def _new_id(self) -> int:
+        return self._ids.getrandbits(62)
+
+    def _new_builder(self) -> BatchBuilder:
+        return BatchBuilder(self._on_postprocessed)
+
+    def _tell_postprocessed(
+        self,
+        episode: MultiAgentEpisode,
+        seat: Seat,
+        batch: SampleBatch,
+        originals: Mapping[Any, tuple[Policy, SampleBatch]],
+    ) -> None:
+        self._setup.callbacks.on_postprocess_trajectory(
+            worker=self._worker,
+            episode=episode,
+            agent_id=seat.agent_id,
+            policy_id=seat.policy_id,
+            policies=self._policies,
+            postprocessed_batch=batch,
+            original_batches=originals,
+        )
+
+
+def _own(seat: Seat, info: Any) -> Any:
+    """Return a copy of an info, which the environment may go on using."""
+    if isinstance(info, Mapping):
+        return copied(info)
+    fault: EnvContractError = seat.episode.fault(
+        EnvContractError, f"info of agent {seat.agent_id!r} is {info!r:.200}, expected a dict"
+    )
+    raise fault
+
+
+def _are_numbers(rewards: Any) -> bool:
+    try:
+        return all(reward is None or math.isfinite(float(reward)) for reward in rewards.values())
+    except (TypeError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,137 @@
+"""Several passes over a batch in minibatches, for policies that learn by themselves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.data.concat import Batch
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import ConfigError
+from aiorl.process.log_once import log_once
+
+__all__ = ["check_sgd", "minibatch_sgd", "minibatches", "standardized"]
+
+logger = logging.getLogger(__name__)
+
+_SMALLEST_STD = 1e-4
+
+LearnFn = Callable[[Batch], Mapping[str, Any]]
+
+
+def check_sgd(num_sgd_iter: int, sgd_minibatch_size: int, standardize_fields: Collection[str]) -> None:
+    """Nothing, for arguments that ``minibatch_sgd`` can honour.
+
+    Raises:
+        ConfigError: it could not (also a ValueError).
+    """
+    for name, value, smallest in (("num_sgd_iter", num_sgd_iter, 1), ("sgd_minibatch_size", sgd_minibatch_size, 0)):
+        if not isinstance(value, int | np.integer) or value < smallest:
+            raise ConfigError(
+                f"{name} is {value!r}, expected a whole number of at least {smallest}.", key=name, value=value
+            )
+    if isinstance(standardize_fields, str):
+        raise ConfigError(
+            f"standardize_fields is {standardize_fields!r}, expected a list of columns, as [{standardize_fields!r}].",
+            key="standardize_fields",
+            value=standardize_fields,
+        )
+
+
+def minibatch_sgd(
+    samples: Batch,
+    policy_ids: Collection[str],
+    learn_on_batch: LearnFn,
+    *,
+    num_sgd_iter: int,
+    sgd_minibatch_size: int,
+    standardize_fields: Collection[str],
+    rng: np.random.Generator,
+) -> dict[str, dict[str, Any]]:
+    """Learn on each policy's rows, again and again.
+
+    Args:
+        samples: rows of one or several policies; not modified. A plain batch is the default policy's, and is learned
+            from whether that is among ``policy_ids`` or not.
+        policy_ids: policies that learn.
+        learn_on_batch: updates a policy on one minibatch, in the same form as ``samples``; gives its figures, of a
+            multi-agent batch by policy id.
+        num_sgd_iter: passes over the rows.
+        sgd_minibatch_size: rows of a minibatch; 0 = all rows at once.
+        standardize_fields: columns brought to mean 0 and deviation 1 before.
+        rng: shuffles rows.
+    Returns: policy id -> means of the figures over the last pass's minibatches, nested as these are.
+
+    Raises:
+        ConfigError: a number of passes or rows that is none (also a ValueError).
+    """
+    check_sgd(num_sgd_iter, sgd_minibatch_size, standardize_fields)
+
+    def learn(policy_id: str, minibatch: SampleBatch) -> Mapping[str, Any]:
+        if isinstance(samples, SampleBatch):
+            return learn_on_batch(minibatch)
+        figures: Mapping[str, Any] = learn_on_batch(MultiAgentBatch({policy_id: minibatch}, minibatch.count))[policy_id]
+        return figures
+
+    if isinstance(samples, SampleBatch):
+        parts = {c.DEFAULT_POLICY_ID: samples}
+    else:
+        rows = samples.policy_batches
+        parts = {policy_id: rows[policy_id] for policy_id in policy_ids if policy_id in rows}
+    results: dict[str, dict[str, Any]] = {}
+    for policy_id, part in parts.items():
+        batch = part.slice(0, part.count)
+        for field in standardize_fields:
+            batch[field] = standardized(batch[field])
+        figures: list[Mapping[str, Any]] = []
+        for _ in range(num_sgd_iter):
+            figures = [learn(policy_id, minibatch) for minibatch in minibatches(batch, sgd_minibatch_size, rng)]
+        results[policy_id] = _means(figures)
+    return results
+
+
+def minibatches(batch: SampleBatch, size: int, rng: np.random.Generator) -> Iterator[SampleBatch]:
+    """The rows in random order, ``size`` at a time; those of recurrent policies stay in order."""
+    if not size:
+        yield batch
+        return
+    if c.state_in(0) in batch:
+        if log_once("ordered_minibatches"):
+            logger.warning("Rows of a recurrent policy are not shuffled for minibatches")
+    else:
+        batch = batch.shuffled(rng)
+    for start in range(0, batch.count, size):
+        yield batch.slice(start, min(start + size, batch.count))
+
+
+def standardized(column: NDArray[Any]) -> NDArray[np.float32]:
+    """Mean 0 and standard deviation 1; a column of equal numbers becomes zeros."""
+    numbers = np.asarray(column, np.float64)
+    scaled: NDArray[np.float64] = (numbers - numbers.mean()) / max(_SMALLEST_STD, float(numbers.std()))
+    return scaled.astype(np.float32)
+
+
+def _means(figures: Collection[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean of each figure that is a number, also of those in dicts."""
+    means: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in figures for name in one):
+        values = [one[name] for one in figures if name in one]
+        nested = [value for value in values if isinstance(value, Mapping)]
+        numbers = [float(value) for value in values if _is_number(value)]
+        if nested:
+            means[name] = _means(nested)
+        elif numbers:
+            means[name] = float(np.mean(numbers))
+    return means
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, str | list | tuple | Mapping):
+        return False
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"

@@ -1,0 +1,123 @@
+"""A worker's lasting state as bytes: filters and policies, in msgpack; reading it runs no code."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from aiorl.acting.observation.filters import ObservationFilter
+from aiorl.acting.policy import Policy
+from aiorl.config.regular_file import check_depth
+from aiorl.data.nested_codec import pack, unpack
+from aiorl.errors import BadFrame, BatchError, CheckpointError, PolicyError
+
+__all__ = ["SavedState", "change_all", "check_filter_states", "dump_state", "load_state"]
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = "aiorl-rollout-worker"
+_VERSION = 1
+_MAX_DEPTH = 64
+_WHERE = "of a rollout worker"
+
+
+class SavedState(NamedTuple):
+    """What is kept.
+
+    Attributes:
+        filters: policy id -> statistics of its observation filter.
+        policies: policy id -> what its ``get_state`` gave.
+    """
+
+    filters: Mapping[str, Mapping[str, Any]]
+    policies: Mapping[str, Mapping[str, Any]]
+
+
+def dump_state(state: SavedState) -> bytes:
+    """The state as bytes.
+
+    Raises:
+        CheckpointError: a policy's state holds what is neither number, string, array, nor a list or dict of these.
+    """
+    try:
+        return pack({"format": _FORMAT, "version": _VERSION, **state._asdict()})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(_WHERE, f"a policy's state cannot be saved: {error}") from error
+
+
+def load_state(data: bytes) -> SavedState:
+    """What ``dump_state`` was given.
+
+    Raises:
+        CheckpointError: bytes that it did not write, or that are damaged.
+    """
+    try:
+        content = unpack(data)
+        check_depth(content, _MAX_DEPTH)
+    except (BadFrame, ValueError) as error:
+        raise CheckpointError(_WHERE, f"its bytes are damaged: {error}") from error
+    if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
+        raise CheckpointError(_WHERE, "these bytes are none that RolloutWorker.save() gave")
+    if content.get("version") != _VERSION:
+        raise CheckpointError(_WHERE, f"its form is {content.get('version')!r}, and {_VERSION} is known here")
+    for name in SavedState._fields:
+        entries = content.get(name)
+        if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
+            raise CheckpointError(_WHERE, f"its {name} are damaged")
+    return SavedState(content["filters"], content["policies"])
+
+
+def check_filter_states(filters: Mapping[str, ObservationFilter], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Nothing, where each filter can be restored from its state; changes none.
+
+    Raises:
+        CheckpointError: a state of another kind of filter, or of other observations.
+    """
+    for policy_id, found in filters.items():
+        state = states[policy_id]
+        if bool(state) == found.is_identity:
+            raise CheckpointError(
+                _WHERE,
+                f"policy {policy_id!r} was saved {'with' if state else 'without'} statistics of observations, and its "
+                f"filter here is a {type(found).__name__}; use the observation_filter it was saved with",
+            )
+        try:
+            found.copy().restore(state)
+        except BatchError as error:
+            raise CheckpointError(_WHERE, f"the filter of policy {policy_id!r} does not fit here: {error}") from error
+
+
+def change_all(
+    policies: Mapping[str, Policy],
+    values: Mapping[str, Any],
+    read: Callable[[Policy], Any],
+    change: Callable[[Policy, Any], None],
+) -> None:
+    """Give each policy its value; should one refuse it, all that had one before have that again.
+
+    Args:
+        policies: by id.
+        values: for each of them.
+        read: gives what a policy has now.
+        change: sets it.
+
+    Raises:
+        Exception: what the policy raised that refused.
+    """
+    before: list[tuple[str, Any]] = []
+    policy_id = ""
+    try:
+        for policy_id, policy in policies.items():
+            with contextlib.suppress(PolicyError, NotImplementedError):  # it may have nothing yet
+                before.append((policy_id, read(policy)))
+            change(policy, values[policy_id])
+    except BaseException:
+        for changed_id, value in before:
+            try:
+                change(policies[changed_id], value)
+            except Exception:
+                if changed_id != policy_id:  # which refused, and so may go on refusing
+                    logger.exception("policy %r does not take back what it had", changed_id)
+        raise

@@ -1,0 +1,473 @@
+"""Lane and Seat: one policy's way through a turn, and the bookkeeping of one agent beside its policy's table."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.acting.actor import Actor, Question
+from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.policy import Policy
+from aiorl.data import columns as c
+from aiorl.errors import BadObservationError, BatchError, EnvContractError
+from aiorl.sampling.table import Table
+
+__all__ = ["Arrival", "Lane", "Rows", "Seat", "Segment"]
+
+Array = NDArray[Any]
+OffPolicyActions = Mapping[Any, Mapping[Any, Any]]
+
+_IS_SKIPPED = "is skipped"  # a name that no policy's column has
+_OURS = (Policy.postprocess_trajectory, GraphPolicy.postprocess_trajectory)
+
+
+class Seat:
+    """One agent in one episode.
+
+    Attributes:
+        agent_id: the agent.
+        lane: its policy's.
+        key: its id and its policy's.
+        index: its number in the episode, by order of appearance.
+        episode: the episode; None once the agent has left it.
+        env_id: its environment.
+        number: its seat in the policy's table, which may be another agent's once it has left.
+        left_at: latest row when it left its seat, -1 before.
+        opening: row of its first observation in the episode.
+        is_observed: the table's latest row is an observation of this episode.
+        acted: row that was acted upon last, -1 before any.
+        waits_from: first row not yet postprocessed, -1 for none.
+        reward: rewards since the latest observation.
+        total: rewards of the episode.
+        is_rewarded: there were any.
+        raw_obs: latest observation as the environment gave it.
+        info: latest info.
+        done: its own flag said that it is done.
+        seen_at: number of the latest turn it was observed in.
+        has_rows: a row was recorded in this episode.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_frozen",
+        "acted",
+        "agent_id",
+        "done",
+        "env_id",
+        "episode",
+        "has_rows",
+        "index",
+        "info",
+        "is_observed",
+        "is_rewarded",
+        "key",
+        "lane",
+        "left_at",
+        "number",
+        "opening",
+        "raw_obs",
+        "reward",
+        "seen_at",
+        "total",
+        "waits_from",
+    )
+
+    def __init__(self, agent_id: Any, index: int, lane: Lane, number: int, episode: Any) -> None:
+        """Nothing observed yet."""
+        self.agent_id = agent_id
+        self.lane = lane
+        self.key = (agent_id, lane.policy_id)
+        self.index = index
+        self.episode = episode
+        self.env_id = episode.env_id
+        self.number = number
+        self.opening = lane.table.row_of(self.number) + 1
+        self.is_observed = self.is_rewarded = self.done = self.has_rows = False
+        self.acted = self.waits_from = self.left_at = -1
+        self.reward = self.total = 0.0
+        self.raw_obs: Any = None
+        self.info: Any = {}
+        self.seen_at = 0
+        self._frozen: dict[str, Any] | None = None
+
+    @property
+    def policy_id(self) -> str:
+        """The agent's policy for this episode."""
+        return self.lane.policy_id
+
+    def cut(self) -> Segment:
+        """The rows that wait, which now are somebody else's to take out."""
+        first, self.waits_from = self.waits_from, -1
+        table = self.lane.table
+        return Segment(self.lane, self.number, first, table.row_of(self.number), self.episode.episode_id, self.index)
+
+    def restart(self) -> None:
+        """The episode goes on as a new one, with its latest observation as the first if it is of this turn."""
+        self.reward = self.total = 0.0
+        self.is_rewarded = self.has_rows = False
+        self.is_observed = self.is_observed and self.seen_at == self.lane.turn
+        row = self._row()
+        if self.done:
+            self.opening = row
+            return
+        if not self.is_observed and self.opening > row:
+            return  # nothing came since it began anew: with a row each time what it did last would get too far away
+        self.lane.table.start_anew(self.number, again=c.OBS if self.is_observed else None)
+        self.opening = self._row() + (0 if self.is_observed else 1)
+
+    def leave(self) -> None:
+        """Give up the seat: the agent's episode is over.
+
+        What may still be asked stays in the table until that forgets it, or the seat's next agent begins in its row.
+        """
+        self.left_at = self._row()
+        self.episode = None  # an episode and its seats would keep each other alive until they are looked for
+        if self.acted == self.left_at:
+            self.freeze()
+        elif self.lane.is_shown:
+            self.lane.table.left.append(weakref.ref(self))
+
+    def freeze(self) -> None:
+        """Copy what may still be asked out of the table."""
+        names = [c.ACTIONS, c.PREV_ACTIONS, *self.lane.extra_columns]
+        own = {name: self.entry(name) for name in names} if self.acted >= 0 else {}
+        self._frozen = {**own, c.OBS: self.latest_obs(), c.PREV_REWARDS: self.prev_reward(), "": self.rnn_state()}
+
+    def _row(self) -> int:
+        return self.left_at if self.left_at >= 0 else self.lane.table.row_of(self.number)
+
+    # --- what callbacks may ask ---
+
+    def entry(self, name: str) -> Any:
+        """A copy of what the latest evaluation has in a column; of an action and none, zeros."""
+        if self.acted < 0:
+            return self.lane.actor.layout.zeros()
+        if self._frozen is not None:
+            return self._frozen[name]
+        column, back = _before(name)
+        return self.lane.table.entry(column, self.acted - back, self.number)
+
+    def latest_obs(self) -> Array | None:
+        """Latest filtered observation."""
+        if not self.is_observed:
+            return None
+        if self._frozen is not None:
+            found: Array = self._frozen[c.OBS]
+            return found
+        return self.lane.table.entry(c.OBS, self._row(), self.number)
+
+    def prev_reward(self) -> float:
+        """The reward before the latest one."""
+        row = self._row()
+        if row <= self.opening:
+            return 0.0
+        if self._frozen is not None:
+            return float(self._frozen[c.PREV_REWARDS])
+        return float(self.lane.table.entry(c.REWARDS, row - 2, self.number))
+
+    def pi_info(self) -> dict[str, Any]:
+        """Extra columns of the latest evaluation, empty before any."""
+        return {name: self.entry(name) for name in self.lane.extra_columns} if self.acted >= 0 else {}
+
+    def rnn_state(self) -> list[Array]:
+        """Recurrent state that goes into the next evaluation."""
+        if self._frozen is not None:
+            return [component.copy() for component in self._frozen[""]]
+        if self.acted < 0:
+            return [component.copy() for component in self.lane.actor.initial_state]
+        return [self.entry(name) for name in self.lane.state_columns]
+
+
+class Segment(NamedTuple):
+    """Rows of one agent in one episode that lie in a table: those of its seat from ``first`` to before ``end``."""
+
+    lane: Lane
+    seat: int
+    first: int
+    end: int
+    episode_id: int
+    agent_index: int
+
+
+class Rows(NamedTuple):
+    """Rows of several segments.
+
+    Attributes:
+        columns: name -> [B, ...].
+        segment_ends: behind the last row of each segment.
+        trajectory_ends: behind the last row of each trajectory. A segment is one, unless rows in between were not
+            recorded: what follows a row is then not the next row.
+    """
+
+    columns: dict[str, Array]
+    segment_ends: NDArray[np.int64]
+    trajectory_ends: NDArray[np.int64]
+
+
+Arrival = tuple[Seat, Any, float, int]
+"""An agent observed in a turn: its seat; the observation as the environment gave it; the reward and the step of the row
+that ends here, 0 and -1 at the start of an episode. Many are made, so a plain tuple."""
+
+
+class Lane:
+    """All agents of one policy, over all environments and live episodes.
+
+    Attributes:
+        policy_id: the policy's id.
+        actor: the policy with what stands before and behind it.
+        table: what its agents observed and did.
+        state_columns: columns of the recurrent state after a step, one per component.
+        own_columns: columns that the policy adds to rows beside recurrent states; known after its first evaluation.
+        extra_columns: these, and the states before and after each row.
+        arriving: agents observed in this turn that are not in the table yet.
+        ends: of these, which one's row ends its episode: place in the list, terminated and truncated.
+        infos: which one came with an info that says something, and that info.
+        skipped: whose row is not to be trained on.
+        queue: agents that wait for an action at their latest observation.
+        turn: number of the turn.
+        is_shown: somebody may ask what agents observed and did last.
+        in_bulk: its rows are postprocessed together, since nobody asks for trajectories.
+    """
+
+    def __init__(
+        self, actor: Actor, *, clip_rewards: float = 0.0, is_shown: bool = True, shows_trajectories: bool = True
+    ) -> None:
+        """Get ready for a policy's agents.
+
+        Args:
+            actor: acts for the agents.
+            clip_rewards: rewards of rows, and previous rewards, are limited to ``[-clip_rewards, clip_rewards]``; 0 =
+                not at all.
+            is_shown: somebody may ask what agents observed and did last.
+            shows_trajectories: somebody looks at trajectories one by one, whatever the policy.
+        """
+        self.policy_id = actor.policy_id
+        self.actor = actor
+        self.table = table = Table()
+        self.clip_rewards = clip_rewards
+        self.arriving: list[Arrival] = []
+        self.ends: list[tuple[int, bool, bool]] = []
+        self.infos: list[tuple[int, Any]] = []
+        self.skipped: list[int] = []
+        self.queue: list[Seat] = []
+        self.turn = 0
+        self.is_shown = is_shown
+        own = getattr(actor.policy.postprocess_trajectory, "__func__", None)
+        self.in_bulk = own in _OURS and not shows_trajectories
+        table.define(c.OBS, actor.obs_shape, actor.obs_dtype)
+        table.define(c.ACTIONS, actor.layout.shape, actor.layout.dtype, actor.layout.zeros())
+        table.define(c.REWARDS, (), np.float64, 0.0)
+        table.define(c.T, (), np.int32)
+        table.define(c.TERMINATEDS, (), np.bool_)
+        table.define(c.TRUNCATEDS, (), np.bool_)
+        self.state_columns = [c.state_out(index) for index in range(len(actor.initial_state))]
+        for name, component in zip(self.state_columns, actor.initial_state, strict=True):
+            table.define(name, component.shape, component.dtype, component)
+        self.own_columns: list[str] = []
+
+    @property
+    def policy(self) -> Policy:
+        """The policy."""
+        return self.actor.policy
+
+    @property
+    def extra_columns(self) -> list[str]:  # noqa: D102 (the class describes it)
+        if not self.own_columns and not self.state_columns:
+            return []
+        return [*map(c.state_in, range(len(self.state_columns))), *self.state_columns, *self.own_columns]
+
+    def begin_turn(self, turn: int) -> None:
+        """Forget what an unfinished turn may have left."""
+        self.turn = turn
+        self.queue.clear()
+        if self.arriving:
+            self._forget_arrivals()
+
+    def _forget_arrivals(self) -> None:
+        for noted in (self.arriving, self.ends, self.infos, self.skipped):
+            noted.clear()
+
+    # --- observations ---
+
+    def take_in(self) -> None:
+        """Preprocess and filter what arrived, in one batch; write it, and what followed the actions before.
+
+        Raises:
+            BadObservationError: an observation that does not fit its space or is not finite.
+        """
+        arriving = self.arriving
+        if not arriving:
+            return
+        seats, obs, rewards, steps = zip(*arriving, strict=True)
+        try:
+            filtered = self.actor.observe(obs)
+        except (BatchError, ValueError, TypeError) as error:
+            raise self._culprit(error) from error
+        table = self.table
+        closed, opened = table.add(np.array([seat.number for seat in seats], np.int64))
+        if max(steps) >= 0:  # else there are first observations only
+            table.put(c.REWARDS, closed, rewards)
+            table.put(c.T, closed, steps)
+            table.put(c.TERMINATEDS, closed, False)
+            table.put(c.TRUNCATEDS, closed, False)
+        for place, terminated, truncated in self.ends:
+            table.put(c.TERMINATEDS, closed[place], terminated)
+            table.put(c.TRUNCATEDS, closed[place], truncated)
+        if self.infos or c.INFOS in table:
+            table.define(c.INFOS, (), np.object_)
+            table.put(c.INFOS, closed, None)
+            for place, info in self.infos:
+                table.put(c.INFOS, closed[place], info)
+        if self.skipped or _IS_SKIPPED in table:
+            table.define(_IS_SKIPPED, (), np.bool_)
+            table.put(_IS_SKIPPED, closed, False)
+            table.put(_IS_SKIPPED, closed[self.skipped], True)
+        table.write(c.OBS, opened, filtered)
+        self._forget_arrivals()
+
+    def _culprit(self, error: Exception) -> BadObservationError:
+        """The error to raise, naming the first observation at fault."""
+        for seat, obs, *_ in self.arriving:
+            message = self.actor.fault_of(obs)
+            if message:
+                fault: BadObservationError = seat.episode.fault(
+                    BadObservationError, f"agent {seat.agent_id!r}: {message}"
+                )
+                return fault
+        return BadObservationError("environment", f"observations of policy {self.policy_id!r}: {error}")
+
+    # --- actions ---
+
+    def evaluate(self, off_policy_actions: OffPolicyActions, actions_out: dict[Any, dict[Any, Any]]) -> float:
+        """Evaluate the policy once for all agents that wait.
+
+        Args:
+            off_policy_actions: environment id -> agent id -> action that was taken instead.
+            actions_out: environment id -> agent id -> action; where to put the actions.
+        Returns: seconds that the policy took.
+
+        Raises:
+            BadObservationError: an action mask forbids every action (also a ValueError).
+            BatchError: see `Actor.act`.
+            PolicyError: likewise.
+        """
+        seats = self.queue
+        if not seats:
+            return 0.0
+        table = self.table
+        numbers = np.array([seat.number for seat in seats], np.int64)
+        index = table.at(numbers)
+        obs = table.read(c.OBS, index)
+        if len(stuck := self.actor.rows_without_action(obs)):
+            seat = seats[stuck[0]]
+            message = f"agent {seat.agent_id!r}: its action mask forbids every action"
+            fault: BadObservationError = seat.episode.fault(BadObservationError, message)
+            raise fault
+        states = [table.read(name, table.before(index)) for name in self.state_columns]
+        acted = self.actor.act(obs, states, lambda: self._question(seats, index))
+        table.write(c.ACTIONS, index, acted.actions)
+        for name, values in zip(self.state_columns, acted.states, strict=True):
+            table.write(name, index, values)
+        for name, column in acted.columns.items():
+            table.write(name, index, column)
+        if not self.own_columns:
+            self.own_columns = list(acted.columns)
+        for seat, action in zip(seats, self.actor.to_env(acted.actions), strict=True):
+            actions_out[seat.env_id][seat.agent_id] = action
+        if self.is_shown:
+            for seat, row in zip(seats, table.rows_of(numbers), strict=True):
+                seat.acted = row
+        if off_policy_actions:
+            self._record_off_policy(seats, index, off_policy_actions)
+        self.queue = []
+        return acted.seconds
+
+    def _question(self, seats: Sequence[Seat], index: NDArray[np.int64]) -> Question:
+        before = self.table.before(index)
+        rewards = self.clipped(self.table.read(c.REWARDS, before))
+        return Question(
+            self.table.read(c.ACTIONS, before),
+            rewards,
+            [seat.info for seat in seats],
+            [seat.episode for seat in seats],
+            [seat.agent_id for seat in seats],
+        )
+
+    def clipped(self, rewards: Array) -> NDArray[np.float32]:
+        """Rewards as rows have them."""
+        column = rewards.astype(np.float32)
+        if self.clip_rewards:
+            np.clip(column, -self.clip_rewards, self.clip_rewards, out=column)
+        return column
+
+    def _record_off_policy(self, seats: Sequence[Seat], index: NDArray[np.int64], taken: OffPolicyActions) -> None:
+        for seat, place in zip(seats, index, strict=True):
+            by_agent = taken.get(seat.env_id)
+            if by_agent and (action := by_agent.get(seat.agent_id)) is not None:
+                try:
+                    self.table.put(c.ACTIONS, place, self.actor.layout.to_row(action))
+                except BatchError as error:
+                    message = f"the action that was taken for agent {seat.agent_id!r} does not fit: {error}"
+                    raise seat.episode.fault(EnvContractError, message) from error
+
+    # --- rows ---
+
+    def rows(self, segments: Sequence[Segment]) -> Rows:
+        """Rows of segments, one segment after the other, in memory of their own."""
+        numbers, first, ends, ids, indices = np.array([segment[1:] for segment in segments], np.int64).reshape(-1, 5).T
+        lengths = ends - first
+        table = self.table
+        places = table.places(numbers, first, lengths)
+        if _IS_SKIPPED in table:
+            is_row = ~table.gather({_IS_SKIPPED: (_IS_SKIPPED, 0)}, places)[_IS_SKIPPED]
+            owner = np.repeat(np.arange(len(segments)), lengths)[is_row]
+            lengths = np.bincount(owner, minlength=len(segments))
+            places = places[is_row]
+        wanted = {
+            **{name: (name, 0) for name in (c.T, c.OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS)},
+            c.PREV_ACTIONS: (c.ACTIONS, -1),
+            c.PREV_REWARDS: (c.REWARDS, -1),
+            c.NEW_OBS: (c.OBS, 1),
+            **{c.state_in(index): (name, -1) for index, name in enumerate(self.state_columns)},
+            **{name: (name, 0) for name in (*self.state_columns, *self.own_columns)},
+        }
+        found = table.gather(wanted, places)
+        columns = {
+            c.T: found[c.T],
+            c.EPS_ID: np.repeat(ids, lengths),
+            c.AGENT_INDEX: np.repeat(indices.astype(np.int32), lengths),
+            c.OBS: found[c.OBS],
+            c.ACTIONS: found[c.ACTIONS],
+            c.REWARDS: self.clipped(found[c.REWARDS]),
+            c.PREV_ACTIONS: found[c.PREV_ACTIONS],
+            c.PREV_REWARDS: self.clipped(found[c.PREV_REWARDS]),
+            c.TERMINATEDS: found[c.TERMINATEDS],
+            c.TRUNCATEDS: found[c.TRUNCATEDS],
+            c.DONES: found[c.TERMINATEDS] | found[c.TRUNCATEDS],
+            c.INFOS: self._infos(places),
+            c.NEW_OBS: found[c.NEW_OBS],
+            **{name: found[name] for name in self.extra_columns},
+        }
+        counts = np.cumsum(lengths)
+        gaps = table.gaps(places)
+        return Rows(columns, counts, np.union1d(counts, gaps) if len(gaps) else counts)
+
+    def _infos(self, places: NDArray[np.int64]) -> Array:
+        noted: Iterable[Any] = repeat(None, len(places))
+        if c.INFOS in self.table:
+            noted = self.table.gather({c.INFOS: (c.INFOS, 0)}, places)[c.INFOS]
+        return np.fromiter((info or {} for info in noted), np.object_, len(places))
+
+
+def _before(name: str) -> tuple[str, int]:
+    """The column that holds what a row's column shows, and how many rows before."""
+    if name == c.PREV_ACTIONS:
+        return c.ACTIONS, 1
+    if name.startswith("state_in_"):
+        return "state_out_" + name.removeprefix("state_in_"), 1
+    return name, 0

@@ -1,0 +1,432 @@
+from __future__ import annotations
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from aiorl.acting.observation.filters import ConcurrentMeanStdFilter, MeanStdFilter, NoFilter, RunningStat, make_filter
+from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
+from aiorl.errors import BatchError
+
+batches = st.lists(st.integers(1, 7), min_size=1, max_size=12)
+seeds = st.integers(0, 2**31)
+
+
+def assert_saw(state, samples) -> None:
+    """The state is that of a filter that saw exactly these samples."""
+    assert state["n"] == len(samples)
+    if len(samples):
+        data = np.asarray(samples, np.float64)
+        np.testing.assert_allclose(state["mean"], data.mean(axis=0), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(state["m2"], ((data - data.mean(axis=0)) ** 2).sum(axis=0), rtol=1e-9, atol=1e-7)
+
+
+@settings(deadline=None)
+@given(seed=seeds, sizes=batches, shape=st.sampled_from([(), (3,), (2, 2)]), offset=st.sampled_from([0.0, 1e4]))
+def test_statistics_are_numpys_mean_and_ddof_1_deviation_of_all_samples(seed, sizes, shape, offset):
+    """R136."""
+    rng = np.random.default_rng(seed)
+    parts = [rng.normal(offset, 3.0, (size, *shape)).astype(np.float32) for size in sizes]
+    stat = RunningStat(shape)
+    for part in parts:
+        stat.push(part)
+    data = np.concatenate(parts).astype(np.float64)
+    assert stat.n == len(data)
+    np.testing.assert_allclose(stat.mean, data.mean(axis=0), rtol=1e-9, atol=1e-12)
+    expected = data.std(axis=0, ddof=1) if len(data) > 1 else np.ones(shape)
+    np.testing.assert_allclose(stat.std, expected, rtol=1e-9)
+
+
+def test_output_is_the_sample_less_mean_over_deviation():
+    observation_filter = MeanStdFilter((2,))
+    data = np.array([[1.0, 10.0], [3.0, 10.0], [5.0, 40.0]], np.float32)
+    out = observation_filter(data)
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out, (data - [3, 20]) / [2, np.sqrt(300)], rtol=1e-6)
+    np.testing.assert_allclose(observation_filter(data[0], update=False), out[0])
+
+
+@settings(deadline=None)
+@given(
+    seed=seeds,
+    rows=st.integers(1, 6),
+    before=st.sampled_from([0, 1, 2, 50]),
+    shape=st.sampled_from([(), (3,), (2, 2)]),
+    offset=st.sampled_from([0.0, 1e4]),
+)
+def test_rows_filtered_one_by_one_are_those_of_one_call_each(seed, rows, before, shape, offset):
+    """R136: outputs, statistics and delta."""
+    rng = np.random.default_rng(seed)
+    shown = rng.normal(offset, 2.0, (before, *shape)).astype(np.float32)
+    batch = rng.normal(offset + 1.0, 3.0, (rows, *shape)).astype(np.float32)
+    at_once, in_turn = MeanStdFilter(shape, clip=2.0), MeanStdFilter(shape, clip=2.0)
+    for one in (at_once, in_turn):
+        if before:
+            one(shown)
+    out = at_once.one_by_one(batch)
+    assert (out.dtype, out.shape) == (np.float32, batch.shape)
+    np.testing.assert_allclose(out, [in_turn(row[None])[0] for row in batch], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(at_once(batch, update=False), in_turn(batch, update=False), rtol=1e-5, atol=1e-5)
+    assert_saw(at_once.state(), [*shown, *batch])
+    assert_saw(at_once.take_delta(), [*shown, *batch])
+    assert NoFilter().one_by_one(batch) is batch
+
+
+def test_below_two_samples_the_deviation_is_one():
+    observation_filter = MeanStdFilter((1,))
+    np.testing.assert_allclose(observation_filter(np.array([5.0])), [0.0])
+    np.testing.assert_allclose(observation_filter(np.array([7.0]), update=False), [2.0])
+
+
+def test_reading_changes_nothing_and_a_new_filter_returns_its_input():
+    """R137."""
+    for kind in (MeanStdFilter, ConcurrentMeanStdFilter):
+        observation_filter = kind((2,))
+        data = np.array([[3.0, -4.0]])
+        np.testing.assert_allclose(observation_filter(data, update=False), data, atol=1e-6)
+        assert (observation_filter.count, observation_filter.buffer_count) == (0, 0)
+        observation_filter(np.zeros((0, 2)))
+        assert observation_filter.count == 0
+        seen = [[1.0, 10.0], [3.0, 30.0], [5.0, 20.0]]
+        observation_filter(np.array(seen))
+        given = np.array([[3.0, 40.0], [1e6, -1e6]])
+        found = observation_filter(given, update=False)
+        np.testing.assert_allclose(found, (given - [3.0, 20.0]) / [2.0, 10.0], rtol=1e-6)
+        assert_saw(observation_filter.state(), seen)
+        assert_saw(observation_filter.delta(), seen)
+
+
+def test_outputs_are_clipped_when_asked():
+    observation_filter = MeanStdFilter((1,), clip=1.5)
+    observation_filter(np.array([[0.0], [1.0]]))
+    assert observation_filter(np.array([[100.0], [-100.0]]), update=False).tolist() == [[1.5], [-1.5]]
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 2, 1), ()])
+def test_other_shapes_are_refused(shape):
+    with pytest.raises(ValueError, match="shape"):
+        MeanStdFilter((2,))(np.zeros(shape))
+
+
+@settings(deadline=None)
+@given(seed=seeds, sizes=batches, workers=st.integers(1, 4))
+def test_deltas_of_any_number_of_workers_in_any_order_equal_one_filter(seed, sizes, workers):
+    """R139."""
+    rng = np.random.default_rng(seed)
+    filters = [MeanStdFilter((2,)) for _ in range(workers)]
+    seen, deltas = [], []
+    for size in sizes:
+        part = rng.normal(100.0, 1.0, (size, 2))
+        seen.append(part)
+        worker = filters[rng.integers(workers)]
+        worker(part)
+        if rng.random() < 0.5:
+            deltas.append(worker.take_delta())
+    deltas += [worker.take_delta() for worker in filters]
+    learner = MeanStdFilter((2,))
+    for index in rng.permutation(len(deltas)):
+        learner.merge_delta(deltas[index])
+    assert_saw(learner.state(), np.concatenate(seen))
+    assert learner.buffer_count == 0, "R145"
+
+
+class FilterExchange(RuleBasedStateMachine):
+    """Two workers and a learner over a network that delays, loses, doubles and reorders; R140, R142, R143."""
+
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+        self.workers = [MeanStdFilter((2,)), MeanStdFilter((2,))]
+        self.learner = MeanStdFilter((2,))
+        self.acked = [0, 0]  # the learner takes deltas in the order of their numbers, each once
+        self.sent = [[], []]  # (number, delta, samples); sent again until acknowledged
+        self.own = [[], []]  # samples of each worker not yet in a delta
+        self.merged = []  # samples the learner has
+        self.published = []
+        self.base = [[], []]  # learner's samples in the state each worker adopted last
+        self.base_ack = [0, 0]
+        self.version = [-1, -1]
+
+    @rule(worker=st.integers(0, 1), size=st.integers(1, 4))
+    def observe(self, worker, size):
+        samples = self.rng.normal(5.0, 2.0, (size, 2))
+        self.workers[worker](samples)
+        self.own[worker].extend(samples)
+
+    @rule(worker=st.integers(0, 1))
+    def send(self, worker):
+        number = len(self.sent[worker]) + 1
+        self.sent[worker].append((self.workers[worker].take_delta(number), self.own[worker]))
+        self.own[worker] = []
+
+    @rule(worker=st.integers(0, 1), pick=st.integers(0, 5))
+    def deliver_any_again_or_late(self, worker, pick):
+        number = self.acked[worker] + 2 - pick
+        if number == self.acked[worker] + 1 <= len(self.sent[worker]):
+            delta, samples = self.sent[worker][number - 1]
+            self.learner.merge_delta(delta)
+            self.merged = self.merged + samples
+            self.acked[worker] = number
+
+    @rule()
+    def publish(self):
+        self.published.append((self.learner.state(), list(self.acked), self.merged))
+
+    @rule(worker=st.integers(0, 1), data=st.data())
+    def adopt(self, worker, data):
+        if not self.published:
+            return
+        version = data.draw(st.integers(0, len(self.published) - 1))
+        if version <= self.version[worker]:
+            return  # the worker ignores old versions
+        state, acks, samples = self.published[version]
+        self.workers[worker].adopt(state, acks[worker])
+        self.version[worker], self.base[worker], self.base_ack[worker] = version, samples, acks[worker]
+
+    @rule()
+    def learner_restarts_from_its_last_publication(self):
+        if not self.published:
+            return
+        state, acks, samples = self.published[-1]
+        self.learner = MeanStdFilter((2,))
+        self.learner.restore(state)
+        self.merged = samples
+        for worker in (0, 1):  # deltas it had merged since are sent again by workers that still hold them
+            self.acked[worker] = acks[worker]
+
+    @invariant()
+    def learner_saw_each_accepted_sample_once(self):
+        assert_saw(self.learner.state(), self.merged)
+
+    @invariant()
+    def worker_counts_published_plus_unacknowledged_plus_unsent(self):
+        for worker in (0, 1):
+            in_flight = [s for _, samples in self.sent[worker][self.base_ack[worker] :] for s in samples]
+            assert_saw(self.workers[worker].state(), self.base[worker] + in_flight + self.own[worker])
+
+
+FilterExchange.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFilterExchange = FilterExchange.TestCase
+
+
+def test_taking_a_delta_keeps_the_statistics_and_empties_the_buffer():
+    """R138."""
+    observation_filter = MeanStdFilter((1,))
+    observation_filter(np.array([[1.0], [2.0]]))
+    delta = observation_filter.take_delta()
+    assert delta["n"] == 2
+    assert (observation_filter.count, observation_filter.buffer_count) == (2, 0)
+    assert observation_filter.take_delta()["n"] == 0
+
+
+def test_delta_numbers_must_grow():
+    observation_filter = MeanStdFilter((1,))
+    observation_filter.take_delta(5)
+    with pytest.raises(ValueError, match="5 does not follow 5"):
+        observation_filter.take_delta(5)
+    observation_filter.take_delta(9)
+
+
+def test_sync_adopts_the_state_and_keeps_the_unsent_delta():
+    """R140."""
+    mine, published = MeanStdFilter((1,)), MeanStdFilter((1,))
+    mine(np.array([[1.0], [3.0]]))
+    published(np.array([[10.0], [20.0], [30.0]]))
+    mine.sync(published)
+    assert_saw(mine.state(), [[10.0], [20.0], [30.0], [1.0], [3.0]])
+    assert_saw(mine.delta(), [[1.0], [3.0]])
+    with pytest.raises(ValueError, match="MeanStdFilter"):
+        mine.sync(MeanStdFilter((2,)))
+
+
+def test_apply_changes_merges_the_others_delta():
+    mine, other = MeanStdFilter((1,)), MeanStdFilter((1,))
+    other(np.array([[5.0]]))
+    other.clear_buffer()
+    other(np.array([[7.0], [9.0]]))
+    mine(np.array([[1.0]]))
+    mine.apply_changes(other)
+    assert_saw(mine.state(), [[1.0], [7.0], [9.0]])
+    assert_saw(mine.delta(), [[1.0]])
+    mine.apply_changes(other, with_buffer=True)
+    assert_saw(mine.delta(), [[7.0], [9.0]])
+
+
+def test_restore_replaces_everything():
+    observation_filter = MeanStdFilter((1,))
+    observation_filter(np.array([[1.0]]))
+    observation_filter.take_delta()
+    observation_filter(np.array([[2.0]]))
+    saved = RunningStat((1,))
+    saved.push(np.array([[4.0], [8.0]]))
+    observation_filter.restore(saved.to_state())
+    assert_saw(observation_filter.state(), [[4.0], [8.0]])
+    observation_filter.adopt(saved.to_state(), 0)
+    assert_saw(observation_filter.state(), [[4.0], [8.0]])
+
+
+def test_copies_are_independent_and_serialise_to_the_plain_filter():
+    concurrent = ConcurrentMeanStdFilter((1,))
+    concurrent(np.array([[1.0], [2.0]]))
+    plain, copy = concurrent.as_serializable(), concurrent.copy()
+    assert type(plain) is MeanStdFilter
+    assert type(copy) is ConcurrentMeanStdFilter
+    concurrent(np.array([[50.0]]))
+    assert_saw(plain.state(), [[1.0], [2.0]])
+    assert_saw(copy.delta(), [[1.0], [2.0]])
+
+
+def test_the_concurrent_filter_counts_exactly_under_parallel_pushes():
+    """R146."""
+    observation_filter = ConcurrentMeanStdFilter((3,))
+    taken = []
+
+    def push(number):
+        for _ in range(200):
+            observation_filter(np.full((2, 3), number, np.float32))
+        taken.append(observation_filter.take_delta()["n"])
+
+    threads = [threading.Thread(target=push, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert observation_filter.count == 1600
+    assert sum(taken) + observation_filter.buffer_count == 1600
+    np.testing.assert_allclose(observation_filter.state()["mean"], 1.5, rtol=1e-9)
+    assert observation_filter.is_concurrent
+
+
+@pytest.mark.parametrize("given", [[1.0, 2.0], (1.0, 2.0), 3.0, None])
+def test_what_is_no_array_is_refused_as_a_wrong_shape_is(given):
+    observation_filter = MeanStdFilter((2,))
+    with pytest.raises(ValueError, match=rf"is a {type(given).__name__}, expected an array of shape \(2,\)"):
+        observation_filter(given)
+    assert observation_filter.count == 0
+
+
+@pytest.mark.parametrize("name", ["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64])
+def test_a_filter_says_what_it_puts_out(name, dtype):
+    observation_filter = make_filter(name, (2,))
+    space = spaces.Box(0, 100, (2,), dtype)
+    batch = np.array([[0, 100], [100, 0], [3, 4]], dtype)
+    out = observation_filter(batch)
+    assert out.dtype == observation_filter.output_dtype(dtype)
+    told = observation_filter.output_space(space)
+    assert told.dtype == out.dtype
+    assert all(told.contains(row) for row in out)
+    assert told is space or name != "NoFilter"
+
+
+def test_statistics_are_not_dropped_in_silence_by_a_filter_that_has_none():
+    """R135."""
+    with pytest.raises(BatchError, match="observations are taken as they are"):
+        NoFilter().restore(MeanStdFilter((2,)).state())
+
+
+def test_no_filter_is_identity_and_its_synchronisation_does_nothing():
+    """R135."""
+    observation_filter = make_filter("NoFilter", (2,))
+    data = np.ones((3, 2), np.uint8)
+    assert observation_filter(data) is data
+    assert observation_filter.is_concurrent
+    assert observation_filter.take_delta() == observation_filter.state() == {}
+    observation_filter.adopt({}, 3)
+    observation_filter.restore({})
+    observation_filter.merge_delta({})
+    observation_filter.sync(NoFilter())
+    observation_filter.apply_changes(NoFilter(), with_buffer=True)
+    observation_filter.clear_buffer()
+    assert observation_filter.copy() is observation_filter.as_serializable() is observation_filter
+
+
+def test_filters_are_made_by_name_and_an_unknown_name_is_refused():
+    """R135."""
+    assert type(make_filter("MeanStdFilter", (2,))) is MeanStdFilter
+    assert type(make_filter("ConcurrentMeanStdFilter", (2,))) is ConcurrentMeanStdFilter
+    with pytest.raises(ValueError, match="Did you mean 'MeanStdFilter'"):
+        make_filter("MeanStdFiltr", (2,))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"mean": np.zeros(3)},
+        {"m2": np.array([np.nan, 0.0])},
+        {"m2": np.array([-1.0, 0.0])},
+        {"n": np.array(-1)},
+        {"n": np.array(np.inf)},
+        {"n": np.zeros(2)},
+        {"n": np.array(2**60)},
+        {"n": np.array(1e308)},
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage):
+    observation_filter = MeanStdFilter((2,))
+    observation_filter(np.ones((1, 2)))
+    good = {"n": np.array(2), "mean": np.zeros(2), "m2": np.ones(2)}
+    adopt = functools.partial(observation_filter.adopt, acked_sequence=0)
+    for take_up in (observation_filter.restore, observation_filter.merge_delta, adopt):
+        with pytest.raises(BatchError):
+            take_up(good | damage)
+    with pytest.raises(BatchError):
+        observation_filter.restore({"n": np.array(2), "mean": np.zeros(2)})
+    assert observation_filter.count == 1
+
+
+@pytest.mark.parametrize("name", ["MeanStdFilter", "ConcurrentMeanStdFilter"])
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"n": np.array(1), "mean": np.full(2, 1e200), "m2": np.zeros(2)},
+        {"n": np.array(2**53), "mean": np.zeros(2), "m2": np.zeros(2)},
+    ],
+)
+def test_a_delta_that_would_overflow_the_statistics_is_refused_and_changes_nothing(name, delta):
+    own = make_filter(name, (2,))
+    own(np.ones((3, 2)))
+    before = own.state()
+    with pytest.raises(BatchError, match="overflow"):
+        own.merge_delta(delta)
+    for key, value in own.state().items():
+        np.testing.assert_array_equal(value, before[key])
+
+
+@pytest.mark.parametrize("name", ["MeanStdFilter", "ConcurrentMeanStdFilter"])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_numbers_kept_at_the_start_come_through_and_enter_no_statistic(name, dtype):
+    """An action mask is one; see data.obs_layout."""
+    rng = np.random.default_rng(0)
+    batches = [(rng.random((rows, 5)) * 9).astype(dtype) for rows in (1, 4, 3)]
+    kept, plain = make_filter(name, (5,), 2), make_filter(name, (3,))
+    for batch in batches:
+        out = kept(batch)
+        np.testing.assert_array_equal(out[:, 2:], plain(batch[:, 2:]))
+        np.testing.assert_array_equal(out[:, :2], batch[:, :2])
+        assert out.dtype == np.float32
+    np.testing.assert_array_equal(kept.one_by_one(batches[1])[:, 2:], plain.one_by_one(batches[1][:, 2:]))
+    np.testing.assert_array_equal(kept.one_by_one(batches[1])[:, :2], batches[1][:, :2])
+    plain.one_by_one(batches[1][:, 2:])
+    assert kept(batches[0][0]).shape == (5,)
+    plain(batches[0][0, 2:])
+    copies = (kept.copy(), kept.as_serializable())
+    for one in (kept, *copies):
+        for mine, theirs in zip(one.state().values(), plain.state().values(), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    learner = make_filter(name, (5,), 2)
+    learner.merge_delta(kept.take_delta())
+    kept.adopt(learner.state(), 1)
+    np.testing.assert_allclose(kept(batches[2], update=False)[:, 2:], plain(batches[2][:, 2:], update=False), rtol=1e-5)
+    copies[0].sync(learner)
+    copies[0].apply_changes(copies[1])
+    with pytest.raises(ValueError, match="expected a MeanStdFilter"):
+        kept.sync(make_filter(name, (5,)))
+    layout = ObsLayout((3,), num_mask=2)
+    assert layout_of(kept.output_space(LaidOutBox(0, 9, layout, dtype))) == layout

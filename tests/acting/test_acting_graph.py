@@ -1,0 +1,501 @@
+"""Acting graphs: running, swapping weights, and refusing what doesn't fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import reprlib
+import threading
+
+import msgpack
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from aiorl.acting import acting_graph
+from aiorl.acting.acting_graph import MAX_WEIGHT_BYTES, ActingGraph, ActingSpec, ArraySpec
+from aiorl.errors import PolicyError
+
+
+def obs_of(rows, seed=0):
+    return np.random.default_rng(seed).standard_normal((rows, 3)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["weights as inputs", "weights in the session"])
+def weights_are_inputs(request, monkeypatch):
+    """All that holds for the weights of small networks holds for those of larger ones."""
+    if not request.param:
+        monkeypatch.setattr(acting_graph, "_MAX_INPUT_BYTES", -1)
+    return request.param
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_the_graph_gives_the_networks_numbers_for_any_number_of_rows(network, rows):
+    acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
+    acting.set_weights(weights)
+    dist_inputs, values, state_out = acting.run(obs_of(rows))
+    wanted, wanted_values = network.expected(weights, obs_of(rows))
+    np.testing.assert_allclose(dist_inputs, wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(values, wanted_values, rtol=1e-5, atol=1e-5)
+    assert state_out == []
+    assert dist_inputs.dtype == values.dtype == np.float32
+
+
+def test_recurrent_state_goes_in_and_out(recurrent_network):
+    acting, weights = ActingGraph(recurrent_network.graph(), recurrent_network.spec), recurrent_network.weights()
+    acting.set_weights(weights)
+    state = [np.full((4, 2), 0.25, np.float32)]
+    _, _, state_out = acting.run(obs_of(4), state)
+    np.testing.assert_allclose(state_out[0], np.tanh(0.25 + obs_of(4) @ weights["policy/cell/kernel"]), rtol=1e-5)
+
+
+def test_new_weights_take_effect_and_are_copies(network):
+    acting = ActingGraph(network.graph(), network.spec)
+    for seed in (1, 2):
+        weights = network.weights(seed)
+        acting.set_weights(weights)
+        wanted = network.expected(weights, obs_of(2))[0]
+        for array in weights.values():
+            array.fill(np.nan)  # the caller's memory is the caller's again
+        np.testing.assert_allclose(acting.run(obs_of(2))[0], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(acting.get_weights()["policy/head/bias"], network.weights(2)["policy/head/bias"])
+
+
+@pytest.mark.parametrize("runs_per_weights", [math.inf, 1000, 8])
+def test_one_session_serves_all_weights_of_a_dense_network_that_is_small_or_gets_new_ones_often(
+    network, weights_are_inputs, runs_per_weights, monkeypatch
+):
+    made = []
+    make = ort.InferenceSession
+    monkeypatch.setattr(ort, "InferenceSession", lambda *args, **options: made.append(1) or make(*args, **options))
+    acting = ActingGraph(network.graph(), network.spec, runs_per_weights=runs_per_weights)
+    for seed in range(3):
+        acting.set_weights(network.weights(seed))
+        for _ in range(8):  # the last ones in bound memory
+            got = acting.run(obs_of(4))[0]
+            np.testing.assert_allclose(got, network.expected(network.weights(seed), obs_of(4))[0], rtol=1e-5, atol=1e-5)
+    assert len(made) == (1 if weights_are_inputs or runs_per_weights == 8 else 3)
+
+
+def test_read_only_and_strided_weights_are_taken(network):
+    weights = network.weights()
+    strided = {name: np.asfortranarray(array) for name, array in weights.items()}
+    for array in strided.values():
+        array.flags.writeable = False
+    acting = ActingGraph(network.graph(), network.spec)
+    acting.set_weights(strided)
+    np.testing.assert_allclose(acting.run(obs_of(2))[0], network.expected(weights, obs_of(2))[0], rtol=1e-5)
+
+
+def damaged(weights, how):
+    changed = dict(weights)
+    bias = weights["policy/head/bias"]
+    match how:
+        case "missing":
+            del changed["policy/head/bias"]
+        case "unknown":
+            changed["policy/spy"] = bias
+        case "shape":
+            changed["policy/head/bias"] = bias[:-1]
+        case "dtype":
+            changed["policy/head/bias"] = bias.astype(np.float64)
+        case "nan":
+            changed["policy/head/bias"] = bias * np.float32(np.nan)
+        case "inf":
+            changed["policy/head/bias"] = np.full_like(bias, -np.inf)
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing", r"missing \['policy/head/bias'\]"),
+        ("unknown", r"unknown \['policy/spy'\]"),
+        ("shape", r"'policy/head/bias' is float32 \[3\]; expected float32 \[4\]"),
+        ("dtype", r"'policy/head/bias' is float64"),
+        ("nan", "not finite"),
+        ("inf", "not finite"),
+    ],
+)
+def test_weights_that_dont_fit_are_refused_and_the_old_ones_stay(network, how, message):
+    acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
+    acting.set_weights(weights)
+    with pytest.raises(PolicyError, match=message):
+        acting.set_weights(damaged(network.weights(5), how))
+    np.testing.assert_allclose(acting.run(obs_of(2))[0], network.expected(weights, obs_of(2))[0], rtol=1e-5)
+
+
+def test_running_or_reading_without_weights_says_so(network):
+    acting = ActingGraph(network.graph(), network.spec)
+    with pytest.raises(PolicyError, match="no weights yet"):
+        acting.run(obs_of(1))
+    with pytest.raises(PolicyError, match="no weights yet"):
+        acting.get_weights()
+
+
+@pytest.mark.parametrize("bad", [np.zeros((2, 4), np.float32), np.zeros((2, 3)), np.zeros(3, np.float32)], ids=str)
+def test_observations_that_dont_fit_are_named(network, bad):
+    acting = ActingGraph(network.graph(), network.spec)
+    acting.set_weights(network.weights())
+    with pytest.raises(PolicyError, match=r"takes float32 \[N, 3\]"):
+        acting.run(bad)
+
+
+@pytest.mark.parametrize(
+    "state", [[], [np.zeros((2, 3), np.float32)], [np.zeros((1, 2), np.float32)], [np.zeros((2, 2))]], ids=repr
+)
+def test_states_that_dont_fit_are_named(recurrent_network, state):
+    acting = ActingGraph(recurrent_network.graph(), recurrent_network.spec)
+    acting.set_weights(recurrent_network.weights())
+    with pytest.raises(PolicyError, match="state"):
+        acting.run(obs_of(2), state)
+
+
+def test_a_state_for_a_network_without_any_is_refused(network):
+    acting = ActingGraph(network.graph(), network.spec)
+    acting.set_weights(network.weights())
+    with pytest.raises(PolicyError, match="1 recurrent state components; the policy has 0"):
+        acting.run(obs_of(2), [np.zeros((2, 2), np.float32)])
+
+
+def test_a_graph_naming_a_file_is_refused_before_it_is_loaded(network, make_external_tensor, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(np.full(4, 42, np.float32).tobytes())
+
+    def change(model):
+        for location in ("/etc/passwd", str(secret)):
+            model.graph.initializer.append(make_external_tensor("spy", (4,), location))
+
+    with pytest.raises(PolicyError, match="only weights handed over by name"):
+        ActingGraph(network.graph(change), network.spec)
+
+
+def test_weights_never_touch_the_file_system(network, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights").write_bytes(np.full(100, 42, np.float32).tobytes())  # what the placeholder names
+    acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
+    acting.set_weights(weights)
+    np.testing.assert_allclose(acting.run(obs_of(2))[0], network.expected(weights, obs_of(2))[0], rtol=1e-5)
+
+
+def test_fields_that_only_onnx_runtime_sees_reach_no_file(network, by_hand, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret").write_bytes(np.full(12, 42, np.float32).tobytes())
+
+    # the kernel is read from a file: where it lies is written with tags of five bytes
+    model = without_weights(network)
+    spy = model.graph.initializer.pop(1)
+    spy.ClearField("raw_data")
+    where = by_hand.field(1, b"location") + by_hand.field(2, b"secret")
+    hidden = spy.SerializeToString() + by_hand.hidden(13, where) + by_hand.hidden(14, 1)
+    graph = by_hand.model(model, by_hand.field(5, hidden))
+    spec = dataclasses.replace(network.spec, weights=())
+    with pytest.raises(PolicyError, match="field 536870925 in a TensorProto"):
+        leaked(graph, spec)
+
+
+def test_an_operator_that_only_onnx_runtime_sees_is_refused(network, by_hand):
+    # Gelu is the standard's from version 20 on; of com.microsoft it runs in any
+    node = helper.make_node("Gelu", ["obs"], ["spied"]).SerializeToString() + by_hand.hidden(7, b"com.microsoft")
+    model = network.model()
+    model.opset_import.add(domain="com.microsoft", version=1)
+    graph = by_hand.model(model, by_hand.field(1, node))
+    with pytest.raises(PolicyError, match="field 536870919 in a NodeProto"):
+        ActingGraph(graph, network.spec).set_weights(network.weights())
+
+
+def test_a_file_of_onnx_runtimes_own_format_that_reads_as_a_graph_too_is_refused(network, by_hand, tmp_path):
+    """The flatbuffer's header is made a few fields, after which a harmless graph stands in what it doesn't look at."""
+    model = without_weights(network)
+    harmless = model.graph.SerializeToString()
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.optimized_model_filepath = str(tmp_path / "model.ort")
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    flatbuffer = (tmp_path / "model.ort").read_bytes()
+
+    # the root's position: a number 0 in field 1, then field 1 again by two bytes, whose number is the "O" of "ORTM"
+    # and "RT" begins field 10 with 84 bytes
+    old_root = int.from_bytes(flatbuffer[:4], "little")
+    root = next(root for root in range(0x880008, 0x888008, 0x100) if (root - old_root) % 16 == 0)
+    hidden_in = by_hand.field(7, harmless)
+    padding = root - old_root - 83 - len(hidden_in) - 5
+    rest = by_hand.varint(2 << 3 | 2) + by_hand.varint(padding + len(flatbuffer) - 8)
+    graph = root.to_bytes(4, "little") + b"ORTM" + bytes(83) + hidden_in + rest + bytes(padding) + flatbuffer[8:]
+    with pytest.raises(PolicyError, match="longer than it must be"):
+        leaked(graph, dataclasses.replace(network.spec, weights=()))
+
+
+def test_whatever_is_loaded_begins_as_the_canonical_form_does(network):
+    acting = ActingGraph(
+        network.graph(lambda model: model.metadata_props.add(key="ort_config", value="{}")), network.spec
+    )
+    assert acting._graph == ActingGraph(network.graph(), network.spec)._graph
+    assert acting._graph[:3] == b"\x08\x08\x3a"  # IR version 8, then the graph; never ORT's "ORTM"
+
+
+def without_weights(network):
+    """The network's model with numbers of its own."""
+    model = network.model()
+    del model.graph.initializer[1:]
+    for name, shape in network.shapes.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(shape, np.float32), name))
+    return model
+
+
+def leaked(graph, spec):
+    """What the graph gives, if it runs at all."""
+    acting = ActingGraph(graph, spec)
+    acting.set_weights({})
+    return acting.run(np.ones((1, 3), np.float32))[0]
+
+
+def test_a_graph_onnx_runtime_refuses_is_a_policy_error(network):
+    def change(model):
+        model.graph.node.append(helper.make_node("Relu", ["nowhere"], ["x"]))
+
+    acting = ActingGraph(network.graph(change), network.spec)
+    with pytest.raises(PolicyError, match="cannot be loaded"):
+        acting.set_weights(network.weights())
+
+
+def test_an_operator_that_fails_while_running_is_a_policy_error(network):
+    def change(model):
+        model.graph.node.insert(0, helper.make_node("Reshape", ["obs", "shape"], ["fixed"]))
+        model.graph.initializer.append(helper.make_tensor("shape", TensorProto.INT64, [2], [7, 3]))
+        model.graph.node[1].input[0] = "fixed"
+
+    acting = ActingGraph(network.graph(change), network.spec)
+    acting.set_weights(network.weights())
+    with pytest.raises(PolicyError, match="acting graph failed"):
+        acting.run(obs_of(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"obs_shape": (4,)}, "input 'obs'"),
+        ({"obs_dtype": "uint8"}, "input 'obs'"),
+        ({"state_shapes": ((2,),)}, "lacks the inputs"),
+    ],
+)
+def test_a_description_of_another_graph_is_refused(network, change, message):
+    acting = ActingGraph(network.graph(), dataclasses.replace(network.spec, **change))
+    with pytest.raises(PolicyError, match=message):
+        acting.set_weights(network.weights())
+
+
+def test_a_graph_without_a_promised_output_is_refused(network):
+    acting = ActingGraph(network.graph(lambda model: model.graph.output.pop()), network.spec)
+    with pytest.raises(PolicyError, match="lacks the outputs"):
+        acting.set_weights(network.weights())
+
+
+def test_a_graph_with_a_fixed_number_of_rows_is_refused(network):
+    def change(model):
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+
+    acting = ActingGraph(network.graph(change), network.spec)
+    with pytest.raises(PolicyError, match="input 'obs'"):
+        acting.set_weights(network.weights())
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_results_are_written_where_they_are_wanted(recurrent_network, bound):
+    acting, weights = ActingGraph(recurrent_network.graph(), recurrent_network.spec), recurrent_network.weights()
+    acting.set_weights(weights)
+    state = [np.full((4, 2), 0.25, np.float32)]
+    for _ in range(8 if bound else 0):
+        acting.run(obs_of(4, 1), state)
+    out = np.zeros((4, recurrent_network.spec.num_dist_inputs), np.float32), np.zeros(4, np.float32)
+    dist_inputs, values, (after,) = acting.run(obs_of(4), state, out=out)
+    assert (dist_inputs is out[0], values is out[1]) == (True, True)
+    acting.run(obs_of(4, 2), [2 * state[0]])
+    wanted, wanted_values, (wanted_after,) = acting.run(obs_of(4), state)
+    np.testing.assert_array_equal(dist_inputs, wanted)
+    np.testing.assert_array_equal(values, wanted_values)
+    np.testing.assert_array_equal(after, wanted_after)
+
+
+def test_runs_of_equal_size_give_each_its_own_numbers_in_memory_of_its_own(recurrent_network):
+    """From some on, inputs and outputs are bound."""
+    acting, weights = ActingGraph(recurrent_network.graph(), recurrent_network.spec), recurrent_network.weights()
+    acting.set_weights(weights)
+    sizes = [4] * 8 + [2, 4, 4] + [2] * 8 + [0] * 8 + [4]
+    found = [
+        acting.run(obs_of(rows, seed), [np.full((rows, 2), 0.1 * seed, np.float32)]) for seed, rows in enumerate(sizes)
+    ]
+    for seed, (rows, (_, _, state_out)) in enumerate(zip(sizes, found, strict=True)):
+        wanted = np.tanh(0.1 * seed + obs_of(rows, seed) @ weights["policy/cell/kernel"])
+        np.testing.assert_allclose(state_out[0], wanted, rtol=1e-5)
+    acting.run(obs_of(4), [np.zeros((4, 2), np.float32)])
+    strided = np.repeat(obs_of(4, 7), 2, axis=0)[::2]
+    np.testing.assert_array_equal(
+        acting.run(strided, [np.zeros((4, 2), np.float32)])[0],
+        acting.run(obs_of(4, 7), [np.zeros((4, 2), np.float32)])[0],
+    )
+
+
+def test_runs_of_sizes_that_recur_are_bound_however_they_alternate(network, monkeypatch):
+    acting = ActingGraph(network.graph(), network.spec)
+    acting.set_weights(network.weights())
+    run, unbound = ort.InferenceSession.run, []
+    monkeypatch.setattr(ort.InferenceSession, "run", lambda *given: unbound.append(given) or run(*given))
+    for _ in range(12):
+        for rows in (2, 4, 3):
+            acting.run(obs_of(rows))
+    assert len(unbound) == 3 * 5, "binding takes as long as some runs"
+
+
+def test_two_threads_that_run_at_once_do_not_disturb_each_other(network):
+    acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
+    acting.set_weights(weights)
+    wrong = []
+
+    def run(seed):
+        obs = obs_of(8, seed)
+        wanted = network.expected(weights, obs)[0]
+        wrong.extend(
+            got for got in (acting.run(obs)[0] for _ in range(300)) if not np.allclose(got, wanted, 1e-4, 1e-4)
+        )
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_weights_may_be_swapped_while_another_thread_runs(network):
+    acting = ActingGraph(network.graph(), network.spec)
+    versions = [network.weights(seed) for seed in range(4)]
+    acting.set_weights(versions[0])
+    obs = obs_of(8)
+    allowed = [network.expected(weights, obs)[0] for weights in versions]
+    stop, wrong = threading.Event(), []
+
+    def run():
+        while not stop.is_set():
+            got = acting.run(obs)[0]
+            if not any(np.allclose(got, wanted, rtol=1e-4, atol=1e-4) for wanted in allowed):
+                wrong.append(got)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    for turn in range(100):
+        acting.set_weights(versions[turn % 4])
+    stop.set()
+    thread.join()
+    assert not wrong
+
+
+def test_a_spec_survives_msgpack_and_json(recurrent_network):
+    spec = recurrent_network.spec
+    assert ActingSpec.from_dict(msgpack.unpackb(msgpack.packb(spec.to_dict()))) == spec
+    assert ActingSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert spec.output_names == ("dist_inputs", "vf", "state_out_0")
+    assert spec.state_inputs == ("state_in_0",)
+    assert spec.num_weight_bytes == 4 * (3 * 4 + 4 + 3 * 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 99},
+        {"format": functools.reduce(lambda inner, _: [inner], range(2000))},
+        {"obs_shape": [-1]},
+        {"obs_shape": [1 << 20, 1 << 20]},
+        {"obs_shape": 3},
+        {"obs_shape": [1] * 9},
+        {"obs_dtype": "object"},
+        {"obs_dtype": ["float32"]},
+        {"num_dist_inputs": "4"},
+        {"num_dist_inputs": True},
+        {"num_features": -1},
+        {"num_features": [1]},
+        {"distribution": 3},
+        {"distribution": "x" * 1000},
+        {"action_space": 3},
+        {"state_shapes": [[1]] * 100},
+        {"state_shapes": [[1 << 23]] * 3},
+        {"weights": [["a", [1], "float32"], ["a", [2], "float32"]]},
+        {"weights": [["a", [1], "complex64"]]},
+        {"weights": [["a", [1]]]},
+        {"weights": [[f"w{index}", [1], "float32"] for index in range(10_001)]},
+        {"weights": [[f"w{index}", [1 << 29], "float32"] for index in range(3)]},
+    ],
+    ids=lambda change: reprlib.repr(change)[:60],
+)
+def test_a_damaged_description_is_a_policy_error(network, change):
+    with pytest.raises(PolicyError, match=r"acting graph|bytes of weights|numbers for a row"):
+        ActingSpec.from_dict(network.spec.to_dict() | change)
+
+
+@pytest.mark.parametrize("key", ["format", "obs_shape", "weights", "action_space"])
+def test_a_description_that_lacks_something_is_a_policy_error(network, key):
+    data = network.spec.to_dict()
+    del data[key]
+    with pytest.raises(PolicyError, match=f"damaged.*{key}"):
+        ActingSpec.from_dict(data)
+
+
+def test_the_size_of_weights_is_known_before_they_come():
+    assert ArraySpec("w", (3, 4), "float16").num_bytes == 24
+    assert ArraySpec("w", (), "int64").num_bytes == 8
+    assert MAX_WEIGHT_BYTES > 1 << 30
+
+
+def with_previous(network):
+    """The network with the previous reward added to its value, and a previous action it casts and ignores."""
+
+    def change(model):
+        graph = model.graph
+        graph.input.append(helper.make_tensor_value_info("prev_actions", TensorProto.INT64, ["n"]))
+        graph.input.append(helper.make_tensor_value_info("prev_rewards", TensorProto.FLOAT, ["n"]))
+        graph.node[2].output[0] = "sum"
+        graph.node.append(helper.make_node("Cast", ["prev_actions"], ["chosen"], to=TensorProto.FLOAT))
+        graph.node.append(helper.make_node("Add", ["sum", "prev_rewards"], ["half"]))
+        graph.node.append(helper.make_node("Add", ["half", "chosen"], ["vf"]))
+
+    spec = dataclasses.replace(network.spec, prev_action=ArraySpec("prev_actions", (), "int64"))
+    graph = ActingGraph(network.graph(change), spec)
+    graph.set_weights(network.weights())
+    return graph
+
+
+def test_a_graph_that_looks_back_takes_previous_actions_and_rewards(network):
+    graph = with_previous(network)
+    obs = np.ones((2, 3), np.float32)
+    actions, rewards = np.array([2, 0], np.int32), np.array([0.5, -1.0])
+    _, values, _ = graph.run(obs, (), (actions, rewards))
+    np.testing.assert_allclose(values, network.expected(network.weights(), obs)[1] + rewards + actions, rtol=1e-5)
+    for prev in (None, (actions[:1], rewards), (actions, rewards[:1]), (actions[:, None], rewards)):
+        with pytest.raises(PolicyError, match="previous actions"):
+            graph.run(obs, (), prev)
+
+
+def test_a_graph_that_does_not_look_back_refuses_previous_steps(network):
+    graph = ActingGraph(network.graph(), network.spec)
+    graph.set_weights(network.weights())
+    with pytest.raises(PolicyError, match="takes no previous"):
+        graph.run(np.ones((2, 3), np.float32), (), (np.zeros(2, np.int64), np.zeros(2, np.float32)))
+
+
+def test_a_graph_without_the_inputs_its_description_promises_is_refused(network):
+    spec = dataclasses.replace(network.spec, prev_action=ArraySpec("prev_actions", (), "int64"))
+    with pytest.raises(PolicyError, match=r"lacks the inputs \['prev_actions', 'prev_rewards'\]"):
+        ActingGraph(network.graph(), spec).set_weights(network.weights())
+
+
+@pytest.mark.parametrize("given", [0, 2])
+def test_r115_a_mismatched_number_of_state_columns_is_a_value_error(recurrent_network, given):
+    graph = ActingGraph(recurrent_network.graph(), recurrent_network.spec)
+    graph.set_weights(recurrent_network.weights())
+    with pytest.raises(ValueError, match=f"{given} recurrent state components; the policy has 1"):
+        graph.run(np.ones((2, 3), np.float32), [np.zeros((2, 2), np.float32)] * given)

@@ -1,0 +1,463 @@
+"""Checkpoints: what goes in comes out, damage is found and named, and nothing is ever half written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from aiorl.acting import checkpoint as module
+from aiorl.acting.checkpoint import (
+    Checkpoint,
+    check_compatible,
+    clear_partial,
+    find_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest_valid,
+    save_checkpoint,
+)
+from aiorl.errors import CheckpointError
+
+TENSORS = {"weights/a": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7, np.int64)}
+META: dict[str, Any] = {"env": "CartPole-v1", "algo": "ppo", "spaces": {"obs": [4]}, "rng": 2**100}
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path / "checkpoints", 12, TENSORS, META)
+    assert path.name == "checkpoint-000012"
+    found = load_newest_valid(tmp_path / "checkpoints")
+    assert (found.path, found.number, found.meta) == (path, 12, META)
+    assert found.tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        np.testing.assert_array_equal(found.tensors[name], tensor)
+        assert found.tensors[name].dtype == tensor.dtype
+
+
+def pieces() -> dict[str, Any]:
+    return {"one": iter([("rows", 0, np.arange(4)), ("rows", 4, np.ones((2, 3)))]), "two": [("b", 0, np.zeros(0))]}
+
+
+def test_pieces_are_written_and_read_one_at_a_time_by_owner(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    found = load_checkpoint(path)
+    got = [(name, first, rows.tolist()) for name, first, rows in found.pieces_of("one")]
+    assert got == [("rows", 0, [0, 1, 2, 3]), ("rows", 4, np.ones((2, 3)).tolist())]
+    assert [name for name, _, _ in found.pieces_of("two")] == ["b"]
+    assert not list(found.pieces_of("three"))
+
+
+def test_a_damaged_or_missing_piece_is_found_when_its_turn_comes(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    found = load_checkpoint(path)
+    file = path / "pieces" / "000001.safetensors"
+    payload = bytearray(file.read_bytes())
+    payload[-1] ^= 1
+    file.write_bytes(payload)
+    read = found.pieces_of("one")
+    next(read)
+    with pytest.raises(CheckpointError, match=r"000001\.safetensors is damaged: its digest"):
+        next(read)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"000001\.safetensors can't be read"):
+        list(found.pieces_of("one"))
+
+
+@pytest.mark.parametrize("size", [None, 0, 3])
+def test_a_checkpoint_of_which_a_piece_is_missing_or_cut_off_gives_way_to_the_one_before(
+    tmp_path: Path, size: int | None
+) -> None:
+    for number in (1, 2):
+        path = save_checkpoint(tmp_path, number, TENSORS, META, pieces=pieces())
+    file = path / "pieces" / "000001.safetensors"
+    if size is None:
+        file.unlink()
+    else:
+        os.truncate(file, size)
+    with pytest.raises(CheckpointError, match=r"000001\.safetensors (can't be read|is damaged: it has)"):
+        load_checkpoint(path)
+    assert load_newest_valid(tmp_path).number == 1
+
+
+@pytest.mark.parametrize(
+    "described", [["one"], ["one", "rows", 0, "../../x.safetensors", 3, "a"], ["one", "rows", "0", "0.s", 3, "a"], 7]
+)
+def test_pieces_that_are_described_as_none_can_be_are_refused(tmp_path: Path, described: Any) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    header = json.loads((path / "meta.json").read_text())
+    header["pieces"] = [described]
+    del header["pieces_sha256"]
+    (path / "meta.json").write_text(json.dumps(header))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_checkpoint(path)
+
+
+def test_a_piece_that_is_named_many_times_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    header = json.loads((path / "meta.json").read_text())
+    header["pieces"] = header["pieces"][:1] * 1000
+    del header["pieces_sha256"]
+    (path / "meta.json").write_text(json.dumps(header))
+    with pytest.raises(CheckpointError, match="twice"):
+        load_checkpoint(path)
+
+
+def test_a_piece_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    header = json.loads((path / "meta.json").read_text())
+    header["pieces"][0][4] = 40 << 30
+    del header["pieces_sha256"]
+    (path / "meta.json").write_text(json.dumps(header))
+    os.truncate(path / "pieces" / "000000.safetensors", 40 << 30)
+    with pytest.raises(CheckpointError, match="holes"):
+        load_checkpoint(path).check_pieces()
+
+
+@pytest.mark.parametrize("part", ["weights", "critics", "target/critics"])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, part: str) -> None:
+    array = np.array([1, np.nan], np.float32)
+    path = save_checkpoint(tmp_path, 1, {f"algorithm/default_policy/{part}/w": array}, META)
+    with pytest.raises(CheckpointError, match="not finite"):
+        load_checkpoint(path)
+
+
+def test_a_piece_that_is_described_otherwise_than_it_was_is_refused(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    header = json.loads((path / "meta.json").read_text())
+    header["pieces"][1][2] = 5  # the row where it begins
+    (path / "meta.json").write_text(json.dumps(header))
+    with pytest.raises(CheckpointError, match=r"meta\.json is damaged: its pieces are not those of their digest"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_of_before_pieces_had_a_digest_is_read(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
+    header = json.loads((path / "meta.json").read_text())
+    del header["pieces_sha256"]
+    (path / "meta.json").write_text(json.dumps(header))
+    found = load_checkpoint(path)
+    found.check_pieces()
+    assert len(list(found.pieces_of("one"))) == 2
+
+
+DTYPES = st.sampled_from([np.dtype(name) for name in ("f4", "f8", "i4", "i8", "u1", "?", "f2")])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@given(
+    tensors=st.dictionaries(
+        st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1).filter(
+            lambda name: name != "__metadata__"
+        ),
+        DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))),
+        max_size=4,
+    ),
+    meta=st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text(), max_size=4),
+)
+def test_anything_that_fits_comes_back_bit_by_bit(
+    tmp_path: Path, tensors: dict[str, Any], meta: dict[str, Any]
+) -> None:
+    save_checkpoint(tmp_path, 1, tensors, meta)
+    found = load_newest_valid(tmp_path)
+    assert found.meta == meta
+    assert found.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found.tensors[name].dtype == tensor.dtype
+        assert found.tensors[name].shape == tensor.shape
+        assert found.tensors[name].tobytes() == tensor.tobytes()
+
+
+def test_arrays_that_are_views_are_saved_as_they_look(tmp_path: Path) -> None:
+    view = np.arange(12).reshape(3, 4).T[::2]
+    np.testing.assert_array_equal(load_checkpoint(save_checkpoint(tmp_path, 1, {"x": view}, {})).tensors["x"], view)
+
+
+def test_only_the_newest_are_kept_and_strangers_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    for number in (1, 2, 9, 10, 1_000_000):
+        save_checkpoint(tmp_path, number, TENSORS, META, keep=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-000010", "checkpoint-1000000"]
+    assert (tmp_path / "notes").is_dir()
+
+
+def test_the_same_number_again_replaces_it(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    save_checkpoint(tmp_path, 1, {"x": np.ones(1)}, {})
+    assert load_newest_valid(tmp_path).tensors.keys() == {"x"}
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+def flip_a_byte(path: Path) -> None:
+    payload = bytearray(path.read_bytes())
+    payload[-1] ^= 1
+    path.write_bytes(payload)
+
+
+def edit_meta(path: Path, **changes: Any) -> None:
+    header = json.loads(path.read_bytes())
+    path.write_text(json.dumps({name: value for name, value in {**header, **changes}.items() if value is not None}))
+
+
+def replace(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+def link_to_itself_elsewhere(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+def rewrite(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+DAMAGE = {
+    "meta nested deeply": (lambda d: (d / "meta.json").write_text(DEEP), "nested too deeply"),
+    "meta nested a little too deeply": (
+        lambda d: (d / "meta.json").write_text("[" * 200 + "]" * 200),
+        "nested too deeply",
+    ),
+    "NaN in meta": (lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": NaN, "x": 1267'), "NaN is no number"),
+    "an infinite number in meta": (
+        lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": 1e999, "x": 1267'),
+        "no finite",
+    ),
+    "a name twice in meta": (
+        lambda d: rewrite(d / "meta.json", '"rng": 1267', '"rng": 1, "rng": 1267'),
+        "occurs twice",
+    ),
+    "meta in another encoding": (
+        lambda d: (d / "meta.json").write_bytes((d / "meta.json").read_text().encode("utf-16")),
+        "meta.json is damaged",
+    ),
+    "a huge meta": (lambda d: os.truncate(d / "meta.json", 1 << 40), "more than the"),
+    "a pipe for meta": (lambda d: replace(d / "meta.json", os.mkfifo), "no regular file"),
+    "a pipe for tensors": (lambda d: replace(d / "tensors.safetensors", os.mkfifo), "no regular file"),
+    "a directory for tensors": (lambda d: replace(d / "tensors.safetensors", os.mkdir), "no regular file"),
+    "a device for meta": (lambda d: replace(d / "meta.json", lambda p: p.symlink_to("/dev/zero")), "symbolic link"),
+    "a link for tensors": (lambda d: link_to_itself_elsewhere(d / "tensors.safetensors"), "symbolic link"),
+    "sparse tensors of 20 GB": (lambda d: os.truncate(d / "tensors.safetensors", 20 << 30), "more than the"),
+    "another number than its own": (lambda d: edit_meta(d / "meta.json", number=3), "it says that it is number 3"),
+    "a number that is none": (lambda d: edit_meta(d / "meta.json", number=True), "meta.json is damaged"),
+    "a size that is none": (lambda d: edit_meta(d / "meta.json", tensors_bytes="200"), "meta.json is damaged"),
+    "a byte of the tensors": (lambda d: flip_a_byte(d / "tensors.safetensors"), "digest"),
+    "tensors cut short": (lambda d: os.truncate(d / "tensors.safetensors", 20), "digest"),
+    "tensors of holes, as large as meta.json says": (
+        lambda d: (edit_meta(d / "meta.json", tensors_bytes=1 << 40), os.truncate(d / "tensors.safetensors", 1 << 40)),
+        "holes",
+    ),
+    "no tensors": (lambda d: (d / "tensors.safetensors").unlink(), "can't be read"),
+    "no meta": (lambda d: (d / "meta.json").unlink(), "can't be read"),
+    "meta cut short": (lambda d: os.truncate(d / "meta.json", 30), "meta.json is damaged"),
+    "meta that is no object": (lambda d: (d / "meta.json").write_text("[]"), "meta.json is damaged"),
+    "meta without digest": (lambda d: edit_meta(d / "meta.json", tensors_sha256=None), "meta.json is damaged"),
+    "meta of a wrong kind": (lambda d: edit_meta(d / "meta.json", meta=5), "meta.json is damaged"),
+    "a number in meta": (lambda d: edit_meta(d / "meta.json", meta={**META, "rng": 1}), "meta.json is damaged"),
+    "another format": (lambda d: edit_meta(d / "meta.json", format_version=99), "format version 99"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_newest_is_named_and_the_one_before_it_taken(tmp_path: Path, kind: str, caplog: Any) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    newest = save_checkpoint(tmp_path, 2, TENSORS, META)
+    damage, said = DAMAGE[kind]
+    damage(newest)
+    found = load_newest_valid(tmp_path)
+    assert found.number == 1
+    assert "checkpoint-000002" in caplog.text
+    assert said in caplog.text
+    with pytest.raises(CheckpointError, match=said):
+        load_checkpoint(newest)
+
+
+def test_a_checkpoint_that_makes_no_sense_is_passed_over_like_a_damaged_one(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    save_checkpoint(tmp_path, 2, TENSORS, META)
+
+    def check(found: Checkpoint) -> None:
+        if found.number == 2:
+            raise CheckpointError(found.path, "it makes no sense")
+
+    found = load_newest_valid(tmp_path, check)
+    assert found.number == 1
+
+
+def test_one_of_before_the_size_was_kept_is_read(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META)
+    edit_meta(path / "meta.json", tensors_bytes=None)
+    assert load_checkpoint(path).number == 1
+
+
+def test_a_damaged_one_of_a_higher_number_takes_no_place_of_those_that_can_be_used(tmp_path: Path) -> None:
+    flip_a_byte(save_checkpoint(tmp_path, 500, TENSORS, META) / "tensors.safetensors")
+    for number in (401, 402):
+        save_checkpoint(tmp_path, number, TENSORS, META, keep=1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-000402"]
+    assert [path.name for path in list_checkpoints(tmp_path / "superseded")] == ["checkpoint-000500"]
+
+
+def test_the_newest_is_the_one_written_last_and_those_of_higher_numbers_are_set_aside(tmp_path: Path) -> None:
+    for number in (3, 7, 5):
+        save_checkpoint(tmp_path, number, TENSORS, META, keep=None)
+    assert load_newest_valid(tmp_path).number == 5
+    assert find_checkpoint(tmp_path / "checkpoint-000007").number == 7
+
+
+def test_a_directory_that_cannot_be_read_is_one_plain_sentence(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match="can't be read"):
+        list_checkpoints(tmp_path / "checkpoints")
+
+
+def test_tensors_that_are_none_are_damage_even_with_a_right_digest(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "save_tensors", lambda tensors: b"no safetensors")
+    path = save_checkpoint(tmp_path, 1, TENSORS, META)
+    with pytest.raises(CheckpointError, match=r"tensors\.safetensors is damaged"):
+        load_checkpoint(path)
+
+
+def test_where_none_can_be_used_the_error_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is none"):
+        load_newest_valid(tmp_path / "missing")
+    path = save_checkpoint(tmp_path, 1, TENSORS, META)
+    flip_a_byte(path / "tensors.safetensors")
+    with pytest.raises(CheckpointError, match="damaged: checkpoint-000001"):
+        load_newest_valid(tmp_path)
+
+
+def test_a_checkpoint_of_something_else_is_refused_with_all_that_differs(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    found = load_newest_valid(tmp_path)
+    check_compatible(found, {"env": "CartPole-v1", "algo": "ppo", "spaces": {"obs": (4,)}})
+    with pytest.raises(CheckpointError) as caught:
+        check_compatible(found, {"env": "Pendulum-v1", "algo": "impala", "spaces": {"obs": [4]}})
+    assert "env is 'CartPole-v1' there and 'Pendulum-v1' here" in str(caught.value)
+    assert "algo is 'ppo' there and 'impala' here" in str(caught.value)
+    assert "spaces" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "fits"),
+    [
+        ("this-program:Own", "this-program:Own#2", True),
+        ("Own", "this-program:Own", True),
+        ("Mine-v0", "my_training:Mine-v0", True),
+        ("a:Own", "b:Own", False),
+        ("this-program:Own", "this-program:Other", False),
+    ],
+)
+def test_an_environment_may_be_defined_again_or_be_named_with_its_module(
+    tmp_path: Path, there: str, here: str, fits: bool
+) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, {**META, "env": there})
+    with contextlib.nullcontext() if fits else pytest.raises(CheckpointError, match="env is"):
+        check_compatible(load_newest_valid(tmp_path), {"env": here})
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "rename"])
+def test_a_full_disk_leaves_the_older_ones_intact_and_nothing_behind(
+    tmp_path: Path, monkeypatch: Any, step: str
+) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if step == "write":
+        monkeypatch.setattr(module, "_write", full)
+    elif step == "fsync":
+        monkeypatch.setattr(module.os, "fsync", full)
+    else:
+        monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device\. Older ones are intact"):
+        save_checkpoint(tmp_path, 2, TENSORS, META)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+    assert load_newest_valid(tmp_path).number == 1
+
+
+def test_a_place_that_cannot_be_written_is_one_plain_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="can't be written: "):
+        save_checkpoint(tmp_path / "file", 1, TENSORS, META)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "meta"), [({"x": np.array([object()])}, {}), ({}, {"x": object()}), ({}, {"x": float("nan")})]
+)
+def test_what_has_no_place_in_a_checkpoint_is_refused_before_anything_is_written(
+    tmp_path: Path, tensors: dict[str, Any], meta: dict[str, Any]
+) -> None:
+    with pytest.raises(CheckpointError, match="can't be stored"):
+        save_checkpoint(tmp_path / "new", 1, tensors, meta)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_a_crash_left_behind_is_no_checkpoint_and_is_overwritten(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, META)
+    shutil.move(path, tmp_path / ".partial-checkpoint-000001")
+    assert list_checkpoints(tmp_path) == []
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    assert [item.name for item in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+def test_what_a_killed_writer_left_is_cleared_away_and_a_replaced_one_is_put_back(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    (tmp_path / ".partial-checkpoint-000002").mkdir()
+    (tmp_path / ".partial-checkpoint-000002" / "meta.json").write_text("{")
+    (tmp_path / ".partial-old-checkpoint-000001").mkdir()  # its successor is in place
+    shutil.move(save_checkpoint(tmp_path, 3, TENSORS, META), tmp_path / ".partial-old-checkpoint-000003")
+    clear_partial(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "checkpoint-000003"]
+    assert load_newest_valid(tmp_path).number == 3
+
+
+def test_one_that_could_not_be_replaced_stays(tmp_path: Path, monkeypatch: Any) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name == ".partial-checkpoint-000001":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(CheckpointError, match="Older ones are intact"):
+        save_checkpoint(tmp_path, 1, {"x": np.ones(1)}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+    assert load_newest_valid(tmp_path).meta == META
+
+
+def test_more_meta_than_would_be_read_back_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "_MAX_META_BYTES", 1000)
+    with pytest.raises(CheckpointError, match="more than would be read back"):
+        save_checkpoint(tmp_path, 1, TENSORS, {"x": "y" * 1000})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_could_not_be_read_back_is_not_written_whatever_makes_it_so_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, 1, TENSORS, META)
+    monkeypatch.setattr(module, "_MAX_META_BYTES", 2000)
+    save_checkpoint(tmp_path, 2, TENSORS, META)
+    many = {"one": [("rows", number, np.zeros(1)) for number in range(30)]}
+    with pytest.raises(CheckpointError, match="more than would be read back"):
+        save_checkpoint(tmp_path, 3, TENSORS, META, pieces=many)
+    assert load_newest_valid(tmp_path).number == 2

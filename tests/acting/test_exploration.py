@@ -1,0 +1,337 @@
+"""Exploration: how often which action is taken, and the log-probability recorded with it."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.acting.distributions import MASKED_LOGIT, make_distribution
+from aiorl.acting.exploration import (
+    EpsilonGreedy,
+    Exploration,
+    GaussianNoise,
+    OrnsteinUhlenbeckNoise,
+    RandomExploration,
+    StochasticSampling,
+    exploration_has_memory,
+    make_exploration,
+    worker_epsilon,
+)
+from aiorl.errors import ConfigError, UnsupportedSpaceError
+
+BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+ROWS = 20_000
+
+
+def choose(exploration, inputs, timestep=0, seed=0, keys=None):
+    noise = exploration.draw_noise(np.random.default_rng(seed), len(inputs))
+    assert noise.shape == (len(inputs), exploration.noise_size)
+    assert noise.dtype == np.float32
+    distribution = exploration.distribution
+    actions = np.empty((len(inputs), *distribution.action_shape), distribution.action_dtype)
+    logp = np.full(len(inputs), np.nan, np.float32)
+    exploration.choose_into(inputs, noise, actions, logp, timestep=timestep, keys=keys)
+    assert np.isfinite(logp).all()
+    return actions, logp
+
+
+def repeated(row, rows=ROWS):
+    return np.tile(np.array(row, np.float32), (rows, 1))
+
+
+def test_epsilon_greedy_takes_each_action_as_often_as_it_says():
+    exploration = EpsilonGreedy(make_distribution(spaces.Discrete(4, start=-1)), epsilon=0.2)
+    actions, logp = choose(exploration, repeated([0.0, 3.0, 1.0, 2.0]))
+    share = np.bincount(actions + 1, minlength=4) / ROWS
+    np.testing.assert_allclose(share, [0.05, 0.85, 0.05, 0.05], atol=0.01)
+    np.testing.assert_allclose(np.exp(logp), share[actions + 1], atol=0.01)
+    np.testing.assert_allclose(np.exp(logp[actions == 0]), 0.85, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("epsilon", "explored"), [(0.0, False), (1.0, True)])
+def test_epsilon_of_0_and_1_is_always_greedy_and_always_uniform(epsilon, explored):
+    exploration = EpsilonGreedy(make_distribution(spaces.Discrete(3)), epsilon=epsilon)
+    actions, logp = choose(exploration, repeated([0.0, 3.0, 1.0]))
+    assert (len(set(actions.tolist())) == 3) is explored
+    np.testing.assert_allclose(np.exp(logp), 1 / 3 if explored else 1.0, rtol=1e-5)
+
+
+def test_masked_actions_are_never_taken():
+    exploration = EpsilonGreedy(make_distribution(spaces.Discrete(4)), epsilon=1.0)
+    actions, logp = choose(exploration, repeated([MASKED_LOGIT, 0.0, MASKED_LOGIT, 5.0]))
+    assert set(actions.tolist()) == {1, 3}
+    np.testing.assert_allclose(np.exp(logp), 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ["Random", {"type": "EpsilonGreedy", "epsilon": 0.5}, {"type": "StochasticSampling", "random_timesteps": 9}],
+)
+@pytest.mark.parametrize(
+    ("space", "inputs", "legal"),
+    [
+        (spaces.Discrete(3), [0.0, MASKED_LOGIT, 1.0], {(0,), (2,)}),
+        (spaces.MultiDiscrete([2, 2]), [MASKED_LOGIT, 1.0, 0.0, 2.0], {(1, 0), (1, 1)}),
+        (spaces.MultiBinary(2), [MASKED_LOGIT, 1.0], {(0, 0), (0, 1)}),
+        (spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(1)]), [MASKED_LOGIT, 1.0, 0.0], {(1, 0), (1, 1)}),
+    ],
+    ids=str,
+)
+def test_no_exploration_takes_what_is_forbidden(settings, space, inputs, legal):
+    exploration = make_exploration(settings, make_distribution(space))
+    actions, logp = choose(exploration, repeated(inputs))
+    assert {tuple(np.atleast_1d(row)) for row in actions.tolist()} == legal
+    assert (np.exp(logp) >= 0.249).all()
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete([2, 3]), spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])], ids=str
+)
+def test_epsilon_greedy_explores_whole_actions_of_several_choices(space):
+    exploration = EpsilonGreedy(make_distribution(space), epsilon=0.6)
+    actions, logp = choose(exploration, repeated([0.0, 1.0, 0.0, 0.0, 1.0]))
+    greedy = (actions == [1, 2]).all(axis=1)
+    np.testing.assert_allclose(greedy.mean(), 0.4 + 0.6 / 6, atol=0.015)
+    np.testing.assert_allclose(np.exp(logp[greedy]), 0.5, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(logp[~greedy]), 0.1, rtol=1e-5)
+
+
+def test_epsilon_follows_its_schedule_over_timesteps():
+    exploration = EpsilonGreedy(make_distribution(spaces.Discrete(2)), epsilon=[[0, 1.0], [100, 0.0]])
+    assert [exploration.figures(step)["epsilon"] for step in (0, 50, 100, 1000)] == [1.0, 0.5, 0.0, 0.0]
+    actions, _ = choose(exploration, repeated([0.0, 1.0]), timestep=50)
+    np.testing.assert_allclose(actions.mean(), 0.75, atol=0.02)
+    assert choose(exploration, repeated([0.0, 1.0]), timestep=100)[0].all()
+
+
+def test_workers_have_epsilons_of_their_own():
+    """Horgan et al. 2018, section 4.1, with 360 workers there; here 8."""
+    epsilons = [worker_epsilon(index, 8) for index in range(1, 9)]
+    np.testing.assert_allclose(epsilons, [0.4 ** (1 + 7 * i / 7) for i in range(8)])
+    assert worker_epsilon(0, 8) == 0.0
+    assert worker_epsilon(1, 1) == pytest.approx(0.4)
+    assert worker_epsilon(9, 8) == worker_epsilon(1, 8)  # a late joiner
+    assert [worker_epsilon(index, 0) for index in range(1, 10)] == [*epsilons, epsilons[0]], "nobody knows how many"
+    exploration = make_exploration(
+        "PerWorkerEpsilonGreedy", make_distribution(spaces.Discrete(2)), worker_index=8, num_workers=8
+    )
+    assert exploration.figures(10**9)["epsilon"] == pytest.approx(0.4**8)
+
+
+def test_random_actions_are_uniform_over_any_space():
+    space = spaces.Tuple([spaces.Discrete(3, start=4), BOX, spaces.MultiDiscrete([2, 2])])
+    exploration = RandomExploration(make_distribution(space))
+    actions, logp = choose(exploration, np.zeros((ROWS, exploration.distribution.num_inputs), np.float32))
+    np.testing.assert_allclose(np.bincount(actions[:, 0].astype(int) - 4) / ROWS, 1 / 3, atol=0.02)
+    for column, low, high in ((1, -2, 2), (2, 0, 10)):
+        assert low <= actions[:, column].min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < actions[:, column].max() <= high
+    assert set(actions[:, 3].tolist()) == {0.0, 1.0}
+    np.testing.assert_allclose(logp, -np.log(3 * 4 * 10 * 4), rtol=1e-5)
+    assert all(space.contains(action) for action in exploration.distribution.layout.to_env(actions[:20]))
+
+
+def test_random_actions_of_unbounded_components_are_standard_normal():
+    exploration = RandomExploration(make_distribution(spaces.Box(-np.inf, np.inf, (1,))))
+    actions, logp = choose(exploration, np.zeros((ROWS, 2), np.float32))
+    np.testing.assert_allclose([actions.mean(), actions.std()], [0, 1], atol=0.03)
+    np.testing.assert_allclose(logp, -0.5 * actions[:, 0] ** 2 - 0.5 * np.log(2 * np.pi), rtol=1e-4, atol=1e-5)
+
+
+def test_gaussian_noise_is_scaled_to_the_range_and_clipped_to_it():
+    exploration = GaussianNoise(make_distribution(BOX), stddev=0.1, scale=[[0, 1.0], [100, 0.0]])
+    inputs = repeated([0.0, 5.0, 0.0, 0.0])
+    actions, logp = choose(exploration, inputs)
+    np.testing.assert_allclose(actions.mean(axis=0), [0, 5], atol=0.03)
+    np.testing.assert_allclose(actions.std(axis=0), [0.2, 0.5], rtol=0.03)
+    assert not logp.any()
+    assert exploration.figures(50) == {"scale": 0.5}
+    np.testing.assert_array_equal(choose(exploration, inputs, timestep=100)[0], inputs[:, :2])
+    at_edge, _ = choose(exploration, repeated([2.0, 10.0, 0.0, 0.0]))
+    assert BOX.high.tolist() == at_edge.max(axis=0).tolist()
+
+
+@pytest.mark.parametrize("kind", [GaussianNoise, StochasticSampling])
+def test_the_first_timesteps_may_be_uniform(kind):
+    exploration = kind(make_distribution(BOX), random_timesteps=100)
+    inputs = repeated([0.0, 5.0, -20.0, -20.0])
+    early, logp = choose(exploration, inputs, timestep=99)
+    np.testing.assert_allclose(early.std(axis=0), np.array([4, 10]) / np.sqrt(12), rtol=0.03)
+    np.testing.assert_allclose(logp, -np.log(40), rtol=1e-5)
+    late, _ = choose(exploration, inputs, timestep=100)
+    assert late.std(axis=0).max() < 0.6
+
+
+def test_stochastic_sampling_is_the_distributions_own():
+    distribution = make_distribution(spaces.Discrete(5))
+    exploration = StochasticSampling(distribution)
+    inputs = np.random.default_rng(3).standard_normal((7, 5)).astype(np.float32)
+    noise = exploration.draw_noise(np.random.default_rng(0), 7)
+    actions, logp = np.empty(7, np.int64), np.empty(7, np.float32)
+    exploration.choose_into(inputs, noise, actions, logp, timestep=0)
+    wanted = distribution.sample_with_logp(inputs, noise[:, :1])
+    np.testing.assert_array_equal(actions, wanted[0])
+    np.testing.assert_array_equal(logp, wanted[1])
+
+
+def ou(**settings):
+    return OrnsteinUhlenbeckNoise(make_distribution(spaces.Box(-np.inf, np.inf, (1,))), **settings)
+
+
+def test_ou_noise_is_the_process_by_hand():
+    exploration = ou(theta=0.15, sigma=0.2, stddev=0.5)
+    state = 0.0
+    for step in range(5):
+        noise = exploration.draw_noise(np.random.default_rng(step), 1)
+        actions, logp = np.empty((1, 1), np.float32), np.empty(1, np.float32)
+        exploration.choose_into(np.array([[1.0, 0.0]], np.float32), noise, actions, logp, timestep=step)
+        state += -0.15 * state + 0.2 * noise[0, 0]
+        assert actions[0, 0] == pytest.approx(1.0 + 0.5 * state, abs=1e-5)
+
+
+def test_ou_processes_follow_their_rows_however_these_are_batched():
+    """Rows keyed by episode: a process goes on whatever rows stand beside it, and ends with its episode."""
+    together, alone = ou(), ou()
+    inputs = np.zeros((2, 2), np.float32)
+    for step in range(4):
+        noise = together.draw_noise(np.random.default_rng(step), 2)
+        actions, logp = np.empty((2, 1), np.float32), np.empty(2, np.float32)
+        together.choose_into(inputs, noise, actions, logp, timestep=0, keys=[(1, 0), (2, 0)])
+        single = np.empty((1, 1), np.float32)
+        alone.choose_into(inputs[:1], noise[1:], single, logp[:1], timestep=0, keys=[(2, 0)])
+        np.testing.assert_array_equal(actions[1], single[0])
+    together.on_episode_end(None, episode=types.SimpleNamespace(episode_id=2))
+    fresh = ou()
+    noise = fresh.draw_noise(np.random.default_rng(9), 1)
+    after, wanted = np.empty((1, 1), np.float32), np.empty((1, 1), np.float32)
+    together.choose_into(inputs[:1], noise, after, np.empty(1, np.float32), timestep=0, keys=[(2, 0)])
+    fresh.choose_into(inputs[:1], noise, wanted, np.empty(1, np.float32), timestep=0)
+    np.testing.assert_array_equal(after, wanted)
+    assert set(together._processes) == {(1, 0), (2, 0)}
+
+
+def test_ou_noise_is_correlated_in_time():
+    exploration = ou(theta=0.05)
+    rng = np.random.default_rng(0)
+    track = []
+    for _ in range(3000):
+        actions, logp = np.empty((1, 1), np.float32), np.empty(1, np.float32)
+        exploration.choose_into(np.zeros((1, 2), np.float32), exploration.draw_noise(rng, 1), actions, logp, timestep=0)
+        track.append(actions[0, 0])
+    assert np.corrcoef(track[:-1], track[1:])[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("kind", [EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise])
+def test_a_kind_that_does_not_go_with_the_space_is_refused(kind):
+    space = BOX if kind is EpsilonGreedy else spaces.Discrete(2)
+    with pytest.raises(UnsupportedSpaceError, match="exploration over"):
+        kind(make_distribution(space))
+
+
+def test_settings_name_a_kind_and_its_own_settings():
+    distribution = make_distribution(spaces.Discrete(2))
+    assert make_exploration(None, distribution) is None
+    assert make_exploration("StochasticSampling", distribution) is None
+    assert make_exploration({"type": "StochasticSampling", "random_timesteps": 0}, distribution) is None
+    assert isinstance(make_exploration({"random_timesteps": 5}, distribution), StochasticSampling)
+    made = make_exploration({"type": "EpsilonGreedy", "epsilon": 0.3}, distribution)
+    assert isinstance(made, EpsilonGreedy)
+    assert made.figures(7) == {"epsilon": 0.3}
+    assert make_exploration("Random", distribution).figures(0) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("EpsilonGredy", "Did you mean 'EpsilonGreedy'"),
+        ({"type": "EpsilonGreedy", "eps": 1}, "eps"),
+        ({"type": "EpsilonGreedy", "epsilon": 2.0}, "probabilities"),
+        ({"type": "EpsilonGreedy", "epsilon": [[5, 1.0], [5, 0.5]]}, "must rise"),
+        ({"type": "StochasticSampling", "epsilon": 1}, "epsilon"),
+    ],
+)
+def test_settings_that_make_no_exploration_are_refused(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        make_exploration(settings, make_distribution(spaces.Discrete(2)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "space"),
+    [
+        ({"type": "EpsilonGreedy", "epsilon": 0.5}, spaces.MultiDiscrete([2, 3])),
+        ({"type": "GaussianNoise", "random_timesteps": 5}, BOX),
+        ({"type": "OrnsteinUhlenbeckNoise", "random_timesteps": 5}, BOX),
+        ({"type": "StochasticSampling", "random_timesteps": 5}, BOX),
+        ("Random", BOX),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("timestep", [0, 100])
+def test_rows_are_chosen_alike_however_they_are_batched(settings, space, timestep):
+    one, other = (make_exploration(settings, make_distribution(space)) for _ in range(2))
+    distribution = one.distribution
+    noise = one.draw_noise(np.random.default_rng(0), 3, 5)
+    assert noise.shape == (3, 5, one.noise_size)
+    inputs = np.random.default_rng(1).standard_normal((3, 5, distribution.num_inputs)).astype(np.float32)
+    for step in range(3):
+        whole, logp = np.empty((5, *distribution.action_shape), distribution.action_dtype), np.empty(5, np.float32)
+        one.choose_into(inputs[step], noise[step], whole, logp, timestep=timestep, keys=range(5))
+        for part in (slice(0, 2), slice(2, 5)):
+            actions, part_logp = np.empty_like(whole[part]), np.empty_like(logp[part])
+            keys = range(5)[part]
+            other.choose_into(inputs[step, part], noise[step, part], actions, part_logp, timestep=timestep, keys=keys)
+            np.testing.assert_array_equal(actions, whole[part])
+            np.testing.assert_array_equal(part_logp, logp[part])
+
+
+class Softmax(Exploration):
+    """One of a user's own: samples after the outputs were divided by a temperature."""
+
+    def __init__(self, distribution, *, temperature=1.0, worker_index=-1):
+        super().__init__(distribution, distribution.noise_size)
+        self.temperature, self.worker_index = temperature, worker_index
+
+    def _draw(self, rng, *leading):
+        return self.distribution.draw_noise(rng, *leading)
+
+    def _choose(self, inputs, now, actions, logp):
+        self.distribution.sample_into(inputs / self.temperature, now.own, actions, logp)
+
+
+class Failing(Softmax):
+    has_memory = True
+
+    def _choose(self, inputs, now, actions, logp):
+        raise KeyError("boom")
+
+
+def test_an_exploration_of_ones_own_is_named_by_its_import_path():
+    settings = {"type": f"{__name__}:Softmax", "temperature": 0.01}
+    own = make_exploration(settings, make_distribution(spaces.Discrete(3)), worker_index=4)
+    assert (own.temperature, own.worker_index) == (0.01, 4)
+    actions, logp = np.empty(9, np.int64), np.empty(9, np.float32)
+    inputs = np.tile(np.array([0.0, 1.0, 0.0], np.float32), (9, 1))
+    own.choose_into(inputs, own.draw_noise(np.random.default_rng(0), 9), actions, logp, timestep=0)
+    assert (actions == 1).all()
+    assert not exploration_has_memory(settings)
+    assert exploration_has_memory(f"{__name__}:Failing")
+
+
+@pytest.mark.parametrize(
+    "path", ["collections:OrderedDict", "no_such_module:Own", f"{__name__}:Exploration", "softmax"]
+)
+def test_what_is_no_exploration_is_refused_by_its_key(path):
+    with pytest.raises(ConfigError) as caught:
+        make_exploration({"type": path}, make_distribution(spaces.Discrete(3)))
+    assert caught.value.key in ("exploration.type", "exploration")
+
+
+def test_what_an_exploration_of_ones_own_raises_names_the_setting():
+    own = make_exploration(f"{__name__}:Failing", make_distribution(spaces.Discrete(3)))
+    noise = own.draw_noise(np.random.default_rng(0), 2)
+    with pytest.raises(ConfigError, match="boom") as caught:
+        own.choose_into(np.zeros((2, 3), np.float32), noise, np.empty(2, np.int64), np.empty(2, np.float32), timestep=0)
+    assert caught.value.key == "exploration"

@@ -1,0 +1,327 @@
+"""A policy out of a checkpoint acts as the network that was trained, without TensorFlow and environment."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import msgpack
+import numpy as np
+import pytest
+from gymnasium import spaces
+from saved_runs import save_run
+
+import aiorl
+from aiorl.acting import acting_state
+from aiorl.acting.checkpoint import load_checkpoint, save_checkpoint
+from aiorl.acting.saved_run import SavedRun
+from aiorl.data.nested_codec import pack, unpack
+from aiorl.env.registry import register_env
+from aiorl.errors import BatchError, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
+
+DEFAULT = aiorl.DEFAULT_POLICY_ID
+
+
+class Shown(gymnasium.Env[Any, Any]):
+    """Shows samples of a space."""
+
+    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+BOX = spaces.Box(-2.0, 2.0, (3,))
+FRAMES = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+PARTS = spaces.Dict({"position": BOX, "room": spaces.Discrete(3)})
+FOUR, TORQUE = spaces.Discrete(4), spaces.Box(-0.1, 0.1, (2,))
+
+WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] = {
+    "box": (BOX, FOUR, {}),
+    "filtered": (BOX, TORQUE, {"observation_filter": "MeanStdFilter"}),
+    "filtered when drawn": (BOX, FOUR, {"algo": "dqn", "observation_filter": "MeanStdFilter"}),
+    "frames": (FRAMES, FOUR, {}),
+    "parts": (PARTS, FOUR, {"observation_filter": "MeanStdFilter"}),
+    "memory": (BOX, FOUR, {"model": {"use_lstm": True, "lstm_cell_size": 8}}),
+    "looks back": (
+        BOX,
+        FOUR,
+        {"model": {"use_lstm": True, "lstm_cell_size": 8, "lstm_use_prev_action_reward": True}},
+    ),
+    "custom": (BOX, FOUR, {"model": {"custom_model": "users_models:sequential"}}),
+}
+
+
+def inputs_of(world: str, observations: list[Any]) -> np.ndarray[Any, Any]:
+    """What the network gets, by hand."""
+    if world == "parts":
+        observations = [[*obs["position"], *np.eye(3)[obs["room"]]] for obs in observations]
+    return np.asarray(observations, np.uint8 if world == "frames" else np.float32)
+
+
+def sequential(obs_shape: Any, num_outputs: int, model_config: Any) -> Any:
+    """A user's own model."""
+    keras = importlib.import_module("keras")
+    return keras.Sequential([keras.layers.Input(obs_shape), keras.layers.Dense(num_outputs, activation="tanh")])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a run of CartPole-v1; for looking at only."""
+    directory = tmp_path_factory.mktemp("saved")
+    save_run(directory, env="CartPole-v1")
+    return directory
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_loaded_policy_acts_as_the_trained_network_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "users_models", types.SimpleNamespace(sequential=sequential))
+    observation_space, action_space, settings = WORLDS[world]
+    register_env("shown", lambda context: Shown(observation_space, action_space))
+    observation_space.seed(1)
+    seen = inputs_of(world, [observation_space.sample() for _ in range(20)])
+    is_filtered = "observation_filter" in settings
+    learning = save_run(tmp_path, {DEFAULT: seen} if is_filtered else None, env="shown", **settings)
+    model = learning.group.algorithms[DEFAULT].model
+
+    policy = aiorl.load_policy(tmp_path)
+    assert (policy.observation_space, policy.action_space) == (observation_space, action_space)
+    assert (policy.env, policy.env_steps) == ("shown", 1400)
+    assert policy.is_recurrent is ("lstm" in str(settings))
+
+    observations = [observation_space.sample() for _ in range(4)]
+    state, prev = policy.get_initial_state(), ()
+    if "look" in world:
+        prev = (np.array([2]), np.array([0.5], np.float32))
+    for obs in observations:
+        network_input = inputs_of(world, [obs])
+        if is_filtered:
+            network_input = ((network_input - seen.mean(0)) / (seen.std(0, ddof=1) + 1e-8)).astype(np.float32)
+        dist_inputs, values, state_out = model.forward_step(network_input, [one[None] for one in state], *prev)
+        before = {"prev_action": 2, "prev_reward": 0.5} if prev else {}
+        action, after, beside = policy.compute_single_action(obs, state, **before, full_fetch=True)
+        np.testing.assert_allclose(beside["action_dist_inputs"], dist_inputs.numpy()[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(beside["vf_preds"], values.numpy()[0], rtol=1e-4, atol=1e-5)
+        if action_space is FOUR:
+            assert action == int(np.argmax(dist_inputs.numpy()[0]))
+        else:
+            np.testing.assert_allclose(action, np.clip(dist_inputs.numpy()[0, :2], -0.1, 0.1), rtol=1e-4)
+        for ours, theirs in zip(after, state_out, strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy()[0], rtol=1e-4, atol=1e-5)
+        state = after
+
+    actions, _, _ = policy.compute_actions(observations)
+    each = [policy.compute_single_action(obs) for obs in observations]
+    assert np.array_equal(actions, each)
+
+
+def test_several_policies_are_loaded_by_name_and_one_of_the_users_own_is_not_held(tmp_path: Path) -> None:
+    multiagent = {
+        "policies": {"left": None, "right": {"class": "general_runs:Pusher"}},
+        "policy_mapping_fn": "general_runs:side",
+        "policies_to_train": ["left"],
+    }
+    save_run(tmp_path, env="general_runs:Poles", multiagent=multiagent)
+    assert aiorl.load_policy(tmp_path, "left").policy_id == "left"
+    with pytest.raises(PolicyError, match="a class of your own, general_runs:Pusher"):
+        aiorl.load_policy(tmp_path, "right")
+    for unknown in ("nobody", None):
+        with pytest.raises(UnknownPolicyError, match="known ids: 'left', 'right'"):
+            aiorl.load_policy(tmp_path, unknown)
+
+
+def test_actions_are_drawn_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    register_env("shown", lambda context: Shown(BOX, FOUR))
+    save_run(tmp_path, env="shown")
+    policy = aiorl.load_policy(tmp_path, seed=3)
+    obs = np.zeros(3, np.float32)
+    assert len({policy.compute_single_action(obs) for _ in range(50)}) == 1
+    drawn = [policy.compute_single_action(obs, explore=True) for _ in range(50)]
+    assert len(set(drawn)) > 1
+    again = aiorl.load_policy(tmp_path, seed=3)
+    assert [again.compute_single_action(obs, explore=True) for _ in range(50)] == drawn
+
+
+def test_an_episode_may_begin_with_none_as_its_state(tmp_path: Path) -> None:
+    register_env("shown", lambda context: Shown(BOX, FOUR))
+    save_run(tmp_path, env="shown", model={"use_lstm": True, "lstm_cell_size": 8})
+    policy = aiorl.load_policy(tmp_path)
+    obs = np.full(3, 0.5, np.float32)
+    assert policy.compute_single_action(obs, None) == policy.compute_single_action(obs)
+    _, begun, _ = policy.compute_single_action(obs, None, full_fetch=True)
+    _, expected, _ = policy.compute_single_action(obs, policy.get_initial_state())
+    np.testing.assert_array_equal(begun, expected)
+    np.testing.assert_array_equal(policy.compute_actions([obs], None)[1][0][0], expected[0])
+
+
+def test_what_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
+    register_env("shown", lambda context: Shown(BOX, FOUR))
+    save_run(tmp_path, env="shown", model={"use_lstm": True, "lstm_cell_size": 8})
+    policy = aiorl.load_policy(tmp_path)
+    with pytest.raises(BatchError, match="observations of shape \\(3,\\)"):
+        policy.compute_single_action(np.zeros(4))
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        policy.compute_single_action(np.full(3, np.nan))
+    with pytest.raises(PolicyError, match="recurrent state components"):
+        policy.compute_single_action(np.zeros(3), [np.zeros(8, np.float32)])
+
+
+def test_a_policy_is_found_by_every_path_into_its_run_and_the_newest_whole_one_is_taken(
+    saved: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(saved, tmp_path / "run")
+    directory = tmp_path / "run" / "checkpoints"
+    first = directory / "checkpoint-000007"
+    for path in (tmp_path / "run", directory, first, str(first)):
+        assert aiorl.load_policy(path).path == first
+    found = load_checkpoint(first)
+    save_checkpoint(directory, 9, found.tensors, found.meta)
+    assert aiorl.load_policy(directory).path == directory / "checkpoint-000009"
+    (directory / "checkpoint-000009" / "tensors.safetensors").write_bytes(b"damaged")
+    assert aiorl.load_policy(tmp_path / "run").path == first
+    with pytest.raises(CheckpointError, match="damaged"):
+        aiorl.load_policy(directory / "checkpoint-000009")
+
+
+@pytest.mark.parametrize("path", ["nowhere", "."])
+def test_a_path_to_no_checkpoint_says_what_was_expected(tmp_path: Path, path: str) -> None:
+    with pytest.raises(CheckpointError, match="give a run directory"):
+        aiorl.load_policy(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda tensors: tensors.pop("acting"), "kept no acting graphs"),
+        (lambda tensors: tensors.update(acting=tensors["acting"][:-3]), "makes no sense"),
+        (lambda tensors: tensors.update(acting=np.zeros(9, np.uint8)), "makes no sense"),
+        (lambda tensors: tensors.pop(next(name for name in tensors if "/weights/" in name)), "missing"),
+    ],
+)
+def test_a_checkpoint_that_makes_no_sense_is_refused(saved: Path, tmp_path: Path, change: Any, says: str) -> None:
+    found = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
+    tensors = dict(found.tensors)
+    change(tensors)
+    path = save_checkpoint(tmp_path / "other", 7, tensors, found.meta)
+    with pytest.raises(CheckpointError, match=says):
+        aiorl.load_policy(path)
+
+
+def test_secrets_of_a_run_are_not_in_its_checkpoints(tmp_path: Path) -> None:
+    save_run(
+        tmp_path,
+        env="CartPole-v1",
+        extra_python_environs_for_worker={"HUB_TOKEN": "hush-1"},
+        extra_python_environs_for_driver={"DB_PASSWORD": "hush-2"},
+    )
+    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert b"hush" not in written
+    assert b"HUB_TOKEN" in written
+
+
+def test_acting_loads_neither_tensorflow_nor_an_environment(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / "checkpoints" / "checkpoint-000007", tmp_path / "checkpoint-000007")
+    code = f"""
+import sys
+sys.modules["tensorflow"] = sys.modules["keras"] = sys.modules["onnx"] = sys.modules["pygame"] = None
+import aiorl, numpy
+policy = aiorl.load_policy({str(tmp_path / "checkpoint-000007")!r})
+action = policy.compute_single_action(numpy.zeros(4, numpy.float32))
+print(action, "gymnasium.envs.classic_control" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1] == "False"
+
+
+def test_code_that_somebody_elses_checkpoint_names_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_run(tmp_path, env="general_runs:Bits")
+    aiorl.load_policy(tmp_path)
+    assert "not to you" not in caplog.text
+    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    aiorl.load_policy(tmp_path)
+    assert "not to you" in caplog.text
+    assert "env: 'general_runs:Bits'" in caplog.text
+
+
+def forged(saved: Path, directory: Path, change: Callable[[dict[str, Any]], object], number: int = 8) -> Path:
+    """Write a checkpoint that is whole, and holds for acting what its maker wanted."""
+    found = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
+    content = unpack(found.tensors["acting"].tobytes())
+    packed = change(content) or pack(content)
+    tensors = {**found.tensors, "acting": np.frombuffer(packed, np.uint8)}
+    meta = {**found.meta, "counters": {**found.meta["counters"], "env_steps_trained": 0}}  # as its ledger has it
+    return save_checkpoint(directory, number, tensors, meta)
+
+
+def test_a_model_that_only_the_description_of_a_network_names_is_shown(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def change(content: dict[str, Any]) -> None:
+        graph = content["graphs"][DEFAULT]
+        graph["graph"], graph["spec"]["tf_model"] = b"", {"custom_model": "their_net:make"}
+
+    path = forged(saved, tmp_path, change)
+    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    SavedRun.open(path)
+    assert f"graphs.{DEFAULT}.tf_model.custom_model: 'their_net:make'" in caplog.text
+
+
+def test_a_trainer_shows_what_somebody_elses_checkpoint_names_before_any_of_it_takes_effect(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_world.py").write_text("raise ValueError('it ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"env": "their_world:Env", "extra_python_environs_for_driver": {"AIORL_THEIRS": "1"}}
+    path = forged(saved, tmp_path / "theirs", lambda content: content["config"].update(own))
+    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    monkeypatch.setenv("AIORL_THEIRS", "0")
+    shown: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        acting_state.logger, "warning", lambda form, text: shown.append((text, os.environ["AIORL_THEIRS"]))
+    )
+    with pytest.raises(ConfigError, match="it ran"):
+        aiorl.Trainer.restore(path, run_dir=str(tmp_path / "run"))
+    ((text, value),) = shown
+    assert "env: 'their_world:Env'" in text
+    assert "extra_python_environs_for_driver: AIORL_THEIRS" in text
+    assert value == "0"
+
+
+@pytest.mark.parametrize("kind", ["tuples", "lists"])
+def test_a_checkpoint_nested_too_deeply_gives_way_to_the_one_before(saved: Path, tmp_path: Path, kind: str) -> None:
+    packed = pack([])
+    for _ in range(400):
+        packed = msgpack.packb(msgpack.ExtType(3, b"\x91" + packed)) if kind == "tuples" else b"\x91" + packed
+    directory = tmp_path / "checkpoints"
+    forged(saved, directory, lambda content: None, number=7)
+    forged(saved, directory, lambda content: packed)
+    assert aiorl.load_policy(tmp_path).path.name == "checkpoint-000007"
+    with pytest.raises(ConfigError, match="no_such"):  # which is looked for when a checkpoint has been found
+        aiorl.Trainer.restore(tmp_path, env="no_such:Env", run_dir=str(tmp_path / "run"))
+
+
+def test_weights_that_are_not_finite_give_way_to_the_checkpoint_before(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / "checkpoints", tmp_path / "checkpoints")
+    found = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
+    tensors = {name: array * np.nan if "/weights/" in name else array for name, array in found.tensors.items()}
+    save_checkpoint(tmp_path / "checkpoints", 8, tensors, found.meta)
+    assert aiorl.load_policy(tmp_path).path.name == "checkpoint-000007"

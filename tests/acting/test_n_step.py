@@ -1,0 +1,128 @@
+"""N-step returns: hand-worked numbers, and a slow reference that walks every row forwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.acting.n_step import check_n_steps, n_step, n_step_new_obs
+from aiorl.data import columns as c
+from aiorl.errors import BatchError
+
+
+def column(*values, dtype=np.float32):
+    return np.array(values, dtype).reshape(-1, 1)
+
+
+def one_env(rewards, terminated=(), truncated=(), invalid=(), **settings):
+    """N-step returns, discounts and steps of one environment, as lists; ends and gaps are given by their rows."""
+    steps = range(len(rewards))
+    found = n_step(
+        column(*rewards),
+        column(*(t in terminated for t in steps), dtype=bool),
+        column(*(t in truncated for t in steps), dtype=bool),
+        valid=column(*(t not in invalid for t in steps), dtype=bool) if invalid else None,
+        **settings,
+    )
+    assert (found.returns.dtype, found.discounts.dtype, found.steps.dtype) == (np.float32, np.float32, np.int32)
+    return tuple(made[:, 0].tolist() for made in found)
+
+
+def test_one_step_is_the_reward_itself():
+    assert one_env([1, 2, 3], terminated=[1], gamma=0.5, n=1) == ([1, 2, 3], [0.5, 0, 0.5], [1, 1, 1])
+
+
+def test_rewards_of_n_steps_are_summed_and_fewer_where_the_fragment_ends():
+    returns, discounts, steps = one_env([1, 2, 4, 8], gamma=0.5, n=3)
+    assert returns == [1 + 1 + 1, 2 + 2 + 2, 4 + 4, 8]
+    assert discounts == [0.125, 0.125, 0.25, 0.5]
+    assert steps == [3, 3, 2, 1]
+
+
+def test_a_termination_ends_the_sum_and_bootstraps_from_nothing():
+    assert one_env([1, 2, 4, 8], terminated=[1], gamma=0.5, n=3) == ([2, 2, 8, 8], [0, 0, 0.25, 0.5], [2, 1, 2, 1])
+
+
+def test_a_truncation_ends_the_sum_and_bootstraps_after_so_many_steps():
+    assert one_env([1, 2, 4, 8], truncated=[1], gamma=0.5, n=3) == ([2, 2, 8, 8], [0.25, 0.5, 0.25, 0.5], [2, 1, 2, 1])
+
+
+def test_a_row_that_is_both_is_terminated():
+    assert one_env([1, 2], terminated=[1], truncated=[1], gamma=0.5, n=2)[1] == [0, 0]
+
+
+def test_a_row_that_is_no_transition_is_in_no_sum():
+    returns, discounts, steps = one_env([1, 100, 4, 8], invalid=[1], gamma=0.5, n=3)
+    assert (returns, discounts, steps) == ([1, 0, 8, 8], [0.5, 0, 0.25, 0.5], [1, 1, 2, 1])
+
+
+@st.composite
+def fragments(draw):
+    shape = draw(st.integers(1, 9)), draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    ends = draw(st.sampled_from([0.0, 0.2, 0.6]))
+    terminateds, truncateds = rng.random(shape) < ends, rng.random(shape) < ends
+    valid = rng.random(shape) >= draw(st.sampled_from([0.0, 0.3]))
+    rewards = rng.normal(size=shape).astype(np.float32)
+    return rewards, terminateds, truncateds, valid
+
+
+def slow(rewards, terminateds, truncateds, valid, gamma, n):
+    """Returns, discounts and steps as defined: every row on its own, step after step."""
+    returns, discounts, steps = np.zeros(rewards.shape), np.zeros(rewards.shape), np.ones(rewards.shape, int)
+    for t, env in np.argwhere(valid):
+        last = t
+        while (
+            last + 1 < t + n
+            and last + 1 < len(rewards)
+            and not terminateds[last, env]
+            and not truncateds[last, env]
+            and valid[last + 1, env]
+        ):
+            last += 1
+        steps[t, env] = last - t + 1
+        returns[t, env] = sum(gamma**i * float(rewards[t + i, env]) for i in range(steps[t, env]))
+        discounts[t, env] = 0.0 if terminateds[last, env] else gamma ** steps[t, env]
+    return returns, discounts, steps
+
+
+@settings(max_examples=300, deadline=None)
+@given(fragments(), st.integers(1, 12), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
+def test_equals_a_walk_over_every_row(fragment, n, gamma):
+    rewards, terminateds, truncateds, valid = fragment
+    found = n_step(rewards, terminateds, truncateds, gamma=gamma, n=n, valid=valid)
+    for made, expected in zip(found, slow(*fragment, gamma, n), strict=True):
+        np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-6)
+    if valid.all():
+        plain = n_step(rewards, terminateds, truncateds, gamma=gamma, n=n)
+        assert all((made == other).all() for made, other in zip(found, plain, strict=True))
+
+
+def test_the_observation_behind_the_steps_is_that_of_the_row_they_end_in():
+    obs = np.array([[0.0], [1.0], [10.0], [11.0]], np.float32)[:, :, None]
+    arrays = {
+        c.OBS: obs,
+        c.LAST_OBS: np.array([[12.0]], np.float32),
+        c.FINAL_INDEX: np.array([[1, 0]], np.int32),
+        c.FINAL_OBS: np.array([[2.0]], np.float32),
+    }
+    assert n_step_new_obs(arrays)[:, 0, 0].tolist() == [1, 2, 11, 12]
+    arrays[c.N_STEPS] = column(2, 1, 2, 1, dtype=np.int32)
+    assert n_step_new_obs(arrays)[:, 0, 0].tolist() == [2, 2, 12, 12]
+
+
+def test_steps_that_lead_out_of_the_fragment_are_refused():
+    for steps in ([1, 2], [0, 1], [-1, 1], [3, 1]):
+        with pytest.raises(BatchError, match="end within the fragment"):
+            check_n_steps(column(*steps, dtype=np.int32), (2, 1))
+    with pytest.raises(BatchError, match="integers"):
+        check_n_steps(column(1, 1), (2, 1))
+    check_n_steps(column(2, 1, dtype=np.int32), (2, 1))
+
+
+def test_columns_of_other_shapes_are_refused():
+    flags = np.zeros((3, 1), bool)
+    with pytest.raises(BatchError, match=r"truncateds.*\(3, 1\).*\(2, 1\)"):
+        n_step(np.zeros((3, 1), np.float32), flags, flags[:2], gamma=0.9, n=2)

@@ -1,0 +1,116 @@
+"""The policy interface, by a policy in plain Python; and what importing it may load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.acting.policy import Policy
+from aiorl.errors import PolicyError
+
+
+class Constant(Policy):
+    """Always the same action; counts its calls in its state."""
+
+    def compute_actions(self, obs, state_batches=(), *args, explore=True, **kw):
+        return np.full(len(obs), 7), [part + 1 for part in state_batches], {"seen": obs.sum(axis=1)}
+
+
+@pytest.fixture
+def policy():
+    return Constant(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(9), {"lr": 1})
+
+
+def test_a_policy_is_abstract_without_compute_actions():
+    with pytest.raises(TypeError, match="compute_actions"):
+        Policy(spaces.Discrete(2), spaces.Discrete(2), {})
+
+
+def test_a_single_action_is_a_batch_of_one(policy):
+    action, state, columns = policy.compute_single_action(np.array([1.0, 2.0]), [np.zeros(3)])
+    assert action == 7
+    np.testing.assert_array_equal(state[0], [1, 1, 1])
+    assert columns == {"seen": 3.0}
+
+
+def test_a_plain_policy_has_no_weights_and_no_state(policy):
+    assert policy.get_weights() == {}
+    assert policy.get_initial_state() == []
+    policy.set_weights({})
+    with pytest.raises(PolicyError, match="Constant has no weights"):
+        policy.set_weights({"w": np.zeros(1)})
+    batch = object()
+    assert policy.postprocess_trajectory(batch) is batch
+
+
+def test_r52_the_global_timestep_is_taken_up_and_kept(policy):
+    policy.on_global_var_update({"timestep": 5})
+    policy.on_global_var_update({"other": 1})
+    assert policy.global_timestep == 5
+    other = Constant(policy.observation_space, policy.action_space, policy.config)
+    other.set_state(policy.get_state())
+    assert other.global_timestep == 5
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("compute_gradients", [None]),
+        ("apply_gradients", [None]),
+        ("learn_on_batch", [None]),
+        ("export_model", ["d"]),
+        ("export_checkpoint", ["d"]),
+        ("import_model_from_h5", ["f"]),
+    ],
+)
+def test_what_a_policy_does_not_offer_names_the_policy(policy, method, arguments):
+    with pytest.raises(NotImplementedError, match="Constant"):
+        getattr(policy, method)(*arguments)
+
+
+def test_importing_the_policy_package_loads_no_deep_learning_framework():
+    code = (
+        "import sys, pkgutil, importlib, aiorl.acting, aiorl.data\n"
+        "for package in (aiorl.acting, aiorl.data):\n"
+        "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(module.name)\n"
+        "heavy = {'tensorflow', 'keras', 'onnx', 'tf2onnx', 'torch', 'jax'} & sys.modules.keys()\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("space", [spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([spaces.Discrete(2)])])
+def test_r32_a_raw_nested_observation_space_is_refused(space):
+    class Idle(Policy):
+        def compute_actions(self, obs, *_, explore=True, **__):
+            return np.zeros(len(obs)), [], {}
+
+    with pytest.raises(ValueError, match="preprocessor"):
+        Idle(space, spaces.Discrete(2), {})
+
+
+def test_a_single_action_gets_all_that_is_known_of_its_step():
+    seen = []
+
+    class Recording(Policy):
+        def compute_actions(self, obs, *rest, explore=True):
+            seen.append((obs, *rest, explore))
+            return np.ones(1, np.int64), [rest[0][0] + 1], {"extra": np.zeros((1, 2))}
+
+        def get_initial_state(self):
+            return [np.zeros(3, np.float32)]
+
+    policy = Recording(spaces.Box(-1, 1, (1,)), spaces.Discrete(2), {})
+    action, state, columns = policy.compute_single_action(np.zeros(1), (), 1, 0.5, {"a": 1}, "episode", 7)
+    assert (action, state[0].tolist(), columns["extra"].shape) == (1, [1, 1, 1], (2,))
+    (obs, states, prev_actions, prev_rewards, infos, episodes, timestep, explore), *_ = seen
+    assert (obs.shape, states[0].shape, prev_actions.tolist(), prev_rewards.tolist()) == ((1, 1), (1, 3), [1], [0.5])
+    assert (infos, episodes, timestep, explore) == ([{"a": 1}], ["episode"], 7, True)
+    policy.compute_single_action(np.zeros(1), [np.ones(3, np.float32)], explore=False)
+    assert seen[1][2:] == (None, None, None, None, None, False)

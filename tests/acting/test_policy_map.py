@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.acting.policy import Policy
+from aiorl.acting.policy_map import PolicyMap, wanted_of_mapping
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.errors import ConfigError, UnknownPolicyError
+
+
+class Idle(Policy):
+    def compute_actions(self, obs, *_, explore=True, **__):
+        return np.zeros(len(obs), np.int64), [], {}
+
+
+def idle():
+    return Idle(spaces.Box(-1, 1, (1,)), spaces.Discrete(2), {})
+
+
+def policies(*ids):
+    return {policy_id: idle() for policy_id in ids}
+
+
+def test_r19_policies_come_in_the_order_of_their_ids():
+    assert list(PolicyMap(policies("c", "a", "b"))) == ["a", "b", "c"]
+
+
+def test_r17_the_mapping_function_is_asked_once_per_agent_and_episode_even_when_random():
+    asked = []
+
+    def choose(agent_id):
+        asked.append(agent_id)
+        return random.choice(["a", "b"])
+
+    policy_map = PolicyMap(policies("a", "b"), choose)
+    for episode in range(5):
+        binding = policy_map.binding()
+        first = [binding.policy_for(agent) for agent in ("x", "y", 3)]
+        for _ in range(20):
+            assert [binding.policy_for(agent) for agent in ("x", "y", 3)] == first
+        assert asked == ["x", "y", 3] * (episode + 1)
+        assert binding.agents == ("x", "y", 3)
+
+
+def test_without_a_mapping_function_every_agent_is_bound_to_the_default_policy():
+    assert PolicyMap(policies(DEFAULT_POLICY_ID)).binding().policy_for("anyone") == DEFAULT_POLICY_ID
+
+
+@pytest.mark.parametrize("builtin", [ValueError, KeyError])
+def test_r113_an_agent_mapped_to_an_unknown_policy_names_it_and_the_known_ones(builtin):
+    answers = iter(["nobody", "a"])
+    binding = PolicyMap(policies("a", "b"), lambda _: next(answers)).binding()
+    with pytest.raises(builtin, match=r"'nobody'.*'a', 'b'"):
+        binding.policy_for("x")
+    assert binding.policy_for("x") == "a", "a failed attempt binds nothing"
+
+
+def test_r16_a_mapping_function_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="policy_mapping_fn"):
+        PolicyMap(policies("a"), "a")
+
+
+@pytest.mark.parametrize(
+    ("to_train", "trainable"), [(None, ("a", "b")), ([], ("a", "b")), (["b"], ("b",)), ({"a", "b"}, ("a", "b"))]
+)
+def test_r15_none_and_no_ids_both_mean_all(to_train, trainable):
+    assert PolicyMap(policies("b", "a"), policies_to_train=to_train).trainable_ids == trainable
+
+
+def test_r15_an_id_to_train_that_is_no_policy_is_refused():
+    with pytest.raises(ConfigError, match="names c; the policies are a, b"):
+        PolicyMap(policies("b", "a"), policies_to_train=["c"])
+
+
+def test_r34_multi_agent_means_other_ids_than_exactly_the_default_one():
+    assert not PolicyMap(policies(DEFAULT_POLICY_ID)).is_multi_agent
+    assert PolicyMap(policies("d")).is_multi_agent  # a letter of the default id
+    assert PolicyMap(policies(DEFAULT_POLICY_ID, "other")).is_multi_agent
+
+
+def test_it_is_a_mapping_that_names_the_known_ids_of_a_missing_one():
+    chosen = policies("a")
+    policy_map = PolicyMap(chosen)
+    assert policy_map["a"] is chosen["a"]
+    assert policy_map.get("b") is None
+    assert "b" not in policy_map
+    assert len(policy_map) == 1
+    with pytest.raises(UnknownPolicyError, match="known ids: 'a'"):
+        policy_map["b"]
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (lambda agent: agent, {}),
+        (lambda agent, prefix="a": prefix, {}),
+        (lambda agent, episode: episode, {"episode": "episode"}),
+        (lambda agent, *, worker: worker, {"worker": "worker"}),
+        (lambda agent, ep, **_: ep, {"ep": "episode", "worker": "worker"}),
+        (lambda agent, episode, worker, **_: episode, {"episode": "episode", "worker": "worker"}),
+        (lambda agent, *_, **__: agent, {"episode": "episode", "worker": "worker"}),
+    ],
+)
+def test_a_mapping_function_gets_the_episode_and_the_worker_where_it_takes_them(function, given):
+    assert wanted_of_mapping(function) == given
+
+
+def test_policies_are_chosen_by_episode():
+    policy_map = PolicyMap(policies("a", "b"), lambda agent, episode, worker: worker if episode % 2 else "b")
+    assert policy_map.asks_by_episode
+    assert [policy_map.binding(lambda: "a").policy_for("x", number) for number in (0, 1)] == ["b", "a"]

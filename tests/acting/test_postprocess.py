@@ -1,0 +1,255 @@
+"""GAE against hand-worked numbers and a slow reference that sums forwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.acting.distributions import MASKED_LOGIT
+from aiorl.acting.postprocess import (
+    POSTPROCESSORS,
+    gae,
+    gae_columns,
+    n_step_priorities,
+    needs_values,
+    no_postprocessing,
+    returns,
+)
+from aiorl.data import columns as c
+from aiorl.errors import BatchError
+
+
+def column(*values, dtype=np.float32):
+    return np.array(values, dtype).reshape(-1, 1)
+
+
+def flags(*values):
+    return column(*values, dtype=bool)
+
+
+def one_env(rewards, values, bootstrap, terminated=None, truncated=None, truncation_values=None, valid=None, **kw):
+    """GAE of one environment, as lists."""
+    steps = len(rewards)
+    advantages, targets = gae(
+        column(*rewards),
+        column(*values),
+        np.array([bootstrap], np.float32),
+        flags(*(terminated or [False] * steps)),
+        flags(*(truncated or [False] * steps)),
+        None if truncation_values is None else column(*truncation_values),
+        valid=None if valid is None else flags(*valid),
+        **kw,
+    )
+    assert advantages.dtype == targets.dtype == np.float32
+    assert advantages.shape == targets.shape == (steps, 1)
+    return advantages[:, 0], targets[:, 0]
+
+
+def test_a_fragment_cut_bootstraps_from_the_value_after_it():
+    # deltas: 1 + .5*2 - 1 = 1;  1 + .5*4 - 2 = 1;  A_1 = 1, A_0 = 1 + .5*.5*1
+    advantages, targets = one_env([1, 1], [1, 2], 4, gamma=0.5, lam=0.5)
+    np.testing.assert_allclose(advantages, [1.25, 1.0])
+    np.testing.assert_allclose(targets, [2.25, 3.0])
+
+
+def test_a_termination_bootstraps_from_nothing_and_cuts_the_sum():
+    # deltas: 1 + 0 - 1 = 0 (terminated);  2 + .5*4 - 2 = 2
+    advantages, targets = one_env([1, 2], [1, 2], 4, terminated=[True, False], gamma=0.5, lam=1.0)
+    np.testing.assert_allclose(advantages, [0.0, 2.0])
+    np.testing.assert_allclose(targets, [1.0, 4.0])
+
+
+def test_a_truncation_bootstraps_from_the_true_final_observation_and_cuts_the_sum():
+    # delta_0 = 1 + .5*10 - 1 = 5, not from V_1 = 2 of the next episode's first row
+    advantages, targets = one_env(
+        [1, 2], [1, 2], 4, truncated=[True, False], truncation_values=[10, 99], gamma=0.5, lam=1.0
+    )
+    np.testing.assert_allclose(advantages, [5.0, 2.0])
+    np.testing.assert_allclose(targets, [6.0, 4.0])
+
+
+def test_a_truncation_in_the_last_row_uses_its_own_value_and_not_the_bootstrap():
+    advantages, _ = one_env([0], [1], 1000, truncated=[True], truncation_values=[4], gamma=0.5, lam=1.0)
+    np.testing.assert_allclose(advantages, [1.0])
+
+
+def test_a_termination_wins_over_a_truncation_in_the_same_row():
+    advantages, _ = one_env([3], [1], 7, terminated=[True], truncated=[True], truncation_values=[50], gamma=1.0, lam=1)
+    np.testing.assert_allclose(advantages, [2.0])
+
+
+def test_without_truncation_values_a_truncation_counts_as_worth_nothing():
+    advantages, _ = one_env([3], [1], 7, truncated=[True], gamma=1.0, lam=1)
+    np.testing.assert_allclose(advantages, [2.0])
+
+
+def test_lambda_0_is_the_one_step_error():
+    advantages, targets = one_env([1, 2, 3], [4, 5, 6], 7, gamma=0.9, lam=0.0)
+    np.testing.assert_allclose(advantages, [1 + 0.9 * 5 - 4, 2 + 0.9 * 6 - 5, 3 + 0.9 * 7 - 6], rtol=1e-6)
+    np.testing.assert_allclose(targets, [1 + 0.9 * 5, 2 + 0.9 * 6, 3 + 0.9 * 7], rtol=1e-6)
+
+
+def test_lambda_1_gives_discounted_returns_as_targets():
+    _, targets = one_env([1, 2, 3], [4, 5, 6], 7, gamma=0.9, lam=1.0)
+    np.testing.assert_allclose(targets[0], 1 + 0.9 * 2 + 0.81 * 3 + 0.729 * 7, rtol=1e-6)
+    np.testing.assert_allclose(targets[2], 3 + 0.9 * 7, rtol=1e-6)
+
+
+def test_a_row_that_is_no_transition_has_advantage_0_and_leaves_its_neighbours_alone():
+    kw = {"gamma": 0.9, "lam": 0.8}
+    advantages, targets = one_env(
+        [1, 0, 2, 3],
+        [4, 50, 5, 6],
+        7,
+        terminated=[True, False, False, False],
+        valid=[True, False, True, True],
+        **kw,
+    )
+    before, _ = one_env([1], [4], 0, terminated=[True], **kw)
+    after, _ = one_env([2, 3], [5, 6], 7, **kw)
+    np.testing.assert_allclose(advantages, [before[0], 0.0, after[0], after[1]], rtol=1e-6)
+    assert targets[1] == 50.0
+
+
+def test_values_after_an_end_are_not_read():
+    kw = {"gamma": 0.9, "lam": 0.8}
+    poisoned, _ = one_env([1, 1], [1, 1], np.nan, terminated=[False, True], **kw)
+    clean, _ = one_env([1, 1], [1, 1], 0.0, terminated=[False, True], **kw)
+    np.testing.assert_array_equal(poisoned, clean)
+    poisoned, _ = one_env([1, 1], [1, 1], 0.0, truncated=[False, True], truncation_values=[np.nan, 3], **kw)
+    assert np.isfinite(poisoned).all()
+
+
+def reference(rewards, values, bootstrap, terminated, truncated, truncation_values, valid, gamma, lam):
+    """Sums forwards from each row, row by row, in Python's floats."""
+    steps, width = rewards.shape
+    advantages = np.zeros((steps, width))
+    for n in range(width):
+        for start in range(steps):
+            weight, total = 1.0, 0.0
+            for t in range(start, steps):
+                if not valid[t, n]:
+                    break
+                following = values[t + 1, n] if t + 1 < steps else bootstrap[n]
+                if truncated[t, n]:
+                    following = truncation_values[t, n]
+                if terminated[t, n]:
+                    following = 0.0
+                total += weight * (float(rewards[t, n]) + gamma * float(following) - float(values[t, n]))
+                weight *= gamma * lam
+                if terminated[t, n] or truncated[t, n]:
+                    break
+            advantages[start, n] = total
+    return advantages
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    steps=st.integers(1, 12),
+    width=st.integers(1, 4),
+    gamma=st.floats(0, 1),
+    lam=st.floats(0, 1),
+    masked=st.booleans(),
+)
+def test_any_fragment_agrees_with_the_forward_sum(seed, steps, width, gamma, lam, masked):
+    rng = np.random.default_rng(seed)
+    rewards, values, truncation_values = rng.standard_normal((3, steps, width)).astype(np.float32)
+    bootstrap = rng.standard_normal(width).astype(np.float32)
+    terminated, truncated = rng.random((2, steps, width)) < 0.2
+    valid = np.ones((steps, width), bool)
+    if masked:  # the row after an end, as NEXT_STEP environments have it
+        valid[1:] = ~(terminated | truncated)[:-1]
+        terminated &= valid
+        truncated &= valid
+    arguments = (rewards, values, bootstrap, terminated, truncated, truncation_values)
+    advantages, targets = gae(*arguments, gamma=gamma, lam=lam, valid=valid if masked else None)
+    np.testing.assert_allclose(advantages, reference(*arguments, valid, gamma, lam), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(targets, advantages + values, rtol=1e-5, atol=1e-5)
+
+
+def test_an_environment_alone_and_among_others_gets_the_same_bits():
+    rng = np.random.default_rng(3)
+    rewards, values, truncation_values = rng.standard_normal((3, 20, 300)).astype(np.float32)
+    bootstrap = rng.standard_normal(300).astype(np.float32)
+    terminated, truncated = rng.random((2, 20, 300)) < 0.1
+    arguments = (rewards, values, bootstrap, terminated, truncated, truncation_values)
+    together, _ = gae(*arguments, gamma=0.99, lam=0.95)
+    for n in (0, 1, 255, 256, 299):
+        alone, _ = gae(*(item[..., n : n + 1] for item in arguments), gamma=0.99, lam=0.95)
+        np.testing.assert_array_equal(alone[:, 0], together[:, n])
+
+
+def test_arguments_are_left_as_they_were():
+    rng = np.random.default_rng(4)
+    rewards, values, truncation_values = rng.standard_normal((3, 9, 2)).astype(np.float32)
+    terminated, truncated = rng.random((2, 9, 2)) < 0.3
+    arguments = [rewards, values, values[0].copy(), terminated, truncated, truncation_values]
+    copies = [item.copy() for item in arguments]
+    gae(*arguments, gamma=0.9, lam=0.9, valid=~terminated)
+    for item, copy in zip(arguments, copies, strict=True):
+        np.testing.assert_array_equal(item, copy)
+
+
+@pytest.mark.parametrize("position", range(1, 7))
+def test_a_column_of_another_shape_is_a_batch_error(position):
+    arguments = [np.zeros((3, 2), np.float32)] * 2 + [np.zeros(2, np.float32)] + [np.zeros((3, 2), bool)] * 2
+    arguments += [np.zeros((3, 2), np.float32), np.ones((3, 2), bool)]
+    arguments[position] = arguments[position][:-1] if position != 2 else np.zeros(3, np.float32)
+    with pytest.raises(BatchError):
+        gae(*arguments[:6], gamma=0.9, lam=0.9, valid=arguments[6])
+
+
+def test_returns_are_sums_to_the_end_of_an_episode_or_of_the_fragment():
+    # the second row is no transition: 1 + .5*0 (terminated);  2 + .5*(3 + .5*8), truncated;  5, cut
+    made = returns(
+        column(1, 99, 2, 3, 8, 5), flags(1, 0, 0, 0, 0, 0), flags(0, 0, 0, 0, 1, 0), gamma=0.5,
+        valid=flags(1, 0, 1, 1, 1, 1),
+    )  # fmt: skip
+    assert {name: sums[:, 0].tolist() for name, sums in made.items()} == {"advantages": [1, 0, 5.5, 7, 8, 5]}
+
+
+def priorities(rewards, largest, taken, bootstrap, terminated=(), truncated=(), invalid=(), finals=None, **settings):
+    """First priorities of one environment, as a list; ends and gaps are given by their rows."""
+    steps = range(len(rewards))
+    made = n_step_priorities(
+        column(*rewards), column(*largest), np.array([bootstrap], np.float32), flags(*(t in terminated for t in steps)),
+        flags(*(t in truncated for t in steps)), None if finals is None else column(*finals),
+        action_values=column(*taken), valid=flags(*(t not in invalid for t in steps)) if invalid else None, **settings,
+    )  # fmt: skip
+    assert made[c.PRIORITIES].dtype == np.float32
+    return made[c.PRIORITIES][:, 0].tolist()
+
+
+def test_a_first_priority_is_the_size_of_the_error_against_the_value_behind_so_many_steps():
+    # |1 + .5*2 + .25*8 - 3|;  |2 + .5*4 + .25*6 - 2|, behind the fragment;  |4 + .5*6 - 9|, one step is left
+    assert priorities([1, 2, 4], [3, 4, 8], [3, 2, 9], 6, gamma=0.5, n=2) == [1, 3.5, 2]
+
+
+def test_a_first_priority_bootstraps_from_nothing_behind_a_termination_and_from_the_final_observation_else():
+    # |1 + .5*2 - 3|;  |2 - 2.5|;  |4 + .5*6 - 9|
+    assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, terminated=[1], gamma=0.5, n=2) == [1, 0.5, 2]
+    # |1 + .5*2 + .25*12 - 3|;  |2 + .5*12 - 2.5|, the final observation's 12 and not the next row's 8
+    truncated = {"truncated": [1], "finals": [0, 12, 0], "gamma": 0.5, "n": 2}
+    assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, **truncated) == [2, 5.5, 2]
+    assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, terminated=[1], **truncated) == [1, 0.5, 2]
+
+
+def test_a_row_that_is_no_transition_has_no_priority_and_is_in_none():
+    # |1 - 3|;  none;  |4 + .5*6 - 9|
+    assert priorities([1, 99, 4], [3, 4, 8], [3, 2, 9], 6, terminated=[0], invalid=[1], gamma=0.5, n=2) == [2, 0, 2]
+
+
+def test_an_observation_without_a_legal_action_is_worth_nothing_in_a_first_priority():
+    found = priorities([1], [3], [3], 0, truncated=[0], finals=[MASKED_LOGIT], gamma=0.5, n=1)
+    assert found == [2]
+
+
+def test_postprocessors_are_found_by_name():
+    assert POSTPROCESSORS["gae"].compute is gae_columns
+    assert POSTPROCESSORS["returns"].compute is returns
+    assert [name for name in POSTPROCESSORS if needs_values(name)] == ["gae", "n_step_priorities"]
+    assert POSTPROCESSORS["none"].compute is no_postprocessing
+    assert no_postprocessing(rewards=1, gamma=3) == {}

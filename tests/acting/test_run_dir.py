@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aiorl.acting.run_dir import RunDirectory
+from aiorl.acting.run_lock import RunLock
+from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.registry import config_class
+
+
+def config(**values: object) -> object:
+    return config_class("ppo").from_mapping({"env": "CartPole-v1", **values})
+
+
+def test_r173_the_default_name_has_algorithm_environment_and_time_and_is_unique(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "2026-01-31_12-00-00")
+    first, second = RunDirectory.open(config()), RunDirectory.open(config())
+    assert re.match(r"ppo_CartPole-v1_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", first.path.name)
+    assert first.path != second.path
+    assert first.run_id != second.run_id
+    assert (first.path / "config.yaml").exists()
+
+
+def test_a_run_is_found_again_with_its_id_and_address(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with RunDirectory.open(config(run_dir=str(run_dir))) as directory:
+        directory.save_address("tcp://127.0.0.1:5557")
+    again = RunDirectory.open(config(run_dir=str(run_dir), resume=str(run_dir)))
+    assert (again.run_id, again.last_address) == (directory.run_id, "tcp://127.0.0.1:5557")
+
+
+def test_the_seed_is_kept_with_the_run(tmp_path: Path) -> None:
+    with RunDirectory.open(config(run_dir=str(tmp_path), seed=11)) as directory:
+        directory.save_address("tcp://127.0.0.1:5557")
+    assert json.loads((tmp_path / "run.json").read_text())["seed"] == 11
+    assert "seed: 11\n" in (tmp_path / "config.yaml").read_text()
+
+
+def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+    with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
+        directory.save_address("tcp://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="--resume"):
+        RunDirectory.open(config(run_dir=str(tmp_path)))
+
+
+def test_a_new_run_that_could_not_begin_leaves_its_place_to_the_next(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "notes.txt").write_text("mine")
+    for path in (tmp_path / "made", own):
+        for _ in range(2):
+            with RunDirectory.open(config(run_dir=str(path))) as directory:
+                directory.save_address("tcp://127.0.0.1:1")
+                directory.abandon()
+    assert not (tmp_path / "made").exists()
+    assert (own / "notes.txt").read_text() == "mine"
+
+
+def test_a_resumed_run_is_never_given_up(tmp_path: Path) -> None:
+    with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
+        directory.save_address("tcp://127.0.0.1:1")
+    with RunDirectory.open(config(resume=str(tmp_path))) as directory:
+        directory.abandon()
+    assert {"run.json", "config.yaml"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    "content", [
+        None, "{", '{"run_id": 1}', "[]", '{"run_id": "../x", "address": "tcp://127.0.0.1:1"}', "[" * 100_000,
+        '{"run_id": "ab", "address": "tcp://\\u001b[31m:1"}', '{"run_id": "ab", "address": 1}',
+        '{"run_id": "ab", "run_id": "cd"}',
+    ],
+    ids=lambda content: repr(content)[:30],
+)  # fmt: skip
+def test_what_is_no_run_directory_is_named(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
+        RunDirectory.open(config(resume=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["file/run", "n" * 300, "a\0b"])
+def test_a_directory_that_cannot_be_made_gets_a_hint(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--run-dir"):
+        RunDirectory.open(config(run_dir=os.fspath(tmp_path / name)))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_stands_for_a_run_is_never_waited_for(tmp_path: Path, make) -> None:
+    make(tmp_path / "run.json")
+    with pytest.raises(ConfigError, match=r"run\.json can't be read: it is"):
+        RunDirectory.open(config(resume=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["log.txt", "result.jsonl", "progress.csv", "config.yaml.tmp", "logs/worker-1.txt"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd")])
+def test_nothing_is_written_through_a_pipe_or_a_link(tmp_path: Path, make, name: str) -> None:
+    with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
+        directory.save_address("tcp://127.0.0.1:1")
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    with pytest.raises(ConfigError, match="is no regular file, so nothing is written to it"):
+        RunDirectory.open(config(resume=str(tmp_path)))
+    RunDirectory.open(config(run_dir=str(tmp_path.parent / "other"))).close()
+
+
+@pytest.mark.parametrize("name", ["logs", "checkpoints", "checkpoints/superseded", "best", "evaluation"])
+def test_nothing_is_written_or_removed_where_a_linked_directory_leads(tmp_path: Path, name: str) -> None:
+    run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    with RunDirectory.open(config(run_dir=str(run_dir))) as directory:
+        directory.save_address("tcp://127.0.0.1:1")
+    (elsewhere / ".partial-checkpoint-000007").mkdir(parents=True)
+    if (run_dir / name).exists():
+        (run_dir / name).rmdir()
+    (run_dir / name).symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match=f"{run_dir / name} is a link, so nothing is written to"):
+        RunDirectory.open(config(resume=str(run_dir)))
+    assert [path.name for path in elsewhere.iterdir()] == [".partial-checkpoint-000007"]
+
+
+def test_a_lock_that_is_a_pipe_is_refused_too(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(ConfigError, match="can't be written: it is no regular file"):
+        RunDirectory.open(config(run_dir=str(tmp_path)))
+
+
+def test_checkpoints_that_a_killed_learner_was_writing_are_cleared_away(tmp_path: Path) -> None:
+    with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
+        directory.save_address("tcp://127.0.0.1:1")
+        (directory.checkpoints / ".partial-checkpoint-000007").mkdir()
+    with RunDirectory.open(config(resume=str(tmp_path))) as directory:
+        assert list(directory.checkpoints.iterdir()) == []
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from aiorl.acting.run_lock import RunLock
+lock = RunLock.acquire(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_learner_is_told_who_the_first_is_until_that_one_is_dead(tmp_path: Path) -> None:
+    with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
+        directory.save_address("tcp://127.0.0.1:1")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        for options in ({"resume": str(tmp_path)}, {"run_dir": str(tmp_path)}):
+            said = f"is in use by the learner with pid {first.pid} on this host, {socket.gethostname()}, since 20"
+            with pytest.raises(ConfigError, match=re.escape(said)):
+                RunDirectory.open(config(**options))
+        first.kill()
+        first.wait()
+        with RunDirectory.open(config(resume=str(tmp_path))):
+            assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    assert (tmp_path / "lock").read_text() == ""
+
+
+def test_only_its_owner_can_lock_a_directory_also_one_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    for _ in ("new", "of before"):
+        with RunDirectory.open(config(run_dir=str(tmp_path))):
+            assert path.stat().st_mode & 0o777 == 0o600
+        path.chmod(0o644)
+
+
+def test_a_lock_that_nobody_has_signed_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match=f"if none runs, some process locks {tmp_path / 'lock'}: remove it"):
+            RunDirectory.open(config(run_dir=str(tmp_path)))
+        (tmp_path / "lock").unlink()
+        RunDirectory.open(config(run_dir=str(tmp_path))).close()
+
+
+def test_two_new_runs_in_one_directory_exclude_each_other_from_the_beginning(tmp_path: Path) -> None:
+    with RunDirectory.open(config(run_dir=str(tmp_path))), pytest.raises(ConfigError, match="in use"):
+        RunDirectory.open(config(run_dir=str(tmp_path)))
+
+
+def without_locks(*_: object) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+@pytest.mark.parametrize(
+    ("owner", "said"),
+    [
+        ({"host": "elsewhere", "pid": 7, "since": "2026-01-31 12:00:00"}, "remove .*lock"),
+        ({"host": socket.gethostname(), "pid": 1, "since": "2026-01-31 12:00:00"}, "pid 1 on this host"),
+        ({"host": socket.gethostname(), "pid": 2**31 - 1, "since": "2026-01-31 12:00:00"}, None),
+        ({"host": "\x1b[31m", "pid": 7, "since": ""}, None),
+        ({"host": "elsewhere", "pid": "7", "since": ""}, None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_where_the_file_system_has_no_locks_the_file_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, said: str | None
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    if owner is not None:
+        (tmp_path / "lock").write_text(json.dumps(owner))
+    if said is None:
+        RunLock.acquire(tmp_path).release()
+    else:
+        with pytest.raises(ConfigError, match=said):
+            RunLock.acquire(tmp_path)
+
+
+def test_a_directory_that_was_removed_is_made_again_with_all_that_a_resume_needs(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    settings = config(run_dir=str(run_dir))
+    with RunDirectory.open(settings) as directory:
+        directory.save_address("tcp://127.0.0.1:5557")
+        assert not directory.make_again(settings)
+        shutil.rmtree(run_dir)
+        assert directory.make_again(settings)
+        assert not directory.make_again(settings)
+        with pytest.raises(ConfigError, match="in use"):
+            RunDirectory.open(config(resume=str(run_dir)))
+    with RunDirectory.open(config(resume=str(run_dir))) as again:
+        assert (again.run_id, again.last_address) == (directory.run_id, "tcp://127.0.0.1:5557")
+    assert (run_dir / "config.yaml").exists()
+
+
+def test_a_directory_that_another_run_has_taken_over_is_left_to_it(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    settings = config(run_dir=str(run_dir))
+    with RunDirectory.open(settings) as directory:
+        directory.save_address("tcp://127.0.0.1:1")
+        shutil.rmtree(run_dir)
+        with RunDirectory.open(settings) as other:
+            other.save_address("tcp://127.0.0.1:2")
+            with pytest.raises(ConfigError, match="in use"):
+                directory.make_again(settings)
+        with pytest.raises(ConfigError, match="holds another run now"):
+            directory.make_again(settings)
+        assert json.loads((run_dir / "run.json").read_text())["run_id"] == other.run_id

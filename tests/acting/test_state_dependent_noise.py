@@ -1,0 +1,212 @@
+"""Noise of the state (gSDE): against the paper's formulas in NumPy, and how long which row's matrix lasts."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.acting.distributions import DiagGaussian, SquashedGaussian, make_distribution, make_named_distribution
+from aiorl.acting.exploration import StateDependentNoise, exploration_has_memory, make_exploration
+from aiorl.errors import ConfigError, PolicyError
+
+FEATURES, ACTIONS = 5, 2
+BOX = spaces.Box(np.array([-2.0, 1.0], np.float32), np.array([2.0, 5.0], np.float32))
+RNG = np.random.default_rng(4)
+SIGMA = np.exp(RNG.normal(-0.5, 0.4, (FEATURES, ACTIONS)))
+MEANS = np.array([[0.3, -0.2], [-0.5, 0.1]])
+STATES = RNG.normal(size=(2, FEATURES))
+
+
+def inputs_of(means: Any, states: Any) -> np.ndarray[Any, Any]:
+    """Outputs of a network, for features [N, F] and `SIGMA`: inputs of the distribution, then shares."""
+    weighted = states[:, :, None] * SIGMA
+    deviation = np.sqrt(np.square(weighted).sum(axis=1))
+    shares = (weighted / deviation[:, None]).reshape(len(states), -1)
+    return np.concatenate([means, np.log(deviation), shares], axis=1).astype(np.float32)
+
+
+INPUTS = inputs_of(MEANS, STATES)
+
+
+def make(sample_freq: int = 4, kind: type[DiagGaussian] = DiagGaussian, **more: Any) -> StateDependentNoise:
+    return StateDependentNoise(kind(BOX, FEATURES), sample_freq=sample_freq, **more)
+
+
+def choose(
+    exploration: StateDependentNoise, inputs: Any, noise: Any, keys: Any = None, timestep: int = 0
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    actions, logp = np.empty((len(inputs), ACTIONS), np.float32), np.empty(len(inputs), np.float32)
+    exploration.choose_into(inputs, noise, actions, logp, timestep=timestep, keys=keys)
+    return actions, logp
+
+
+def matrices_of(exploration: StateDependentNoise, noise: Any, keys: Any = None) -> Any:
+    """Matrices [N, F, A] of noise [N, K], seen by states that have one feature each."""
+    found = np.empty((len(noise), FEATURES, ACTIONS))
+    for feature, state in enumerate(np.eye(FEATURES)):
+        states = np.repeat(state[None], len(noise), axis=0)
+        outputs = inputs_of(np.zeros((len(noise), ACTIONS)), states)
+        actions, _ = choose(exploration, outputs, noise, keys)
+        found[:, feature] = actions / SIGMA[feature]
+    return found
+
+
+def test_an_action_is_the_mean_plus_the_features_times_a_matrix_of_their_deviations() -> None:
+    """Raffin et al. 2021, eq. 7: mu(s) + theta^T phi(s), theta of N(0, sigma^2), of which the covariances tell."""
+    exploration = make()
+    noise = exploration.draw_noise(np.random.default_rng(0), 1)
+    theta = SIGMA * matrices_of(exploration, noise)[0]
+    for state in range(2):
+        actions, _ = choose(exploration, INPUTS[state : state + 1], noise)
+        np.testing.assert_allclose(actions[0], MEANS[state] + theta.T @ STATES[state], rtol=1e-5, atol=1e-6)
+
+
+def test_log_probability_and_entropy_are_those_of_a_gaussian_with_the_deviation_of_the_state() -> None:
+    """Eq. 8 and 9: variances sum_f phi_f^2 sigma_f^2."""
+    exploration = make()
+    actions, logp = choose(exploration, INPUTS, exploration.draw_noise(np.random.default_rng(1), 2))
+    variance = np.square(STATES) @ np.square(SIGMA)
+    wanted = -0.5 * (np.square(actions - MEANS) / variance + np.log(2 * np.pi * variance)).sum(axis=1)
+    np.testing.assert_allclose(logp, wanted, rtol=1e-4)
+    np.testing.assert_allclose(exploration.distribution.logp(INPUTS, actions), wanted, rtol=1e-4)
+    entropy = 0.5 * np.log(2 * np.pi * np.e * variance).sum(axis=1)
+    np.testing.assert_allclose(exploration.distribution.entropy(INPUTS), entropy, rtol=1e-5)
+
+
+def test_actions_of_many_matrices_vary_together_between_states_as_their_features_do() -> None:
+    """Cov(a(s), a(s')) = sum_f phi_f(s) phi_f(s') sigma_f^2, for each component; none between components."""
+    exploration, number = make(sample_freq=1), 40_000
+    ahead = exploration.draw_noise(np.random.default_rng(2), number, 1)[:, 0]
+    of_states = [choose(exploration, np.repeat(INPUTS[s : s + 1], number, axis=0), ahead)[0] for s in range(2)]
+    found = np.cov(np.concatenate(of_states, axis=1).T)
+    for one in range(2):
+        for other in range(2):
+            wanted = np.diag((STATES[one] * STATES[other]) @ np.square(SIGMA))
+            part = found[2 * one : 2 * one + 2, 2 * other : 2 * other + 2]
+            scale = np.sqrt(found.diagonal()[2 * one : 2 * one + 2, None] * found.diagonal()[2 * other : 2 * other + 2])
+            assert np.abs((part - wanted) / scale).max() < 4 * np.sqrt(2 / number), "four deviations of a variance"
+
+
+def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope_of_the_map() -> None:
+    """The slope by differences, in float64."""
+    exploration = make(kind=SquashedGaussian)
+    actions, logp = choose(exploration, INPUTS, exploration.draw_noise(np.random.default_rng(3), 2))
+    assert all(BOX.contains(action) for action in actions)
+    low, span = BOX.low.astype(np.float64), (BOX.high - BOX.low).astype(np.float64)
+    squash = lambda u: low + span * (np.tanh(u) + 1) / 2  # noqa: E731
+    normal = np.arctanh(2 * (actions - low) / span - 1)
+    slope = (squash(normal + 1e-5) - squash(normal - 1e-5)) / 2e-5
+    variance = np.square(STATES) @ np.square(SIGMA)
+    density = np.exp(-0.5 * np.square(normal - MEANS) / variance) / np.sqrt(2 * np.pi * variance) / slope
+    np.testing.assert_allclose(logp, np.log(density).sum(axis=1), rtol=1e-3, atol=1e-3)
+
+
+def test_rows_that_stay_the_same_have_matrices_for_so_many_steps_whatever_is_drawn_at_a_time() -> None:
+    exploration, rng = make(4), np.random.default_rng(5)
+    noise = np.concatenate([exploration.draw_noise(rng, steps, 3) for steps in (3, 6, 3)])
+    held = np.stack([matrices_of(exploration, step) for step in noise]).reshape(3, 4, 3, -1)
+    np.testing.assert_array_equal(held, np.broadcast_to(held[:, :1], held.shape))
+    matrices = held[:, 0].reshape(9, -1)
+    assert len(np.unique(matrices, axis=0)) == 9, "each row and each time another"
+    np.testing.assert_array_equal(make(4).draw_noise(np.random.default_rng(5), 12, 3), noise)
+
+
+def test_rows_are_chosen_alike_however_many_stand_together() -> None:
+    one, other = make(2), make(2)
+    outputs = inputs_of(RNG.normal(size=(5, ACTIONS)), RNG.normal(size=(5, FEATURES)))
+    for noise in one.draw_noise(np.random.default_rng(9), 4, 5):
+        for keys in (None, range(5)):
+            actions, logp = choose(one, outputs, noise, keys)
+            for part in (slice(0, 2), slice(2, 5)):
+                of_part = choose(other, outputs[part], noise[part], None if keys is None else keys[part])
+                np.testing.assert_array_equal(of_part[0], actions[part])
+                np.testing.assert_array_equal(of_part[1], logp[part])
+
+
+def test_noise_drawn_ahead_does_not_grow_with_the_features_and_a_matrix_is_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is made by a generator of its own."""
+    few, many = make(5), StateDependentNoise(DiagGaussian(BOX, 100 * FEATURES), sample_freq=5)
+    ahead = few.draw_noise(np.random.default_rng(10), 20, 3)
+    assert many.draw_noise(np.random.default_rng(10), 20, 3).nbytes == ahead.nbytes
+    made, generator = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or generator(seed))
+    for noise in ahead:
+        choose(few, np.repeat(INPUTS[:1], 3, axis=0), noise)
+    assert len(made) == 3 * 20 / 5
+
+
+def test_at_the_same_state_an_action_is_the_same_as_long_as_the_matrix_lasts() -> None:
+    exploration = make(4)
+    noise = exploration.draw_noise(np.random.default_rng(6), 8, 2)
+    track = np.stack([choose(exploration, np.repeat(INPUTS[:1], 2, axis=0), step)[0] for step in noise])
+    assert (track[1:4] == track[0]).all()
+    assert (track[5:] == track[4]).all()
+    assert (track[4] != track[0]).all()
+    assert (track[0, 0] != track[0, 1]).all(), "another row, another matrix"
+    elsewhere, _ = choose(exploration, np.repeat(INPUTS[1:], 2, axis=0), noise[0])
+    assert not np.allclose(elsewhere - MEANS[1], track[0] - MEANS[0])
+
+
+def test_the_matrix_of_an_agent_lasts_so_many_of_its_steps_and_ends_with_its_episode() -> None:
+    """Whatever rows stand beside it, which here come and go."""
+    exploration, rng = make(3), np.random.default_rng(7)
+
+    def act(*keys: Any) -> dict[Any, tuple[float, ...]]:
+        actions, _ = choose(
+            exploration, np.repeat(INPUTS[:1], len(keys), axis=0), exploration.draw_noise(rng, len(keys)), keys
+        )
+        return dict(zip(keys, map(tuple, actions.tolist()), strict=True))
+
+    a, b = (1, "a"), (1, "b")
+    track = [act(a)[a], *(act(b, a)[a] for _ in range(2)), act(a)[a]]
+    assert len(set(track[:3])) == 1
+    assert track[3] != track[0]
+    assert act(a, b)[a] == track[3], "b's third step"
+    both = act(b, a)
+    assert both[a] == track[3] != both[b]
+    exploration.on_episode_end(None, episode=types.SimpleNamespace(episode_id=1))
+    assert not exploration._held
+    assert act(a)[a] != track[3]
+
+
+def test_equal_seeds_give_equal_actions_and_uniform_ones_come_first() -> None:
+    found = []
+    for _ in range(2):
+        exploration = make(random_timesteps=10)
+        noise = exploration.draw_noise(np.random.default_rng(8), 2)
+        found.append([choose(exploration, INPUTS, noise, range(2), timestep)[0] for timestep in (9, 10)])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert all(BOX.contains(action) for action in found[0][0])
+    assert (found[0][0] != found[0][1]).all()
+
+
+def test_a_policy_without_features_has_no_such_noise() -> None:
+    settings = {"type": "StateDependentNoise", "sample_freq": 4}
+    for distribution in (make_distribution(BOX), make_distribution(spaces.Discrete(2))):
+        with pytest.raises(ConfigError, match="use_sde: true"):
+            make_exploration(settings, distribution)
+
+
+def test_a_matrix_lasts_a_step_at_least() -> None:
+    with pytest.raises(ConfigError, match="sample_freq is 0"):
+        make(0)
+
+
+def test_it_is_made_by_name_and_needs_no_environments_polled_in_turn() -> None:
+    settings = {"type": "StateDependentNoise", "sample_freq": 4}
+    kind = make_named_distribution("squashed_gaussian", BOX, FEATURES)
+    assert isinstance(kind, SquashedGaussian)
+    assert (kind.num_features, kind.num_inputs, kind.num_outputs) == (FEATURES, 2 * ACTIONS, (2 + FEATURES) * ACTIONS)
+    exploration = make_exploration(settings, kind)
+    assert isinstance(exploration, StateDependentNoise)
+    assert exploration.has_memory
+    assert not exploration_has_memory(settings)
+    assert exploration_has_memory("OrnsteinUhlenbeckNoise")
+    with pytest.raises(PolicyError, match="for Gaussian actions; these are categorical"):
+        make_named_distribution("categorical", spaces.Discrete(2), FEATURES)

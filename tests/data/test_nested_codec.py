@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import enum
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from aiorl.data.nested_codec import pack, pack_infos, unpack
+from aiorl.env.registry import EnvContext
+from aiorl.errors import BadFrame
+
+arrays = hnp.arrays(
+    st.sampled_from(["<f4", "<f8", "i1", "u1", "<i8", "?"]),
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)
+leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text() | st.binary() | arrays
+keys = st.text() | st.integers(-(2**63), 2**63) | st.tuples(st.integers(0, 9), st.text())
+values = st.recursive(
+    leaves,
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(keys, part, max_size=3) | st.tuples(part, part),
+    max_leaves=8,
+)
+
+
+def same(one, other) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other or (one != one and other != other)
+
+
+@given(values)
+def test_whatever_is_packed_comes_back_with_its_types(value):
+    assert same(unpack(pack(value)), value)
+
+
+def test_numpy_numbers_and_subclasses_of_plain_types_come_back_plain_or_as_they_were():
+    class Move(enum.IntEnum):
+        LEFT = 3
+
+    assert same(unpack(pack(np.float32(0.5))), np.float32(0.5))
+    assert same(unpack(pack(Move.LEFT)), 3)
+    assert same(unpack(pack(EnvContext({"a": 1}))), {"a": 1})
+    assert unpack(pack(np.array([1.5], ">f8"))).tolist() == [1.5]
+
+
+def test_arrays_that_come_back_may_be_written_to():
+    array = unpack(pack(np.zeros(3)))
+    array[0] = 1
+
+
+@pytest.mark.parametrize("value", [object(), np.array([object()]), np.array(["a"]), {1, 2}, 1j])
+def test_what_has_no_form_is_a_type_error(value):
+    with pytest.raises(TypeError, match="cannot be sent"):
+        pack(value)
+
+
+def test_infos_lose_only_the_entries_that_have_no_form_and_these_are_counted():
+    infos = {"a": {"x": 1, "f": print}, "b": {"y": np.ones(2), "huge": 2**80}}
+    data, dropped = pack_infos(infos)
+    assert dropped == 2
+    assert same(unpack(data), {"a": {"x": 1}, "b": {"y": np.ones(2)}})
+    assert pack_infos({"a": {"x": 1}})[1] == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb(msgpack.ExtType(9, b"")),
+        msgpack.packb(msgpack.ExtType(1, msgpack.packb(["|O", [1]]) + b"12345678")),
+        msgpack.packb(msgpack.ExtType(1, msgpack.packb(["<M8[s]", [1]]) + b"12345678")),
+        msgpack.packb(msgpack.ExtType(1, msgpack.packb(["<f8", [3]]) + b"12345678")),
+        msgpack.packb(msgpack.ExtType(1, b"\xc1")),
+    ],
+)
+def test_damaged_bytes_are_refused(data):
+    with pytest.raises(BadFrame):
+        unpack(data)
+
+
+def test_tuples_are_nested_to_a_bounded_depth_both_ways():
+    value, packed = (), pack(())
+    for _ in range(400):
+        value, packed = (value,), msgpack.packb(msgpack.ExtType(3, b"\x91" + packed))
+    with pytest.raises(BadFrame, match="tuples"):
+        unpack(packed)
+    with pytest.raises(ValueError, match="tuples"):
+        pack(value)
+
+
+@pytest.mark.parametrize(
+    "head", [["<f4", [2**63]], ["<f4", [0, 2**62]], [[["a", "<f4"]], [1]], ["O", [1]], 7, ["<f4", 1]]
+)
+def test_an_array_that_cannot_be_is_a_bad_frame(head):
+    with pytest.raises(BadFrame):
+        unpack(msgpack.packb(msgpack.ExtType(1, msgpack.packb(head) + bytes(8))))

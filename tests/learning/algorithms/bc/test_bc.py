@@ -1,0 +1,75 @@
+"""BC: its plans, and its loss against the same formula in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+
+from aiorl.acting.observation.filters import MeanStdFilter
+from aiorl.data import columns as c
+from aiorl.learning.algorithms.batch_buffers import BatchBuffers
+from aiorl.learning.algorithms.bc.algorithm import BC
+from aiorl.learning.algorithms.bc.config import BCConfig
+from aiorl.learning.algorithms.bc.update import bc_spec
+from aiorl.learning.algorithms.compiled_algorithm import model_columns
+
+
+def test_takes_experience_of_any_age_and_nothing_but_observations_and_actions() -> None:
+    config = BCConfig(env="x", input="data", rollout_fragment_length=128, train_batch_size=512)
+    plan = BC.lease_plan(config)
+    assert (plan.mode, plan.fragments_per_batch, plan.max_policy_lag) == ("streaming", 4, None)
+    columns = BC.sample_plan(config)
+    assert (columns.columns, columns.postprocess) == ((c.OBS, c.ACTIONS), "none")
+
+
+def test_raw_rows_are_filtered_when_they_become_a_train_batch(
+    make_model: Callable[..., Any], make_fragment: Callable[..., Any]
+) -> None:
+    config = BCConfig(
+        env="x", input="data", observation_filter="MeanStdFilter", train_batch_size=8, rollout_fragment_length=8
+    )
+    algorithm = BC(config, model := make_model())
+    algorithm.merged_filter = own = MeanStdFilter((3,))
+    fragment = make_fragment(BC.sample_plan(config), model, 4, 2)
+    own.learn(5.0 + fragment[c.OBS].reshape(-1, 3))
+    assert BC.sample_plan(config).raw_obs
+    found = algorithm.buffers.column(algorithm.make_batch([fragment]), c.OBS)[:8]
+    np.testing.assert_allclose(found, own(fragment[c.OBS].reshape(-1, 3), update=False), atol=1e-5)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,), np.float32)])
+@pytest.mark.parametrize("model_settings", [{}, {"use_lstm": True}])
+def test_loss_is_that_of_maximum_likelihood(
+    make_model: Callable[..., Any], make_fragment: Callable[..., Any], space: Any, model_settings: dict[str, Any]
+) -> None:
+    config = BCConfig(env="x", input="data", model=model_settings, postprocess_inputs=bool(model_settings))
+    model = make_model(space, **model_settings)
+    plan = BC.sample_plan(config)
+    fragment = make_fragment(plan, model, 5, 4, 3, invalid=True)
+    if model_settings:  # one step, so that the network's own states are all that counts
+        fragment = {name: column if c.is_of_sequences(name) else column[-1:] for name, column in fragment.items()}
+    buffers = BatchBuffers(model_columns(model, plan.columns))
+    batch = buffers.sequences([fragment], 4, 1) if model_settings else buffers.rows([fragment], 20)
+    total, metrics = bc_spec(model, buffers).loss(
+        {name: tf.constant(array) for name, array in batch.items()},
+        {"lr": tf.constant(0.0), "entropy_coeff": tf.constant(0.05)},
+    )
+    keep = fragment[c.VALID].reshape(-1)
+    row = {
+        name: column.reshape(len(keep), *column.shape[2:]) for name, column in fragment.items() if name[:5] != "state"
+    }
+    if model_settings:
+        states = [fragment[c.state_in(index)] for index in range(len(model.state_shapes))]
+        inputs, _ = model.forward_sequence(fragment[c.OBS], states, np.zeros((1, 4), bool))
+        inputs = inputs.numpy()[0]
+    else:
+        inputs = model.forward(tf.constant(row[c.OBS]))[0].numpy()
+    likelihood = model.distribution.logp(inputs, row[c.ACTIONS])[keep].mean()
+    entropy = model.distribution.entropy(inputs)[keep].mean()
+    assert metrics["policy_loss"].numpy() == pytest.approx(-likelihood, rel=1e-4, abs=1e-5)
+    assert total.numpy() == pytest.approx(-likelihood - 0.05 * entropy, rel=1e-4, abs=1e-5)

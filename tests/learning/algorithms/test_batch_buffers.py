@@ -1,0 +1,226 @@
+"""Train batches against plain concatenation, and what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.errors import BatchError
+from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec, rounded_up
+
+COLUMNS = (
+    ColumnSpec(c.OBS, (3,)),
+    ColumnSpec(c.ACTIONS, (), "int32"),
+    ColumnSpec(c.REWARDS),
+    ColumnSpec(c.TERMINATEDS),
+    ColumnSpec("image", (2, 2, 1), "uint8"),
+)
+OF_SEQUENCES = (ColumnSpec(c.LAST_OBS, (3,)), ColumnSpec(c.state_in(0), (5,)))
+
+
+def fragment(length: int, num_envs: int, seed: int = 0, *, valid: bool = False) -> dict[str, NDArray[Any]]:
+    rng = np.random.default_rng(seed)
+    columns: dict[str, NDArray[Any]] = {
+        c.OBS: rng.normal(size=(length, num_envs, 3)).astype(np.float32),
+        c.ACTIONS: rng.integers(-5, 2**31 - 1, (length, num_envs)),
+        c.REWARDS: rng.normal(size=(length, num_envs)).astype(np.float32),
+        c.TERMINATEDS: rng.random((length, num_envs)) < 0.3,
+        "image": rng.integers(0, 255, (length, num_envs, 2, 2, 1)).astype(np.uint8),
+        c.LAST_OBS: rng.normal(size=(num_envs, 3)).astype(np.float32),
+        c.state_in(0): rng.normal(size=(num_envs, 5)).astype(np.float32),
+    }
+    if valid:
+        columns[c.VALID] = rng.random((length, num_envs)) < 0.5
+        columns[c.VALID][-1] = True
+    return columns
+
+
+def test_rows_are_those_of_the_fragments_one_after_the_other() -> None:
+    buffers = BatchBuffers(COLUMNS)
+    fragments = [fragment(4, 2, 1), fragment(3, 3, 2, valid=True)]
+    batch = buffers.rows(fragments, 20)
+    for spec in COLUMNS:
+        expected = np.concatenate([f[spec.name].reshape(-1, *spec.shape) for f in fragments])
+        np.testing.assert_array_equal(buffers.column(batch, spec.name)[:17], expected)
+    valid = np.concatenate([np.ones(8), fragments[1][c.VALID].reshape(-1), np.zeros(3)])
+    np.testing.assert_array_equal(buffers.column(batch, c.VALID), valid)
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_sequences_are_the_environments_of_the_fragments(length: int) -> None:
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
+    fragments = [fragment(4, 2, 1), fragment(3, 3, 2, valid=True)]
+    batch = buffers.sequences(fragments, 6, length)
+    assert batch[PACKED].shape[:2] == (6, length)
+    for spec in COLUMNS:
+        column = buffers.column(batch, spec.name)
+        np.testing.assert_array_equal(column[:2, :4], fragments[0][spec.name].swapaxes(0, 1))
+        np.testing.assert_array_equal(column[2:5, :3], fragments[1][spec.name].swapaxes(0, 1))
+        assert (column[5] == 0).all()
+    for spec in OF_SEQUENCES:
+        np.testing.assert_array_equal(batch[spec.name][:5], np.concatenate([f[spec.name] for f in fragments]))
+    valid = buffers.column(batch, c.VALID)
+    np.testing.assert_array_equal(valid[2:5, :3], fragments[1][c.VALID].T)
+    assert (valid[:2, 4:] == 0).all()
+    assert (valid[2:, 3:] == 0).all()
+
+
+def test_behind_a_short_sequence_stands_the_observation_that_followed_it() -> None:
+    """So that a row's successor is the next row, wherever its sequence ends."""
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
+    given_fragment = fragment(3, 2)
+    obs = buffers.column(buffers.sequences([given_fragment], 2, 5), c.OBS)
+    np.testing.assert_array_equal(obs[:, 3], given_fragment[c.LAST_OBS])
+    assert (obs[:, 4] == 0).all()
+
+
+def test_buffers_are_used_again_after_two_batches_and_nothing_stale_is_left_in_them() -> None:
+    buffers = BatchBuffers(COLUMNS)
+    first = buffers.rows([fragment(4, 4, 1)], 16)
+    kept = first[PACKED].copy()
+    second = buffers.rows([fragment(4, 4, 2)], 16)
+    np.testing.assert_array_equal(first[PACKED], kept)
+    third = buffers.rows([fragment(2, 2, 3)], 16)
+    assert third[PACKED] is first[PACKED]
+    assert second[PACKED] is not first[PACKED]
+    assert (third[PACKED][4:] == 0).all()
+    assert (third["image"][4:] == 0).all()
+
+
+def test_zeros_have_the_same_arrays_as_a_batch_and_no_valid_row() -> None:
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
+    zeros = buffers.zeros(6, 4)
+    batch = buffers.sequences([fragment(4, 6)], 6, 4)
+    assert {name: (a.shape, a.dtype) for name, a in zeros.items()} == {
+        name: (a.shape, a.dtype) for name, a in batch.items()
+    }
+    assert not any(array.any() for array in zeros.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "said"),
+    [
+        (c.REWARDS, None, "in every fragment"),
+        (c.REWARDS, np.zeros((4, 3), np.float32), "shape"),
+        (c.OBS, np.zeros((4, 2, 4), np.float32), "shape"),
+        (c.ACTIONS, np.zeros((4, 2), np.float32), "int32"),
+        ("image", np.zeros((4, 2, 2, 2, 1), np.float32), "uint8"),
+        (c.OBS, None, "a column"),
+    ],
+)
+def test_a_column_that_is_missing_or_does_not_fit_is_named(name: str, column: Any, said: str) -> None:
+    broken = fragment(4, 2)
+    if column is None:
+        del broken[name]
+    else:
+        broken[name] = column
+    with pytest.raises(BatchError, match=said) as caught:
+        BatchBuffers(COLUMNS).rows([broken], 8)
+    assert caught.value.column == name
+
+
+def test_more_rows_or_longer_sequences_than_there_is_room_for_are_refused() -> None:
+    with pytest.raises(BatchError, match="at most 7 rows"):
+        BatchBuffers(COLUMNS).rows([fragment(4, 2)], 7)
+    with pytest.raises(BatchError, match="at most 2 sequences of 3"):
+        BatchBuffers(COLUMNS + OF_SEQUENCES).sequences([fragment(4, 2)], 2, 3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_first_column_with_a_number_that_is_not_finite_is_named(bad: float) -> None:
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
+    batch = buffers.sequences([fragment(4, 2)], 2, 4)
+    assert buffers.first_not_finite(batch) == ""
+    batch[c.state_in(0)][1, 1] = bad
+    assert buffers.first_not_finite(batch) == c.state_in(0)
+    buffers.column(batch, c.REWARDS)[0, 0] = bad
+    assert buffers.first_not_finite(batch) == c.REWARDS
+
+
+@given(count=st.integers(1, 10_000), least=st.integers(1, 100))
+def test_rounding_up_gives_few_sizes_and_wastes_at_most_half(count: int, least: int) -> None:
+    size = rounded_up(count, least)
+    assert size >= max(count, least)
+    assert size % least == 0 or (2 * size) % (3 * least) == 0
+    assert size == least or size < 2 * count
+
+
+def test_what_follows_a_sequences_last_transition_stands_in_the_row_behind_it() -> None:
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
+    cut = fragment(4, 3)
+    cut[c.VALID] = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 0, 0]], bool)
+    for length in (4, 6):
+        obs = buffers.column(buffers.sequences([fragment(4, 1, 9), cut], 5, length), c.OBS)
+        np.testing.assert_array_equal(obs[2, 2], cut[c.LAST_OBS][1])
+        np.testing.assert_array_equal(obs[3, 1], cut[c.LAST_OBS][2])
+        np.testing.assert_array_equal(obs[3, 0], cut[c.OBS][0, 2])
+        if length == 6:
+            np.testing.assert_array_equal(obs[1, 4], cut[c.LAST_OBS][0])
+            assert not obs[1, 5].any()
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({"junk": np.zeros((4, 2))}, "junk"),
+        ({c.VALID: np.full((4, 2), np.nan, np.float32)}, "bool"),
+        ({c.VALID: np.ones((4, 3), bool)}, "valid"),
+        ({"\x1b[2J" * 1000: np.zeros(1)}, r"no other columns.{0,300}\\x1b.{0,200}$"),
+    ],
+)
+def test_what_no_batch_is_made_of_is_refused_by_name(damage: dict[str, Any], said: str) -> None:
+    buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
+    buffers.check(fragment(4, 2), 4)
+    with pytest.raises(BatchError, match=said):
+        buffers.check(fragment(4, 2) | damage, 4)
+
+
+@pytest.mark.parametrize("shape", [(0, 1), (3, 0)])
+def test_fragments_without_a_row_are_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(BatchError, match="at least one row"):
+        BatchBuffers(COLUMNS + OF_SEQUENCES).check(fragment(*shape))
+
+
+def test_new_obs_is_a_column_however_it_is_kept() -> None:
+    columns = (ColumnSpec(c.OBS, (3,)), ColumnSpec(c.NEW_OBS, (3,)))
+    buffers = BatchBuffers(columns)
+    made = {name: array for name, array in fragment(4, 2).items() if name in (c.OBS, c.LAST_OBS)}
+    made |= {c.FINAL_INDEX: np.array([[1, 0], [3, 1]], np.int32), c.FINAL_OBS: np.full((2, 3), 9, np.float32)}
+    expected = np.concatenate([made[c.OBS][1:], made[c.LAST_OBS][None]])
+    expected[1, 0] = expected[3, 1] = 9
+    for kept in (made, {c.OBS: made[c.OBS], c.NEW_OBS: expected}):
+        buffers.check(kept)
+        batch = buffers.rows([kept], 9)
+        np.testing.assert_array_equal(buffers.column(batch, c.NEW_OBS)[:8], expected.reshape(8, 3))
+        batch = buffers.sequences([kept], 2, 5)
+        np.testing.assert_array_equal(buffers.column(batch, c.NEW_OBS)[:, :4], expected.swapaxes(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({c.LAST_OBS: np.zeros((3, 3), np.float32)}, "last_obs"),
+        ({c.LAST_OBS: np.zeros((2, 3), np.complex64)}, "last_obs"),
+        ({c.LAST_OBS: None}, "new_obs"),
+        ({c.FINAL_INDEX: np.array([[4, 0]], np.int32)}, "final_index"),
+        ({c.FINAL_INDEX: np.array([[0, -1]], np.int32)}, "final_index"),
+        ({c.FINAL_INDEX: np.zeros((1, 3), np.int32)}, "final_index"),
+        ({c.FINAL_INDEX: None}, "final_obs|final_index"),
+        ({c.FINAL_OBS: np.zeros((2, 3), np.float32)}, "final_obs"),
+        ({c.FINAL_OBS: None}, "final_obs"),
+    ],
+)
+def test_what_no_new_obs_can_be_made_of_is_refused_by_name(damage: dict[str, Any], said: str) -> None:
+    buffers = BatchBuffers((ColumnSpec(c.OBS, (3,)), ColumnSpec(c.NEW_OBS, (3,))))
+    made = {name: array for name, array in fragment(4, 2).items() if name in (c.OBS, c.LAST_OBS)}
+    made |= {c.FINAL_INDEX: np.array([[1, 0]], np.int32), c.FINAL_OBS: np.full((1, 3), 9, np.float32)}
+    buffers.check(made)
+    damaged = {name: array for name, array in (made | damage).items() if array is not None}
+    with pytest.raises(BatchError, match=said):
+        buffers.check(damaged)

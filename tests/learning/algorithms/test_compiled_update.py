@@ -1,0 +1,250 @@
+"""The compiled update: against a plain loop in NumPy, traced once, and never leaving numbers that are not finite."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from full_disk import disk_full_after
+
+from aiorl.data import columns as c
+from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, ColumnSpec
+from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, Phase, UpdateSpec, unpacked
+
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(12, 3)).astype(np.float32)
+Y = (X @ np.array([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)
+BATCH = {"x": X, "y": Y}
+ORDER = np.stack([RNG.permutation(12).reshape(3, 4) for _ in range(2)]).reshape(6, 4).astype(np.int32)
+
+
+def squared_error(w: tf.Variable, b: tf.Variable) -> UpdateSpec:
+    def loss(minibatch: dict[str, Any], coefficients: dict[str, Any]) -> Any:
+        errors = tf.linalg.matvec(minibatch["x"], w) + b - minibatch["y"]
+        mse = tf.reduce_mean(tf.square(errors))
+        return coefficients["scale"] * mse, {"mse": mse}
+
+    return UpdateSpec(loss, ("mse",), ("lr", "scale", "limit"))
+
+
+def make(xla: Any = "on", *, grad_clip: float | None = None, **options: Any) -> tuple[CompiledUpdate, Any, Any]:
+    w, b = tf.Variable([0.5, 0.0, 0.0]), tf.Variable(0.0)
+    spec = squared_error(w, b)
+    if options:
+        spec = UpdateSpec(spec.loss, spec.metric_names, spec.coefficient_names, **options)
+    return CompiledUpdate(spec, [w, b], keras.optimizers.SGD(0.1), grad_clip=grad_clip, xla=xla), w, b
+
+
+def plain_loop(lr: float, scale: float, clip: float | None, steps: int = 6) -> tuple[Any, float, float]:
+    w, b, errors = np.array([0.5, 0.0, 0.0]), 0.0, []
+    for rows in ORDER[:steps]:
+        error = X[rows] @ w + b - Y[rows]
+        errors.append(np.mean(error**2))
+        gw, gb = scale * 2 * X[rows].T @ error / 4, scale * 2 * error.mean()
+        norm = np.sqrt((gw**2).sum() + gb**2)
+        factor = 1.0 if clip is None else min(1.0, clip / norm)
+        w, b = w - lr * factor * gw, b - lr * factor * gb
+    return w, b, float(np.mean(errors))
+
+
+@pytest.mark.parametrize("xla", ["on", "off"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_runs_all_minibatches_in_the_given_order(xla: str, clip: float | None) -> None:
+    update, w, b = make(xla, grad_clip=clip)
+    metrics, held = update(BATCH, ORDER, {"lr": 0.05, "scale": 2.0, "limit": 0.0})
+    expected_w, expected_b, expected_error = plain_loop(0.05, 2.0, clip)
+    np.testing.assert_allclose(w.numpy(), expected_w, rtol=1e-5)
+    assert b.numpy() == pytest.approx(expected_b, rel=1e-4)
+    assert held
+    assert metrics["mse"] == pytest.approx(expected_error, rel=1e-5)
+    assert metrics["loss"] == pytest.approx(2.0 * metrics["mse"], rel=1e-5)
+    assert metrics["num_sgd_steps"] == 6
+
+
+def test_new_coefficients_and_weights_compile_nothing_anew() -> None:
+    update, w, _ = make()
+    update.warm_up(BATCH, ORDER)
+    for lr in (0.1, 0.01, 0.0):
+        update(BATCH, ORDER, {"lr": lr, "scale": lr, "limit": 1.0})
+        w.assign(w + 1.0)
+    assert update.traces == 1
+
+
+def test_warming_up_changes_nothing() -> None:
+    update, w, b = make()
+    before = [variable.numpy() for variable in (w, b, *update.optimizer.variables)]
+    update.warm_up(BATCH, ORDER)
+    after = [variable.numpy() for variable in (w, b, *update.optimizer.variables)]
+    assert all(np.array_equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("xla", ["on", "off"])
+@pytest.mark.parametrize("row", [0, 11])
+def test_a_number_that_is_not_finite_leaves_weights_and_optimiser_as_they_were(xla: str, row: int) -> None:
+    """Also if some minibatches before it were fine."""
+    w, b = tf.Variable([0.5, 0.0, 0.0]), tf.Variable(0.0)
+    update = CompiledUpdate(squared_error(w, b), [w, b], keras.optimizers.Adam(0.1), grad_clip=1.0, xla=xla)
+    coefficients = {"lr": 0.1, "scale": 1.0, "limit": 0.0}
+    update(BATCH, ORDER, coefficients)
+    before = [variable.numpy() for variable in (w, b, *update.optimizer.variables)]
+    y = Y.copy()
+    y[ORDER[2, 0] if row else ORDER[0, 0]] = np.nan
+    _, held = update({"x": X, "y": y}, ORDER, coefficients)
+    after = [variable.numpy() for variable in (w, b, *update.optimizer.variables)]
+    assert not held
+    assert all(np.array_equal(x, z) for x, z in zip(before, after, strict=True))
+    _, held = update(BATCH, ORDER, coefficients)
+    assert held
+
+
+def test_a_finite_loss_whose_gradient_overflows_is_not_taken() -> None:
+    update, w, _ = make()
+    _, held = update({"x": X * 1e15, "y": Y}, ORDER, {"lr": 0.1, "scale": 1e6, "limit": 0.0})
+    assert not held
+    np.testing.assert_array_equal(w.numpy(), [0.5, 0.0, 0.0])
+
+
+def test_ends_after_the_minibatch_whose_metric_is_above_the_limit() -> None:
+    update, w, _ = make(stop_when=("mse", "limit"))
+    metrics, held = update(BATCH, ORDER, {"lr": 0.05, "scale": 1.0, "limit": 0.0})
+    assert held
+    assert metrics["num_sgd_steps"] == 1
+    np.testing.assert_allclose(w.numpy(), plain_loop(0.05, 1.0, None, steps=1)[0], rtol=1e-5)
+    metrics, _ = update(BATCH, ORDER, {"lr": 0.05, "scale": 1.0, "limit": 1e9})
+    assert metrics["num_sgd_steps"] == 6
+
+
+@pytest.mark.parametrize("xla", ["on", "off"])
+def test_a_metric_of_the_last_epoch_is_its_mean_over_the_minibatches_of_that_alone(xla: str) -> None:
+    """Two epochs of three minibatches: errors 4 to 6, or the fourth alone where the update ends after it."""
+    means = [plain_loop(-0.1, 1.0, None, steps=steps)[2] for steps in range(1, 7)]
+    errors = [(n + 1) * mean - n * before for n, (mean, before) in enumerate(zip(means, [0.0, *means], strict=False))]
+    assert max(errors[:3]) < errors[3], "it goes uphill, so that the fourth can be the first above a limit"
+    update, w, b = make(xla, last_epoch=("mse", 2), stop_when=("mse", "limit"))
+    metrics, _ = update(BATCH, ORDER, {"lr": -0.1, "scale": 1.0, "limit": 1e9})
+    assert metrics["mse"] == pytest.approx(means[5], rel=1e-4)
+    assert metrics["mse_last_epoch"] == pytest.approx(np.mean(errors[3:]), rel=1e-4)
+    w.assign([0.5, 0.0, 0.0])
+    b.assign(0.0)
+    metrics, _ = update(BATCH, ORDER, {"lr": -0.1, "scale": 1.0, "limit": (max(errors[:3]) + errors[3]) / 2})
+    assert metrics["num_sgd_steps"] == 4
+    assert metrics["mse_last_epoch"] == pytest.approx(errors[3], rel=1e-4)
+
+
+def test_auto_takes_xla_for_dense_layers_and_a_plain_graph_for_convolutions(caplog: Any) -> None:
+    dense, _, _ = make("auto")
+    assert dense.mode == "xla"
+    kernel = tf.Variable(tf.zeros([3, 3, 1, 2]))
+    spec = UpdateSpec(lambda m, c: (tf.reduce_sum(kernel) * c["lr"], {}), (), ("lr",))
+    convolutional = CompiledUpdate(spec, [kernel], keras.optimizers.SGD(0.1), grad_clip=None)
+    assert convolutional.mode == "graph"
+    with caplog.at_level(logging.INFO):
+        convolutional.warm_up(BATCH, ORDER)
+    assert "compiled as graph (convolutions)" in caplog.text
+
+
+def uncompilable(xla: Any) -> CompiledUpdate:
+    """XLA has no strings."""
+    w = tf.Variable([1.0])
+
+    def loss(minibatch: dict[str, Any], coefficients: dict[str, Any]) -> Any:
+        length = tf.strings.length(tf.strings.as_string(minibatch["y"][0]))
+        return tf.reduce_sum(w) * coefficients["lr"] * tf.cast(length, tf.float32), {}
+
+    return CompiledUpdate(UpdateSpec(loss, (), ("lr",)), [w], keras.optimizers.SGD(0.1), grad_clip=None, xla=xla)
+
+
+def test_auto_falls_back_to_a_plain_graph_with_a_warning_where_xla_cannot(caplog: Any) -> None:
+    update = uncompilable("auto")
+    update.warm_up(BATCH, ORDER)
+    assert update.mode == "graph"
+    assert "XLA can't compile this network" in caplog.text
+    assert update(BATCH, ORDER, {"lr": 0.1})[1]
+
+
+def test_a_disk_that_is_full_where_compiled_updates_are_kept_ends_no_training(caplog: Any) -> None:
+    """TensorFlow makes it an error of the update."""
+    assert "persistent_cache_directory" in os.environ["TF_XLA_FLAGS"], "tests/conftest.py sets it"
+    w = tf.Variable([1.0])
+    spec = UpdateSpec(lambda batch, c: (tf.reduce_sum(w * batch["y"][:1] * c["lr"] + 0.17), {}), (), ("lr",))
+    update = CompiledUpdate(spec, [w], keras.optimizers.SGD(0.1), grad_clip=None, xla="auto")
+    with disk_full_after(1 << 13):
+        update.warm_up(BATCH, ORDER)
+    assert update.mode == "graph"
+    assert "its update runs as a plain graph" in caplog.text
+    assert update(BATCH, ORDER, {"lr": 0.1})[1]
+
+
+def test_xla_asked_for_where_it_cannot_is_an_error_that_says_what_to_set() -> None:
+    with pytest.raises(ConfigError, match="Set xla: auto or off") as caught:
+        uncompilable("on").warm_up(BATCH, ORDER)
+    assert caught.value.key == "xla"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_packed_columns_come_out_as_they_went_in(compiled: bool) -> None:
+    """Integers bit by bit, also the small and the largest ones, through gathers and transposes under XLA."""
+    specs = [ColumnSpec(c.OBS, (3,)), ColumnSpec(c.ACTIONS, (2,), "int32"), ColumnSpec("image", (2, 2, 1), "uint8")]
+    buffers = BatchBuffers([*specs, ColumnSpec(c.LAST_OBS, (3,))])
+    rng = np.random.default_rng(0)
+    actions = rng.choice([-(2**31), -1, 0, 1, 2, 2**24 + 1, 2**31 - 1], (4, 5, 2)).astype(np.int64)
+    fragment = {
+        c.OBS: rng.normal(size=(4, 5, 3)).astype(np.float32),
+        c.ACTIONS: actions,
+        "image": rng.integers(0, 255, (4, 5, 2, 2, 1)).astype(np.uint8),
+        c.LAST_OBS: rng.normal(size=(5, 3)).astype(np.float32),
+    }
+    batch = buffers.sequences([fragment], 5, 4)
+    assert PACKED in batch
+
+    def fetch(arrays: dict[str, Any]) -> dict[str, Any]:
+        minibatch = {name: tf.gather(array, [4, 0, 2]) for name, array in arrays.items()}
+        return unpacked(minibatch, buffers, time_major=True)
+
+    function = tf.function(fetch, jit_compile=True) if compiled else fetch
+    columns = function({name: tf.constant(array) for name, array in batch.items()})
+    for name in (c.OBS, c.ACTIONS, "image"):
+        np.testing.assert_array_equal(columns[name].numpy(), fragment[name][:, [4, 0, 2]])
+    np.testing.assert_array_equal(columns[c.LAST_OBS].numpy(), fragment[c.LAST_OBS][[4, 0, 2]])
+
+
+@pytest.mark.parametrize("xla", ["on", "off"])
+def test_phases_learn_after_the_loss_by_what_it_gave_each_at_its_own_rate_and_turn(xla: Any) -> None:
+    """One follows the variable that has just moved; one is due at every third step, counted on from those before."""
+    w, follower, rare = tf.Variable(1.0), tf.Variable(0.0), tf.Variable(0.0)
+
+    def loss(minibatch: Any, coefficients: Any) -> Any:
+        return w * minibatch["x"], {"seen": w + 0.0}
+
+    def follow(minibatch: Any, coefficients: Any) -> Any:
+        return -follower * (tf.convert_to_tensor(w) + minibatch["seen"]), {"w": tf.convert_to_tensor(w)}
+
+    def seldom(minibatch: Any, coefficients: Any) -> Any:
+        return rare * minibatch["w"] - rare * minibatch["w"] - rare, {}
+
+    phases = (
+        Phase("follower", follow, ("w",), [follower], keras.optimizers.SGD(1.0), "other_lr"),
+        Phase("rare", seldom, (), [rare], keras.optimizers.SGD(1.0), every=3),
+    )
+    spec = UpdateSpec(loss, (), ("lr", "other_lr", STEPS_BEFORE), is_stacked=True, phases=phases)
+    update = CompiledUpdate(spec, [w], keras.optimizers.SGD(1.0), grad_clip=None, xla=xla)
+    batch = {"x": np.ones(4, np.float32)}
+    coefficients = {"lr": 0.5, "other_lr": 2.0, STEPS_BEFORE: 1.0}
+    metrics, held = update(batch, None, coefficients, max_steps=1)
+    assert held
+    assert (w.numpy(), follower.numpy(), rare.numpy()) == (0.5, 2.0 * (0.5 + 1.0), 0.0)
+    assert metrics["follower_grad_gnorm"] == 1.5
+    assert "rare_loss" not in metrics
+    metrics, _ = update(batch, None, {**coefficients, STEPS_BEFORE: 2.0})
+    assert rare.numpy() == 1.0  # at the third and the sixth step, the latter by lr 0.5
+    assert metrics["rare_grad_gnorm"] == 1.0
+    before = [float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)]
+    _, held = update({"x": np.array([1, 1, 1, np.nan], np.float32)}, None, coefficients)
+    assert not held
+    assert [float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)] == before

@@ -1,0 +1,130 @@
+"""Algorithms by name, and that knowing them costs no TensorFlow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiorl.config.merge import deep_update
+from aiorl.config.renamed import OTHER_ALGORITHMS
+from aiorl.config.yaml_text import parse_value
+from aiorl.errors import ConfigError, UnknownAlgorithmError
+from aiorl.learning.algorithms.algorithm import Algorithm
+from aiorl.learning.algorithms.registry import ALGORITHMS, algorithm_class, config_class
+
+
+def test_the_nearest_name_is_offered_for_an_unknown_algorithm() -> None:
+    with pytest.raises(UnknownAlgorithmError, match="Did you mean 'impala'") as caught:
+        config_class("impalla")
+    assert caught.value.key == "algo"
+    assert ", ".join(sorted(ALGORITHMS)) in str(caught.value)
+    with pytest.raises(UnknownAlgorithmError):
+        algorithm_class("dqnn")
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_ALGORITHMS))
+def test_a_name_of_the_literature_is_refused_with_the_algorithm_and_the_settings_that_it_is_here(name: str) -> None:
+    with pytest.raises(UnknownAlgorithmError) as caught:
+        config_class(name.upper())
+    assert str(caught.value) == f"There is no algorithm {name.upper()!r}. Here it is {OTHER_ALGORITHMS[name]}."
+    assert name not in ALGORITHMS
+    algo, _, text = OTHER_ALGORITHMS[name].partition(";")[0].partition(" with ")
+    settings: dict[str, Any] = {}
+    for dotted, value in parse_value(f"{{{text}}}").items():
+        for part in reversed(dotted.split(".")):
+            value = {part: value}
+        settings = deep_update(settings, value)
+    config_class(algo)(**settings)
+
+
+def test_ddpg_is_td3_without_what_sets_it_apart() -> None:
+    with pytest.raises(UnknownAlgorithmError, match=r"Here it is td3 with twin_q: false, policy_delay: 1,") as caught:
+        config_class("ddpg")
+    assert "Did you mean" not in str(caught.value)
+    readme = Path(__file__).parents[2] / "aiorl" / "algorithms" / "td3" / "README.md"
+    _, _, settings = OTHER_ALGORITHMS["ddpg"].partition(" with ")
+    assert f"is `{settings}`" in " ".join(readme.read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_those_that_learn_from_stored_experience_are_told_from_the_rest(name: str) -> None:
+    config = config_class(name)(env="CartPole-v1")
+    refused = pytest.raises(ConfigError, match="learns from stored experience, and none is named")
+    assert config.is_offline == (name in {"bc", "cql", "iql", "marwil"})
+    with refused if config.is_offline else nullcontext():
+        algorithm_class(name).lease_plan(config)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_each_algorithm_has_its_class_and_a_config_that_names_it(name: str) -> None:
+    found = algorithm_class(name)
+    assert issubclass(found, Algorithm)
+    assert found.config_class is config_class(name.upper())
+    assert config_class(name)().algo == name
+
+
+def test_plans_are_made_without_tensorflow() -> None:
+    """Config and plans are read before TensorFlow, whose import takes seconds, is loaded."""
+    code = (
+        "import sys\n"
+        "from aiorl.learning.algorithms.registry import ALGORITHMS, config_class\n"
+        "for name in ALGORITHMS: config_class(name)()\n"
+        "assert not {'tensorflow', 'keras', 'onnx'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+MINE = """
+from aiorl.learning.algorithms.pg.algorithm import PG
+from aiorl.learning.algorithms.pg.config import PGConfig
+from aiorl.config.key import changed
+
+class MineConfig(PGConfig):
+    algo: str = changed(PGConfig, "algo", "my_algorithms:Mine")
+
+class Mine(PG):
+    config_class = MineConfig
+
+class Renamed(PG):
+    config_class = PGConfig
+
+class Bare(PG):
+    config_class = dict
+"""
+
+
+@pytest.fixture
+def my_algorithms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_algorithms.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_algorithms", raising=False)
+
+
+def test_an_algorithm_of_a_users_own_goes_by_its_import_path(my_algorithms: None) -> None:
+    found = algorithm_class("my_algorithms:Mine")
+    assert (found.__name__, found.config_class) == ("Mine", config_class("my_algorithms:Mine"))
+    config = config_class("my_algorithms:Mine").from_mapping({"algo": "my_algorithms:Mine", "env": "CartPole-v1"})
+    assert config_class(config.algo) is type(config)
+    assert type(config)(algo="my_algorithms:Mine", lr=0.5).lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("my_algorithms:Mime", "'my_algorithms' has no 'Mime'.*Did you mean 'Mine'"),
+        ("my_algorithm:Mine", "importing 'my_algorithm' failed.*PYTHONPATH"),
+        ("my_algorithms:changed", "not a class of aiorl.learning.algorithms.Algorithm"),
+        ("my_algorithms:MineConfig", "not a class of aiorl.learning.algorithms.Algorithm"),
+        ("my_algorithms:Renamed", "PGConfig says 'pg'.*have the default \"my_algorithms:Renamed\""),
+        ("my_algorithms:Bare", "not a class of configs"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused_by_its_path(my_algorithms: None, path: str, wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong) as caught:
+        config_class(path)
+    assert caught.value.key == "algo"

@@ -1,0 +1,123 @@
+"""Sizes that nobody set follow from those that are."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.config.key import changed
+from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.dqn.config import DQNConfig
+from aiorl.learning.algorithms.impala.config import IMPALAConfig
+from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.registry import config_class
+from aiorl.run.policy_config import config_of
+
+
+class OneConfig(PPOConfig):
+    """PPO's with sizes that stay when the defaults change."""
+
+    rollout_fragment_length: int = changed(PPOConfig, "rollout_fragment_length", 64)
+    num_envs_per_worker: int = changed(PPOConfig, "num_envs_per_worker", 16)
+    train_batch_size: int = changed(PPOConfig, "train_batch_size", 2048)
+
+
+SIZES = {
+    "rollout_fragment_length": st.integers(1, 3000),
+    "num_envs_per_worker": st.integers(1, 200),
+    "train_batch_size": st.integers(1, 9000),
+    "sgd_minibatch_size": st.integers(1, 9000),
+    "num_workers": st.integers(0, 20),
+}
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from(["ppo", "a2c", "impala", "appo"]), st.sampled_from(sorted(SIZES)), st.booleans(), st.data())
+def test_any_one_size_may_be_set_and_the_others_follow(algo: str, name: str, is_recurrent: bool, data: Any) -> None:
+    size = data.draw(SIZES[name])
+    config: Any = config_class(algo).from_mapping({name: size, "model": {"use_lstm": is_recurrent}})
+    assert getattr(config, name) == size
+    fragment = config.rollout_fragment_length * config.num_envs_per_worker
+    assert config.train_batch_size % fragment == 0
+    if algo in ("ppo", "a2c") and name == "num_workers":
+        assert config.train_batch_size >= fragment * size
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({"rollout_fragment_length": 100}, {"num_envs_per_worker": 10, "train_batch_size": 2000}),
+        ({"train_batch_size": 400}, {"rollout_fragment_length": 25, "num_envs_per_worker": 8}),
+        ({"num_envs_per_worker": 10}, {"rollout_fragment_length": 64, "train_batch_size": 2560}),
+        ({"num_workers": 4}, {"num_envs_per_worker": 8, "train_batch_size": 2048}),
+        ({"train_batch_size": 4000, "rollout_fragment_length": 200, "num_workers": 10}, {"num_envs_per_worker": 2}),
+        ({"sgd_minibatch_size": 100, "model": {"use_lstm": True}}, {"rollout_fragment_length": 50}),
+    ],
+)
+def test_little_is_changed_and_said(
+    given: dict[str, Any], made: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = OneConfig(**given)
+    assert {name: getattr(config, name) for name in made} == made
+    assert len(caplog.messages) == 1
+    changed = [name for name in made if config.origin_of(name) == "derived"]
+    assert changed
+    assert all(f"{name} is {made[name]:,} instead of" in caplog.text for name in changed)
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"train_batch_size": 100, "rollout_fragment_length": 64}, "train_batch_size"),
+        ({"train_batch_size": 100, "sgd_minibatch_size": 200}, "sgd_minibatch_size"),
+        ({"rollout_fragment_length": 30, "sgd_minibatch_size": 64, "model": {"use_lstm": True}}, "sgd_minibatch_size"),
+    ],
+)
+def test_sizes_that_a_user_set_are_refused_where_they_do_not_fit(values: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        OneConfig(**values)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({"n_step": 10}, {"rollout_fragment_length": 40}),
+        ({"replay_capacity": 500}, {"learning_starts": 500}),
+        ({"learning_starts": 100_000}, {"replay_capacity": 100_000}),
+        ({"replay_capacity": 20}, {"num_envs_per_worker": 5, "learning_starts": 20}),
+        ({"model": {"use_lstm": True}}, {"rollout_fragment_length": 40, "train_batch_size": 1280}),
+        ({"model": {"use_lstm": True}, "replay_sequence_length": 24, "burn_in": 8}, {"rollout_fragment_length": 40}),
+    ],
+)
+def test_sizes_around_a_replay_follow_likewise(given: dict[str, Any], made: dict[str, int]) -> None:
+    config = DQNConfig(**given)
+    assert {name: getattr(config, name) for name in made} == made
+
+
+def test_workers_of_streaming_algorithms_need_no_part_of_each_batch() -> None:
+    assert IMPALAConfig(num_workers=7).num_envs_per_worker == IMPALAConfig().num_envs_per_worker
+
+
+def test_sizes_of_a_preset_follow_as_defaults_do() -> None:
+    config = PPOConfig(preset="ppo-cartpole", rollout_fragment_length=100)
+    assert config.train_batch_size % (100 * config.num_envs_per_worker) == 0
+
+
+def test_derived_sizes_are_nobodys_own(caplog: pytest.LogCaptureFixture) -> None:
+    config = OneConfig(rollout_fragment_length=100)
+    assert config.users_values() == {"rollout_fragment_length": 100}
+    caplog.clear()
+    assert config.updated({"lr": 1e-3}).train_batch_size == config.train_batch_size
+    assert not caplog.messages
+    assert config.updated({"train_batch_size": 500}).rollout_fragment_length == 100
+
+
+def test_a_policy_can_not_derive_sizes_of_the_run() -> None:
+    with pytest.raises(ConfigError, match="train_batch_size"):
+        config_of(OneConfig(), OneConfig, "left", {"sgd_minibatch_size": 10_000})

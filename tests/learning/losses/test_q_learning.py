@@ -1,0 +1,193 @@
+"""Parts of DQN: hand-worked numbers, a slow plain reference, gradients, masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from finite_differences import check_gradients
+
+from aiorl.learning.losses.q_learning import (
+    best_legal,
+    chosen,
+    dueling,
+    huber,
+    legal_q,
+    q_targets,
+    rescaled,
+    sequence_priorities,
+    td_errors,
+    unrescaled,
+    weighted_mean,
+)
+
+
+def example(seed: int, rows: int = 6, actions: int = 4) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    mask = (rng.random((rows, actions)) < 0.5).astype(np.float32)
+    mask[np.arange(rows), rng.integers(actions, size=rows)] = 1
+    return {
+        "rewards": rng.normal(size=rows).astype(np.float32),
+        "discounts": (rng.random(rows) * (rng.random(rows) < 0.8)).astype(np.float32),
+        "next_q": rng.normal(size=(rows, actions)).astype(np.float32),
+        "next_q_online": rng.normal(size=(rows, actions)).astype(np.float32),
+        "mask": mask,
+    }
+
+
+def slow_targets(rewards: Any, discounts: Any, next_q: Any, next_q_online: Any = None, mask: Any = None) -> list[float]:
+    """Row by row, over the legal actions alone."""
+    targets = []
+    for row in range(len(rewards)):
+        legal = [a for a in range(next_q.shape[1]) if mask is None or mask[row, a]]
+        by = next_q if next_q_online is None else next_q_online
+        best = max(legal, key=lambda a: by[row, a])
+        targets.append(float(rewards[row]) + float(discounts[row]) * float(next_q[row, best]))
+    return targets
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("left_out", [(), ("mask",), ("next_q_online",), ("next_q_online", "mask")])
+def test_targets_equal_the_slow_reference(left_out: tuple[str, ...], compiled: bool) -> None:
+    x = {name: array for name, array in example(1).items() if name not in left_out}
+    function = tf.function(q_targets, jit_compile=True) if compiled else q_targets
+    np.testing.assert_allclose(function(**{n: tf.constant(a) for n, a in x.items()}), slow_targets(**x), rtol=1e-6)
+
+
+def test_hand_worked_targets() -> None:
+    """Reward 1, discount 0.5; target values 2, 8, 4; the learning network likes the third best."""
+    q = {"next_q": tf.constant([[2.0, 8.0, 4.0]]), "next_q_online": tf.constant([[0.0, 1.0, 3.0]])}
+    reward, discount = tf.constant([1.0]), tf.constant([0.5])
+    assert q_targets(reward, discount, q["next_q"]).numpy().tolist() == [5.0]
+    assert q_targets(reward, discount, **q).numpy().tolist() == [3.0]
+    assert q_targets(reward, discount, **q, mask=tf.constant([[1.0, 1.0, 0.0]])).numpy().tolist() == [5.0]
+    assert q_targets(reward, discount, q["next_q"], mask=tf.constant([[1.0, 0.0, 0.0]])).numpy().tolist() == [2.0]
+
+
+def test_an_illegal_action_never_wins_however_low_the_others_are() -> None:
+    q = tf.constant([[-1e20, 5.0, -2e20]])
+    mask = tf.constant([[1, 0, 1]], tf.uint8)
+    assert best_legal(q, mask).numpy().tolist() == [0]
+    assert np.isfinite(legal_q(q, mask)).all()
+    assert legal_q(q, None) is q
+
+
+def test_after_a_terminal_state_nothing_may_be_legal() -> None:
+    targets = q_targets(
+        tf.constant([3.0]),
+        tf.constant([0.0]),
+        legal_q(tf.constant([[1.0, 2.0]]), tf.zeros((1, 2))),
+        mask=tf.zeros((1, 2)),
+    )
+    assert targets.numpy().tolist() == [3.0]
+
+
+@pytest.mark.parametrize(("is_rescaled", "expected"), [(False, [3.0, 4.0]), (True, [1.003, 5**0.5 - 1 + 0.004])])
+def test_behind_a_truncation_where_nothing_is_legal_only_the_reward_counts(
+    is_rescaled: bool, expected: list[float]
+) -> None:
+    """Reward 3, discount 0.5; in the second row the second action is legal, of value 2, rescaled h(2).
+
+    Targets 3 and 3 + 0.5 * 2 = 4; rescaled h(3) = sqrt(4) - 1 + 0.003 and h(4) = sqrt(5) - 1 + 0.004.
+    """
+    value = 3**0.5 - 1 + 0.002 if is_rescaled else 2.0
+    targets = q_targets(
+        tf.constant([3.0, 3.0]),
+        tf.constant([0.5, 0.5]),
+        tf.constant([[8.0, value], [8.0, value]]),
+        next_q_online=tf.constant([[9.0, 1.0], [9.0, 1.0]]),
+        mask=tf.constant([[0.0, 0.0], [0.0, 1.0]]),
+        is_rescaled=is_rescaled,
+    )
+    np.testing.assert_allclose(targets, expected, rtol=1e-5)
+
+
+def test_errors_are_those_of_the_action_taken() -> None:
+    q = tf.constant([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    assert td_errors(q, tf.constant([2, 0]), tf.constant([10.0, 10.0])).numpy().tolist() == [7.0, 6.0]
+    atoms = tf.reshape(tf.range(12.0), [2, 3, 2])
+    assert chosen(atoms, tf.constant([1, 2])).numpy().tolist() == [[2.0, 3.0], [10.0, 11.0]]
+
+
+def test_hubers_loss_is_quadratic_and_then_linear() -> None:
+    errors = tf.constant([0.0, 0.5, -0.5, 1.0, 3.0, -3.0])
+    assert huber(errors).numpy().tolist() == [0.0, 0.125, 0.125, 0.5, 2.5, 2.5]
+    assert huber(errors, delta=2.0).numpy().tolist() == [0.0, 0.125, 0.125, 0.5, 4.0, 4.0]
+    assert huber(errors, delta=float("inf")).numpy().tolist() == [0.0, 0.125, 0.125, 0.5, 4.5, 4.5]
+
+
+def test_dueling_takes_the_mean_of_the_advantages_off() -> None:
+    value, advantages = tf.constant([[10.0]]), tf.constant([[1.0, 2.0, 6.0]])
+    assert dueling(value, advantages).numpy().tolist() == [[8.0, 9.0, 13.0]]
+    # of the legal ones, 1 and 2
+    assert dueling(value, advantages, tf.constant([[1, 1, 0]])).numpy().tolist() == [[9.5, 10.5, 14.5]]
+    assert np.isfinite(dueling(value, advantages, tf.zeros((1, 3)))).all()
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_dueling_of_atoms_is_that_of_each_atom(is_masked: bool) -> None:
+    rng = np.random.default_rng(0)
+    values, advantages = rng.normal(size=(5, 1, 3)), rng.normal(size=(5, 4, 3))
+    mask = tf.constant(example(2, rows=5)["mask"]) if is_masked else None
+    found = dueling(tf.constant(values), tf.constant(advantages), mask, axis=-2)
+    for atom in range(3):
+        expected = dueling(tf.constant(values[..., atom]), tf.constant(advantages[..., atom]), mask)
+        np.testing.assert_allclose(found[..., atom], expected)
+
+
+def test_gradients_are_those_of_finite_differences_and_targets_have_none() -> None:
+    rng = np.random.default_rng(3)
+    x = example(3)
+    actions = tf.constant(rng.integers(4, size=6), tf.int32)
+
+    def loss(values: Any, advantages: Any, next_q: Any, next_q_online: Any, weights: Any) -> Any:
+        targets = q_targets(
+            tf.constant(x["rewards"], tf.float64), tf.constant(x["discounts"], tf.float64), next_q,
+            next_q_online=next_q_online, mask=tf.constant(x["mask"]),
+        )  # fmt: skip
+        q = dueling(values, advantages, tf.constant(x["mask"]))
+        return weighted_mean(huber(td_errors(q, actions, targets), delta=0.7), weights)
+
+    inputs = {
+        "values": rng.normal(size=(6, 1)),
+        "advantages": rng.normal(size=(6, 4)),
+        "next_q": x["next_q"],
+        "next_q_online": x["next_q_online"],
+        "weights": rng.random(6),
+    }
+    check_gradients(loss, inputs, without=("next_q", "next_q_online", "weights"))
+
+
+def test_small_weights_make_small_steps() -> None:
+    losses = tf.constant([1.0, 3.0])
+    assert float(weighted_mean(losses, tf.constant([1.0, 1.0]))) == 2.0
+    assert float(weighted_mean(losses, tf.constant([0.5, 0.5]))) == 1.0
+
+
+def test_returns_are_rescaled_as_by_hand() -> None:
+    """h(8) = sqrt(9) - 1 + 0.008, and the same below 0."""
+    found = rescaled(tf.constant([0.0, 8.0, -8.0, 99.0])).numpy()
+    np.testing.assert_allclose(found, [0.0, 2.008, -2.008, 9.099], rtol=1e-6)
+
+
+def test_rescaled_returns_of_any_size_are_had_back() -> None:
+    returns = np.concatenate([-np.logspace(-4, 6, 41), [0.0], np.logspace(-4, 6, 41)]).astype(np.float32)
+    found = unrescaled(rescaled(tf.constant(returns))).numpy()
+    np.testing.assert_allclose(found, returns, rtol=2e-5, atol=1e-6)
+
+
+def test_targets_of_rescaled_values_are_rescaled_returns() -> None:
+    """h(1 + 0.5 h^-1(2.008)) = h(1 + 0.5 * 8) = sqrt(6) - 1 + 0.005; behind a terminal state h(1)."""
+    next_q = tf.constant([[2.008, 0.0]] * 2)
+    found = q_targets(tf.constant([1.0, 1.0]), tf.constant([0.5, 0.0]), next_q, is_rescaled=True)
+    np.testing.assert_allclose(found, [6**0.5 - 1 + 0.005, 2**0.5 - 1 + 0.001], rtol=1e-5)
+
+
+def test_hand_worked_priorities_of_sequences_count_trained_steps_alone() -> None:
+    """0.9 * 4 + 0.1 * (4 + 1) / 2; of the second one only the last step counts, of the third none."""
+    errors = tf.constant([[9.0, 9.0, 9.0], [4.0, 7.0, 1.0], [1.0, 2.0, 1.0]])
+    trained = tf.constant([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    np.testing.assert_allclose(sequence_priorities(errors, trained, 0.9), [3.85, 2.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(sequence_priorities(errors, trained, 0.0), [2.5, 2.0, 0.0], rtol=1e-6)

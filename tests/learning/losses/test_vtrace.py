@@ -1,0 +1,207 @@
+"""V-trace: hand-worked numbers, a slow plain reference, and the returns it equals in special cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from aiorl.acting.postprocess import gae
+from aiorl.errors import BatchError
+from aiorl.learning.losses.vtrace import pg_advantages, vtrace
+
+F32 = NDArray[np.float32]
+
+
+def example(
+    seed: int, *, length: int = 7, num: int = 5, ends: float = 0.2, invalid: bool = True, on_policy: bool = False
+) -> dict[str, F32]:
+    """Random inputs; after each end, perhaps, a row that is no transition, as NEXT_STEP environments give."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> F32:
+        return rng.normal(size=shape).astype(np.float32)
+
+    terminateds = (rng.random((length, num)) < ends).astype(np.float32)
+    truncateds = (rng.random((length, num)) < ends).astype(np.float32)
+    valid = np.ones((length, num), np.float32)
+    if invalid:
+        done = np.maximum(terminateds, truncateds)
+        for t in range(1, length):
+            valid[t] = np.where((done[t - 1] > 0) & (valid[t - 1] > 0), 0.0, 1.0)
+        terminateds *= valid
+        truncateds *= valid
+    return {
+        "values": normal(length, num),
+        "last_values": normal(num),
+        "rewards": normal(length, num) * valid,
+        "terminateds": terminateds,
+        "truncateds": truncateds,
+        "bootstrap_values": np.where(truncateds > 0, normal(length, num), 0).astype(np.float32),
+        "log_rhos": np.zeros((length, num), np.float32) if on_policy else normal(length, num),
+        "valid": valid,
+    }
+
+
+def reference(x: dict[str, F32], gamma: float, lam: float, rho: float, rho_pg: float, c: float) -> tuple[Any, Any]:
+    """The definition of the paper, a sum of products for every single row."""
+    length, num = x["values"].shape
+    vs, advantages = np.zeros((length, num)), np.zeros((length, num))
+
+    def following(of: Any, t: int, n: int) -> float:
+        if x["terminateds"][t, n]:
+            return 0.0
+        if x["truncateds"][t, n]:
+            return float(x["bootstrap_values"][t, n])
+        return float(x["last_values"][n] if t == length - 1 else of[t + 1, n])
+
+    for n in range(num):
+        for s in range(length):
+            vs[s, n] = x["values"][s, n]
+            weight = 1.0
+            for t in range(s, length):
+                if not x["valid"][t, n]:
+                    break
+                ratio = np.exp(x["log_rhos"][t, n])
+                delta = x["rewards"][t, n] + gamma * following(x["values"], t, n) - x["values"][t, n]
+                vs[s, n] += weight * min(rho, ratio) * delta
+                if x["terminateds"][t, n] or x["truncateds"][t, n]:
+                    break
+                weight *= gamma * lam * min(c, ratio)
+    for n in range(num):
+        for t in range(length):
+            if x["valid"][t, n]:
+                ratio = min(rho_pg, np.exp(x["log_rhos"][t, n]))
+                target = x["rewards"][t, n] + gamma * following(lam * vs + (1 - lam) * x["values"], t, n)
+                advantages[t, n] = ratio * (target - x["values"][t, n])
+    return vs, advantages
+
+
+def run(x: dict[str, F32], *, compiled: bool = False, normalize: bool = False, **settings: float) -> tuple[F32, F32]:
+    def call(inputs: dict[str, tf.Tensor]) -> Any:
+        returns = vtrace(**inputs, **settings)
+        return returns.vs, pg_advantages(returns.advantages, returns.weights, normalize=normalize)
+
+    function = tf.function(call, jit_compile=True) if compiled else call
+    vs, advantages = function({name: tf.constant(column) for name, column in x.items()})
+    return vs.numpy(), advantages.numpy()
+
+
+@pytest.mark.parametrize("invalid", [False, True])
+def test_normalised_advantages_count_as_much_as_the_policy_would_have_sampled_them(invalid: bool) -> None:
+    x = example(8, length=8, invalid=invalid)
+    x["log_rhos"][2, 0] = -60.0  # an action that the policy never takes
+    _, weighted = run(x, gamma=0.9, rho_bar_pg=0.9)
+    _, normalised = run(x, gamma=0.9, rho_bar_pg=0.9, normalize=True)
+    rhos = np.where(x["valid"] > 0, np.minimum(0.9, np.exp(x["log_rhos"].astype(np.float64))), 0.0)
+    kept = rhos > 1e-20
+    advantages, rhos_kept = weighted[kept] / rhos[kept], rhos[kept]
+    mean = np.average(advantages, weights=rhos_kept)
+    deviation = np.sqrt(np.average((advantages - mean) ** 2, weights=rhos_kept))
+    np.testing.assert_allclose(normalised[kept], rhos_kept * (advantages - mean) / deviation, rtol=1e-4, atol=1e-5)
+    assert np.abs(normalised[~kept]).max() < 1e-20
+    assert abs(normalised.sum()) < 1e-4
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 7, 8])
+@pytest.mark.parametrize("invalid", [False, True])
+def test_equals_the_slow_reference_with_ends_and_rows_that_are_no_transitions(
+    length: int, compiled: bool, invalid: bool
+) -> None:
+    x = example(length, length=length, invalid=invalid)
+    vs, advantages = run(x, compiled=compiled, gamma=0.9, lam=0.8, rho_bar=1.3, rho_bar_pg=0.9, c_bar=1.1)
+    expected_vs, expected_advantages = reference(x, 0.9, 0.8, 1.3, 0.9, 1.1)
+    np.testing.assert_allclose(vs, expected_vs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(advantages, expected_advantages, rtol=1e-4, atol=1e-5)
+
+
+def test_hand_worked_numbers() -> None:
+    """Two steps, gamma 0.5, V = 1, 2, then 4 behind the end; ratios 2 (cut to 1) and 0.5."""
+    x = {
+        "values": np.array([[1.0], [2.0]], np.float32),
+        "last_values": np.array([4.0], np.float32),
+        "rewards": np.array([[3.0], [5.0]], np.float32),
+        "terminateds": np.zeros((2, 1), np.float32),
+        "truncateds": np.zeros((2, 1), np.float32),
+        "bootstrap_values": np.zeros((2, 1), np.float32),
+        "log_rhos": np.log(np.array([[2.0], [0.5]], np.float32)),
+    }
+    vs, advantages = run(x, gamma=0.5)
+    # delta_1 = 0.5 (5 + 2 - 2) = 2.5, vs_1 = 4.5; delta_0 = 3 + 1 - 1 = 3, vs_0 = 1 + 3 + 0.5 * 1 * 2.5 = 5.25
+    np.testing.assert_allclose(vs[:, 0], [5.25, 4.5])
+    # adv_1 = 0.5 (5 + 0.5 * 4 - 2) = 2.5; adv_0 = 1 (3 + 0.5 * 4.5 - 1) = 4.25
+    np.testing.assert_allclose(advantages[:, 0], [4.25, 2.5])
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("invalid", [False, True])
+def test_on_policy_value_targets_and_advantages_are_those_of_gae(lam: float, invalid: bool) -> None:
+    """The worker's GAE is an oracle of its own: other code, other recursion, NumPy."""
+    x = example(11, length=9, num=6, invalid=invalid, on_policy=True)
+    expected, targets = gae(
+        x["rewards"], x["values"], x["last_values"], x["terminateds"] > 0, x["truncateds"] > 0,
+        x["bootstrap_values"], gamma=0.95, lam=lam, valid=x["valid"] > 0,
+    )  # fmt: skip
+    vs, advantages = run(x, gamma=0.95, lam=lam)
+    np.testing.assert_allclose(vs, targets, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_on_policy_without_ends_vs_are_n_step_returns() -> None:
+    x = example(5, length=4, num=2, ends=0.0, on_policy=True)
+    vs, _ = run(x, gamma=0.9)
+    returns = x["last_values"].copy()
+    for t in reversed(range(4)):
+        returns = x["rewards"][t] + 0.9 * returns
+        np.testing.assert_allclose(vs[t], returns, rtol=1e-5, atol=1e-6)
+
+
+def test_no_number_crosses_the_end_of_an_episode_or_a_row_that_is_no_transition() -> None:
+    x = example(2, length=6, num=1, ends=0.0)
+    x["terminateds"][2] = 1.0
+    x["valid"][3] = 0.0
+    before = run(x, gamma=0.9)
+    changed = {name: column.copy() for name, column in x.items()}
+    for name in ("values", "rewards", "log_rhos"):
+        changed[name][3:] += 7.0
+    changed["last_values"] += 7.0
+    after = run(changed, gamma=0.9)
+    np.testing.assert_array_equal(before[0][:3], after[0][:3])
+    np.testing.assert_array_equal(before[1][:3], after[1][:3])
+
+
+def test_rows_that_are_no_transitions_keep_their_value_and_teach_nothing() -> None:
+    x = example(8, ends=0.4)
+    invalid = x["valid"] == 0
+    assert invalid.any()
+    vs, advantages = run(x, gamma=0.9)
+    np.testing.assert_array_equal(vs[invalid], x["values"][invalid])
+    assert (advantages[invalid] == 0).all()
+
+
+def test_a_number_that_is_not_finite_in_an_invalid_row_does_not_spread() -> None:
+    x = example(8, ends=0.4)
+    x["log_rhos"][x["valid"] == 0] = np.inf
+    vs, _ = run(x, gamma=0.9)
+    assert np.isfinite(vs).all()
+
+
+def test_no_gradient_flows_through_the_targets() -> None:
+    x = {name: tf.constant(column) for name, column in example(1).items()}
+    with tf.GradientTape() as tape:
+        tape.watch(x["values"])
+        returns = vtrace(**x, gamma=0.9)
+        total = tf.add_n([tf.reduce_sum(column) for column in returns])
+    assert tape.gradient(total, x["values"]) is None
+
+
+@pytest.mark.parametrize("name", ["rewards", "log_rhos", "valid", "last_values"])
+def test_refuses_columns_of_another_shape_by_name(name: str) -> None:
+    x = example(1)
+    x[name] = x[name][..., :-1]
+    with pytest.raises(BatchError, match=name):
+        run(x, gamma=0.9)

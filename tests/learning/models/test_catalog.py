@@ -1,0 +1,340 @@
+"""Networks from settings: shapes, names, equal numbers for steps and sequences, weights in and out."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+
+from aiorl.acting.distributions import make_distribution
+from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.errors import ConfigError, PolicyError
+from aiorl.learning.models.branch import channels_first
+from aiorl.learning.models.catalog import NATURE_FILTERS, build_model
+from aiorl.learning.models.export import export_acting_graph
+from aiorl.learning.models.functional import FunctionalNetwork
+
+DISCRETE = make_distribution(spaces.Discrete(3))
+GAUSSIAN = make_distribution(spaces.Box(-1.0, 1.0, (2,)))
+SMALL = {"fcnet_hiddens": [8], "lstm_cell_size": 5}
+
+
+def obs_of(model, *leading, seed=0):
+    rng = np.random.default_rng(seed)
+    if model.obs_dtype == "uint8":
+        return rng.integers(0, 256, (*leading, *model.obs_shape), dtype=np.uint8)
+    return rng.standard_normal((*leading, *model.obs_shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "distribution", "config"),
+    [
+        ((4,), "float32", DISCRETE, {}),
+        ((), "float32", DISCRETE, SMALL),
+        ((2, 3), "float32", GAUSSIAN, SMALL | {"free_log_std": True}),
+        ((84, 84, 4), "uint8", DISCRETE, {"vf_share_layers": True}),
+        ((10, 12, 3), "float32", DISCRETE, {}),
+        ((3, 3, 1), "float32", DISCRETE, SMALL),
+        ((128,), "uint8", DISCRETE, SMALL),
+        ((12, 12, 1), "uint8", DISCRETE, SMALL | {"conv_filters": [[4, 3, 2], [4, [3, 2], [1, 2]]]}),
+        ((4,), "float32", make_distribution(spaces.Box(-1.0, 1.0, (2,)), squash=True), SMALL),
+        ((4,), "float32", make_distribution(spaces.MultiDiscrete([2, 3])), SMALL),
+    ],
+)
+def test_outputs_have_the_shapes_of_the_distribution(shape, dtype, distribution, config):
+    model = build_model(shape, dtype, distribution, config, seed=0)
+    dist_inputs, values = model.forward(obs_of(model, 5))
+    assert dist_inputs.shape == (5, distribution.num_inputs)
+    assert values.shape == (5,)
+    assert dist_inputs.dtype == values.dtype == tf.float32
+    assert not model.is_recurrent
+    assert model.initial_state(5) == []
+
+
+def test_names_are_stable_whatever_was_built_before():
+    names = []
+    for _ in range(2):
+        names.append(list(build_model((4,), "float32", DISCRETE, SMALL | {"use_gru": True}).variables))
+        build_model((4,), "float32", DISCRETE, {})
+    assert names[0] == names[1]
+    assert names[0][:5] == [
+        "policy/dense_0/kernel",
+        "policy/dense_0/bias",
+        "policy/gru/kernel",
+        "policy/gru/recurrent_kernel",
+        "policy/gru/bias",
+    ]
+    assert names[0][-4:] == ["policy/head/kernel", "policy/head/bias", "value/head/kernel", "value/head/bias"]
+
+
+def test_shared_layers_appear_once():
+    shared = build_model((4,), "float32", GAUSSIAN, SMALL | {"vf_share_layers": True, "free_log_std": True})
+    assert list(shared.variables) == [
+        "shared/dense_0/kernel",
+        "shared/dense_0/bias",
+        "policy/head/kernel",
+        "policy/head/bias",
+        "value/head/kernel",
+        "value/head/bias",
+        "policy/log_std",
+    ]
+    assert len(build_model((4,), "float32", GAUSSIAN, SMALL).variables) == 8
+
+
+def test_a_seed_gives_the_same_weights_and_another_seed_others():
+    first, same, other = (build_model((4,), "float32", DISCRETE, SMALL, seed=seed).get_weights() for seed in (1, 1, 2))
+    for name, weight in first.items():
+        np.testing.assert_array_equal(weight, same[name])
+    assert not np.array_equal(first["policy/dense_0/kernel"], other["policy/dense_0/kernel"])
+
+
+def test_policy_and_value_start_from_different_weights_and_a_near_uniform_policy():
+    model = build_model((4,), "float32", DISCRETE, SMALL, seed=0)
+    weights = model.get_weights()
+    assert not np.array_equal(weights["policy/dense_0/kernel"], weights["value/dense_0/kernel"])
+    dist_inputs, values = model.forward(obs_of(model, 50))
+    assert np.abs(dist_inputs).max() < 0.05
+    assert np.abs(values).max() > 0.2
+
+
+def test_a_network_without_hidden_layers_is_linear():
+    model = build_model((2,), "float32", DISCRETE, {"fcnet_hiddens": []}, seed=0)
+    obs, weights = obs_of(model, 4), model.get_weights()
+    np.testing.assert_allclose(model.forward(obs)[0], obs @ weights["policy/head/kernel"], rtol=1e-5)
+
+
+def test_images_are_scaled_inside_the_network():
+    model = build_model((84, 84, 4), "uint8", DISCRETE, {"vf_share_layers": True}, seed=0)
+    twin = build_model((84, 84, 4), "float32", DISCRETE, {"vf_share_layers": True}, seed=0)
+    obs = obs_of(model, 2)
+    np.testing.assert_allclose(
+        model.forward(obs)[0], twin.forward(obs.astype(np.float32) / 255.0)[0], rtol=1e-3, atol=1e-5
+    )
+    assert model.variables["shared/dense_0/kernel"].shape == (3136, 512)
+    assert sum(name.endswith("kernel") and "conv" in name for name in model.variables) == len(NATURE_FILTERS)
+    assert not any("conv" in name for name in build_model((4,), "float32", DISCRETE, {}).variables)
+
+
+def test_free_log_std_is_the_same_for_all_observations_and_learned():
+    model = build_model((4,), "float32", GAUSSIAN, SMALL | {"free_log_std": True}, seed=0)
+    model.variables["policy/log_std"].assign([0.25, -1.0])
+    with tf.GradientTape() as tape:
+        dist_inputs, _ = model.forward(obs_of(model, 6))
+        loss = tf.reduce_sum(dist_inputs)
+    np.testing.assert_allclose(dist_inputs[:, 2:], [[0.25, -1.0]] * 6)
+    np.testing.assert_allclose(tape.gradient(loss, model.variables["policy/log_std"]), [6.0, 6.0])
+
+
+def test_free_deviations_begin_as_told():
+    settings = SMALL | {"free_log_std": True, "initial_log_std": -2.0}
+    model = build_model((4,), "float32", GAUSSIAN, settings, seed=0)
+    np.testing.assert_allclose(model.forward(obs_of(model, 6))[0][:, 2:], -2.0)
+
+
+RECURRENT = [{"use_lstm": True}, {"use_gru": True}, {"use_lstm": True, "vf_share_layers": True}]
+
+
+@pytest.mark.parametrize("config", RECURRENT, ids=str)
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_sequence_gives_the_numbers_of_its_steps(config, jit_compile):
+    model = build_model((4,), "float32", DISCRETE, SMALL | config, seed=0)
+    steps, rows = 7, 3
+    obs = obs_of(model, steps, rows)
+    resets = np.random.default_rng(1).random((steps, rows)) < 0.3
+    state = [item + np.float32(0.5) for item in model.initial_state(rows)]
+    assert len(state) == len(model.state_shapes)
+    sequence = tf.function(model.forward_sequence, jit_compile=jit_compile)
+    dist_inputs, values = sequence(tf.constant(obs), [tf.constant(item) for item in state], tf.constant(resets))
+    assert dist_inputs.shape == (steps, rows, 3)
+    assert values.shape == (steps, rows)
+    for t in range(steps):
+        state = [np.where(resets[t][:, None], np.float32(0), item) for item in state]
+        step_inputs, step_values, state = model.forward_step(obs[t], state)
+        np.testing.assert_allclose(dist_inputs[t], step_inputs, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(values[t], step_values, rtol=1e-4, atol=1e-5)
+
+
+def test_policy_and_value_have_a_cell_each_unless_they_share():
+    shapes = [build_model((4,), "float32", DISCRETE, SMALL | config).state_shapes for config in RECURRENT]
+    assert shapes == [((5,),) * 4, ((5,),) * 2, ((5,),) * 2]
+
+
+def test_a_sequence_without_recurrence_is_a_batch():
+    model = build_model((4,), "float32", DISCRETE, SMALL, seed=0)
+    obs = obs_of(model, 6, 2)
+    dist_inputs, values = model.forward_sequence(obs, [], np.zeros((6, 2), bool))
+    flat_inputs, flat_values = model.forward(obs.reshape(12, 4))
+    np.testing.assert_allclose(dist_inputs, np.reshape(flat_inputs, (6, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(values, np.reshape(flat_values, (6, 2)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("config", [{}, {"use_lstm": True}], ids=str)
+def test_every_weight_gets_a_gradient(config):
+    model = build_model((4,), "float32", GAUSSIAN, SMALL | config, seed=0)
+
+    @tf.function
+    def gradients(obs, state, resets):
+        with tf.GradientTape() as tape:
+            dist_inputs, values = model.forward_sequence(obs, state, resets)
+            loss = tf.reduce_mean(dist_inputs**2) + tf.reduce_mean(values**2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    state = [tf.constant(item) for item in model.initial_state(2)]
+    for name, gradient in zip(
+        model.variables, gradients(tf.constant(obs_of(model, 4, 2)), state, tf.zeros((4, 2), tf.bool)), strict=True
+    ):
+        assert np.abs(gradient).max() > 0, name
+
+
+def test_given_weights_stand_in_for_all_variables():
+    model = build_model((4,), "float32", DISCRETE, SMALL | {"use_gru": True}, seed=0)
+    other = build_model((4,), "float32", DISCRETE, SMALL | {"use_gru": True}, seed=1)
+    obs, state = obs_of(model, 2), model.initial_state(2)
+    mine = model.forward_step(obs, state, weights=other.get_weights())[0]
+    np.testing.assert_allclose(mine, other.forward_step(obs, state)[0], rtol=1e-5, atol=1e-7)
+    assert not np.allclose(mine, model.forward_step(obs, state)[0])
+
+
+@pytest.mark.parametrize("config", [{}, *RECURRENT], ids=str)
+def test_given_weights_stand_in_for_all_variables_over_sequences_too(config):
+    one, other = (build_model((4,), "float32", DISCRETE, SMALL | config, seed=seed) for seed in (0, 1))
+    obs, state = obs_of(one, 5, 2), [item + np.float32(0.5) for item in one.initial_state(2)]
+    resets = np.zeros((5, 2), np.bool_)
+    run = tf.function(lambda weights: one.forward_sequence(obs, state, resets, weights=weights), jit_compile=True)
+    wanted = other.forward_sequence(obs, state, resets)
+    for mine, others, own in zip(run(other.get_weights()), wanted, run(one.get_weights()), strict=True):
+        np.testing.assert_allclose(mine, others, rtol=1e-4, atol=1e-6)
+        assert not np.allclose(mine, own)
+
+
+def test_weights_round_trip_as_copies():
+    model, other = (build_model((4,), "float32", DISCRETE, SMALL, seed=seed) for seed in (0, 1))
+    weights = model.get_weights()
+    other.set_weights(weights)
+    obs = obs_of(model, 3)
+    np.testing.assert_array_equal(model.forward(obs)[0], other.forward(obs)[0])
+    model.variables["policy/head/bias"].assign([9.0, 9.0, 9.0])
+    assert not weights["policy/head/bias"].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop("policy/head/bias"), "missing"),
+        (lambda weights: weights.update(spy=np.zeros(1)), "unknown"),
+        (lambda weights: weights.update({"policy/head/bias": np.zeros(4)}), r"shape \[4\]; expected \[3\]"),
+        (lambda weights: weights.update({"policy/head/bias": np.full(3, np.nan)}), "not finite"),
+    ],
+)
+def test_weights_that_dont_fit_are_refused_as_a_whole(change, message):
+    model = build_model((4,), "float32", DISCRETE, SMALL, seed=0)
+    before = model.get_weights()
+    weights = build_model((4,), "float32", DISCRETE, SMALL, seed=1).get_weights()
+    change(weights)
+    with pytest.raises(PolicyError, match=message):
+        model.set_weights(weights)
+    for name, weight in model.get_weights().items():
+        np.testing.assert_array_equal(weight, before[name])
+
+
+def test_a_recurrent_network_wants_its_state():
+    model = build_model((4,), "float32", DISCRETE, SMALL | {"use_lstm": True})
+    with pytest.raises(PolicyError, match="forward_sequence"):
+        model.forward(obs_of(model, 2))
+    with pytest.raises(PolicyError, match="1 recurrent state components; the network has 4"):
+        model.forward_step(obs_of(model, 2), model.initial_state(2)[:1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "distribution", "config", "message"),
+    [
+        ((4,), "float64", DISCRETE, {}, "float32 or uint8"),
+        ((4,), "float32", DISCRETE, {"free_log_std": True}, "free_log_std is for Gaussian"),
+        ((4,), "float32", GAUSSIAN, {"initial_log_std": -2.0}, "initial_log_std is for deviations that are free"),
+        ((4,), "float32", DISCRETE, {"conv_filters": [[4, 3, 1]]}, r"need observations \[H, W, C\]"),
+        ((9, 9, 1), "float32", DISCRETE, {"conv_filters": [[4, 3]]}, "channels, kernel, stride"),
+        ((9, 9, 1), "float32", DISCRETE, {"conv_filters": [[4, 3, 0]]}, "in positive whole numbers"),
+        ((9, 9, 1), "float32", DISCRETE, {"conv_filters": [[4, [3, 3, 3], 1]]}, "channels, kernel, stride"),
+        ((4,), "float32", DISCRETE, {"fcnet_hiddens": [0]}, "model.fcnet_hiddens: every width must be at least 1"),
+        ((4,), "float32", DISCRETE, {"lstm_cell_size": -1}, "model.lstm_cell_size must be greater than or equal to 1"),
+        ((4,), "float32", DISCRETE, {"use_lstm": True, "use_gru": True}, "can't both be true"),
+        (
+            (4,),
+            "float32",
+            DISCRETE,
+            {"fcnet_activation": "thanh"},
+            "model.fcnet_activation must be tanh or .*Did you mean 'tanh'",
+        ),
+    ],
+)
+def test_settings_that_make_no_network_are_config_errors(shape, dtype, distribution, config, message):
+    with pytest.raises(ConfigError, match=message):
+        build_model(shape, dtype, distribution, config)
+
+
+def test_settings_of_others_are_left_alone():
+    model = build_model((4,), "float32", DISCRETE, {"framestack": True, "of_others": 1, "fcnet_hiddens": [3]})
+    assert model.variables["policy/dense_0/kernel"].shape == (4, 3)
+
+
+LOOKS_BACK = SMALL | {"use_lstm": True, "lstm_use_prev_action_reward": True}
+
+
+def test_looking_back_depends_on_the_previous_action_and_reward():
+    model = build_model((4,), "float32", DISCRETE, LOOKS_BACK, seed=0)
+    assert model.looks_back
+    assert model.variables["policy/lstm/kernel"].shape == (8 + 3 + 1, 20)
+    obs, state = obs_of(model, 1), model.initial_state(1)
+    values = [
+        float(model.forward_step(obs, state, np.array([action]), np.array([reward], np.float32))[1][0])
+        for action, reward in ((0, 0.0), (1, 0.0), (2, 0.0), (0, 1.0))
+    ]
+    assert len(set(values)) == 4
+
+
+@pytest.mark.parametrize("given", [(), (np.zeros(2, np.int64),)])
+def test_a_network_that_looks_back_needs_what_it_looks_at(given):
+    model = build_model((4,), "float32", DISCRETE, LOOKS_BACK)
+    with pytest.raises(PolicyError, match="none were given"):
+        model.forward_step(obs_of(model, 2), model.initial_state(2), *given)
+    with pytest.raises(PolicyError, match="none were given"):
+        model.forward_sequence(obs_of(model, 3, 2), model.initial_state(2), np.zeros((3, 2), np.bool_))
+
+
+def test_a_network_that_does_not_look_back_refuses_previous_steps():
+    model = build_model((4,), "float32", DISCRETE, SMALL)
+    assert not model.looks_back
+    with pytest.raises(PolicyError, match="no previous"):
+        model.forward_step(obs_of(model, 2), [], np.zeros(2, np.int64), np.zeros(2))
+
+
+def test_looking_back_needs_a_recurrent_cell():
+    with pytest.raises(ConfigError, match="needs a recurrent cell"):
+        build_model((4,), "float32", DISCRETE, SMALL | {"lstm_use_prev_action_reward": True})
+
+
+def test_byte_images_with_channels_first_are_seen_as_those_with_channels_last():
+    first, last = (build_model(shape, "uint8", DISCRETE, SMALL, seed=3) for shape in ((3, 12, 14), (12, 14, 3)))
+    assert {name: item.shape for name, item in first.variables.items()} == {
+        name: item.shape for name, item in last.variables.items()
+    }
+    assert "policy/conv_0/kernel" in first.variables
+    obs = obs_of(first, 4)
+    turned = np.moveaxis(obs, 1, -1)
+    expected = last.forward(turned)[0]
+    np.testing.assert_allclose(first.forward(obs)[0], expected, rtol=1e-5)
+    policy = OnnxPolicy(*export_acting_graph(first))
+    policy.set_weights(first.get_weights())
+    np.testing.assert_allclose(policy.act(obs).columns["action_dist_inputs"], expected, atol=1e-5)
+    form = FunctionalNetwork(ObsLayout((3, 12, 14)), "uint8", DISCRETE, SMALL, first.get_weights())
+    given = keras.Input((3, 12, 14), dtype="uint8")
+    np.testing.assert_allclose(keras.Model(given, form(given, [])[0])(obs), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 3), (12, 12, 12), (5, 7, 20), (3, 3, 1), (1, 6, 6), (84, 84)])
+def test_other_observations_are_not_taken_for_images_with_channels_first(shape):
+    assert not channels_first(shape, "uint8")
+    assert not channels_first((3, 84, 84), "float32")

@@ -1,0 +1,191 @@
+"""From a Keras network to a worker's policy: the same numbers, also after new weights."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+
+from aiorl.acting.acting_graph import ActingSpec
+from aiorl.acting.distributions import make_distribution
+from aiorl.acting.onnx_policy import OnnxPolicy
+from aiorl.errors import ExportError
+from aiorl.learning.models.catalog import build_model
+from aiorl.learning.models.export import export_acting_graph, make_acting_spec
+
+DISCRETE = make_distribution(spaces.Discrete(2))
+BOX = spaces.Box(-1.0, 1.0, (2,))
+SMALL = {"fcnet_hiddens": [8, 8], "lstm_cell_size": 5}
+MODELS = {
+    "mlp": ((4,), "float32", DISCRETE, SMALL),
+    "scalar": ((), "float32", DISCRETE, SMALL),
+    "matrix": ((2, 3), "float32", make_distribution(spaces.MultiDiscrete([2, 3])), SMALL),
+    "linear": ((4,), "float32", DISCRETE, {"fcnet_hiddens": []}),
+    "free_log_std": ((4,), "float32", make_distribution(spaces.Box(-1.0, 1.0, (2,))), SMALL | {"free_log_std": True}),
+    "squashed": ((4,), "float32", make_distribution(spaces.Box(-1.0, 1.0, (2,)), squash=True), SMALL),
+    "bytes": ((6,), "uint8", DISCRETE, SMALL),
+    "nature": ((84, 84, 4), "uint8", DISCRETE, {"vf_share_layers": True}),
+    "two_cnns": ((12, 12, 1), "uint8", DISCRETE, SMALL | {"conv_filters": [[4, 3, 2]], "fcnet_activation": "gelu"}),
+    "lstm": ((4,), "float32", DISCRETE, SMALL | {"use_lstm": True}),
+    "gru": ((4,), "float32", DISCRETE, SMALL | {"use_gru": True, "vf_share_layers": True}),
+    "looks_back": (
+        (4,),
+        "float32",
+        make_distribution(spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3], start=[4, 1]), BOX])),
+        SMALL | {"use_lstm": True, "lstm_use_prev_action_reward": True},
+    ),
+    "looks_back_at_a_choice": (
+        (4,),
+        "float32",
+        DISCRETE,
+        SMALL | {"use_gru": True, "lstm_use_prev_action_reward": True, "vf_share_layers": True},
+    ),
+    "tuple": ((4,), "float32", make_distribution(spaces.Tuple([spaces.Discrete(3), BOX])), SMALL),
+    "bits": ((4,), "float32", make_distribution(spaces.MultiBinary(3)), SMALL),
+    "looks_back_at_bits": (
+        (4,),
+        "float32",
+        make_distribution(spaces.MultiBinary(3)),
+        SMALL | {"use_gru": True, "lstm_use_prev_action_reward": True},
+    ),
+    "cnn_lstm": ((12, 12, 1), "uint8", DISCRETE, SMALL | {"conv_filters": [[4, 3, 2]], "use_lstm": True}),
+}
+
+
+def random_previous(policy, rows, seed=0):
+    """Actions and rewards of the step before, or None."""
+    if policy.spec.prev_action is None:
+        return None
+    rng = np.random.default_rng(seed)
+    policy.action_space.seed(seed)
+    actions = np.stack([policy.layout.to_row(policy.action_space.sample()) for _ in range(rows)])
+    actions[0] = 0  # as at an episode's start, though 0 may be no action
+    return actions, rng.standard_normal(rows).astype(np.float32)
+
+
+def random_obs(model, rows, seed=0):
+    rng = np.random.default_rng(seed)
+    if model.obs_dtype == "uint8":
+        return rng.integers(0, 256, (rows, *model.obs_shape), dtype=np.uint8)
+    return rng.standard_normal((rows, *model.obs_shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_worker_acts_with_the_models_numbers_before_and_after_new_weights(name):
+    model = build_model(*MODELS[name], seed=0)
+    graph, spec = export_acting_graph(model)
+    assert len(graph) < 32_000  # no weight is in it
+    policy = OnnxPolicy(graph, ActingSpec.from_dict(spec.to_dict()))
+    rng = np.random.default_rng(5)
+    for turn in range(2):
+        policy.set_weights(model.get_weights())
+        for rows in (1, 6):
+            obs = random_obs(model, rows, seed=turn)
+            state = [rng.standard_normal((rows, *shape)).astype(np.float32) for shape in model.state_shapes]
+            prev = random_previous(policy, rows, seed=turn)
+            wanted_inputs, wanted_values, wanted_state = model.forward_step(
+                obs, [tf.constant(s) for s in state], *(prev or ())
+            )
+            dist_inputs, values, state_out = policy.graph.run(obs, state, prev)
+            np.testing.assert_allclose(dist_inputs, wanted_inputs, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(values, wanted_values, rtol=1e-4, atol=1e-5)
+            for mine, theirs in zip(state_out, wanted_state, strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+        # every weight must count: new ones for all, zero biases included
+        noise = {k: w + 0.1 * rng.standard_normal(w.shape).astype(np.float32) for k, w in model.get_weights().items()}
+        model.set_weights(noise)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "swish", "silu", "gelu", "elu", "linear"])
+def test_every_activation_of_the_config_can_be_exported(activation):
+    export_acting_graph(build_model((4,), "float32", DISCRETE, SMALL | {"fcnet_activation": activation}))
+
+
+@pytest.mark.parametrize("name", ["lstm", "looks_back", "looks_back_at_a_choice"])
+def test_a_sequence_learned_from_equals_the_steps_acted(name):
+    model = build_model(*MODELS[name], seed=0)
+    policy = OnnxPolicy(*export_acting_graph(model))
+    policy.set_weights(model.get_weights())
+    steps, rows = 12, 4
+    obs = np.random.default_rng(0).standard_normal((steps, rows, 4)).astype(np.float32)
+    resets = np.random.default_rng(1).random((steps, rows)) < 0.2
+    start = [item + np.float32(0.3) for item in policy.initial_state(rows)]
+    previous = []
+    if model.looks_back:
+        pairs = [random_previous(policy, rows, seed=t) for t in range(steps)]
+        previous = [np.stack(column) for column in zip(*pairs, strict=True)]
+    # by XLA as well where most comes together; test_catalog holds both kinds equal for the others
+    dist_inputs, values = tf.function(model.forward_sequence, jit_compile=name == "looks_back")(
+        tf.constant(obs), [tf.constant(item) for item in start], tf.constant(resets), *map(tf.constant, previous)
+    )
+    state = start
+    for t in range(steps):
+        for component in state:
+            component[resets[t]] = 0.0
+        acted_inputs, acted_values, state = policy.graph.run(obs[t], state, pairs[t] if previous else None)
+        np.testing.assert_allclose(dist_inputs[t], acted_inputs, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(values[t], acted_values, rtol=1e-5, atol=1e-5)
+
+
+def test_the_description_lists_every_weight_in_the_models_order():
+    model = build_model(*MODELS["mlp"], seed=0)
+    spec = make_acting_spec(model)
+    assert [weight.name for weight in spec.weights] == list(model.variables)
+    assert spec.weights[0].shape == (4, 8)
+    assert spec.distribution == "categorical"
+    assert spec.num_dist_inputs == 2
+
+
+def test_two_exports_of_equal_models_describe_the_same_weights():
+    first, second = (export_acting_graph(build_model(*MODELS["gru"], seed=seed))[1] for seed in (0, 1))
+    assert first == second
+
+
+class _Changed:
+    """A model whose step differs from what it was; everything else is the wrapped model's."""
+
+    def __init__(self, model, step):
+        self._model, self._step = model, step
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def acting_step(self, obs, state, *, weights=None):
+        return self._step(*self._model.acting_step(obs, state, weights=weights))
+
+
+def test_an_operator_without_onnx_form_is_an_export_error_with_the_reason():
+    def step(dist_inputs, values, state):
+        return dist_inputs, tf.numpy_function(lambda x: x, [values], tf.float32), state
+
+    with pytest.raises(ExportError, match="model"):
+        export_acting_graph(_Changed(build_model(*MODELS["mlp"]), step))
+
+
+def test_a_graph_whose_numbers_are_not_the_models_is_an_export_error():
+    calls = []
+
+    def step(dist_inputs, values, state):
+        calls.append(1)  # traced first, then run beside the graph
+        return dist_inputs, values + float(len(calls)), state
+
+    with pytest.raises(ExportError, match="vf is not the model's"):
+        export_acting_graph(_Changed(build_model(*MODELS["mlp"]), step))
+
+
+def test_a_step_that_raises_is_an_export_error():
+    def step(*_):
+        raise RuntimeError("a user's layer broke")
+
+    with pytest.raises(ExportError, match="a user's layer broke"):
+        export_acting_graph(_Changed(build_model(*MODELS["mlp"]), step))
+
+
+def test_exporting_leaves_the_logging_as_it_was():
+    logger = logging.getLogger("tf2onnx")
+    level = logger.level
+    export_acting_graph(build_model(*MODELS["mlp"]))
+    assert logger.level == level

@@ -1,0 +1,107 @@
+"""Cells against Keras's own layers, and sequences against cells stepped by hand."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from aiorl.learning.models.recurrent import GRUCell, LSTMCell, run_sequence
+
+CELLS = [LSTMCell, GRUCell]
+T, B, D, H = 6, 3, 4, 5
+
+
+def data(seed=0):
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((T, B, D)).astype(np.float32)
+    resets = rng.random((T, B)) < 0.3
+    resets[0, 0] = True
+    return features, resets
+
+
+def shuffled(cell):
+    """Biases other than their initial zeros, so that a forgotten one is seen."""
+    rng = np.random.default_rng(9)
+    for variable in cell.trainable_variables:
+        variable.assign(rng.standard_normal(variable.shape).astype(np.float32))
+    return cell
+
+
+@pytest.mark.parametrize(("kind", "layer"), [(LSTMCell, keras.layers.LSTM), (GRUCell, keras.layers.GRU)])
+def test_a_sequence_without_resets_is_that_of_the_keras_layer(kind, layer):
+    cell = shuffled(kind(np.random.default_rng(0), D, H))
+    features, _ = data()
+    state = [np.random.default_rng(1).standard_normal((B, H)).astype(np.float32) for _ in range(cell.num_states)]
+    keras_layer = layer(H, return_sequences=True)
+    keras_layer.build((B, T, D))
+    weights = [cell.kernel.numpy(), cell.recurrent_kernel.numpy(), cell.bias.numpy()]
+    if kind is GRUCell:
+        weights[2] = np.stack([weights[2], cell.recurrent_bias.numpy()])
+    keras_layer.set_weights(weights)
+    wanted = keras_layer(features.swapaxes(0, 1), initial_state=[tf.constant(item) for item in state])
+    outputs, last = run_sequence(cell, tf.constant(features), state, tf.zeros((T, B), tf.bool))
+    np.testing.assert_allclose(outputs, np.swapaxes(wanted, 0, 1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(last[0], outputs[-1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_sequence_with_resets_is_the_cell_stepped_by_hand(kind, jit_compile):
+    cell = shuffled(kind(np.random.default_rng(0), D, H))
+    features, resets = data()
+    assert resets[2:].any()
+    start = [np.full((B, H), 0.5, np.float32) for _ in range(cell.num_states)]
+    compiled = tf.function(lambda *inputs: run_sequence(cell, inputs[0], inputs[1], inputs[2]), jit_compile=jit_compile)
+    outputs, last = compiled(tf.constant(features), [tf.constant(item) for item in start], tf.constant(resets))
+    state = start
+    for t in range(T):
+        state = [np.where(resets[t][:, None], np.float32(0), item) for item in state]
+        output, state = cell.step(cell.project(features[t]), state)
+        np.testing.assert_allclose(outputs[t], output, rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(last, state, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_gradients_through_the_loop_are_those_of_the_unrolled_steps(kind):
+    cell = shuffled(kind(np.random.default_rng(0), D, H))
+    features, resets = (tf.constant(item) for item in data())
+    start = [tf.zeros((B, H))] * cell.num_states
+
+    def unrolled():
+        state, total = start, 0.0
+        for t in range(T):
+            state = [tf.where(resets[t][:, None], 0.0, item) for item in state]
+            output, state = cell.step(cell.project(features[t]), state)
+            total += tf.reduce_sum(output**2)
+        return total
+
+    def gradients(loss):
+        with tf.GradientTape() as tape:
+            value = loss()
+        return tape.gradient(value, [variable.value for variable in cell.trainable_variables])
+
+    looped = tf.function(
+        lambda: gradients(lambda: tf.reduce_sum(run_sequence(cell, features, start, resets)[0] ** 2)), jit_compile=True
+    )
+    for mine, theirs in zip(looped(), gradients(unrolled), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_the_forget_gate_starts_open():
+    bias = LSTMCell(np.random.default_rng(0), D, H).bias.numpy()
+    np.testing.assert_array_equal(bias, [0.0] * H + [1.0] * H + [0.0] * 2 * H)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_each_gate_starts_orthogonal(kind):
+    cell = kind(np.random.default_rng(0), D, H)
+    for gate in np.split(cell.recurrent_kernel.numpy(), cell.num_gates, axis=1):
+        np.testing.assert_allclose(gate.T @ gate, np.eye(H), atol=1e-5)
+
+
+def test_weights_are_named_after_the_kind_of_cell():
+    names = set(GRUCell(np.random.default_rng(0), D, H).named_variables())
+    assert names == {"gru/kernel", "gru/recurrent_kernel", "gru/bias", "gru/recurrent_bias"}

@@ -1,0 +1,121 @@
+"""What a replay takes is known before, refused where there is no room, and spilled to files on request."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from replay_worlds import insert
+
+from aiorl.data import columns as c
+from aiorl.data.column_spec import ColumnSpec
+from aiorl.errors import ConfigError
+from aiorl.learning.replay import Prioritised, Replay, ReplaySpec, check_fits, memory
+
+COLUMNS = (ColumnSpec(c.OBS, (64,)), ColumnSpec(c.NEW_OBS, (64,)), ColumnSpec(c.ACTIONS, (), "int32"))
+
+
+def spec(capacity: int, *, stack: int = 0, spill_dir: Path | None = None) -> ReplaySpec:
+    return ReplaySpec(COLUMNS, capacity, Prioritised(), stack, None if spill_dir is None else str(spill_dir))
+
+
+@pytest.mark.parametrize("stack", [0, 1])
+def test_a_replay_takes_as_much_as_was_said_before(stack: int) -> None:
+    wanted = spec(20_000, stack=stack)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        replay = Replay(wanted, seed=0)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(replay) == 0
+    assert wanted.bytes_needed <= taken < wanted.bytes_needed + 100_000
+    assert wanted.disk_bytes == 0
+
+
+def test_columns_lie_side_by_side_without_gaps() -> None:
+    columns = (ColumnSpec("flags", (3,), "uint8"), ColumnSpec(c.OBS, (4,)), ColumnSpec("a", (), "int32"))
+    assert ReplaySpec(columns, 1000).bytes_needed == 1000 * (3 + 16 + 4 + 1)  # one to end at a multiple of 4
+
+
+def test_a_replay_that_memory_has_no_room_for_is_refused_with_figures_and_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 5 * 10**9)
+    check_fits([spec(1_000_000), spec(5_000_000)])
+    with pytest.raises(ConfigError) as refused:
+        check_fits([spec(1_000_000), spec(10_000_000)])
+    assert str(refused.value) == (
+        "the replay (1,000,000 rows of 516 bytes, 10,000,000 rows of 516 bytes) needs 5.96 GB of memory, and 5.00 GB "
+        "are free. Set a smaller replay_capacity, or replay_spill_dir to a directory on a disk that has room for it."
+    )
+    assert refused.value.key == "replay_capacity"
+
+
+def test_a_replay_that_a_disk_has_no_room_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**9)
+    check_fits([spec(10_000, spill_dir=tmp_path)])
+    with pytest.raises(ConfigError, match=r"needs [\d,.]+ GB in .*, and [\d,.]+ GB are free there") as refused:
+        check_fits([ReplaySpec(COLUMNS, 10**14, None, 0, str(tmp_path))])
+    assert refused.value.key == "replay_spill_dir"
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_mount(), reason="there is no file system in memory at /dev/shm")
+def test_files_in_memory_are_no_more_room_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**7)
+    check_fits([spec(10_000, spill_dir=Path("/dev/shm"))])
+    with pytest.raises(ConfigError, match=r"needs 0\.0\d GB of memory, and 0\.01 GB are free") as refused:
+        check_fits([spec(50_000, spill_dir=Path("/dev/shm"))])
+    assert refused.value.key == "replay_capacity"
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    missing = spec(100, spill_dir=tmp_path / "missing")
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        check_fits([missing])
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        Replay(missing, seed=0)
+
+
+@pytest.mark.parametrize("stack", [0, 1])
+def test_rows_in_files_are_drawn_as_those_in_memory_and_nothing_is_left_over(tmp_path: Path, stack: int) -> None:
+    spilled = spec(200, stack=stack, spill_dir=tmp_path)
+    assert spilled.disk_bytes == spilled.bytes_of_rows
+    assert spilled.memory_bytes == 8 * 512
+    replays = [Replay(spec(200, stack=stack), seed=3), Replay(spilled, seed=3)]
+    assert list(tmp_path.iterdir()) == []  # the files have no names: a process that is killed leaves none
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        rows: dict[str, Any] = {
+            c.OBS: rng.normal(size=(70, 64)).astype(np.float32),
+            c.NEW_OBS: rng.normal(size=(70, 64)).astype(np.float32),
+            c.ACTIONS: rng.integers(0, 9, 70),
+        }
+        samples = []
+        for replay in replays:
+            insert(replay, rows)
+            samples.append(replay.sample(30, beta=0.5))
+        assert all((samples[0].columns[name] == samples[1].columns[name]).all() for name in samples[0].columns)
+
+
+def test_a_disk_that_is_full_is_told_of_before_the_run_and_not_by_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(memory.os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        Replay(spec(100, spill_dir=tmp_path), seed=0)
+
+
+def test_memory_that_the_system_does_not_give_is_told_of_by_its_setting() -> None:
+    with pytest.raises(ConfigError, match="the system does not give that") as refused:
+        memory.allocate(2**40, np.dtype([("x", np.float64, (2**18,))]), None)
+    assert refused.value.key == "replay_capacity"

@@ -1,0 +1,189 @@
+"""What XLA compiled is kept for later runs: only where nobody else can write, and only what is whole."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from full_disk import disk_full_after
+
+from aiorl.learning import compilation_cache as module
+from aiorl.learning.compilation_cache import CompilationCache
+
+NAME = "xla_compile_cache__1__2__XLA_CPU_JIT.pb"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "xla"
+
+
+@pytest.fixture
+def kept(root: Path) -> Path:
+    """A file that TensorFlow wrote and a run sealed."""
+    cache = CompilationCache.open(root, 2)
+    file = cache.folder / NAME
+    file.write_bytes(b"code")
+    cache.seal()
+    return file
+
+
+def test_what_was_sealed_is_there_for_the_next_run_and_closed_to_others(root: Path, kept: Path) -> None:
+    again = CompilationCache.open(root, 2)
+    assert again.folder == kept.parent
+    assert kept.read_bytes() == b"code"
+    for place in (root, kept.parent):
+        assert place.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_bytes(b"cod"),
+        lambda file: file.write_bytes(b"cope"),
+        lambda file: file.write_bytes(b""),
+        lambda file: file.with_name(f"{NAME}.sha256").unlink(),
+        lambda file: file.with_name(f"{NAME}.sha256").write_text(""),
+        lambda file: (file.unlink(), file.symlink_to("/bin/sh")),
+        lambda file: (file.unlink(), os.mkfifo(file)),
+    ],
+)
+def test_what_is_not_as_it_was_sealed_is_removed(root: Path, kept: Path, damage: Callable[[Path], object]) -> None:
+    damage(kept)
+    CompilationCache.open(root, 2)
+    assert not list(kept.parent.iterdir())
+
+
+def test_a_file_that_no_run_has_sealed_is_removed(root: Path, kept: Path) -> None:
+    """Its learner was killed while it compiled, or another program put it there."""
+    other = kept.with_name(NAME.replace("__1__", "__7__"))
+    other.write_bytes(b"half")
+    partial = kept.with_name(f"{NAME}_0.tmp")
+    partial.write_bytes(b"half")
+    CompilationCache.open(root, 2)
+    assert kept.exists()
+    assert not other.exists()
+    assert partial.exists(), "it may be written just now"
+    os.utime(partial, (time.time() - 3600,) * 2)
+    CompilationCache.open(root, 2)
+    assert {path.name for path in kept.parent.iterdir()} == {NAME, f"{NAME}.sha256"}
+
+
+def test_another_tensorflow_processor_or_number_of_threads_has_a_directory_of_its_own(
+    root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {CompilationCache.open(root, 1).folder, kept.parent}
+    monkeypatch.setattr(module.importlib.metadata, "version", lambda name: "9.9.9")
+    folders.add(CompilationCache.open(root, 2).folder)
+    real = Path.read_text
+
+    def other_processor(self: Path, *arguments: object, **options: object) -> str:
+        text = real(self, *arguments, **options)  # type: ignore[arg-type]
+        return text.replace("flags\t\t:", "flags\t\t: avx9000") if self.name == "cpuinfo" else text
+
+    monkeypatch.setattr(Path, "read_text", other_processor)
+    folders.add(CompilationCache.open(root, 2).folder)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    folders.add(CompilationCache.open(root, 2).folder)
+    assert len(folders) == 5
+    assert kept.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_directory_of_another_user_is_not_used(root: Path, kept: Path) -> None:
+    for place in (kept.parent, root, root.parent):
+        os.chown(place, 12345, -1)
+        with pytest.raises(OSError, match="belongs to user 12345"):
+            CompilationCache.open(root, 2)
+        os.chown(place, os.geteuid(), -1)
+    CompilationCache.open(root, 2)
+
+
+def test_a_directory_that_others_can_write_or_replace_is_not_used(root: Path, kept: Path) -> None:
+    for place, mode, said in ((kept.parent, 0o770, "mode 0770"), (root, 0o755, "mode 0755"),
+                              (root.parent, 0o777, "written by everybody")):  # fmt: skip
+        place.chmod(mode)
+        with pytest.raises(OSError, match=said):
+            CompilationCache.open(root, 2)
+        place.chmod(0o700)
+    root.rename(root.with_name("elsewhere"))
+    root.symlink_to(root.with_name("elsewhere"))
+    with pytest.raises(OSError, match="is no directory"):
+        CompilationCache.open(root, 2)
+
+
+def test_few_and_small_files_stay_the_newest_of_all_kinds(
+    root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_FILES", 3)
+    cache = CompilationCache.open(root, 1)
+    for age in range(3):
+        file = cache.folder / NAME.replace("__1__", f"__{age}__")
+        file.write_bytes(b"code")
+        cache.seal()
+        os.utime(file, (time.time() - age, time.time() - age))
+    os.utime(kept, (time.time() - 60, time.time() - 60))
+    CompilationCache.open(root, 1)
+    assert not list(kept.parent.iterdir())
+    monkeypatch.setattr(module, "_MAX_BYTES", 9)
+    CompilationCache.open(root, 1)
+    assert sorted(path.name[19] for path in cache.folder.glob("*.pb")) == ["0", "1"]
+
+
+CRASH = """
+import os, signal, sys
+from pathlib import Path
+from aiorl.learning.compilation_cache import CompilationCache
+cache = CompilationCache.open(Path(sys.argv[1]), 2)
+cache.begin()
+print(flush=True)
+sys.stdin.read()
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def test_what_a_process_crashed_over_is_not_loaded_again(root: Path, kept: Path) -> None:
+    command = [sys.executable, "-c", CRASH, str(root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        CompilationCache.open(root, 2)
+        assert kept.exists(), "the other one still loads"
+        process.stdin.close()
+    CompilationCache.open(root, 2)
+    assert not list(kept.parent.iterdir())
+
+
+def test_a_process_that_has_compiled_may_be_killed(root: Path, kept: Path) -> None:
+    cache = CompilationCache.open(root, 2)
+    cache.begin()
+    cache.seal()
+    cache.seal()
+    CompilationCache.open(root, 2)
+    assert kept.exists()
+
+
+def test_without_room_it_is_not_used(root: Path) -> None:
+    with disk_full_after(1 << 20), pytest.raises(OSError, match="too large"):
+        CompilationCache.open(root, 2)
+    assert not any(path.is_file() for path in root.rglob("*"))
+
+
+def test_a_file_system_without_locks_does_not_keep_it_from_being_used(
+    root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*arguments: object) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    cache = CompilationCache.open(root, 2)
+    cache.begin()
+    cache.seal()
+    assert {path.name for path in kept.parent.iterdir()} == {NAME, f"{NAME}.sha256"}

@@ -1,0 +1,703 @@
+"""Worker sessions and a learner session joined by a network that loses, delays, repeats and cuts (Hypothesis).
+
+After each step: the ledger balances, no fragment is accepted twice, the fragments of an incarnation come in
+order, no lease is overdrawn and no honest peer is taken for a bad one. Once the network heals everybody is
+registered again and a whole deal comes in.
+
+In a second machine fragments carry the deltas of real filters, which a real publisher merges.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from aiorl.acting.observation.filters import MeanStdFilter
+from aiorl.errors import BatchError
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
+from aiorl.net.protocol.ledger import Ledger
+from aiorl.net.protocol.pacing import Pacing
+from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState
+from aiorl.net.wire.decoding import decode
+from aiorl.net.wire.encoding import encode
+from aiorl.net.wire.messages import Message, Samples, Snapshot
+from aiorl.run.publish import Publisher
+from aiorl.run.worker.apply import SnapshotSlot
+
+NUM_WORKERS = 3
+STEPS = 10
+
+
+class Node:
+    """A worker process: its session, its shell, and the two ends of its connection."""
+
+    def __init__(self, index: int, life: int, ids: itertools.count) -> None:
+        self.index = index
+        self.ids = ids
+        self.session = WorkerSession(
+            WorkerSettings(f"w{index}.{life}", run_id="run" if index else "", slot_hint=index),
+            make_incarnation=lambda: f"i{next(ids)}",
+        )
+        self.peer = b""
+        self.up: deque[list[bytes]] = deque()
+        self.down: deque[list[bytes]] = deque()
+        self.sub: deque[list[bytes]] = deque()
+        self.version = -1
+        self.open: list[tuple[int, int, str]] = []  # lease begun, policy version and incarnation it was begun with
+
+    @property
+    def linked(self) -> bool:
+        return bool(self.peer)
+
+    def shell(self) -> None:
+        for message in self.session.messages_to_send():
+            if self.linked:
+                self.up.append(freeze(message))
+        for event in self.session.events():
+            self.heard(event)
+            if isinstance(event, ev.Registered):
+                self.version = event.welcome.snapshot.version
+                assert event.welcome.slot == self.session.slot
+            elif isinstance(event, ev.SnapshotReceived):
+                assert event.snapshot.version > self.version
+                self.version = event.snapshot.version
+            elif isinstance(event, ev.WasRefused):
+                raise AssertionError(f"an honest worker was refused: {event}")
+
+    def heard(self, event: ev.WorkerEvent) -> None:
+        """For those who have more to do."""
+
+    def take_deltas(self) -> dict[str, dict[str, np.ndarray]]:
+        """What the fragment that is done adds to the filters."""
+        return {}
+
+
+def freeze(message: Message) -> list[bytes]:
+    return [bytes(frame) for frame in encode(message)]
+
+
+class FaultyNetwork(RuleBasedStateMachine):
+    """What may happen to the system, one rule each."""
+
+    node_class = Node
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.ids = itertools.count(1)
+        self.tokens = itertools.count(1)
+        self.accepted: dict[int, str] = {}
+        self.order: dict[str, int] = {}
+        self.zombies: list[tuple[bytes, list[bytes]]] = []
+        self.nodes = [self.node_class(index, 0, self.ids) for index in range(NUM_WORKERS)]
+        self.dealt = 0
+        self.arrived = 0
+        self.version = 0
+        self.learner = self.make_learner(Ledger())
+        self.publish()
+        for node in self.nodes:
+            self.connect(node)
+        self.network_delivers_all()
+        assert len(self.live) == NUM_WORKERS
+
+    def make_learner(self, ledger: Ledger) -> LearnerSession:
+        learner = LearnerSession("run", f"L{next(self.ids)}", LearnerSettings(num_workers=NUM_WORKERS), ledger)
+        learner.set_registration({"env": "x"}, {}, self.now)
+        self.queue: list[ev.SamplesAccepted] = []
+        self.dealt = self.arrived = 0
+        self.live: dict[str, int] = {}
+        return learner
+
+    # The network ------------------------------------------------------------------------------------------
+
+    def learner_shell(self) -> None:
+        by_peer = {node.peer: node for node in self.nodes if node.linked}
+        for target, message in self.learner.messages_to_send():
+            if target is BROADCAST:
+                for node in by_peer.values():
+                    node.sub.append(freeze(message))
+            elif target in by_peer:
+                by_peer[target].down.append(freeze(message))
+        for event in self.learner.events():
+            self.learner_event(event)
+
+    def learner_event(self, event: ev.LearnerEvent) -> None:
+        if isinstance(event, ev.SamplesAccepted):
+            token = int(event.message.batches["p"]["token"][0])
+            assert token not in self.accepted, "a fragment was accepted twice"
+            assert token > self.order.get(event.incarnation, 0), "fragments of an incarnation out of order"
+            assert self.live[event.incarnation] == event.slot
+            self.accepted[token] = event.incarnation
+            self.order[event.incarnation] = token
+            self.queue.append(event)
+            self.arrived += 1
+            assert self.arrived <= self.dealt, "more fragments than were leased"
+        elif isinstance(event, ev.WorkerJoined):
+            assert event.slot not in self.live.values(), "one slot, two workers"
+            self.live[event.incarnation] = event.slot
+        elif isinstance(event, ev.WorkerLost):
+            assert self.live.pop(event.incarnation) == event.slot
+        elif isinstance(event, ev.LeaseOverdue):
+            self.dealt += event.fragments  # leased to others, and may still come
+        elif isinstance(event, ev.PeerRejected):
+            assert not event.dropped, f"an honest peer was dropped: {event.reason}"
+
+    def to_learner(self, peer: bytes, frames: list[bytes]) -> None:
+        self.learner.receive(peer, decode(frames), self.now)
+        self.learner_shell()
+
+    def deliver(self, node: Node, channel: str) -> None:
+        queue: deque = getattr(node, channel)
+        if not queue:
+            return
+        frames = queue.popleft()
+        if channel == "up":
+            self.to_learner(node.peer, frames)
+        elif channel == "down":
+            node.session.receive(decode(frames), self.now)
+        else:
+            node.session.broadcast(decode(frames), self.now)
+        node.shell()
+
+    def connect(self, node: Node, peer: bytes = b"") -> None:
+        node.peer = peer or b"peer%d" % next(self.ids)
+        node.session.connected(self.now)
+        node.shell()
+
+    def disconnect(self, node: Node, *, told: bool, late: bool) -> None:
+        if not node.linked:
+            return
+        peer, node.peer = node.peer, b""
+        if late and not told:
+            self.zombies += [(peer, frames) for frames in node.up]
+        for queue in (node.up, node.down, node.sub):
+            queue.clear()
+        node.session.disconnected(self.now, "cut")
+        node.shell()
+        if told:
+            self.zombies = [(old, frames) for old, frames in self.zombies if old != peer]
+            self.learner.peer_gone(peer, self.now)
+            self.learner_shell()
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        for node in self.nodes:
+            node.session.tick(self.now)
+            node.shell()
+        self.learner.tick(self.now)
+        self.learner_shell()
+
+    # Rules ------------------------------------------------------------------------------------------------
+
+    nodes_index = st.integers(0, NUM_WORKERS - 1)
+
+    @rule(index=nodes_index, channel=st.sampled_from(["up", "down", "sub"]), count=st.integers(1, 6))
+    def network_delivers(self, index: int, channel: str, count: int) -> None:
+        for _ in range(count):
+            self.deliver(self.nodes[index], channel)
+
+    @rule()
+    def network_delivers_all(self) -> None:
+        for _ in range(50):
+            for node, channel in itertools.product(self.nodes, ("up", "down", "sub")):
+                self.deliver(node, channel)
+
+    @rule(index=nodes_index, channel=st.sampled_from(["up", "down", "sub"]))
+    def network_loses_one(self, index: int, channel: str) -> None:
+        queue = getattr(self.nodes[index], channel)
+        if queue:
+            queue.popleft()
+
+    @rule(index=nodes_index, channel=st.sampled_from(["up", "down", "sub"]))
+    def network_repeats_one(self, index: int, channel: str) -> None:
+        queue = getattr(self.nodes[index], channel)
+        if queue:
+            queue.append(queue[0])
+
+    @rule(index=nodes_index, told=st.booleans(), late=st.booleans())
+    def link_breaks(self, index: int, told: bool, late: bool) -> None:
+        self.disconnect(self.nodes[index], told=told, late=late)
+
+    @rule(turns=st.integers(1, 3), seconds=st.sampled_from([0.1, 0.6]))
+    def work_goes_on(self, turns: int, seconds: float) -> None:
+        self.learner_tops_up(3)
+        for _ in range(turns):
+            for node in self.nodes:
+                for _ in range(3):
+                    for channel in ("sub", "down", "up"):
+                        self.deliver(node, channel)
+                self.begin(node)
+                if len(node.open) > 1:
+                    self.end(node)
+            self.tick(seconds)
+
+    @rule(index=nodes_index)
+    def link_comes_up(self, index: int) -> None:
+        if not self.nodes[index].linked:
+            self.connect(self.nodes[index])
+
+    @rule(index=nodes_index)
+    def link_resets_under_the_same_peer_id(self, index: int) -> None:
+        node = self.nodes[index]
+        if node.linked:
+            peer = node.peer
+            self.disconnect(node, told=False, late=False)
+            self.connect(node, peer)
+
+    @rule(number=st.integers(0, 10))
+    def late_message_comes_in(self, number: int) -> None:
+        if self.zombies:
+            peer, frames = self.zombies.pop(number % len(self.zombies))
+            self.to_learner(peer, frames)
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 2.5, 4.0]), count=st.integers(1, 4))
+    def time_passes(self, seconds: float, count: int) -> None:
+        for _ in range(count):
+            self.tick(seconds)
+
+    @rule(index=nodes_index, told=st.booleans())
+    def worker_is_killed(self, index: int, told: bool) -> None:
+        old = self.nodes[index]
+        self.disconnect(old, told=told, late=True)
+        self.nodes[index] = self.node_class(index, next(self.ids), self.ids)
+
+    @rule()
+    def learner_is_restarted(self) -> None:
+        for node in self.nodes:
+            self.disconnect(node, told=False, late=False)
+        self.zombies.clear()
+        self.version += 1
+        self.learner = self.make_learner(Ledger.from_dict(self.learner.ledger.as_dict()))
+        self.publish()
+
+    @rule()
+    def publish(self) -> None:
+        self.version += 1
+        self.learner.publish(self.make_snapshot(), self.now)
+        self.learner_shell()
+
+    def make_snapshot(self) -> Snapshot:
+        return Snapshot(self.version, {"p": {"w": np.full(3, self.version, np.float32)}}, {}, {}, {})
+
+    @rule(fragments=st.integers(1, 7))
+    def learner_deals(self, fragments: int) -> None:
+        if self.learner.version >= 0 and not self.learner.leases.deal_outstanding():
+            self.dealt += fragments
+            self.learner.deal(self.learner.version, fragments)
+            self.learner_shell()
+
+    @rule(wanted=st.integers(1, 4))
+    def learner_tops_up(self, wanted: int) -> None:
+        before = self.learner.leases.outstanding()
+        if self.learner.leases.pacing is None:
+            self.learner.leases.set_pacing(Pacing(3, None, 4))
+        self.learner.leases.pacing.budget = wanted * 3
+        self.learner.stream(0, max(0, self.learner.version - 1))
+        self.dealt += self.learner.leases.outstanding() - before
+        self.learner_shell()
+
+    @rule(discard=st.booleans())
+    def learner_trains(self, discard: bool) -> None:
+        for event in sorted(self.queue, key=lambda event: (event.slot, event.message.seq)):
+            if discard:
+                self.learner.ledger.discard("test", event.message.env_steps)
+            else:
+                self.learner.ledger.train(event.message.env_steps)
+            self.used(event)
+        self.queue.clear()
+
+    def used(self, event: ev.SamplesAccepted) -> None:
+        """For those who have more to do."""
+
+    @rule(index=nodes_index)
+    def worker_begins(self, index: int) -> None:
+        self.begin(self.nodes[index])
+
+    def begin(self, node: Node) -> None:
+        may = node.session.may_sample(node.version)
+        lease_id = node.session.start_fragment(node.version)
+        assert may == (lease_id is not None)
+        if lease_id is not None:
+            assert node.session.state is WorkerState.REGISTERED
+            node.open.append((lease_id, node.version, node.session.incarnation))
+
+    @rule(index=nodes_index, abandon=st.booleans())
+    def worker_ends(self, index: int, abandon: bool) -> None:
+        self.end(self.nodes[index], abandon=abandon)
+
+    def end(self, node: Node, *, abandon: bool = False) -> None:
+        if not node.open:
+            return
+        lease_id, version, incarnation = node.open.pop(0)
+        if abandon:
+            node.session.abandon_fragment(lease_id)
+        else:
+            last = max(version, node.version) if node.session.slot else version
+            batches = {"p": {"token": np.array([next(self.tokens)])}}
+            is_current = incarnation == node.session.incarnation
+            deltas = node.take_deltas() if is_current else {}
+            fragment = Samples(0, lease_id, STEPS, STEPS, version, last, 1, STEPS, batches, {}, deltas, {})
+            assert node.session.fragment_done(fragment, self.now) == is_current
+        node.shell()
+
+    # What holds always ------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        learner = self.learner
+        learner.ledger.check()
+        learner.leases.check_valid()
+        learner._roster.check_valid()
+        assert learner.ledger.queued == sum(event.message.env_steps for event in self.queue)
+        assert set(learner.slots) == set(self.live.values())
+
+    @invariant()
+    def no_env_step_is_unaccounted_for(self) -> None:
+        """Reported never exceeds taken, and what a live incarnation took is reported sooner or later."""
+        sessions = {node.session.incarnation: node.session for node in self.nodes}
+        for incarnation, account in self.learner.ledger._accounts.items():
+            if incarnation in sessions:
+                assert account.reported <= sessions[incarnation].sampled_total
+
+    def teardown(self) -> None:
+        """The network heals: everybody comes back and a whole deal comes in."""
+        if self.learner.version < 0:
+            self.publish()
+        for node in self.nodes:
+            if not node.linked:
+                self.connect(node)
+        for _ in range(120):
+            self.tick(0.25)
+            self.network_delivers_all()
+            for node in self.nodes:
+                while node.open:
+                    self.end(node)
+                self.begin(node)
+            self.the_books_balance()
+            self.network_delivers_all()
+        assert all(node.session.state is WorkerState.REGISTERED for node in self.nodes)
+        assert not self.learner.leases.outstanding()
+        assert not self.learner.leases.held
+        before = self.arrived
+        self.publish()
+        self.dealt += 7
+        self.learner.deal(self.learner.version, 7)
+        self.learner_shell()
+        for node in self.nodes:
+            node.down.clear()  # every lease of the deal is lost on the way, then a worker dies
+        self.tick(0.25)
+        self.worker_is_killed(index=0, told=True)
+        self.connect(self.nodes[0])
+        for _ in range(60):
+            self.tick(0.25)
+            self.network_delivers_all()
+            for node in self.nodes:
+                self.end(node)
+                self.begin(node)
+        assert self.arrived == before + 7, "sampling did not go on"
+        self.tick(1.1)
+        self.network_delivers_all()
+        for node in self.nodes:
+            account = self.learner.ledger._accounts[node.session.incarnation]
+            assert account.reported == node.session.sampled_total
+            assert account.received == account.reported
+            assert not node.session.num_unacked
+        assert self.learner.ledger.in_flight == 0
+
+
+POLICIES = ("p", "q")
+NUM_UNITS = 2
+
+
+def assert_saw(state, samples) -> None:
+    """The state is that of one filter that saw exactly these samples, to 1e-9."""
+    assert state["n"] == len(samples)
+    if len(samples):
+        data = np.asarray(samples, np.float64)
+        mean = data.mean(axis=0)
+        np.testing.assert_allclose(state["mean"], mean, rtol=1e-9)
+        np.testing.assert_allclose(state["m2"], ((data - mean) ** 2).sum(axis=0), rtol=1e-9, atol=1e-9)
+
+
+@dataclass
+class Unit:
+    """One sampler: a filter for each policy, and what they saw."""
+
+    incarnation: str
+    filters: dict[str, MeanStdFilter]
+    slot: SnapshotSlot
+    unsent: dict[str, list] = field(default_factory=lambda: {name: [] for name in POLICIES})
+    sent: list[tuple[int, dict[str, list]]] = field(default_factory=list)  # number, samples of each policy
+
+    def observe(self, rng: np.random.Generator) -> None:
+        self.slot.between_steps()
+        for name, own in self.filters.items():
+            samples = rng.normal(5.0, 2.0, (int(rng.integers(0, 3)), 1))
+            own(samples)
+            self.unsent[name].extend(samples)
+
+    def take_deltas(self, number: int) -> dict[str, dict[str, np.ndarray]]:
+        self.sent.append((number, self.unsent))
+        self.unsent = {name: [] for name in POLICIES}
+        return {name: own.take_delta(number) for name, own in self.filters.items()}
+
+
+class FilterNode(Node):
+    """A worker of several samplers, which are made anew for each registration."""
+
+    def __init__(self, index: int, life: int, ids: itertools.count) -> None:
+        super().__init__(index, life, ids)
+        self.units: list[Unit] = []
+        self.turn = 0
+        self.rng = np.random.default_rng(index)
+        self.spoils = False
+        self.fragments: dict[tuple[str, int], dict[str, list]] = {}  # what the learner can merge of each
+
+    def heard(self, event: ev.WorkerEvent) -> None:
+        if isinstance(event, ev.Registered):
+            self.units = [self.make_unit(event.welcome.snapshot) for _ in range(NUM_UNITS)]
+        elif isinstance(event, ev.SnapshotReceived):
+            for unit in self.units:
+                unit.slot.offer(event.snapshot)
+        elif isinstance(event, ev.Reincarnated):
+            self.units = []
+
+    def make_unit(self, snapshot: Snapshot) -> Unit:
+        filters = {name: MeanStdFilter((1,)) for name in POLICIES}
+        slot = SnapshotSlot({}, filters, self.session.incarnation, synchronize_filters=True)
+        slot.offer(snapshot)
+        slot.between_steps()
+        return Unit(self.session.incarnation, filters, slot)
+
+    def take_deltas(self) -> dict[str, dict[str, np.ndarray]]:
+        self.turn += 1
+        unit = self.units[self.turn % NUM_UNITS]
+        unit.observe(self.rng)
+        number = self.session.next_seq
+        samples = dict(unit.unsent)
+        deltas = unit.take_deltas(number)
+        if self.spoils:
+            deltas["p"]["m2"] = np.array([-1.0])
+            samples["p"] = []
+        self.spoils = False
+        self.fragments[self.session.incarnation, number] = samples
+        return deltas
+
+
+class FaultyNetworkWithFilters(FaultyNetwork):
+    """The same, with filters. R139, R142, R143: each accepted observation counts once, here and there.
+
+    As on-policy, deltas are merged when their fragments are used, in worker order, be their worker alive or not.
+    """
+
+    node_class = FilterNode
+    nodes: list[FilterNode]
+    merges_on_arrival = False
+
+    def __init__(self) -> None:
+        self.snapshots: dict[int, tuple[Snapshot, dict[str, tuple]]] = {}
+        self.fragments: dict[tuple[str, int], dict[str, list]] = {}
+        self.checkpoint: tuple[dict, dict[str, tuple]] = ({}, dict.fromkeys(POLICIES, ()))
+        super().__init__()
+
+    def make_learner(self, ledger: Ledger) -> LearnerSession:
+        self.publisher = Publisher({name: MeanStdFilter((1,)) for name in POLICIES})
+        states, merged = self.checkpoint
+        for name, state in states.items():
+            self.publisher.filters[name].restore(state)
+        self.merged = dict(merged)
+        return super().make_learner(ledger)
+
+    def learner_event(self, event: ev.LearnerEvent) -> None:
+        super().learner_event(event)
+        if isinstance(event, ev.WorkerJoined):
+            self.publisher.join(event.incarnation)
+        elif isinstance(event, ev.WorkerLost):
+            self.publisher.forget(event.incarnation)
+        elif isinstance(event, ev.SamplesAccepted) and self.merges_on_arrival:
+            self.merge(event)
+
+    def used(self, event: ev.SamplesAccepted) -> None:
+        if not self.merges_on_arrival:
+            self.merge(event)
+
+    def merge(self, event: ev.SamplesAccepted) -> None:
+        for node in self.nodes:
+            self.fragments |= node.fragments
+        samples = self.fragments[event.incarnation, event.message.seq]
+        try:
+            self.publisher.merge_deltas(event.incarnation, event.message.seq, event.message.filter_deltas)
+        except BatchError:
+            assert not samples["p"]
+        for name in POLICIES:
+            self.merged[name] = (*self.merged[name], *samples[name])
+
+    def make_snapshot(self) -> Snapshot:
+        self.publisher.version = self.version - 1
+        snapshot = self.publisher.next_snapshot({}, {})
+        assert set(snapshot.filter_acks) <= set(self.live), "an ended incarnation is acknowledged"
+        self.snapshots[self.version] = snapshot, dict(self.merged)
+        return snapshot
+
+    @rule(index=FaultyNetwork.nodes_index, told=st.booleans())
+    def worker_is_killed(self, index: int, told: bool) -> None:
+        self.fragments |= self.nodes[index].fragments
+        super().worker_is_killed(index, told)
+
+    @rule(index=FaultyNetwork.nodes_index)
+    def worker_observes(self, index: int) -> None:
+        for unit in self.nodes[index].units:
+            unit.observe(self.nodes[index].rng)
+
+    @rule(index=FaultyNetwork.nodes_index)
+    def a_delta_that_fits_no_filter_is_sent(self, index: int) -> None:
+        self.nodes[index].spoils = True
+
+    @rule()
+    def checkpoint_is_written(self) -> None:
+        self.checkpoint = self.publisher.filter_states(), dict(self.merged)
+
+    @invariant()
+    def the_learner_saw_every_observation_it_merged_once(self) -> None:
+        for name, samples in self.merged.items():
+            assert_saw(self.publisher.filters[name].state(), samples)
+
+    @invariant()
+    def workers_hold_the_published_state_and_what_it_does_not_acknowledge(self) -> None:
+        for unit in itertools.chain.from_iterable(node.units for node in self.nodes):
+            snapshot, merged = self.snapshots[unit.slot.version]
+            acked = snapshot.filter_acks.get(unit.incarnation, 0)
+            for name, own in unit.filters.items():
+                in_flight = [sample for number, part in unit.sent if number > acked for sample in part[name]]
+                assert_saw(own.state(), [*merged[name], *in_flight, *unit.unsent[name]])
+
+    def teardown(self) -> None:
+        """Once all is delivered, used and published, everybody's statistics are the same."""
+        super().teardown()
+        self.learner_trains(discard=False)
+        self.publish()
+        self.network_delivers_all()
+        self.the_learner_saw_every_observation_it_merged_once()
+        for unit in itertools.chain.from_iterable(node.units for node in self.nodes):
+            unit.slot.between_steps()
+            for name, own in unit.filters.items():
+                assert not own._in_flight
+                assert_saw(own.state(), [*self.merged[name], *unit.unsent[name]])
+
+
+class StreamingWithFilters(FaultyNetworkWithFilters):
+    """Deltas are merged on arrival. R139, R142, R143."""
+
+    merges_on_arrival = True
+
+
+def seeds(fast: int, *, slow: int) -> list[Any]:
+    return [*range(fast), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(fast, fast + slow))]
+
+
+def explored(*usual: Any, examples: int, steps: int) -> list[Any]:
+    """So many runs of each machine; 15 times as many with the slow tests."""
+    limits = {"stateful_step_count": steps, "deadline": None, "suppress_health_check": list(HealthCheck)}
+    return [
+        *(pytest.param(machine, settings(max_examples=examples, **limits), id=machine.__name__) for machine in usual),
+        *(
+            pytest.param(
+                machine,
+                settings(max_examples=15 * examples, **limits),
+                id=f"{machine.__name__}-long",
+                marks=[pytest.mark.nightly, pytest.mark.timeout(1800)],
+            )
+            for machine in usual
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("machine", "limits"), explored(FaultyNetworkWithFilters, StreamingWithFilters, examples=15, steps=50)
+)
+def test_r139_r142_r143_filters_agree_with_what_was_accepted_over_a_faulty_network(
+    machine: type[FaultyNetworkWithFilters], limits: settings
+) -> None:
+    """Several samplers for each worker and several policies; deltas that fit no filter; workers that die in between."""
+    run_state_machine_as_test(machine, settings=limits)
+
+
+@pytest.mark.parametrize(("machine", "limits"), explored(FaultyNetwork, examples=40, steps=60))
+def test_the_protocol_survives_a_faulty_network(machine: type[FaultyNetwork], limits: settings) -> None:
+    """R7 and LESSONS 20: nothing is lost in silence, doubled or reordered, whatever the network does."""
+    run_state_machine_as_test(machine, settings=limits)
+
+
+@pytest.mark.parametrize("seed", seeds(2, slow=4))
+def test_the_protocol_survives_a_long_run_of_faults(seed: int) -> None:
+    """Hypothesis finds short ways to break things; this one goes deep, most of its time at work."""
+    net = FaultyNetwork()
+    for _ in work_among_faults(net, random.Random(seed), 1200):
+        net.the_books_balance()
+        net.no_env_step_is_unaccounted_for()
+    net.teardown()
+
+
+@pytest.mark.parametrize("machine", [FaultyNetworkWithFilters, StreamingWithFilters])
+@pytest.mark.parametrize("seed", seeds(1, slow=2))
+def test_r139_r142_r143_filters_agree_with_what_was_accepted_in_a_long_run_of_faults(
+    machine: type[FaultyNetworkWithFilters], seed: int
+) -> None:
+    net, rng = machine(), random.Random(seed)
+    taken_up_in_flight = 0
+    for _ in work_among_faults(net, rng, 400):
+        node = net.nodes[rng.randrange(NUM_WORKERS)]
+        node.spoils = rng.random() < 0.1
+        for unit in node.units:
+            before = unit.slot.version
+            unit.observe(node.rng)
+            if unit.slot.version > before and any(own._in_flight for own in unit.filters.values()):
+                taken_up_in_flight += 1
+        if rng.random() < 0.1:
+            net.checkpoint_is_written()
+        net.the_learner_saw_every_observation_it_merged_once()
+        net.workers_hold_the_published_state_and_what_it_does_not_acknowledge()
+    assert taken_up_in_flight > 2
+    assert len(net.merged["q"]) > 100
+    net.teardown()
+
+
+def work_among_faults(net: FaultyNetwork, rng: random.Random, count: int) -> Iterator[None]:
+    """So many moves, most of them work."""
+    index = lambda: rng.randrange(NUM_WORKERS)  # noqa: E731
+    channel = lambda: rng.choice(["up", "down", "sub"])  # noqa: E731
+    coin = lambda: rng.random() < 0.5  # noqa: E731
+    moves: list[tuple[float, Callable[[], object]]] = [
+        (30, lambda: net.work_goes_on(turns=rng.randint(1, 3), seconds=rng.choice([0.1, 0.6]))),
+        (8, lambda: net.network_delivers(index=index(), channel=channel(), count=rng.randint(1, 6))),
+        (3, net.network_delivers_all),
+        (2, lambda: net.network_loses_one(index=index(), channel=channel())),
+        (2, lambda: net.network_repeats_one(index=index(), channel=channel())),
+        (2, lambda: net.link_breaks(index=index(), told=coin(), late=coin())),
+        (4, lambda: net.link_comes_up(index=index())),
+        (1, lambda: net.link_resets_under_the_same_peer_id(index=index())),
+        (3, lambda: net.late_message_comes_in(number=rng.randint(0, 10))),
+        (3, lambda: net.time_passes(seconds=rng.choice([0.1, 0.5, 1.0, 2.5, 4.0]), count=rng.randint(1, 4))),
+        (0.5, lambda: net.worker_is_killed(index=index(), told=coin())),
+        (0.2, net.learner_is_restarted),
+        (3, net.publish),
+        (3, lambda: net.learner_deals(fragments=rng.randint(1, 7))),
+        (4, lambda: net.learner_trains(discard=coin())),
+        (4, lambda: net.worker_begins(index=index())),
+        (4, lambda: net.worker_ends(index=index(), abandon=rng.random() < 0.2)),
+    ]
+    weights = [weight for weight, _ in moves]
+    for _ in range(count):
+        rng.choices(moves, weights)[0][1]()
+        yield

@@ -1,0 +1,1015 @@
+"""The learner's session fed message by message: what it sends and what it tells."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiorl.config.parts import TransportConfig
+from aiorl.errors import BadFrame, LocalProtocolError
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
+from aiorl.net.protocol.pacing import Pacing
+from aiorl.net.wire import messages as m
+
+A, B = b"peer-a", b"peer-b"
+
+
+def snapshot(version: int) -> m.Snapshot:
+    return m.Snapshot(version, {"p": {"w": np.ones(2, np.float32)}}, {}, {}, {"timestep": 0})
+
+
+def hello(name: str = "a", **changes: Any) -> m.Hello:
+    return dataclasses.replace(m.Hello(m.PROTOCOL_VERSION, "", f"w-{name}", f"i-{name}", 0, "host", 7, ""), **changes)
+
+
+def fragment(seq: int, lease: int, **changes: Any) -> m.Samples:
+    given = m.Samples(seq, lease, 10, 10, 1, 1, 1, 10, {}, {}, {}, {}, sampled_total=10 * seq)
+    return dataclasses.replace(given, **changes)
+
+
+def make(version: int = 1, **settings: Any) -> LearnerSession:
+    times = {name: settings.pop(name) for name in settings.keys() & TransportConfig.model_fields}
+    session = LearnerSession("run", "learner-1", LearnerSettings(TransportConfig(**times), **settings))
+    session.set_registration({"env": "x"}, {"p": {"graph": b"g", "spec": {}}}, 0.0)
+    session.publish(snapshot(version), 0.0)
+    return session
+
+
+def join(session: LearnerSession, peer: bytes = A, name: str = "a", now: float = 0.0, **changes: Any) -> m.Welcome:
+    session.receive(peer, hello(name, **changes), now, key=f"key-{name}")
+    welcome = next(message for _, message in session.messages_to_send() if isinstance(message, m.Welcome))
+    session.events()
+    return welcome
+
+
+def lease(session: LearnerSession, slot: int = 1, fragments: int = 5, min_version: int = 1) -> int:
+    lease_id = session.grant(slot, fragments, min_version)
+    session.messages_to_send()
+    return lease_id
+
+
+def sent(session: LearnerSession, *kinds: type) -> list[Any]:
+    return [message for _, message in session.messages_to_send() if not kinds or isinstance(message, kinds)]
+
+
+def told(session: LearnerSession, *kinds: type) -> list[Any]:
+    return [event for event in session.events() if not kinds or isinstance(event, kinds)]
+
+
+# Registration ---------------------------------------------------------------------------------------------
+
+
+def test_a_worker_gets_all_it_needs_before_its_first_fragment() -> None:
+    """R4: index, config, num_workers, weights, filters and global vars."""
+    session = make(num_workers=2)
+    known = m.Snapshot(2, {"p": {"w": np.ones(2)}}, {"p": {"n": np.array(5)}}, {"i-z": 4}, {"timestep": 70})
+    session.publish(known, 0.0)
+    session.receive(A, hello(), 0.0)
+    ((peer, welcome),) = session.messages_to_send()
+    assert peer == A
+    assert (welcome.slot, welcome.num_workers, welcome.run_id) == (1, 2, "run")
+    assert welcome.config == {"env": "x"}
+    assert welcome.graphs == {"p": {"graph": b"g", "spec": {}}}
+    assert (welcome.snapshot.version, welcome.snapshot.learner_incarnation) == (2, "learner-1")
+    assert welcome.snapshot.weights == {"p": {"w": pytest.approx(np.ones(2))}}
+    assert welcome.snapshot.filters == {"p": {"n": 5}}
+    assert (welcome.snapshot.filter_acks, welcome.snapshot.global_vars) == ({"i-z": 4}, {"timestep": 70})
+    assert session.events() == [ev.WorkerJoined(1, "i-a", "w-a", "host", 7, local=False)]
+
+
+def test_indices_begin_at_1_and_no_two_live_workers_have_the_same() -> None:
+    """R4: that of a worker that has left goes to the next one."""
+    session = make(num_workers=2)
+    peers = [f"peer-{number}".encode() for number in range(6)]
+    slots = [join(session, peer, name=str(number)).slot for number, peer in enumerate(peers)]
+    assert slots == [1, 2, 3, 4, 5, 6]
+    session.receive(peers[2], m.Leaving("done", 0, 0), 1.0)
+    session.messages_to_send()
+    assert join(session, A, "a", 1.0).slot == 3
+    assert join(session, B, "b", 1.0).slot == 7
+    assert session.slots == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_early_workers_wait_and_are_admitted_in_the_order_they_came() -> None:
+    session = LearnerSession("run", "learner-1")
+    for peer, name in ((A, "a"), (B, "b"), (A, "a")):
+        session.receive(peer, hello(name), 0.0)
+        assert [type(message) for message in sent(session)] == [m.LearnerBeat]
+    session.set_registration({}, {}, 0.0)
+    assert session.num_waiting == 2
+    session.publish(snapshot(1), 0.0)
+    assert [(event.slot, event.incarnation) for event in told(session)] == [(1, "i-a"), (2, "i-b")]
+
+
+def test_whoever_waits_and_falls_silent_or_leaves_is_forgotten() -> None:
+    session = LearnerSession("run", "learner-1")
+    session.receive(A, hello("a"), 0.0)
+    session.receive(B, hello("b"), 9.0)
+    session.tick(11.0)
+    assert session.num_waiting == 1
+    assert (B, m.LearnerBeat("learner-1", -1)) in session.messages_to_send()
+    session.peer_gone(B, 11.0)
+    assert session.num_waiting == 0
+
+
+def test_slots_are_stable_indices_from_one() -> None:
+    session = make()
+    assert join(session, A, "a").slot == 1
+    assert join(session, B, "b", slot_hint=5).slot == 5
+    assert join(session, b"c", "c").slot == 2
+    session.lose(1, "killed", 1.0)
+    assert join(session, b"d", "d").slot == 1
+
+
+def test_a_reserved_slot_is_kept_for_the_local_worker() -> None:
+    session = make()
+    session.reserve_slot(1, "w-local")
+    assert join(session, A, "a").slot == 2
+    session.receive(B, hello("local"), 0.0)
+    (joined,) = told(session)
+    assert (joined.slot, joined.local) == (1, True)
+    session.lose(1, "killed", 1.0)
+    assert join(session, b"c", "c").slot == 1
+
+
+def test_more_workers_than_slots_are_asked_to_try_again() -> None:
+    session = make(max_workers=1)
+    join(session)
+    session.receive(B, hello("b"), 0.0)
+    (refusal,) = sent(session)
+    assert refusal.retry
+    assert refusal.code == m.RefusalCode.FULL
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"protocol": 99}, m.RefusalCode.VERSION, "version 99"),
+        ({"run_id": "other"}, m.RefusalCode.RUN, "'other'"),
+        ({"worker_id": ""}, m.RefusalCode.VIOLATION, "without"),
+        ({"incarnation": ""}, m.RefusalCode.VIOLATION, "without"),
+    ],
+)
+def test_a_wrong_hello_is_refused_in_plain_words_and_the_peer_dropped(
+    changes: dict[str, Any], code: str, words: str
+) -> None:
+    """Bad input: wrong run id or protocol version."""
+    session = make()
+    session.receive(A, hello(**changes), 0.0)
+    (refusal,) = sent(session)
+    assert (refusal.retry, refusal.code) == (False, code)
+    assert words in refusal.reason
+    (event,) = told(session)
+    assert event.dropped
+    session.receive(A, hello(), 0.0)
+    assert sent(session) == told(session) == []
+    assert session.violations.total() == 2
+
+
+def test_the_right_run_id_is_taken() -> None:
+    assert join(make(), run_id="run").slot == 1
+
+
+def test_a_second_hello_of_a_live_incarnation_says_everything_again() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    call_id = session.call(1, "ping", {}, 0.0)
+    session.receive(A, fragment(1, lease_id), 0.5)
+    session.messages_to_send()
+    session.events()
+    session.receive(A, hello(learner_incarnation="learner-1"), 1.0, key="key-a")
+    welcome, granted, call = sent(session)
+    assert (welcome.slot, welcome.acked_seq) == (1, 1)
+    assert granted == m.Lease(lease_id, 5, 1)
+    assert call.call_id == call_id
+    session.receive(A, hello(learner_incarnation="learner-1"), 1.1, key="key-a")
+    assert sent(session) == [], "not twice in a moment"
+    assert told(session) == []
+
+
+def test_a_worker_of_an_earlier_learner_is_asked_to_come_back_as_new() -> None:
+    session = make()
+    session.receive(A, hello(learner_incarnation="learner-0"), 0.0)
+    (refusal,) = sent(session)
+    assert (refusal.retry, refusal.code, refusal.incarnation) == (True, m.RefusalCode.ENDED, "i-a")
+    assert join(session, A, "a2", worker_id="w-a").slot == 1
+
+
+def test_a_new_incarnation_of_a_worker_process_ends_the_old_one_at_once() -> None:
+    session = make()
+    join(session)
+    session.receive(B, hello("a", incarnation="i-new"), 1.0, key="key-a")
+    lost, joined = told(session)
+    assert (lost.incarnation, joined.incarnation, joined.slot) == ("i-a", "i-new", 1)
+
+
+def test_a_new_incarnation_over_the_same_connection_ends_the_old_one() -> None:
+    session = make()
+    join(session)
+    session.receive(A, hello("b"), 1.0)
+    lost, joined = told(session)
+    assert (lost.incarnation, joined.incarnation) == ("i-a", "i-b")
+
+
+# Identity -------------------------------------------------------------------------------------------------
+
+
+def test_an_incarnation_is_bound_to_its_key() -> None:
+    session = make()
+    join(session)
+    for name in ("i-a", "i-other"):
+        peer = name.encode()
+        session.receive(peer, hello("a", incarnation=name), 1.0, key="another key")
+        (refusal,) = sent(session)
+        assert refusal.code == m.RefusalCode.VIOLATION
+        assert told(session) == [ev.PeerRejected(peer, refusal.reason.removeprefix("you "), dropped=True)]
+    assert session.slots == [1], "the true worker is not disturbed"
+
+
+def test_a_played_back_hello_does_not_take_over_a_worker_that_speaks() -> None:
+    session = make()
+    join(session)
+    for second in range(1, 20):
+        session.receive(B, hello(), float(second), key="key-a")
+        session.receive(A, m.Beat(0, "sampling"), second + 0.5)
+        session.tick(second + 0.6)
+        assert all(peer != B for peer, _ in session.messages_to_send())
+    assert session.slots == [1]
+    for _ in range(70):
+        session.receive(B, hello(), 20.0, key="key-a")
+    assert [event.dropped for event in told(session)] == [True]
+    assert session.slots == [1]
+
+
+def test_a_worker_comes_back_over_a_new_connection_when_the_old_one_is_silent() -> None:
+    session = make()
+    join(session)
+    session.receive(B, hello(), 1.0, key="key-a")
+    session.tick(2.0)
+    assert not any(isinstance(message, m.Welcome) for message in sent(session))
+    session.tick(3.1)
+    assert [peer for peer, message in session.messages_to_send() if isinstance(message, m.Welcome)] == [B]
+    session.receive(A, m.Beat(0, ""), 3.2)
+    (refusal,) = sent(session)
+    assert refusal.code == m.RefusalCode.HELLO_FIRST
+
+
+def test_a_worker_comes_back_at_once_when_the_old_connection_is_known_to_be_gone() -> None:
+    session = make()
+    join(session)
+    session.peer_gone(A, 1.0)
+    session.receive(B, hello(), 1.1, key="key-a")
+    assert [type(message) for message in sent(session)] == [m.Welcome]
+    session.receive(b"c", hello(), 1.2, key="key-a")
+    assert sent(session) == []
+    session.peer_gone(B, 1.3)
+    assert [peer for peer, _ in session.messages_to_send()] == [b"c"], "the claim is settled"
+    session.receive(b"d", hello(), 1.4, key="key-a")
+    session.peer_gone(b"d", 1.5)
+    session.tick(5.0)
+    assert not any(isinstance(message, m.Welcome) for message in sent(session)), "the claimant is gone"
+
+
+# Fragments ------------------------------------------------------------------------------------------------
+
+
+def test_fragments_are_accepted_in_order_acknowledged_together_and_entered() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    for seq in (1, 2, 3):
+        session.receive(A, fragment(seq, lease_id), 0.5)
+    assert session.messages_to_send() == [(A, m.Ack(3))]
+    assert session.messages_to_send() == []
+    assert [event.message.seq for event in told(session, ev.SamplesAccepted)] == [1, 2, 3]
+    assert session.ledger.queued == 30
+    assert session.leases.outstanding(1) == 2
+
+
+def test_doubles_are_dropped_and_acknowledged_again() -> None:
+    """D5; bad input: replayed frames."""
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    for _ in range(3):
+        session.receive(A, fragment(1, lease_id), 0.5)
+        assert sent(session) == [m.Ack(1)]
+    assert len(told(session)) == 1
+    assert session.ledger.queued == 10
+
+
+def test_a_gap_is_asked_for_and_a_violation_only_if_it_stays() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    session.receive(A, fragment(2, lease_id), 1.0)
+    session.receive(A, fragment(3, lease_id), 1.1)
+    assert sent(session) == [m.Ack(0, resend=True)]
+    for seq in (1, 2, 3):
+        session.receive(A, fragment(seq, lease_id), 1.2)
+    assert len(told(session, ev.SamplesAccepted)) == 3
+    session.receive(A, fragment(5, lease_id), 2.0)
+    for second in range(3, 12):
+        session.receive(A, m.Beat(30, ""), float(second))
+        session.tick(float(second))
+        assert session.slots == [1]
+    session.receive(A, m.Beat(30, ""), 12.1)
+    session.tick(12.1)
+    lost, rejected = told(session)
+    assert "fragment 4" in lost.reason
+    assert rejected.dropped
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lease_id": 12345}, "outside of its leases"),
+        ({"first_version": 0}, "version 0 under a lease for 1"),
+        ({"last_version": 2}, "versions 1 to 2, the newest being 1"),
+        ({"first_version": 1, "last_version": 0}, "versions 1 to 0"),
+        ({"sampled_total": 5}, "do not add up"),
+        ({"abandoned_total": 11}, "do not add up"),
+        ({"sampled_total": 2**53}, "where its leases allow"),
+    ],
+)
+def test_a_fragment_against_the_rules_costs_the_peer_its_place(changes: dict[str, Any], words: str) -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    lease_id = lease(session)
+    session.receive(A, fragment(1, lease_id, **changes), 1.0)
+    (refusal,) = sent(session)
+    assert words in refusal.reason
+    assert not refusal.retry
+    lost, rejected = told(session)
+    assert (lost.slot, rejected.peer, rejected.dropped) == (1, A, True)
+    assert session.slots == [2]
+    session.ledger.check()
+
+
+@pytest.mark.parametrize(
+    "claim", [m.Beat(2**53, "sampling"), m.Beat(2**53, "sampling", abandoned_total=2**53), m.Leaving("bye", 2**53)]
+)
+def test_nobody_is_believed_to_have_sampled_more_than_its_leases_allow(claim: m.Message) -> None:
+    session = make()
+    join(session)
+    lease(session, fragments=3)
+    session.receive(A, m.Beat(4 << 24, "sampling"), 1.0)
+    assert session.slots == [1]
+    session.receive(A, claim, 2.0)
+    assert session.slots == []
+    assert session.violations["broke its lease or its account"] == 1
+    assert session.ledger.sampled == 4 << 24
+    session.ledger.check()
+
+
+def test_a_lease_covers_so_many_fragments_and_no_more() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session, fragments=1)
+    session.receive(A, fragment(1, lease_id), 1.0)
+    session.receive(A, fragment(2, lease_id), 1.0)
+    assert [type(event) for event in told(session)] == [ev.SamplesAccepted, ev.WorkerLost, ev.PeerRejected]
+
+
+# Life and death -------------------------------------------------------------------------------------------
+
+
+def test_a_silent_worker_is_lost_and_what_it_had_in_flight_is_counted() -> None:
+    """R8: within the heartbeat limit."""
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    session.receive(A, fragment(1, lease_id, sampled_total=25), 0.5)
+    for second in range(1, 11):
+        session.tick(float(second))
+        assert session.slots == [1]
+    told(session)
+    session.tick(10.6)
+    assert told(session) == [ev.WorkerLost(1, "i-a", "w-a", "heartbeats stopped", 15)]
+    assert session.ledger.lost == {"heartbeats stopped": 15}
+    session.messages_to_send()
+    session.receive(A, m.Beat(30, ""), 11.0)
+    (refusal,) = sent(session)
+    assert (refusal.retry, refusal.code, refusal.incarnation) == (True, m.RefusalCode.ENDED, "i-a")
+    session.receive(A, hello(learner_incarnation="learner-1"), 11.0)
+    assert sent(session)[0].code == m.RefusalCode.ENDED
+    session.receive(A, hello(), 11.0)
+    assert sent(session)[0].code == m.RefusalCode.ENDED
+
+
+def test_a_buried_worker_with_much_under_way_is_not_taken_for_an_intruder() -> None:
+    session = make()
+    join(session)
+    session.lose(1, "killed", 1.0)
+    for seq in range(500):
+        session.receive(A, fragment(seq + 1, 1), 1.0)
+    assert not any(isinstance(event, ev.PeerRejected) for event in session.events())
+    session.messages_to_send()
+    assert join(session, A, "a2").slot == 1
+
+
+def test_any_message_counts_as_life() -> None:
+    session = make()
+    join(session)
+    for second in range(1, 40):
+        session.receive(A, m.SnapshotRequest(1), float(second))
+        session.tick(second + 0.5)
+    assert session.slots == [1]
+
+
+def test_a_learner_that_stood_still_does_not_bury_its_workers() -> None:
+    session = make()
+    join(session)
+    session.tick(1.0)
+    session.tick(31.0)
+    assert session.slots == [1]
+    session.tick(36.0)
+    session.tick(40.9)
+    session.tick(42.0)
+    assert session.slots == []
+
+
+def test_heartbeats_go_to_each_worker_and_to_all_with_open_leases_said_again() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    session.tick(1.0)
+    beat = m.LearnerBeat("learner-1", 1)
+    assert session.messages_to_send() == [(BROADCAST, beat), (A, beat), (A, m.Lease(lease_id, 5, 1))]
+    session.tick(1.5)
+    assert session.messages_to_send() == []
+
+
+def test_a_lost_workers_share_is_dealt_to_the_others() -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    session.deal(1, 4)
+    assert [(peer, message.fragments) for peer, message in session.messages_to_send()] == [(A, 2), (B, 2)]
+    session.lose(1, "killed", 1.0)
+    assert [(peer, message.fragments) for peer, message in session.messages_to_send()[1:]] == [(B, 2)]
+    session.lose_worker_id("w-b", "killed", 1.0)
+    session.messages_to_send()
+    session.receive(b"c", hello("c"), 2.0)
+    assert [message.fragments for message in sent(session, m.Lease)] == [4]
+
+
+def test_streaming_shares_one_budget_out() -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    session.leases.set_pacing(Pacing(2, 0, 3))
+    session.stream(0, 1)
+    leases = {peer: message for peer, message in session.messages_to_send()}
+    assert {peer: message.fragments for peer, message in leases.items()} == {A: 1, B: 1}
+    session.receive(A, fragment(1, leases[A].lease_id), 0.5)
+    session.messages_to_send()
+    session.stream(1, 1)
+    assert sent(session, m.Lease) == [], "what is queued counts"
+    session.stream(0, 1)
+    assert [(message.lease_id, message.fragments) for message in sent(session, m.Lease)] == [(leases[A].lease_id, 2)]
+    session.lose(1, "killed", 1.0)
+    session.messages_to_send()
+    session.stream(0, 1)
+    assert sent(session, m.Lease) == [], "one whose speed is not known has one fragment at a time"
+    session.leases.check_valid()
+
+
+def test_a_worker_that_beats_but_never_samples_is_named_and_its_share_dealt_again() -> None:
+    session = make(lease_timeout_s=5.0)
+    join(session)
+    join(session, B, "b")
+    session.deal(1, 2)
+    leases = {peer: message for peer, message in session.messages_to_send()}
+    session.receive(A, fragment(1, leases[A].lease_id), 0.5)
+    session.events()
+    for tenth in range(60):
+        now = 0.5 + tenth / 10
+        for peer in (A, B):
+            session.receive(peer, m.Beat(10 if peer == A else 0, "sampling"), now)
+        session.tick(now)
+    assert told(session) == [ev.LeaseOverdue(2, 1, pytest.approx(5.1, abs=0.11))]
+    dealt = {peer: message for peer, message in session.messages_to_send() if isinstance(message, m.Lease)}
+    assert dealt[A].fragments == 1
+    assert dealt[A].lease_id not in (leases[A].lease_id, leases[B].lease_id)
+
+
+def test_a_standstill_of_the_learner_passes_for_no_slowness_of_whose_fragment_is_read_first_afterwards() -> None:
+    session = make(lease_timeout_s=5.0)
+    join(session)
+    join(session, B, "b")
+    session.deal(1, 4)
+    leases = {peer: message for peer, message in session.messages_to_send()}
+    session.tick(0.5)
+    session.receive(A, fragment(1, leases[A].lease_id), 100.5)
+    session.events()
+    for tenth in range(60):
+        now = 100.5 + tenth / 10
+        for peer in (A, B):
+            session.receive(peer, m.Beat(10 if peer == A else 0, "sampling"), now)
+        session.tick(now)
+    assert [event.slot for event in told(session) if isinstance(event, ev.LeaseOverdue)] == [2]
+
+
+def test_a_standstill_of_the_learner_leaves_a_worker_time_to_fill_a_gap() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    session.tick(0.5)
+    session.receive(A, fragment(2, lease_id), 0.5)
+    session.tick(100.0)
+    assert session.slots == [1]
+
+
+def test_a_worker_that_leaves_frees_its_slot_at_once() -> None:
+    session = make()
+    join(session)
+    session.receive(A, m.Leaving("SIGTERM", 12, 0), 1.0)
+    assert told(session) == [ev.WorkerLost(1, "i-a", "w-a", "left: SIGTERM", 12)]
+    assert sent(session) == []
+    assert session.ledger.lost == {"left": 12}
+
+
+def test_failures_are_passed_on_with_their_traceback() -> None:
+    session = make()
+    join(session)
+    session.receive(A, m.Failure("EnvError", "boom", "Traceback...", fatal=False), 1.0)
+    assert told(session) == [ev.WorkerFailed(1, "i-a", "EnvError", "boom", "Traceback...", fatal=False)]
+    session.receive(A, m.Failure("EnvError", "boom", "", fatal=True), 1.0)
+    assert [type(event) for event in told(session)] == [ev.WorkerFailed, ev.WorkerLost]
+
+
+def test_heartbeats_say_what_a_worker_does() -> None:
+    session = make()
+    join(session)
+    session.receive(A, m.Beat(50, "in env.step", 3.5), 1.0)
+    (worker,) = session.workers
+    assert (worker.state, worker.in_env_s, worker.last_heard) == ("in env.step", 3.5, 1.0)
+    assert session.ledger.in_flight == 50
+    session.receive(A, m.Beat(60, "", 0.0, abandoned_total=99), 1.0)
+    assert session.slots == []
+
+
+# Snapshots, calls, goodbye ---------------------------------------------------------------------------------
+
+
+def test_snapshots_are_broadcast_and_given_on_request_but_not_too_often() -> None:
+    session = make()
+    join(session)
+    session.publish(snapshot(2), 0.0)
+    ((target, message),) = session.messages_to_send()
+    assert target is BROADCAST
+    assert (message.version, message.learner_incarnation) == (2, "learner-1")
+    session.receive(A, m.SnapshotRequest(1), 1.0)
+    session.receive(A, m.SnapshotRequest(1), 1.1)
+    session.receive(A, m.SnapshotRequest(2), 3.0)
+    assert [message.version for message in sent(session)] == [2]
+    with pytest.raises(LocalProtocolError):
+        session.publish(snapshot(2), 0.0)
+
+
+def test_a_call_has_an_answer_in_any_case() -> None:
+    session = make()
+    join(session)
+    answered = session.call(1, "ping", {"x": 1}, 0.0)
+    timed_out = session.call(1, "ping", {}, 0.0)
+    assert [(message.method, message.args) for message in sent(session)] == [("ping", {"x": 1}), ("ping", {})]
+    session.receive(A, m.Reply(answered, True, "pong"), 1.0)
+    session.receive(A, m.Reply(answered, True, "pong"), 1.0)
+    (event,) = told(session)
+    assert (event.slot, event.call_id, event.ok, event.result) == (1, answered, True, "pong")
+    for second in range(2, 60):
+        session.receive(A, m.Beat(0, ""), float(second))
+        session.tick(float(second))
+        assert told(session) == []
+    session.tick(60.0)
+    (event,) = told(session)
+    assert (event.call_id, event.ok, event.result) == (timed_out, False, "timed out")
+    lost = session.call(1, "ping", {}, 60.0)
+    session.lose(1, "killed", 61.0)
+    event = told(session, ev.CallReplied)[0]
+    assert (event.call_id, event.ok) == (lost, False)
+    for command in (lambda: session.call(1, "x", {}, 6.0), lambda: session.grant(1, 1, 1)):
+        with pytest.raises(LocalProtocolError, match="slot 1"):
+            command()
+
+
+def test_a_call_is_answered_by_the_worker_it_was_made_to_and_said_again_while_it_is_open() -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    first, second = session.call(1, "ping", {}, 0.0), session.call(2, "ping", {}, 0.0)
+    sent(session)
+    session.receive(B, m.Reply(first, True, "forged"), 1.0)
+    session.receive(A, m.Reply(first, True, "pong"), 1.0)
+    (event,) = told(session, ev.CallReplied)
+    assert (event.call_id, event.result) == (first, "pong")
+    session.tick(2.0)
+    assert [message.call_id for message in sent(session, m.Call)] == [second]
+
+
+def test_only_the_due_fragment_and_answers_to_open_calls_are_wanted() -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    session.receive(A, fragment(1, lease(session)), 0.5)
+    call_id = session.call(2, "ping", {}, 0.5)
+    first, second = session.speaker(A), session.speaker(B)
+    assert first is not None
+    assert second is not None
+    assert (first.last_seq, first.open_calls) == (1, set())
+    assert (second.last_seq, second.open_calls) == (0, {call_id})
+    session.receive(B, m.Reply(call_id, True, "pong"), 1.0)
+    assert not second.open_calls
+    session.call(2, "ping", {}, 1.0)
+    session.lose(2, "killed", 2.0)
+    assert not second.open_calls
+    assert session.speaker(B) is None
+    assert session.speaker(b"stranger") is None
+
+
+def test_what_is_not_wanted_is_answered_as_if_it_had_been_read() -> None:
+    session = make()
+    join(session)
+    session.receive(A, fragment(1, lease(session)), 0.5)
+    session.messages_to_send()
+    session.unwanted(A, m.Samples, 1, 1.0)
+    assert session.messages_to_send() == [(A, m.Ack(1))]
+    session.unwanted(A, m.Samples, 3, 2.0)
+    assert session.messages_to_send() == [(A, m.Ack(1, resend=True))]
+    session.unwanted(A, m.Reply, 7, 9.0)
+    session.tick(18.0)
+    assert session.slots == [], "it left a gap for too long"
+    join(session, B, "b")
+    session.unwanted(B, m.Snapshot, 0, 19.0)
+    assert session.violations["sent what only a learner sends"] == 1
+    assert session.slots == []
+
+
+@pytest.mark.parametrize(("kind", "number"), [(m.Samples, 0), (m.Samples, 9), (m.Reply, 3)])
+def test_who_sends_without_end_what_nobody_asked_for_is_dropped(kind: type, number: int) -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    for _ in range(1 << 16):
+        session.unwanted(A, kind, number, 1.0)
+    assert session.slots == [1, 2]
+    session.unwanted(A, kind, number, 1.0)
+    assert session.slots == [2]
+    assert "without end" in told(session, ev.WorkerLost)[0].reason
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_worker_that_sends_all_it_keeps_again_and_again_is_never_cut_off(at_once: bool) -> None:
+    """1,024 fragments after 2, 4, 8, 16, 16... seconds without answer: for two hours, or ten minutes at once."""
+    session = make()
+    join(session)
+    now, wait_s = 0.0, 2.0
+    while now < (600.0 if at_once else 7200.0):
+        now, wait_s = now + wait_s, min(2 * wait_s, 16.0)
+        for _ in range(1024):
+            session.unwanted(A, m.Samples, 0, 600.0 if at_once else now)
+    assert session.slots == [1]
+
+
+def test_each_worker_gets_one_acknowledgement_after_all_else_and_none_without_a_connection() -> None:
+    session = make()
+    leases = []
+    for peer, name in ((A, "a"), (B, "b")):
+        join(session, peer, name)
+        leases.append(lease(session, len(leases) + 1))
+    for seq in (1, 2):
+        session.receive(A, fragment(seq, leases[0]), 1.0)
+        session.receive(B, fragment(seq, leases[1]), 1.0)
+    session.peer_gone(B, 1.0)
+    session.call(1, "ping", {}, 1.0)
+    assert [type(message) for message in sent(session)] == [m.Call, m.Ack]
+    session.receive(A, fragment(3, leases[0]), 1.0)
+    assert [message.seq for message in sent(session)] == [3]
+
+
+def test_goodbye_reaches_workers_and_latecomers() -> None:
+    session = make()
+    join(session)
+    session.shutdown("the run is over", True, 1.0)
+    bye = m.Bye("the run is over", True)
+    assert session.messages_to_send() == [(BROADCAST, bye), (A, bye)]
+    session.receive(B, hello("b"), 1.0)
+    assert session.messages_to_send() == [(B, bye)]
+
+
+# Bad peers ------------------------------------------------------------------------------------------------
+
+
+def test_samples_before_hello_are_refused_counted_and_told_once() -> None:
+    session = make()
+    join(session)
+    for _ in range(3):
+        session.receive(B, fragment(1, 1), 1.0)
+        assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.HELLO_FIRST]
+    assert [(event.peer, event.dropped) for event in told(session)] == [(B, False)]
+    for _ in range(100):
+        session.receive(B, fragment(1, 1), 1.0)
+    assert [event.dropped for event in told(session)] == [True]
+    assert session.slots == [1]
+    assert session.violations.total() == 103
+
+
+def test_what_is_far_too_large_for_a_hello_costs_a_stranger_its_connection_at_once() -> None:
+    session = make()
+    session.unread(A, 1 << 16)
+    assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.HELLO_FIRST]
+    session.unread(A, (1 << 16) + 1)
+    assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.VIOLATION]
+    assert [event.dropped for event in told(session)] == [False, True]
+    session.unread(A, 1 << 20)
+    assert sent(session) == told(session) == []
+    assert session.violations["spoke after it was dropped"] == 1
+
+
+def test_a_worker_counted_lost_may_have_much_under_way_but_not_go_on_for_ever() -> None:
+    session = make()
+    join(session)
+    assert session.speaker(A) is not None
+    session.lose(1, "killed", 1.0)
+    assert session.speaker(A) is None
+    session.messages_to_send()
+    for _ in range(4096):
+        session.unread(A, 1 << 20)
+    assert {refusal.code for refusal in sent(session)} == {m.RefusalCode.ENDED}
+    session.unread(A, 1 << 20)
+    assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.VIOLATION]
+
+
+def test_a_worker_that_reports_failures_without_end_is_dropped() -> None:
+    session = make()
+    join(session)
+    join(session, B, "b")
+    for number in range(200):
+        session.receive(B, m.Failure("env", "now and then", ""), 2.0 * number)
+        session.receive(A, m.Beat(0, ""), 2.0 * number)
+    assert session.slots == [1, 2], "one now and then is no violation"
+    told(session)
+    for _ in range(5880):
+        session.receive(A, m.Failure("env", "boom", "x" * 10_000), 400.0)
+    assert len(told(session, ev.WorkerFailed)) <= 60
+    assert session.slots == [2]
+
+
+@pytest.mark.parametrize("source", [{"key": "one key"}, {"host": "192.0.2.1"}], ids=["key", "host"])
+def test_registering_anew_buys_no_more_failures(source: dict[str, str]) -> None:
+    session = make()
+    num_told = 0
+    for number in range(50):
+        peer = b"%d" % number
+        session.receive(peer, hello(str(number)), 1.0, **source)
+        for _ in range(50):
+            session.receive(peer, m.Failure("env", "boom", "x" * 10_000), 1.0, source.get("key"))
+        num_told += len(told(session, ev.WorkerFailed))
+    assert num_told == 60
+    session.receive(B, hello("b"), 1.0, key="another key")
+    session.receive(B, m.Failure("env", "boom", ""), 1.0, "another key")
+    assert len(told(session, ev.WorkerFailed)) == 1, "others are not held to it"
+
+
+def test_what_ends_a_worker_is_told_however_many_share_its_key() -> None:
+    session = make()
+    for number in range(200):
+        peer = b"%d" % number
+        session.receive(peer, hello(str(number)), 1.0, key="the key of all")
+        session.receive(peer, m.Failure("env", "boom", "", fatal=True), 1.0, "the key of all")
+    assert len(told(session, ev.WorkerFailed)) == 200
+    assert session.violations == {}
+
+
+def test_a_thousand_workers_can_join_at_once_at_the_beginning() -> None:
+    session = make()
+    for number in range(1000):
+        session.receive(b"%d" % number, hello(str(number)), 0.0, host="10.0.0.1")
+    assert len(sent(session, m.Welcome)) == 1000
+
+
+def test_registrations_over_all_connections_are_bounded_and_the_rest_waits_its_turn() -> None:
+    session = make()
+    for number in range(1500):
+        session.receive(b"%d" % number, hello(str(number)), 0.0, host="10.0.0.1")
+    assert 1000 <= len(sent(session, m.Welcome)) <= 1024
+    assert session.num_waiting == 1500 - len(session.slots)
+    for tenth in range(1, 11):
+        session.tick(tenth / 10)
+    assert 60 <= len(sent(session, m.Welcome)) <= 64
+    for number in range(1000):
+        session.receive(b"%d" % number, m.Leaving("done"), 1.0)
+        session.peer_gone(b"%d" % number, 1.0)
+    for tenth in range(11, 200):
+        for number in range(1000, 1500):
+            if tenth % 50 == 0:
+                session.receive(b"%d" % number, hello(str(number)), tenth / 10, host="10.0.0.1")
+        session.tick(tenth / 10)
+    assert session.num_waiting == 0
+    assert len(session.slots) == 500, "nobody was refused"
+
+
+def test_whoever_fills_the_line_keeps_others_waiting_for_one_turn_only() -> None:
+    session = make()
+    for number in range(3000):
+        session.receive(b"%d" % number, hello(str(number)), 0.0, host="192.0.2.1")
+    session.receive(A, hello("a"), 0.0, host="10.0.0.1")
+    session.messages_to_send()
+    session.tick(0.1)
+    assert A in [peer for peer, message in session.messages_to_send() if isinstance(message, m.Welcome)]
+
+
+def test_large_snapshots_are_given_to_fewer() -> None:
+    session = make()
+    large = {"p": {"w": np.zeros(16 << 20, np.uint8)}}
+    session.publish(m.Snapshot(2, large, {}, {}, {"timestep": 0}), 0.0)
+    for number in range(1000):
+        session.receive(b"%d" % number, hello(str(number)), 0.0, host="10.0.0.1")
+    assert 200 <= len(sent(session, m.Welcome)) <= 210
+    session.tick(1.0)
+    assert 8 <= len(sent(session, m.Welcome)) <= 14
+
+
+def test_snapshots_for_those_that_ask_are_bounded_over_all_of_them() -> None:
+    session = make()
+    for number in range(1000):
+        session.receive(b"%d" % number, hello(str(number)), 0.0)
+    session.messages_to_send()
+    for second in range(1, 11):
+        for number in range(1000):
+            session.receive(b"%d" % number, m.SnapshotRequest(0), float(second))
+    assert len(sent(session, m.Snapshot)) <= 1024 + 10 * 256
+
+
+def test_a_connection_that_says_hello_without_end_is_dropped_before_it_has_cost_many_snapshots() -> None:
+    session = make()
+    welcomes = 0
+    for number in range(10_000):
+        session.receive(A, hello(str(number)), 1.0)
+        welcomes += len(sent(session, m.Welcome))
+    assert 10 < welcomes < 100
+    assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
+    assert session.slots == []
+    for number in range(10_000):
+        session.receive(B, hello("b"), 1.0 + number / 1000)
+    assert len(sent(session, m.Welcome)) <= 4
+    assert told(session, ev.PeerRejected)[-1].reason == "said hello too often"
+
+
+def test_nobody_gets_another_snapshot_before_the_last_one_has_left() -> None:
+    session = make()
+    unsent: set[bytes] = set()
+    session.set_has_unsent(unsent.__contains__)
+    for name in ("a", "a2", "a3"):
+        session.receive(A, hello(name), 0.0)
+    assert len(sent(session, m.Welcome)) == 1, "what is to be said yet counts"
+    join(session, B, "b")
+    unsent.add(A)
+    for second in range(1, 10):
+        session.publish(snapshot(second + 1), float(second))
+        sent(session)
+        session.receive(A, m.SnapshotRequest(1), float(second))
+        session.receive(A, hello("a"), float(second))
+        session.receive(A, hello(f"a{second}"), float(second))
+        session.receive(B, m.SnapshotRequest(1), float(second))
+        assert [target for target, message in session.messages_to_send() if isinstance(message, m.Snapshot)] == [B]
+    assert len(session.slots) == 2
+    unsent.clear()
+    session.receive(A, m.SnapshotRequest(1), 10.0)
+    assert [message.version for message in sent(session, m.Snapshot)] == [10]
+    session.receive(A, hello("a"), 11.0)
+    assert len(sent(session, m.Welcome)) == 1
+    session.receive(A, hello("a9"), 12.0)
+    assert len(sent(session, m.Welcome)) == 1, "a new incarnation was only kept waiting"
+
+
+def test_a_worker_whose_hellos_of_ten_minutes_come_at_once_is_told_of_its_end_not_dropped() -> None:
+    session = make()
+    join(session)
+    for second in range(0, 600, 5):
+        session.tick(1.0 + second)
+    assert session.slots == []
+    for _ in range(120):
+        session.receive(A, hello("a"), 601.0)
+    for _ in range(120):
+        session.receive(B, hello("b", learner_incarnation="learner-0"), 601.0)
+    assert [event for event in told(session, ev.PeerRejected) if event.dropped] == []
+    assert {message.code for message in sent(session, m.Refused)} == {m.RefusalCode.ENDED}
+
+
+def test_what_a_learner_says_of_broken_frames_is_one_short_line() -> None:
+    session = make()
+    session.bad_frames(A, BadFrame("x\n\x1b[2J" * 9999, field="y\u202e"), 1.0)
+    (refusal,) = sent(session)
+    assert len(refusal.reason) < 400
+    assert refusal.reason.isprintable()
+
+
+def test_a_learner_has_names_that_it_may_say() -> None:
+    for run_id, incarnation in (("r" * 65, "l"), ("r", "l\n")):
+        with pytest.raises(LocalProtocolError, match="visible"):
+            LearnerSession(run_id, incarnation)
+
+
+def test_undecodable_frames_cost_the_peer_its_place_and_nobody_else() -> None:
+    """Bad input: garbage, truncated, oversized frames: counted, told once, peer dropped."""
+    session = make()
+    join(session)
+    join(session, B, "b")
+    for peer in (A, b"unknown"):
+        for _ in range(3):
+            session.bad_frames(peer, BadFrame("not a message header", field="header"), 1.0)
+        ((target, refusal),) = [pair for pair in session.messages_to_send() if isinstance(pair[1], m.Refused)]
+        assert target == peer
+        assert "not a message header" in refusal.reason
+        assert len(told(session, ev.PeerRejected)) == 1
+    assert session.slots == [2]
+
+
+def test_what_only_a_learner_sends_is_a_violation() -> None:
+    session = make()
+    join(session)
+    session.receive(A, m.Ack(1), 1.0)
+    assert "Ack" in told(session, ev.PeerRejected)[0].reason
+
+
+def test_a_violation_found_without_a_connection_ends_the_incarnation_too() -> None:
+    session = make()
+    join(session)
+    lease_id = lease(session)
+    session.receive(A, fragment(2, lease_id), 1.0)
+    session.peer_gone(A, 1.0)
+    worker = session._roster.by_slot[1]
+    worker.last_heard = 12.0
+    session.tick(12.0)
+    assert session.slots == []
+    assert [type(event) for event in told(session)] == [ev.WorkerLost]
+    session.peer_gone(A, 13.0)
+
+
+def test_thousands_of_bad_peers_take_bounded_memory() -> None:
+    session = make()
+    for number in range(6_000):
+        session.receive(b"%d" % number, m.Beat(0, ""), 1.0)
+        session.bad_frames(b"x%d" % number, BadFrame("x"), 1.0)
+        session.receive(b"h%d" % number, hello(str(number), learner_incarnation="another"), 1.0)
+        session.receive(b"w%d" % number, hello(str(number)), 1.0)
+        session.receive(b"w%d" % number, m.Leaving("done"), 1.0)
+        session.messages_to_send()
+        session.events()
+    assert len(session.violations) < 20
+    assert len(session._admission._hellos) <= 4096
+    assert len(session._failures) <= 4096
+    assert len(session._roster._buried) <= 4096
+    assert len(session._strangers._known) <= 4096
+    assert len(session._strangers._dropped) <= 4096
+
+
+def test_who_builds_its_environment_may_be_silent_for_longer_unless_it_has_hung_up() -> None:
+    building = m.Beat(0, m.BUILDING)
+    session = make(heartbeat_timeout_s=10.0, build_timeout_s=60.0)
+    for peer, name in ((A, "a"), (B, "b"), (b"c", "c")):
+        join(session, peer, name)
+        session.receive(peer, building, 0.0)
+    session.receive(b"c", m.Beat(0, "sampling"), 0.5)  # it has built it
+    session.peer_gone(A, 1.0, was_silent=True)
+    session.peer_gone(B, 1.0)
+    slots = {}
+    for quarter in range(400):
+        now = quarter / 4
+        if now == 20.0:  # it is there again, and builds on
+            session.receive(b"a2", hello("a", learner_incarnation="learner-1"), now, key="key-a")
+            session.receive(b"a2", building, now, key="key-a")
+        session.tick(now)
+        slots[now] = session.slots
+    assert slots[10.0] == [1, 2, 3]
+    assert slots[11.0] == slots[79.0] == [1]
+    assert slots[81.0] == []
+
+
+def test_it_is_known_who_has_brought_a_fragment() -> None:
+    session = make()
+    join(session)
+    assert not session.has_brought(1)
+    session.receive(A, fragment(1, lease(session)), 0.5)
+    assert session.has_brought(1)
+    assert not session.has_brought(2)
+
+
+@pytest.mark.parametrize("data_ends", [True, False])
+def test_only_where_data_ends_is_a_worker_believed_that_it_has(data_ends: bool) -> None:
+    session = make(data_ends=data_ends)
+    join(session)
+    join(session, B, "b")
+    session.deal(1, 4)
+    before = sent(session, m.Lease)
+    session.receive(A, m.Beat(0, m.OUT_OF_DATA), 1.0)
+    assert len(before) == 2
+    assert bool(sent(session, m.Lease)) is data_ends, "its share goes to the other one"

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorl.errors import InternalError, RemoteProtocolError
+from aiorl.net.protocol.ledger import ABANDONED, LEARNER_RESTARTED, Ledger
+
+
+def test_env_steps_go_from_report_to_training() -> None:
+    ledger = Ledger()
+    ledger.open("a")
+    ledger.report("a", 100)
+    assert ledger.as_dict() == {
+        "sampled": 100, "trained": 0, "queued": 0, "in_flight": 100, "discarded": {}, "lost": {}
+    }  # fmt: skip
+    ledger.receive("a", 60)
+    ledger.train(30)
+    ledger.discard("stale", 10)
+    ledger.report("a", 110, 5)
+    ledger.check()
+    assert ledger.as_dict() == {
+        "sampled": 110, "trained": 30, "queued": 20, "in_flight": 45,
+        "discarded": {"stale": 10, ABANDONED: 5}, "lost": {},
+    }  # fmt: skip
+    assert ledger.close("a", "killed") == 45
+    ledger.check()
+    assert ledger.lost == {"killed": 45}
+
+
+def test_old_reports_change_nothing() -> None:
+    ledger = Ledger()
+    ledger.open("a")
+    ledger.report("a", 100, 10)
+    ledger.report("a", 50, 5)
+    assert ledger.sampled == 100
+    assert ledger.in_flight == 90
+
+
+def test_more_than_was_reported_cannot_arrive_or_be_abandoned() -> None:
+    ledger = Ledger()
+    ledger.open("a")
+    ledger.report("a", 10)
+    before = ledger.as_dict()
+    with pytest.raises(RemoteProtocolError):
+        ledger.receive("a", 11)
+    with pytest.raises(RemoteProtocolError):
+        ledger.report("a", 12, 13)
+    assert ledger.as_dict() == before
+
+
+def test_more_than_is_queued_cannot_be_trained() -> None:
+    with pytest.raises(InternalError):
+        Ledger().train(1)
+    with pytest.raises(InternalError):
+        Ledger().discard("x", 1)
+
+
+def test_an_incarnation_has_one_account() -> None:
+    ledger = Ledger()
+    ledger.open("a")
+    with pytest.raises(InternalError):
+        ledger.open("a")
+
+
+def test_a_resumed_ledger_counts_what_waited_as_lost() -> None:
+    ledger = Ledger()
+    ledger.open("a")
+    ledger.report("a", 100)
+    ledger.receive("a", 60)
+    ledger.train(30)
+    resumed = Ledger.from_dict(json.loads(json.dumps(ledger.as_dict())))
+    assert resumed.as_dict() == {
+        "sampled": 100, "trained": 30, "queued": 0, "in_flight": 0, "discarded": {}, "lost": {LEARNER_RESTARTED: 70}
+    }  # fmt: skip
+
+
+def test_check_finds_a_sum_that_is_off() -> None:
+    ledger = Ledger()
+    ledger.trained = 1
+    with pytest.raises(InternalError):
+        ledger.check()
+
+
+steps = st.integers(0, 50)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcr"),
+            st.sampled_from(["report", "receive", "train", "discard", "close"]),
+            steps,
+            steps,
+        )
+    )
+)
+def test_the_ledger_balances_after_any_history(history: list[tuple[str, str, int, int]]) -> None:
+    ledger = Ledger()
+    totals: dict[str, int] = {}
+    for name, action, amount, abandoned in history:
+        if name not in totals:
+            ledger.open(name)
+            totals[name] = 0
+        try:
+            if action == "report":
+                totals[name] += amount
+                ledger.report(name, totals[name], abandoned)
+            elif action == "receive":
+                ledger.receive(name, amount)
+            elif action == "train":
+                ledger.train(min(amount, ledger.queued))
+            elif action == "discard":
+                ledger.discard("stale", min(amount, ledger.queued))
+            else:
+                ledger.close(name, "gone")
+                del totals[name]
+        except RemoteProtocolError:
+            pass
+        ledger.check()
+
+
+def test_more_than_leases_allow_cannot_be_on_its_way() -> None:
+    ledger = Ledger()
+    ledger.open("a")
+    ledger.report("a", 100, max_in_flight=100)
+    ledger.receive("a", 60)
+    before = ledger.as_dict()
+    for abandoned in (0, 50):
+        with pytest.raises(RemoteProtocolError, match="where its leases allow 100 on their way"):
+            ledger.report("a", 161, abandoned, max_in_flight=100)
+    assert ledger.as_dict() == before
+    ledger.report("a", 160, 50, max_in_flight=100)
+    ledger.report("a", 160, 50, max_in_flight=1)  # nothing new

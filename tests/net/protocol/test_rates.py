@@ -1,0 +1,63 @@
+"""How often peers may do what costs us something."""
+
+from __future__ import annotations
+
+from aiorl.net.protocol.rates import Allowance, Allowances, EventRates
+
+
+def test_an_allowance_is_so_much_at_once_and_comes_back_with_time() -> None:
+    allowance = Allowance(3, 0.5)
+    assert [allowance.take(10.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert not allowance.take(11.9)
+    assert allowance.take(12.0)
+    assert not allowance.take(12.0)
+    assert [allowance.take(1000.0) for _ in range(4)] == [True] * 3 + [False]
+    assert not allowance.take(1002.0, 1.5)
+    assert allowance.take(1003.0, 1.5)
+
+
+def test_more_may_be_allowed_the_first_time() -> None:
+    allowance = Allowance(2, 1.0, at_first=5)
+    assert [allowance.take(0.0) for _ in range(4)] == [True] * 4
+    assert [allowance.take(60.0) for _ in range(4)] == [True, True, False, False]
+
+
+def test_each_source_has_an_allowance_and_those_that_spoke_last_are_remembered() -> None:
+    allowances = Allowances(1, 0.01, 2)
+    assert [allowances.take(source, 0.0) for source in ("a", "b", "a", "b")] == [True, True, False, False]
+    assert allowances.take("c", 0.0)
+    assert allowances.is_left("d", 0.0)
+    assert not allowances.is_left("c", 0.0)
+    assert not allowances.take("b", 0.0)
+    assert allowances.take("a", 0.0), "it was forgotten"
+    allowances.forget("a")
+    assert len(allowances) == 1
+
+
+def test_of_each_kind_and_source_so_many_are_told_and_the_rest_is_counted() -> None:
+    rates = EventRates(per_source=2, per_kind=5, window_s=60.0)
+    assert [rates.allow("failures", 1, 0.0) for _ in range(4)] == [True, True, False, False]
+    assert rates.allow("failures", 2, 1.0)
+    assert rates.allow("joins", 1, 1.0)
+    assert rates.take_left_out(59.9) == {}
+    assert rates.take_left_out(60.0) == {"failures": 2}
+    assert rates.take_left_out(60.0) == {}
+    assert rates.allow("failures", 1, 60.0), "another window"
+
+
+def test_many_sources_are_told_of_no_more_than_the_kind_allows_and_are_not_all_remembered() -> None:
+    rates = EventRates(per_source=10, per_kind=60)
+    assert sum(rates.allow("refused", number, 0.0) for number in range(100_000)) == 60
+    assert len(rates._told_of) == 60
+    assert rates.take_left_out(61.0) == {"refused": 100_000 - 60}
+    rates.allow("refused", 1, 61.0)
+    assert len(rates._told_of) == 1
+
+
+def test_what_several_sources_say_alike_is_told_once_and_does_not_use_up_what_others_may_say() -> None:
+    rates = EventRates(per_source=2, per_kind=5)
+    assert [rates.allow("failures", number, 0.0, what="boom") for number in range(100)] == [True] + [False] * 99
+    assert rates.allow("failures", 7, 0.0, what="bang")
+    assert [rates.allow("refused", 7, 0.0, at_most=1) for _ in range(2)] == [True, False]
+    assert rates.allow("refused", 8, 0.0, at_most=1)
+    assert rates.take_left_out(60.0) == {"failures": 99, "refused": 1}

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from aiorl.net.transport.endpoint import Event, EventKind
+from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
+
+
+class Side:
+    """Records all that an endpoint tells, and lets a test wait for it."""
+
+    def __init__(self, endpoint: Any) -> None:
+        self.endpoint = endpoint
+        self.messages: list[Any] = []
+        self.broadcasts: list[list[bytes]] = []
+        self.events: list[Event] = []
+        self.tape: list[tuple[str, Any]] = []
+        self._changed = asyncio.Event()
+        endpoint.on_event = self._on_event
+        endpoint.on_message = self._on_message
+        if hasattr(endpoint, "on_broadcast"):
+            endpoint.on_broadcast = self._on_broadcast
+
+    def _note(self, kind: str, what: Any) -> None:
+        self.tape.append((kind, what))
+        self._changed.set()
+
+    def _on_event(self, event: Event) -> None:
+        self.events.append(event)
+        self._note("event", event)
+
+    def _on_message(self, *arguments: Any) -> None:
+        if len(arguments) == 1:
+            message: Any = [bytes(frame) for frame in arguments[0]]
+        else:
+            peer, frames, user_id = arguments
+            message = (peer, [bytes(frame) for frame in frames], user_id)
+        self.messages.append(message)
+        self._note("message", message)
+
+    def _on_broadcast(self, frames: list[memoryview]) -> None:
+        self.broadcasts.append([bytes(frame) for frame in frames])
+        self._note("broadcast", self.broadcasts[-1])
+
+    def kinds(self) -> list[EventKind]:
+        return [event.kind for event in self.events]
+
+    def reasons(self, kind: EventKind) -> list[str]:
+        return [event.reason for event in self.events if event.kind is kind]
+
+    async def until(self, condition: Callable[[], Any], timeout_s: float = 8.0) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"not in {timeout_s} s; seen: {self.tape[-20:]}") from None
+
+    async def until_event(self, kind: EventKind, count: int = 1, timeout_s: float = 8.0) -> Event:
+        await self.until(lambda: self.kinds().count(kind) >= count, timeout_s)
+        return [event for event in self.events if event.kind is kind][count - 1]
+
+
+class Stage:
+    """Makes endpoints on the running loop and closes them all."""
+
+    def __init__(self) -> None:
+        self.sides: list[Side] = []
+
+    def learner(self, bind: str = "tcp://127.0.0.1:0", **keywords: Any) -> Side:
+        keywords.setdefault("insecure", "keys" not in keywords)  # tests speak plain ZeroMQ to it
+        side = Side(ZmqLearnerEndpoint(bind, **keywords))
+        side.endpoint.start()
+        self.sides.append(side)
+        return side
+
+    def worker(self, address: str, **keywords: Any) -> Side:
+        side = Side(ZmqWorkerEndpoint(address, **keywords))
+        side.endpoint.start()
+        self.sides.append(side)
+        return side
+
+    async def pair(self, **keywords: Any) -> tuple[Side, Side]:
+        learner = self.learner(**keywords)
+        worker = self.worker(learner.endpoint.address)
+        await worker.until_event(EventKind.CONNECTED)
+        return learner, worker
+
+    async def eventually(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+        """For what no event tells of."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        while True:
+            if condition():
+                return
+            assert loop.time() < until, "it did not come to pass"
+            await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        for side in reversed(self.sides):
+            await side.endpoint.close(flush_s=0.1)
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def run(request: pytest.FixtureRequest) -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], None]:
+    """Runs ``test(stage)`` to its end on either event loop, in at most 30 s; a failed callback fails the test."""
+
+    def runner(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+        failures: list[dict[str, Any]] = []
+
+        async def main() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+            stage = Stage()
+            try:
+                async with asyncio.timeout(30):
+                    await test(stage)
+            finally:
+                await stage.close()
+
+        if request.param == "uvloop":
+            uvloop.run(main())
+        else:
+            asyncio.run(main())
+        assert not failures
+
+    return runner

@@ -1,0 +1,115 @@
+"""Memory of received frames stays with the process."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from aiorl.net.transport import buffers
+
+_CHURN = """
+import ctypes, resource, sys
+from aiorl.net.transport.buffers import keep_message_buffers
+if sys.argv[1] == "keep":
+    assert keep_message_buffers()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(50):
+    blocks = [libc.malloc(130 << 10) for _ in range(64)]
+    for block in blocks:
+        ctypes.memset(block, 1, 130 << 10)
+    for block in reversed(blocks):
+        libc.free(block)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc hands memory back at once")
+def test_freed_buffers_are_used_again_without_new_page_faults():
+    faults = {
+        mode: int(
+            subprocess.run([sys.executable, "-c", _CHURN, mode], capture_output=True, check=True, timeout=60).stdout
+        )
+        for mode in ("keep", "as it comes")
+    }
+    assert faults["keep"] * 3 < faults["as it comes"], faults
+
+
+_HOLES = """
+import ctypes, psutil
+from aiorl.net.transport.buffers import give_back_idle_memory, keep_message_buffers
+assert keep_message_buffers()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+blocks = [libc.malloc(64 << 10) for _ in range(512)]
+for block in blocks:
+    ctypes.memset(block, 1, 64 << 10)
+for block in blocks[::2]:
+    libc.free(block)
+before = psutil.Process().memory_full_info().uss
+assert give_back_idle_memory()
+print(before - psutil.Process().memory_full_info().uss)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be asked to")
+def test_idle_memory_between_blocks_in_use_is_given_back():
+    done = subprocess.run([sys.executable, "-c", _HOLES], capture_output=True, check=True, timeout=60)
+    assert int(done.stdout) > 10 << 20
+
+
+_HEAPS = """
+import ctypes, sys, threading
+from aiorl.net.transport.buffers import share_one_heap
+if sys.argv[1] == "one":
+    assert share_one_heap()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+barrier, heaps = threading.Barrier(4), set()
+def allocate():
+    for _ in range(50):
+        barrier.wait()
+        heaps.add(libc.malloc(2000) >> 26)  # a heap of a thread is aligned to 64 MiB
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(heaps))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives threads heaps of their own")
+def test_threads_share_one_heap_where_asked_to():
+    heaps = {
+        mode: int(
+            subprocess.run([sys.executable, "-c", _HEAPS, mode], capture_output=True, check=True, timeout=60).stdout
+        )
+        for mode in ("one", "as it comes")
+    }
+    assert heaps["one"] <= 2 < heaps["as it comes"], heaps  # the first heap may lie across a border
+
+
+def test_memory_is_given_back_later_where_no_thread_can_be_started_for_now(monkeypatch):
+    async def run() -> None:
+        given_back = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        tries = iter([RuntimeError("can't start new thread"), None])
+
+        async def to_thread(call):
+            if error := next(tries):
+                raise error
+            loop.call_soon(given_back.set)
+
+        monkeypatch.setattr(asyncio, "to_thread", to_thread)
+        task = asyncio.create_task(buffers.give_back_regularly(0.001))
+        waiting = asyncio.create_task(given_back.wait())
+        await asyncio.wait([task, waiting], timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        assert given_back.is_set(), task
+        task.cancel()
+
+    asyncio.run(run())

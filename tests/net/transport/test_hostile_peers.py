@@ -1,0 +1,343 @@
+"""A learner's endpoint in a process of its own, and peers that mean it harm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from zmtp import RawPeer, frame
+
+_DRIVER = """
+import asyncio, json, os, resource, sys, time
+limits, open_files, slow_s = json.loads(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+if open_files:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+from aiorl.net.transport.endpoint import EndpointLimits
+from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
+
+said = 0
+
+def tell(**what):
+    global said
+    said += 1
+    if said < 200 or "closed_s" in what:  # nobody may be reading
+        print(json.dumps(what), flush=True)
+
+async def main():
+    endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True, limits=EndpointLimits(**limits))
+    done = asyncio.Event()
+
+    def on_message(peer, frames, user_id):
+        word = bytes(frames[0][:20]).decode()
+        if word == "end":
+            done.set()
+        elif word == "echo":
+            endpoint.send(peer, [b"echo"])
+        elif word == "broadcast":
+            endpoint.broadcast([b"news"])
+        elif word == "files":
+            kept = []
+            try:
+                kept = [open(os.devnull) for _ in range(int(bytes(frames[1])))]
+            except OSError:
+                pass
+            endpoint.send(peer, [b"%d" % len(kept)])
+        elif word == "violation":
+            endpoint.send(peer, [b"refused", b"since " * 100_000])
+            endpoint.drop(peer, "a violation")
+        elif slow_s:
+            time.sleep(slow_s)
+
+    endpoint.on_message = on_message
+    endpoint.on_event = lambda event: tell(event=event.kind, reason=event.reason, address=event.address)
+    endpoint.start()
+    tell(port=int(endpoint.address.rpartition(":")[2]), max_peers=endpoint._max_peers)
+    async def flood():
+        while not done.is_set():
+            endpoint.broadcast([bytes(50_000)])
+            await asyncio.sleep(0.002)
+    flooding = asyncio.create_task(flood()) if limits.get("broadcast_messages") == 1 else None
+    await done.wait()
+    before = time.monotonic()
+    await endpoint.close()
+    tell(closed_s=time.monotonic() - before)
+
+asyncio.run(main())
+"""
+
+
+class Learner:
+    """The process."""
+
+    def __init__(self, limits: dict[str, Any], open_files: int, slow_s: float) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _DRIVER, json.dumps(limits), str(open_files), str(slow_s)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+        )
+        self._lines: list[dict[str, Any]] = []
+        self._rest = b""
+        first = self.wait_for(lambda line: "port" in line)
+        self.port, self.max_peers = first["port"], first["max_peers"]
+
+    def wait_for(self, is_it: Callable[[dict[str, Any]], bool], timeout_s: float = 15.0) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        until = time.monotonic() + timeout_s
+        looked = 0
+        while True:
+            for line in self._lines[looked:]:
+                if is_it(line):
+                    return line
+            looked = len(self._lines)
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"not in {timeout_s} s; said: {self._lines[-5:]}")
+            if select.select([self.process.stdout], [], [], left)[0]:
+                data = os.read(self.process.stdout.fileno(), 1 << 16)
+                assert data, f"it has ended: {self.end()}"
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                self._lines += map(json.loads, lines)
+
+    def peer(self) -> RawPeer:
+        return RawPeer(self.port)
+
+    def subscriber(self) -> RawPeer:
+        peer = RawPeer(self.port + 1, "SUB")
+        peer.send(b"\x01")
+        return peer
+
+    def rss_mb(self) -> float:
+        with open(f"/proc/{self.process.pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def end(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        self.process.kill()
+        _, errors = self.process.communicate()
+        return f"status {self.process.returncode}: {errors.decode()[-2000:]}"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Learner]]:
+    learners: list[Learner] = []
+
+    def make(*, open_files: int = 0, slow_s: float = 0.0, **limits: Any) -> Learner:
+        learners.append(Learner(limits, open_files, slow_s))
+        return learners[-1]
+
+    yield make
+    for learner in learners:
+        learner.process.kill()
+        learner.process.communicate()
+
+
+def _is_served(peer: RawPeer) -> bool:
+    peer.send(b"echo")
+    while answer := peer.receive():
+        if answer == [b"echo"]:
+            return True
+    return False
+
+
+def test_peers_that_reset_with_full_queues_do_not_abort_the_process(start):
+    """libzmq 4.3.5 aborts when a heartbeat of its own is due on such a connection."""
+    learner = start(slow_s=0.005, heartbeat_s=0.02, receive_messages=2, send_messages=2, broadcast_messages=1)
+    for _ in range(8):
+        peer, subscriber = learner.peer(), learner.subscriber()  # they never read
+        peer.socket.sendall(frame(bytes(1000)) * 50)
+        time.sleep(0.03)  # its heartbeat becomes due while its queue is full
+        peer.reset()
+        subscriber.reset()
+        assert learner.process.poll() is None, learner.end()
+    with learner.peer() as peer:
+        assert _is_served(peer)
+
+
+def test_peers_that_send_heartbeats_and_reset_with_full_queues_do_not_abort_the_process(start):
+    """libzmq 4.3.5 aborts when it goes on reading such a connection and has a heartbeat to answer."""
+    learner = start(slow_s=0.005, receive_messages=2)
+    ping = b"\x04\x07\x04PING\x00\x00"
+    for _ in range(8):
+        with contextlib.suppress(OSError), learner.peer() as peer:
+            peer.socket.sendall((frame(bytes(100)) * 10 + ping) * 20)
+            time.sleep(0.03)
+            peer.reset()
+    time.sleep(0.3)
+    assert learner.process.poll() is None, learner.end()
+
+
+_FLOOD_BYTES_PER_S = 25e6
+
+
+def _flood(peer: RawPeer, payload: bytes, seconds: float) -> bool:
+    """Send the same bytes over and over; True if the other side has stopped taking them before the time was up.
+
+    Not faster than most networks are: how much comes before a busy machine lets the learner see it says nothing.
+    """
+    until = time.monotonic() + seconds
+    peer.socket.settimeout(1)
+    with contextlib.suppress(OSError):
+        while time.monotonic() < until:
+            peer.socket.sendall(payload)
+            time.sleep(len(payload) / _FLOOD_BYTES_PER_S)
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "payload", [frame(bytes(1 << 20)), frame(bytes(1 << 20), more=True)], ids=["messages", "one without end"]
+)
+def test_what_peers_send_while_the_learner_is_busy_is_bounded_and_the_greedy_are_cut_off(start, payload):
+    learner = start(slow_s=1.5, max_message_bytes=8 << 20, max_unread_bytes=48 << 20)
+    with learner.peer() as honest, learner.peer() as busy, contextlib.ExitStack() as stack:
+        assert _is_served(honest)
+        flooders = [stack.enter_context(learner.peer()) for _ in range(4)]
+        for flooder in flooders:
+            assert _is_served(flooder)
+        before_mb = learner.rss_mb()
+        busy.send(b"busy")
+        threads = [threading.Thread(target=_flood, args=(flooder, payload, 1.0)) for flooder in flooders]
+        for thread in threads:
+            thread.start()
+        peak_mb = 0.0
+        while any(thread.is_alive() for thread in threads):
+            peak_mb = max(peak_mb, learner.rss_mb())
+            time.sleep(0.01)
+        for thread in threads:
+            thread.join()
+        dropped = learner.wait_for(lambda line: line.get("event") == "dropped")
+        assert "too much of what it sent is unread" in dropped["reason"]
+        assert _is_served(honest)
+        assert peak_mb < before_mb + 600, "without a bound it is gigabytes"
+
+
+def test_what_short_connections_leave_behind_is_bounded_too(start):
+    learner = start(slow_s=0.01, max_message_bytes=8 << 20, max_unread_bytes=48 << 20)
+    with learner.peer() as honest:
+        assert _is_served(honest)
+        dropped = None
+        for _ in range(20):  # on a busy machine all that the first ones sent may have been read
+            with contextlib.suppress(OSError), learner.peer() as short:
+                short.socket.sendall(frame(b"x" * 1000) * 200)
+                short.socket.shutdown(socket.SHUT_WR)  # a close may reset it, and what was not read is gone then
+                while short.socket.recv(4096):
+                    pass
+            with contextlib.suppress(TimeoutError):
+                dropped = learner.wait_for(lambda line: line.get("event") == "dropped", timeout_s=0.1)
+                break
+        assert dropped is not None
+        assert "left too much behind" in dropped["reason"]
+        assert _is_served(honest)
+
+
+def test_a_flood_of_small_messages_is_cut_off_long_before_its_bytes_are_too_many(start):
+    learner = start(max_unread_messages=1000)
+    with learner.peer() as honest, learner.peer() as flooder:
+        assert _is_served(flooder)
+        before_mb = learner.rss_mb()
+        assert _flood(flooder, frame(b"x") * 10_000, 10.0), "it was never cut off"
+        dropped = learner.wait_for(lambda line: line.get("event") == "dropped")
+        assert "more than 1000 messages" in dropped["reason"]
+        assert _is_served(honest)
+        assert learner.rss_mb() < before_mb + 300
+
+
+def test_a_message_without_end_of_empty_frames_from_a_stranger_is_cut_off_before_it_takes_much_memory(start):
+    learner = start()
+    with learner.peer() as honest, learner.peer() as flooder:
+        assert _is_served(honest)
+        before_mb = learner.rss_mb()
+        assert _flood(flooder, frame(b"", more=True) * (1 << 17), 30.0), "it was never cut off"
+        dropped = learner.wait_for(lambda line: line.get("event") == "dropped")
+        assert "too much of what it sent is unread" in dropped["reason"]
+        assert _is_served(honest)
+        assert learner.rss_mb() < before_mb + 600
+
+
+@pytest.mark.parametrize(
+    "subscriptions",
+    [frame(b"\x01"), frame(b"\x01") + frame(b"\x00"), frame(b"\x01" + bytes(200)), frame(b"\x01x", more=True)],
+    ids=["one topic", "to and fro", "long topics", "without end"],
+)
+def test_a_flood_of_subscriptions_is_cut_off_and_others_go_on_hearing_broadcasts(start, subscriptions):
+    learner = start(tick_s=0.1)
+    with learner.peer() as peer, learner.subscriber() as honest:
+        before_mb = learner.rss_mb()
+        for _ in range(3):
+            with RawPeer(learner.port + 1, "SUB") as flooder:
+                assert _flood(flooder, subscriptions * 4096, 30.0), "it was never cut off"
+            dropped = learner.wait_for(lambda line: line.get("event") == "dropped")
+            assert "more than a subscription" in dropped["reason"]
+        peer.send(b"broadcast")
+        while honest.receive()[1:] != [b"news"]:
+            pass
+        assert _is_served(peer)
+        assert learner.rss_mb() < before_mb + 150
+
+
+def test_every_dropped_peer_hears_why(start):
+    learner = start()
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(learner.peer()) for _ in range(20)]
+        for peer in peers:
+            peer.send(b"violation")
+        for peer in peers:
+            assert peer.receive() == [b"refused", b"since " * 100_000], "longer than what a connection takes at once"
+            assert peer.receive() == []
+
+
+def test_a_dropped_peer_that_does_not_read_cannot_hold_its_end_up(start):
+    learner = start()
+    with RawPeer(learner.port, receive_buffer=4096) as peer:
+        peer.send(b"violation")
+        learner.wait_for(lambda line: line.get("event") == "dropped")
+        gone = learner.wait_for(lambda line: line.get("event") == "disconnected", timeout_s=5)
+        assert gone["reason"] == "a violation"
+
+
+def test_a_storm_of_connections_and_resets_leaves_nothing_behind(start):
+    learner = start()
+    with learner.peer() as peer:
+        for index in range(600):
+            if index == 200:
+                assert _is_served(peer)
+                before_mb = learner.rss_mb()
+            other = learner.peer() if index % 2 else learner.subscriber()
+            other.send(b"\x01" if index % 2 == 0 else b"x")
+            other.reset()
+        assert _is_served(peer)
+        assert learner.rss_mb() < before_mb + 5
+        assert len(os.listdir(f"/proc/{learner.process.pid}/fd")) < 60
+
+
+def test_out_of_descriptors_those_admitted_are_served_files_can_be_opened_and_closing_ends(start):
+    learner = start(open_files=256)
+    assert 20 < learner.max_peers < 100
+    with learner.peer() as peer, contextlib.ExitStack() as stack:
+        for index in range(600):
+            other = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):  # the bound may be reached before it is set up
+                other.connect(("127.0.0.1", learner.port + index % 2))
+        learner.wait_for(lambda line: f"{learner.max_peers} connections already" in line.get("reason", ""))
+        assert _is_served(peer)
+        answer = [b"0"]
+        until = time.monotonic() + 5  # those beyond the bound exist for a moment
+        while answer != [b"40"] and time.monotonic() < until:
+            peer.send(b"files", b"40")
+            answer = peer.receive()
+        assert answer == [b"40"]
+        peer.send(b"end")
+        assert learner.wait_for(lambda line: "closed_s" in line)["closed_s"] < 3
+        assert "status 0" in learner.end()

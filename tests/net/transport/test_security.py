@@ -1,0 +1,569 @@
+"""Who may connect: binds, key files, the admitted directory, and what a refused handshake says on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import grp
+import itertools
+import os
+import pwd
+import shutil
+import socket
+import stat
+from dataclasses import replace
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorl.errors import SecurityError
+from aiorl.keys import make_keys
+from aiorl.net.transport.endpoint import EndpointLimits, EventKind
+from aiorl.net.transport.security import (
+    AdmittedKeys,
+    check_bind,
+    load_learner_keys,
+    load_worker_keys,
+    reachable_from_elsewhere,
+    reachable_from_here,
+    read_public_key,
+    read_secret_key,
+)
+
+FAST = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    make_keys(tmp_path / "keys", ("worker", "other"))
+    return tmp_path / "keys"
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:5557", "tcp://*:5557", "tcp://10.1.2.3:5557", "tcp://[::]:5557"])
+def test_a_bind_open_to_the_network_needs_keys_or_insecure(address, keys, caplog):
+    with pytest.raises(SecurityError, match=r"needs keys.*python -m aiorl\.keys DIR.*--insecure"):
+        check_bind(address, None, insecure=False)
+    check_bind(address, load_learner_keys(keys), insecure=False)
+    assert not caplog.records
+    check_bind(address, None, insecure=True)
+    assert "open to everyone" in caplog.text
+
+
+def test_a_loopback_bind_is_open_without_a_word(caplog):
+    check_bind("tcp://127.0.0.1:5557", None, insecure=False)
+    assert not caplog.records
+
+
+def test_keys_made_by_the_tool_load_on_both_sides(keys):
+    learner, worker = load_learner_keys(keys), load_worker_keys(keys)
+    assert learner.public_key == worker.learner_key
+    assert worker.public_key == read_public_key(keys / "admitted" / "worker.key")
+    assert load_worker_keys(keys / "other.key_secret").public_key == read_public_key(keys / "other.key")
+    for loaded in (learner, worker):
+        assert loaded.secret_key.decode() not in repr(loaded)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644, 0o666])
+def test_a_private_key_that_others_can_reach_is_refused_with_the_command_that_mends_it(keys, mode):
+    path = keys / "worker.key_secret"
+    path.chmod(mode)
+    with pytest.raises(SecurityError, match=rf"mode {mode:04o}.*chmod 600 {path}"):
+        load_worker_keys(keys)
+
+
+WHERE = ["", "admitted", "learner.key_secret", "learner.key", "worker.key_secret"]
+
+
+def read_by_whom(name):
+    """What reads a file or directory of keys: the loaders of the two sides, or one of them."""
+    return {"admitted": [load_learner_keys], "learner.key_secret": [load_learner_keys]}.get(
+        name, [load_worker_keys] if name else [load_learner_keys, load_worker_keys]
+    )
+
+
+@pytest.mark.parametrize("mode", [0o020, 0o002, 0o022])
+@pytest.mark.parametrize("name", ["", "admitted", "learner.key"])
+def test_keys_that_others_could_change_are_refused_with_the_command_that_mends_it(keys, name, mode, monkeypatch):
+    monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group(("staff", "x", number, [])))
+    path = keys / name
+    path.chmod(path.stat().st_mode | mode)
+    found = stat.S_IMODE(path.stat().st_mode)
+    said = rf"{path} can be written by others \(owner \w+, mode {found:04o}\).*run `chmod go-w {path}`;"
+    for load in read_by_whom(name):
+        with pytest.raises(SecurityError, match=said):
+            load(keys)
+    path.chmod(path.stat().st_mode & ~0o022)
+    load_learner_keys(keys)
+    load_worker_keys(keys)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", WHERE)
+def test_keys_that_belong_to_somebody_else_are_refused_with_owner_and_command(keys, name, monkeypatch):
+    for path in (keys, *keys.rglob("*")):
+        os.chown(path, 12345, 12345)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    load_learner_keys(keys)
+    load_worker_keys(keys)
+    os.chown(keys / name, 54321, -1)
+    said = rf"{keys / name} belongs to somebody else \(owner 54321, mode 0\d+\).*`sudo chown -R 12345 {keys / name}`"
+    for load in read_by_whom(name):
+        with pytest.raises(SecurityError, match=said):
+            load(keys)
+    os.chown(keys / name, 0, -1)  # root's, as where a system is set up for its users
+    load_learner_keys(keys)
+    load_worker_keys(keys)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_root_takes_a_directory_of_somebody_as_in_a_container_but_nothing_there_of_a_third(keys):
+    for path in (keys, *keys.rglob("*")):
+        os.chown(path, 12345, 12345)
+    assert load_learner_keys(keys).public_key == load_worker_keys(keys).learner_key
+    os.chown(keys / "learner.key", 54321, -1)
+    with pytest.raises(SecurityError, match=r"learner\.key belongs to somebody else"):
+        load_worker_keys(keys)
+
+
+def test_keys_made_under_any_umask_are_taken(tmp_path):
+    for umask in (0o000, 0o002, 0o022, 0o077):
+        before = os.umask(umask)
+        try:
+            make_keys(tmp_path / f"{umask:o}" / "keys")
+        finally:
+            os.umask(before)
+        load_learner_keys(tmp_path / f"{umask:o}" / "keys")
+        load_worker_keys(tmp_path / f"{umask:o}" / "keys")
+
+
+def test_a_directory_that_a_users_private_group_may_write_to_is_taken_and_one_with_members_is_not(keys, monkeypatch):
+    """As made by `mkdir` where the umask is 0002."""
+    name, members = pwd.getpwuid(os.geteuid()).pw_name, []
+    monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group((name, "x", number, members)))
+    os.chown(keys, -1, pwd.getpwuid(os.geteuid()).pw_gid)
+    keys.chmod(0o775)
+    load_learner_keys(keys)
+    load_worker_keys(keys)
+    members.append("bob")
+    with pytest.raises(SecurityError, match="can be written by others"):
+        load_learner_keys(keys)
+
+
+def test_a_secret_mounted_by_kubernetes_is_taken(keys, tmp_path):
+    """A sticky directory of links to links, whose files nobody else can replace."""
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    mount.chmod(0o1777)
+    data = mount / "..2026_01_31_12_00_00.1"
+    shutil.copytree(keys, data)
+    (mount / "..data").symlink_to(data.name)
+    for path in data.iterdir():
+        (mount / path.name).symlink_to(f"..data/{path.name}")
+    for path in data.rglob("*.key*"):
+        path.chmod(0o400)
+    learner = load_learner_keys(mount)
+    assert load_worker_keys(mount).learner_key == learner.public_key
+    assert len(AdmittedKeys(learner.admitted).refresh()) == 2
+
+
+def test_a_file_of_all_keys_of_a_run_may_be_anywhere(keys, tmp_path):
+    worker = load_worker_keys(keys)
+    place = tmp_path / "5557.key_secret"
+    place.write_text((keys / "worker.key_secret").read_text() + f'learner-key = "{worker.learner_key.decode()}"\n')
+    place.chmod(0o600)
+    tmp_path.chmod(0o777)
+    assert load_worker_keys(place).learner_key == worker.learner_key
+
+
+def test_whoever_can_write_where_keys_are_admitted_is_not_admitted_while_a_run_goes_on(keys, tmp_path, caplog):
+    admitted = AdmittedKeys(keys / "admitted")
+    make_keys(tmp_path / "intruder", ("intruder",))
+    before = admitted.refresh()
+    (keys / "admitted").chmod(0o757)
+    shutil.copy(tmp_path / "intruder" / "intruder.key", keys / "admitted")
+    for _ in range(3):
+        assert admitted.refresh() == before
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "no further keys are admitted" in said
+    assert f"chmod go-w {keys / 'admitted'}" in said
+    (keys / "admitted" / "other.key").unlink()
+    assert [*admitted.refresh().values()] == ["worker"], "to shut one out takes effect all the same"
+    (keys / "admitted").chmod(0o755)
+    (keys / "admitted" / "intruder.key").chmod(0o646)
+    assert [*admitted.refresh().values()] == ["worker"]
+    assert "intruder.key can be written by others" in caplog.text
+    (keys / "admitted" / "intruder.key").chmod(0o644)
+    assert [*admitted.refresh().values()] == ["intruder", "worker"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_an_admitted_key_that_somebody_else_has_put_there_is_left_out(keys, caplog):
+    os.chown(keys / "admitted" / "other.key", 54321, -1)
+    assert [*AdmittedKeys(keys / "admitted").refresh().values()] == ["worker"]
+    assert "other.key belongs to somebody else (owner 54321, mode 0644)" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["learner.key_secret", "admitted"])
+def test_what_the_learner_misses_is_named(keys, name):
+    path = keys / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(SecurityError, match=rf"{name} is missing"):
+        load_learner_keys(keys)
+
+
+def test_what_the_worker_misses_is_named(keys, tmp_path):
+    with pytest.raises(SecurityError, match="no directory of keys"):
+        load_worker_keys(tmp_path / "nowhere")
+    (keys / "learner.key").unlink()
+    with pytest.raises(SecurityError, match=r"learner\.key is missing"):
+        load_worker_keys(keys)
+    (keys / "worker.key_secret").unlink()
+    shutil.copy2(keys / "other.key_secret", keys / "third.key_secret")
+    with pytest.raises(SecurityError, match=r"several private keys \(other.key_secret, third.key_secret\).*--keys"):
+        load_worker_keys(keys)
+    for name in ("other", "third"):
+        (keys / f"{name}.key_secret").unlink()
+    with pytest.raises(SecurityError, match="holds no worker's private key"):
+        load_worker_keys(keys)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_key_is_named(keys):
+    (keys / "worker.key_secret").chmod(0o000)
+    with pytest.raises(SecurityError, match="cannot be read"):
+        load_worker_keys(keys)
+
+
+def test_a_directory_in_place_of_a_key_is_named(keys):
+    (keys / "learner.key").unlink()
+    (keys / "learner.key").mkdir()
+    with pytest.raises(SecurityError, match=r"learner\.key cannot be read"):
+        load_worker_keys(keys)
+
+
+@given(st.binary(max_size=300))
+def test_no_file_content_gives_anything_but_a_key_or_a_security_error(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("keys") / "x.key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    for read in (read_public_key, read_secret_key):
+        with contextlib.suppress(SecurityError):
+            read(path)
+
+
+def test_a_bare_key_and_pyzmqs_own_certificates_are_read_too(tmp_path):
+    import zmq.auth
+
+    public, _ = zmq.curve_keypair()
+    (tmp_path / "bare.key").write_bytes(public + b"\n")
+    assert read_public_key(tmp_path / "bare.key") == public
+    public_file, secret_file = zmq.auth.create_certificates(tmp_path, "theirs")
+    os.chmod(secret_file, 0o600)
+    expected = zmq.auth.load_certificate(secret_file)
+    from pathlib import Path
+
+    assert read_secret_key(Path(secret_file)) == expected
+    assert read_public_key(Path(public_file)) == expected[0]
+
+
+def test_admitted_keys_follow_the_directory_and_leave_out_what_is_no_key(keys, caplog):
+    admitted = AdmittedKeys(keys / "admitted")
+    key = read_public_key(keys / "worker.key")
+    assert admitted.refresh()[key] == "worker"
+    (keys / "admitted" / "worker.key").rename(keys / "admitted" / "renamed.key")
+    assert admitted.refresh()[key] == "renamed"
+    (keys / "admitted" / "renamed.key").unlink()
+    assert key not in admitted.refresh()
+    (keys / "admitted" / "broken.key").write_text("not a key")
+    (keys / "admitted" / "nowhere.key").symlink_to("nothing")
+    shutil.copy(keys / "worker.key", keys / "admitted")
+    assert admitted.refresh()[key] == "worker"
+    assert "broken.key" in caplog.text
+    shutil.copy(keys / "other.key", keys / "admitted" / "worker.key")
+    assert key not in admitted.refresh()
+    shutil.rmtree(keys / "admitted")
+    assert not admitted.refresh()
+
+
+def test_a_directory_that_cannot_be_read_for_a_while_leaves_the_admitted_keys_as_they_are(keys, monkeypatch, caplog):
+    admitted = AdmittedKeys(keys / "admitted")
+    before = admitted.refresh()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", _out_of_descriptors)
+        assert admitted.refresh() == before
+        assert admitted.refresh() == before
+    assert len([record for record in caplog.records if "cannot be read" in record.getMessage()]) == 1
+    (keys / "admitted" / "other.key").unlink()
+    assert set(admitted.refresh().values()) == {"worker"}
+
+
+def _out_of_descriptors(path):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_whoever_knocks_does_not_keep_the_learner_reading_its_directory(keys, monkeypatch):
+    looks = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scandir(path))
+    clock = itertools.count(0.0, 0.01)
+    admitted = AdmittedKeys(keys / "admitted", clock=lambda: next(clock))
+    for _ in range(200):
+        assert admitted.name_of(b"stranger") is None
+    assert len(looks) <= 11
+
+
+@pytest.mark.parametrize("name", ["learner.key_secret", "worker.key_secret", "learner.key"])
+def test_a_pipe_or_a_huge_file_in_place_of_a_key_is_named_and_never_waited_for(keys, name):
+    (keys / name).unlink()
+    os.mkfifo(keys / name, 0o600)
+    with pytest.raises(SecurityError, match=rf"{name} holds no"):
+        load_learner_keys(keys) if name == "learner.key_secret" else load_worker_keys(keys)
+    (keys / name).unlink()
+    with (keys / name).open("wb") as file:
+        file.truncate(20 << 30)
+    (keys / name).chmod(0o600)
+    with pytest.raises(SecurityError, match=rf"{name} holds no"):
+        load_learner_keys(keys) if name == "learner.key_secret" else load_worker_keys(keys)
+
+
+def test_a_pipe_among_the_admitted_keys_is_left_out(keys, caplog):
+    os.mkfifo(keys / "admitted" / "pipe.key")
+    assert set(AdmittedKeys(keys / "admitted").refresh().values()) == {"worker", "other"}
+    assert "pipe.key holds no" in caplog.text
+
+
+# --- handshakes over loopback
+
+
+async def _exchange(learner, worker):
+    count = len(learner.messages)
+    assert worker.endpoint.send([b"hello"])
+    await learner.until(lambda: len(learner.messages) > count)
+    peer, frames, user_id = learner.messages[-1]
+    assert frames == [b"hello"]
+    assert learner.endpoint.send(peer, [b"welcome"])
+    learner.endpoint.broadcast([b"news"])
+    await worker.until(lambda: worker.messages and worker.broadcasts)
+    return user_id
+
+
+def test_an_admitted_worker_talks_on_both_channels_under_its_key(run, keys):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys))
+        for name in ("worker", "other"):
+            worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / f"{name}.key_secret"))
+            await worker.until_event(EventKind.CONNECTED)
+            assert await _exchange(learner, worker) == read_public_key(keys / f"{name}.key").decode()
+
+    run(test)
+
+
+def test_a_key_that_is_not_admitted_is_refused_with_the_reason_on_both_sides_and_joins_once_it_is(run, keys):
+    async def test(stage):
+        (keys / "admitted" / "other.key").unlink()
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST)
+        theirs = await worker.until_event(EventKind.REFUSED)
+        assert f"add {keys / 'other.key'} to its 'admitted' directory" in theirs.reason
+        ours = await learner.until_event(EventKind.REFUSED)
+        assert read_public_key(keys / "other.key").decode() in ours.reason
+        assert ours.address == "127.0.0.1"
+        assert not learner.messages
+        shutil.copy(keys / "other.key", keys / "admitted")
+        await worker.until_event(EventKind.CONNECTED)
+        assert await _exchange(learner, worker) == read_public_key(keys / "other.key").decode()
+
+    run(test)
+
+
+def test_a_withdrawn_key_is_cut_off_without_a_restart_and_others_stay(run, keys):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        workers = {}
+        for name in ("worker", "other"):
+            workers[name] = stage.worker(
+                learner.endpoint.address, keys=load_worker_keys(keys / f"{name}.key_secret"), limits=FAST
+            )
+            await workers[name].until_event(EventKind.CONNECTED)
+            await _exchange(learner, workers[name])
+        (keys / "admitted" / "other.key").unlink()
+        dropped = await learner.until_event(EventKind.DROPPED)
+        assert "'other' is not admitted any more" in dropped.reason
+        await workers["other"].until_event(EventKind.DISCONNECTED)
+        await workers["other"].until_event(EventKind.REFUSED)
+        await _exchange(learner, workers["worker"])
+        assert EventKind.DISCONNECTED not in workers["worker"].kinds()
+
+    run(test)
+
+
+def test_withdrawn_keys_are_cut_off_while_another_client_keeps_knocking(run, keys, tmp_path):
+    async def test(stage):
+        make_keys(tmp_path / "stranger")
+        shutil.copy(keys / "learner.key", tmp_path / "stranger" / "learner.key")
+        learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=0.5))
+        address, mine = learner.endpoint.address, load_worker_keys(keys / "other.key_secret")
+        workers = [stage.worker(address, keys=mine, limits=FAST) for _ in range(3)]
+        for worker in workers:
+            await worker.until_event(EventKind.CONNECTED)
+        stage.worker(address, keys=load_worker_keys(tmp_path / "stranger"), limits=FAST)
+        await learner.until_event(EventKind.REFUSED)
+        (keys / "admitted" / "other.key").unlink()
+        await learner.until_event(EventKind.REFUSED, learner.kinds().count(EventKind.REFUSED) + 2)
+        await learner.until_event(EventKind.DROPPED, 6)  # three workers on two ports
+        for worker in workers:
+            await worker.until_event(EventKind.DISCONNECTED)
+
+    run(test)
+
+
+def test_a_key_replaced_under_its_name_is_another_key(run, keys, tmp_path):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        old = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST)
+        await old.until_event(EventKind.CONNECTED)
+        former = await _exchange(learner, old)
+        make_keys(tmp_path / "new", ("other",))
+        shutil.copy(keys / "learner.key", tmp_path / "new" / "learner.key")
+        shutil.copy(tmp_path / "new" / "other.key", keys / "admitted" / "other.key")
+        await old.until_event(EventKind.REFUSED)
+        new = stage.worker(learner.endpoint.address, keys=load_worker_keys(tmp_path / "new"), limits=FAST)
+        await new.until_event(EventKind.CONNECTED)
+        assert await _exchange(learner, new) != former, "or it could take over the old key's registration"
+
+    run(test)
+
+
+@contextlib.asynccontextmanager
+async def _silent(stage, learner, keys, kind):
+    """A client that makes the handshake with the key 'other', on the port for its kind of socket, and says nothing."""
+    mine = load_worker_keys(keys / "other.key_secret")
+    with zmq.Context() as context, context.socket(kind) as client:
+        client.linger = 0
+        client.curve_publickey, client.curve_secretkey = mine.public_key, mine.secret_key
+        client.curve_serverkey = mine.learner_key
+        port = int(learner.endpoint.address.rpartition(":")[2])
+        with client.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as events:
+            client.connect(f"tcp://127.0.0.1:{port + (kind == zmq.SUB)}")
+            await stage.eventually(lambda: events.poll(0))
+            client.disable_monitor()
+        yield client
+
+
+@pytest.mark.parametrize("kind", [zmq.DEALER, zmq.SUB], ids=["samples", "broadcast"])
+def test_a_connection_that_was_silent_when_its_key_was_withdrawn_is_cut_off_too(run, keys, kind):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
+        await worker.until_event(EventKind.CONNECTED)
+        async with _silent(stage, learner, keys, kind) as client:
+            (keys / "admitted" / "other.key").unlink()
+            await learner.until_event(EventKind.DROPPED)
+            client.subscribe(b"") if kind == zmq.SUB else client.send(b"hello")
+            await learner.until_event(EventKind.REFUSED)  # when it comes again
+            await _exchange(learner, worker)
+            assert not client.poll(0)
+        assert [frames for _, frames, _ in learner.messages] == [[b"hello"]], "only the worker's own"
+        assert EventKind.DISCONNECTED not in worker.kinds()
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", [zmq.DEALER, zmq.SUB], ids=["samples", "broadcast"])
+def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(run, keys, kind):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=30.0))
+        async with _silent(stage, learner, keys, kind) as client:
+            (keys / "admitted" / "other.key").unlink()
+            learner.endpoint._admitted.refresh()  # as by another client's handshake
+            client.subscribe(b"") if kind == zmq.SUB else client.send(b"hello")
+            dropped = await learner.until_event(EventKind.DROPPED)
+            assert "not admitted any more" in dropped.reason
+            await learner.until_event(EventKind.REFUSED)
+        assert not learner.messages
+
+    run(test)
+
+
+def test_a_worker_without_keys_is_told_that_the_learner_wants_some(run, keys):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        worker = stage.worker(learner.endpoint.address, limits=FAST)
+        # which side hangs up first is a race; the one that sees it end can only guess
+        assert "--keys DIR" in (await worker.until_event(EventKind.REFUSED)).reason
+        assert "keys" in (await learner.until_event(EventKind.REFUSED)).reason
+
+    run(test)
+
+
+def test_a_worker_with_keys_at_a_learner_without_is_told_so(run, keys):
+    async def test(stage):
+        learner = stage.learner(limits=FAST)
+        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
+        assert "uses no" in (await worker.until_event(EventKind.REFUSED)).reason
+        assert "keys" in (await learner.until_event(EventKind.REFUSED)).reason
+
+    run(test)
+
+
+def test_a_worker_that_holds_another_learners_key_is_told_to_check_it(run, keys, tmp_path):
+    async def test(stage):
+        make_keys(tmp_path / "elsewhere")
+        shutil.copy(tmp_path / "elsewhere" / "learner.key", keys / "learner.key")
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
+        assert "server key mismatch" in (await worker.until_event(EventKind.REFUSED)).reason
+        assert "another learner's public key" in (await learner.until_event(EventKind.REFUSED)).reason
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", ["null", "plain", "junk", "silent"])
+def test_whatever_has_no_key_is_refused_on_both_ports_and_costs_others_nothing(run, keys, kind):
+    async def test(stage):
+        learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
+        worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys))
+        await worker.until_event(EventKind.CONNECTED)
+        port = int(learner.endpoint.address.rpartition(":")[2])
+        for count, (number, socket_kind) in enumerate([(port, zmq.DEALER), (port + 1, zmq.SUB)], start=1):
+            with zmq.Context() as context, contextlib.ExitStack() as stack:
+                if kind in ("null", "plain"):
+                    intruder = stack.enter_context(context.socket(socket_kind))
+                    intruder.linger = 0
+                    if kind == "plain":
+                        intruder.plain_username, intruder.plain_password = b"user", b"password"
+                    intruder.connect(f"tcp://127.0.0.1:{number}")
+                    if socket_kind == zmq.DEALER:
+                        intruder.send(b"hello")
+                    else:
+                        intruder.subscribe(b"")
+                else:
+                    _, writer = await asyncio.open_connection("127.0.0.1", number)
+                    stack.callback(writer.close)
+                    writer.write(b"GET / HTTP/1.1\r\n\r\n" if kind == "junk" else b"\xff")
+                await learner.until_event(EventKind.REFUSED, count)
+                learner.endpoint.broadcast([b"secret"])
+                if kind in ("null", "plain") and socket_kind == zmq.SUB:
+                    assert not intruder.poll(50)
+        assert not learner.messages
+        await _exchange(learner, worker)
+        assert EventKind.DISCONNECTED not in worker.kinds()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("bound", "here"),
+    [
+        ("tcp://0.0.0.0:5557", "tcp://127.0.0.1:5557"),
+        ("tcp://*:5557", "tcp://127.0.0.1:5557"),
+        ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5557"),
+        ("tcp://10.0.0.3:5557", "tcp://10.0.0.3:5557"),
+    ],
+)
+def test_local_workers_meet_a_learner_on_all_interfaces_on_loopback(bound: str, here: str) -> None:
+    assert reachable_from_here(bound) == here
+    assert ("*" in bound or "0.0.0.0" in bound) == (socket.gethostname() in reachable_from_elsewhere(bound))

@@ -1,0 +1,88 @@
+"""Send queues: order, bounds, and what becomes of peers that are gone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorl.net.transport.send_queues import SendQueue, SendQueues
+
+
+def test_a_queue_is_bounded_in_messages_and_bytes_but_takes_one_message_of_any_size():
+    queues = SendQueues(max_messages=2, max_bytes=100)
+    assert queues.put(b"a", [bytes(1000)])
+    assert not queues.put(b"a", [b"x"])
+    assert [queues.put(b"b", [b"x"]) for _ in range(3)] == [True, True, False]
+    assert (queues.num_messages, queues.waiting(b"b")) == (3, 2)
+    queues.forget(b"a")
+    assert (queues.num_messages, len(queues)) == (2, 1)
+    assert queues.put(b"a", [b"x"])
+
+
+def test_the_bytes_of_all_queues_are_known_and_whose_queue_is_largest():
+    queues = SendQueues(max_messages=5, max_bytes=1000)
+    for peer, size in ((b"a", 10), (b"b", 300), (b"a", 200), (b"b", 800), (b"c", 5)):
+        queues.put(peer, [bytes(size)])
+    assert (queues.num_bytes, queues.largest) == (515, b"b")
+    queues.flush(lambda peer, frames: None if peer == b"a" else True)
+    assert (queues.num_bytes, queues.largest) == (210, b"a")
+    queues.forget(b"a")
+    assert queues.num_bytes == 0
+
+
+def test_what_has_left_a_queue_makes_room_in_it():
+    queue = SendQueue(max_messages=10, max_bytes=100)
+    for _ in range(20):
+        assert queue.put([bytes(50)])
+        assert queue.put([bytes(50)])
+        assert not queue.put([b"x"])
+        answers = iter([True, None])
+        assert queue.flush(lambda frames, answers=answers: next(answers)) is None
+        assert len(queue) == 1
+        assert queue.flush(lambda frames: True)
+
+
+def test_what_waits_for_a_peer_that_is_gone_is_thrown_away_and_others_are_served():
+    queues = SendQueues(10, 100)
+    for peer in (b"gone", b"busy", b"ready"):
+        queues.put(peer, [peer])
+        queues.put(peer, [peer])
+    sent = []
+
+    def send(peer, frames):
+        sent.append(peer)
+        return {b"gone": False, b"busy": None, b"ready": True}[peer]
+
+    queues.flush(send)
+    assert sent == [b"gone", b"busy", b"ready", b"ready"]
+    assert b"busy" in queues
+    assert len(queues) == 1
+    assert queues.num_messages == 2
+
+
+@given(st.lists(st.one_of(st.tuples(st.sampled_from("ab"), st.integers(1, 30)), st.integers(0, 5)), max_size=60))
+def test_messages_of_a_peer_leave_in_the_order_they_came(steps):
+    queues = SendQueues(5, 60)
+    taken, left = {"a": [], "b": []}, {"a": [], "b": []}
+    number = 0
+    for step in steps:
+        if isinstance(step, tuple):
+            peer, size = step
+            number += 1
+            if queues.put(peer.encode(), [b"%04d" % number, bytes(size)]):
+                taken[peer].append(number)
+        else:
+            budget = [step]
+
+            def send(peer, frames, budget=budget):
+                if not budget[0]:
+                    return None
+                budget[0] -= 1
+                left[peer.decode()].append(int(frames[0]))
+                return True
+
+            queues.flush(send)
+        waiting = {peer: taken[peer][len(left[peer]) :] for peer in taken}
+        assert queues.num_messages == sum(map(len, waiting.values()))
+    for peer in taken:
+        assert left[peer] == taken[peer][: len(left[peer])]

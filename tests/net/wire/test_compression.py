@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import contextlib
+import struct
+import tracemalloc
+
+import lz4.block
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.errors import BadFrame
+from aiorl.net.wire.compression import BLOCK_BYTES, MIN_COLUMN_BYTES, compress_array, decompress
+
+RNG = np.random.default_rng(0)
+
+
+def screens(count: int) -> np.ndarray:
+    """Pictures like a game's: a flat background, a few moving rectangles."""
+    frames = np.full((count, 84, 84, 1), 87, np.uint8)
+    for number, frame in enumerate(frames):
+        frame[number % 70 : number % 70 + 6, 40:44] = 200
+    return frames
+
+
+def test_image_columns_shrink_by_ten_and_more_and_come_back() -> None:
+    column = screens(128)
+    compressed = compress_array(column)
+    assert compressed is not None
+    assert len(compressed) * 10 < column.nbytes
+    assert bytes(decompress(memoryview(compressed), column.nbytes)) == column.tobytes()
+
+
+def test_float_columns_are_never_tried() -> None:
+    assert compress_array(np.zeros(1 << 20, np.float32)) is None
+
+
+def test_small_columns_are_never_tried() -> None:
+    assert compress_array(np.zeros(MIN_COLUMN_BYTES - 1, np.uint8)) is None
+    assert compress_array(np.zeros(MIN_COLUMN_BYTES, np.uint8)) is not None
+
+
+def test_noise_is_found_out_by_its_first_bytes() -> None:
+    assert compress_array(RNG.integers(0, 256, 1 << 20, np.uint8)) is None
+
+
+def test_what_shrinks_only_at_its_start_is_sent_raw() -> None:
+    column = RNG.integers(0, 256, 1 << 20, np.uint8)
+    column[: 1 << 15] = 0
+    assert compress_array(column) is None
+
+
+@pytest.mark.parametrize("size", [BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 3 * BLOCK_BYTES + 7])
+def test_block_borders_come_out_right(size: int) -> None:
+    column = (np.arange(size) // 1000 % 256).astype(np.uint8)
+    compressed = compress_array(column)
+    assert compressed is not None
+    assert bytes(decompress(memoryview(compressed), size)) == column.tobytes()
+
+
+def test_the_result_is_read_only() -> None:
+    for size in (5000, BLOCK_BYTES * 2):
+        compressed = compress_array(np.zeros(size, np.uint8))
+        assert compressed is not None
+        assert decompress(memoryview(compressed), size).readonly
+
+
+@pytest.mark.parametrize(
+    ("frame", "raw_bytes"),
+    [
+        (b"", 10),
+        (b"\0\0\0", 10),
+        (struct.pack("<I", 5) + b"1234", 10),
+        (struct.pack("<I", 4) + b"\xff\xff\xff\xff", 10),
+        (struct.pack("<I", 5) + lz4.block.compress(b"abcd", store_size=False), 10),
+        (struct.pack("<I", 5) + lz4.block.compress(b"abcd", store_size=False), 3),
+        (struct.pack("<I", 1) + b"\0", 1 << 28),
+        (b"\0" * 4096, 1 << 28),
+    ],
+)
+def test_damaged_or_lying_frames_are_refused(frame: bytes, raw_bytes: int) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadFrame):
+            decompress(memoryview(frame), raw_bytes)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200), st.integers(1, 4000))
+def test_random_frames_raise_bad_frame_or_give_the_size_asked_for(frame: bytes, raw_bytes: int) -> None:
+    with contextlib.suppress(BadFrame):
+        assert len(decompress(memoryview(frame), raw_bytes)) == raw_bytes

@@ -1,0 +1,190 @@
+"""A policy written as SavedModel, Keras or TFLite acts as the one in the checkpoint, opened as anybody would."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from export_worlds import FOUR, WORLDS, model_inputs, observations_of, run_onnx, save_world
+
+import aiorl
+from aiorl.acting.distributions import Greedy
+from aiorl.acting.saved_run import SavedRun
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.errors import ConfigError, ExportError
+from aiorl.learning.models import export
+from aiorl.learning.models.functional import FunctionalNetwork, FunctionalQNetwork
+
+PARTS = ["kernel", "bias"]
+FORMATS = ["onnx", "savedmodel", "keras", "tflite"]
+QUICK = ["looks back", "filtered frames", "values", "values of frames", "masked returns, looks back"]
+
+
+def run_savedmodel(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
+    function = tf.saved_model.load(path).signatures["serving_default"]
+    outputs = function(**{name: tf.constant(value) for name, value in inputs.items()})
+    return {name: value.numpy() for name, value in outputs.items()}
+
+
+def run_keras(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
+    outputs = keras.models.load_model(path)(inputs)
+    return {name: np.asarray(value) for name, value in outputs.items()}
+
+
+def run_tflite(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where the interpreter will be one day
+        interpreter = tf.lite.Interpreter(str(path))
+    return dict(interpreter.get_signature_runner("serving_default")(**inputs))
+
+
+RUNNERS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
+    "onnx": run_onnx, "savedmodel": run_savedmodel, "keras": run_keras, "tflite": run_tflite
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "world", [world if world in QUICK else pytest.param(world, marks=pytest.mark.slow) for world in WORLDS]
+)
+def test_every_format_acts_as_the_loaded_policy_does_and_has_the_same_names(tmp_path: Path, world: str) -> None:
+    """R183: each is in its directory, and returned by its format."""
+    save_world(world, tmp_path)
+    written = aiorl.export_policy(tmp_path, tmp_path / "out", FORMATS)
+    assert {name: path.relative_to(tmp_path / "out") for name, path in written.items()} == {
+        "onnx": Path("onnx/policy.onnx"),
+        "savedmodel": Path("savedmodel"),
+        "keras": Path("keras/policy.keras"),
+        "tflite": Path("tflite/policy.tflite"),
+    }
+    policy = aiorl.load_policy(tmp_path)
+    described = json.loads((written["onnx"].parent / "policy.json").read_text())
+    before = [item for item in described["inputs"] if item["name"].startswith("prev_")]
+    for rows in (1, 5):
+        observations = observations_of(policy.observation_space, rows)
+        state = [np.stack([component] * rows) for component in policy.get_initial_state()]
+        inputs = {"obs": model_inputs(policy.observation_space, observations)}
+        inputs |= {f"state_in_{index}": component for index, component in enumerate(state)}
+        inputs |= {item["name"]: np.zeros((rows, *item["shape"][1:]), item["dtype"]) for item in before}
+        _, after, beside = policy.compute_actions(observations, state)
+        wanted = {"dist_inputs": beside["action_dist_inputs"], "vf": beside["vf_preds"]}
+        wanted |= {f"state_out_{index}": component for index, component in enumerate(after)}
+        by_onnx = run_onnx(written["onnx"], inputs)
+        for name, path in written.items():
+            found = RUNNERS[name](path, inputs)
+            assert found.keys() == by_onnx.keys()
+            for output, value in found.items():
+                assert (value.dtype, value.shape) == (by_onnx[output].dtype, by_onnx[output].shape)
+                # random weights are large: what comes out is, too, and has fewer digits that are certain
+                want = wanted.get(output, by_onnx[output])
+                limit = 3e-5 * max(1.0, np.abs(want[np.abs(want) < 1e30]).max(initial=0.0))
+                np.testing.assert_allclose(value, want, rtol=1e-5, atol=limit, err_msg=f"{name}: {output}")
+
+
+@pytest.mark.slow
+def test_files_are_opened_in_a_process_without_aiorl(tmp_path: Path) -> None:
+    """No class of ours is in them, and no code that Keras would have to be told to trust."""
+    save_world("memory", tmp_path)
+    written = aiorl.export_policy(tmp_path, tmp_path / "out", ["keras", "savedmodel"])
+    code = f"""
+import sys
+sys.modules["aiorl"] = None
+import keras, numpy as np, tensorflow as tf
+inputs = {{"obs": np.ones((2, 3), np.float32), **{{f"state_in_{{i}}": np.zeros((2, 5), np.float32) for i in range(4)}}}}
+print(keras.models.load_model({str(written["keras"])!r})(inputs)["action"].numpy())
+print(tf.saved_model.load({str(written["savedmodel"])!r}).signatures["serving_default"](**inputs)["action"].numpy())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True)
+    by_keras, by_savedmodel = done.stdout.splitlines()
+    assert by_keras == by_savedmodel
+    assert json.loads(by_keras.replace(" ", ", ")) in ([3, 3], [4, 4])
+
+
+class Bits(keras.layers.Layer):
+    """A layer of a user's own, whose operation TFLite doesn't have."""
+
+    def call(self, inputs: Any) -> Any:
+        return tf.cast(tf.bitwise.bitwise_and(tf.cast(8.0 * inputs, tf.int32), 5), tf.float32)
+
+
+def unusual(obs_shape: Any, num_outputs: int, model_config: Any) -> Any:
+    return keras.Sequential([keras.layers.Input(obs_shape), Bits(), keras.layers.Dense(num_outputs)])
+
+
+def test_a_network_without_a_form_in_a_format_is_refused_with_the_reason_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "users_models", sys.modules[__name__])
+
+    def fail(*_: Any) -> Any:
+        raise ExportError("an operator has no ONNX form")
+
+    monkeypatch.setattr(export, "_convert", fail)
+    settings = {"model": {"fcnet_hiddens": [8], "custom_model": "users_models:unusual"}}
+    monkeypatch.setitem(WORLDS, "box", (*WORLDS["box"][:2], settings))
+    save_world("box", tmp_path)
+    for name, says in {
+        "onnx": "this network has no ONNX form",
+        "tflite": "it has no BitwiseAnd",
+        "keras": "Bits is a class",
+    }.items():
+        with pytest.raises(ExportError, match=f"can't be exported as {name}: .*{says}"):
+            aiorl.export_policy(tmp_path, tmp_path / "out", ["savedmodel", name])
+    assert list((tmp_path / "out").iterdir()) == []
+    written = aiorl.export_policy(tmp_path, tmp_path / "out", ["savedmodel"])
+    policy = aiorl.load_policy(tmp_path)
+    obs = np.ones(3, np.float32)
+    found = run_savedmodel(written["savedmodel"], {"obs": obs[None]})
+    assert found["action"].tolist() == [policy.compute_single_action(obs)]
+
+
+@pytest.mark.parametrize(
+    ("world", "given", "says"),
+    [
+        ("returns", {"v_min": None}, r"which returns its 5 atoms stand for \(v_min, v_max\) is not known"),
+        ("returns", {"v_min": -3.5}, "is not the policy: dist_inputs differs"),
+        ("returns", {"model": {"fcnet_hiddens": [8], "use_lstm": True}}, "q/dense_0/kernel' have no Keras form"),
+        ("returns", {"model": {"conv_filters": [[4, 3, 2]]}}, "conv_filters need observations"),
+        ("filtered frames", {"model": {"conv_filters": [[4, 3, 1]], "fcnet_hiddens": [8]}}, "weight shape"),
+    ],
+)
+def test_a_network_that_the_settings_in_the_checkpoint_do_not_describe_has_onnx_alone(
+    tmp_path: Path, world: str, given: dict[str, Any], says: str
+) -> None:
+    """As those that an algorithm of a user's own builds."""
+    save_world(world, tmp_path)
+    run = SavedRun.open(tmp_path)
+    settings: Any = run.acting.part.policies[aiorl.DEFAULT_POLICY_ID].config
+    settings.update(given)
+    for kind in FORMATS[1:]:
+        with pytest.raises(ExportError, match=f"can't be exported as {kind}: .*{says}"):
+            aiorl.export_policy(run, tmp_path / "out", [kind])
+    assert aiorl.export_policy(run, tmp_path / "out").keys() == {"onnx"}
+
+
+@pytest.mark.parametrize("kind", [FunctionalNetwork, FunctionalQNetwork])
+@pytest.mark.parametrize(
+    "names", [["other/head"], ["q/head"], ["policy/head"], ["advantage/head"], ["advantage/head", "value/head"]]
+)
+def test_a_network_of_another_kind_has_no_keras_form(kind: Any, names: list[str]) -> None:
+    """Of some that is known when it is made, of some when it is used."""
+    weights = {f"{name}/{part}": np.zeros((8, 4) if part == "kernel" else 4) for name in names for part in PARTS}
+    with pytest.raises(ConfigError, match=f"networks with weights such as '{names[0]}/kernel' have no Keras form"):
+        kind(ObsLayout((3,)), "float32", Greedy(FOUR), {"fcnet_hiddens": [8]}, weights)(keras.Input((3,)), [])
+
+
+def test_writing_draws_no_random_numbers(tmp_path: Path) -> None:
+    """A trainer that exports goes on as one that doesn't."""
+    save_world("memory", tmp_path)
+    before = random.getstate(), str(np.random.get_state())
+    aiorl.export_policy(tmp_path, tmp_path / "out", ["onnx", "keras"])
+    assert (random.getstate(), str(np.random.get_state())) == before

@@ -1,0 +1,77 @@
+"""Results that a thread writes: all of them, in order, as they were."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from aiorl.run.report.background import BackgroundLogger
+
+
+class Slow:
+    """Writes once it may; notes in which threads."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.written: list[Any] = []
+        self.threads: set[int] = set()
+        self.is_closed = False
+        self.fails = False
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        self.may.wait(10)
+        self.threads.add(threading.get_ident())
+        if self.fails:
+            raise ArithmeticError("an error of ours")
+        self.written.append(result)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_result_is_written_as_it_was_while_its_owner_goes_on_and_all_are_there_after_a_flush() -> None:
+    slow = Slow()
+    logger = BackgroundLogger(slow)
+    result = {"a": 1, "inner": {"b": 2}, "list": [1, 2]}
+    logger.write(result)
+    result["a"], result["inner"]["b"] = 9, 9  # type: ignore[index]
+    result["list"].append(3)  # type: ignore[attr-defined]
+    logger.write({"a": 2})
+    assert slow.written == []
+    slow.may.set()
+    logger.flush()
+    assert slow.written == [{"a": 1, "inner": {"b": 2}, "list": [1, 2]}, {"a": 2}]
+    assert threading.get_ident() not in slow.threads
+    logger.close()
+    assert slow.is_closed
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("aiorl-results")]
+
+
+def test_closing_writes_what_waits_and_what_is_never_written_to_has_no_thread() -> None:
+    slow = Slow()
+    slow.may.set()
+    logger = BackgroundLogger(slow)
+    for number in range(200):  # more than may wait
+        logger.write({"n": number})
+    logger.close()
+    assert [result["n"] for result in slow.written] == list(range(200))
+    before = threading.active_count()
+    BackgroundLogger(Slow()).close()
+    assert threading.active_count() == before
+
+
+def test_an_error_that_the_logger_does_not_take_itself_comes_out_of_the_next_call() -> None:
+    slow = Slow()
+    slow.fails = True
+    slow.may.set()
+    logger = BackgroundLogger(slow)
+    logger.write({})
+    with pytest.raises(ArithmeticError):
+        logger.flush()
+    slow.fails = False
+    logger.write({"n": 1})
+    logger.close()
+    assert slow.written == [{"n": 1}]

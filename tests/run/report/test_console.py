@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any
+
+import pytest
+
+from aiorl.run.report.console import (
+    Display,
+    DisplayHandler,
+    Headline,
+    LiveDisplay,
+    PlainDisplay,
+    Summary,
+    make_display,
+    shown_on_a_line,
+)
+
+HEADLINE = Headline("ppo", "CartPole-v1", 2, stop_return=475)
+
+
+def result(iteration: int, **more: Any) -> dict[str, Any]:
+    return {"training_iteration": iteration, "timesteps_total": iteration * 100, "sampled_steps_per_s": 5e4,
+            "trained_steps_per_s": 4e4, "num_healthy_workers": 2, "episode_reward_mean_last_100": 20.0,
+            "transport": {"bytes_in_per_s": 1e6}, "policy_lag": {"min": 0, "mean": 1, "max": 2}, **more}  # fmt: skip
+
+
+def test_plain_lines_come_once_a_second_at_most_and_the_last_figures_always() -> None:
+    stream = io.StringIO()
+    display = make_display(HEADLINE, stream)
+    assert isinstance(display, PlainDisplay)
+    display.start(100.0)
+    for number in range(21):
+        display.update(result(number), 100.0 + number / 10)
+    display.finish(Summary("Ended.", "runs/x"), 102.05)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "00:00  aiorl: ppo on CartPole-v1"
+    assert [line.split()[2] for line in lines if "iteration" in line] == ["0", "10", "20"]
+    assert lines[-3:] == ["Ended.", "", "  run directory   runs/x"]
+
+
+def test_results_pass_with_their_figures_on_one_line_that_ends_however_the_loop_does() -> None:
+    stream = io.StringIO()
+    headline = Headline("ppo", "CartPole-v1", 0, stop_return=475, stop_timesteps=100_000)
+    for shown in shown_on_a_line([result(1), result(20), result(300)], headline, stream):
+        if shown["training_iteration"] == 20:
+            break
+    assert stream.getvalue().count("\n") == 1
+    _, first, second = stream.getvalue().split("\r")
+    assert first == "00:00  iteration 1  steps 100 of 100 k  return 20.0, goal 475"
+    assert second == "00:00  iteration 20  steps 2,000 of 100 k  return 20.0, goal 475\n"
+
+
+def test_figures_that_were_held_back_come_with_the_clock() -> None:
+    stream = io.StringIO()
+    display = PlainDisplay(HEADLINE, stream)
+    display.start(0.0)
+    display.update(result(1), 0.1)
+    display.update(result(2), 0.2)
+    display.tick(0.9)
+    assert "iteration 2" not in stream.getvalue()
+    display.tick(1.2)
+    display.tick(5.0)
+    assert stream.getvalue().count("iteration 2") == 1
+
+
+def test_plain_events_are_marked_by_how_bad_they_are() -> None:
+    stream = io.StringIO()
+    display = PlainDisplay(HEADLINE, stream)
+    display.start(0.0)
+    display.status("waiting for 2 workers", 0.5)
+    display.event("worker 1 joined", 61.0)
+    display.event("worker 1 was lost", 62.0, logging.WARNING)
+    display.event("worker 1 failed", 63.0, logging.ERROR)
+    assert stream.getvalue().splitlines()[1:] == [
+        "00:00  waiting for 2 workers", "01:01  worker 1 joined", "01:02  warning: worker 1 was lost",
+        "01:03  error: worker 1 failed",
+    ]  # fmt: skip
+
+
+def test_a_full_disk_takes_lines_and_not_the_training() -> None:
+    class Full(io.StringIO):
+        is_full = True
+
+        def write(self, text: str) -> int:
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    stream = Full()
+    display = PlainDisplay(HEADLINE, stream)
+    display.start(0.0)
+    display.event("lost", 1.0)
+    stream.is_full = False
+    display.event("there", 2.0)
+    assert stream.getvalue() == "00:02  there\n"
+
+
+def test_a_reader_that_left_ends_the_lines_and_not_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    display = PlainDisplay(HEADLINE, Broken())
+    display.start(0.0)
+    display.event("worker 1 joined", 1.0)
+    assert capsys.readouterr().err.count("nobody reads standard output any more; the run goes on") == 1
+
+
+def test_text_that_the_stream_cannot_hold_is_escaped() -> None:
+    data = io.BytesIO()
+    stream = io.TextIOWrapper(data, encoding="ascii")
+    PlainDisplay(HEADLINE, stream).event("caf\u00e9", 0.0)
+    assert data.getvalue() == b"00:00  caf\\xe9\n"
+
+
+def test_log_records_of_any_thread_become_events() -> None:
+    stream = io.StringIO()
+    display = PlainDisplay(HEADLINE, stream)
+    display.start(0.0)
+    handler = DisplayHandler()
+    logger = logging.Logger("aiorl.test")
+    logger.addHandler(handler)
+    logger.info("not shown")
+    logger.warning("worker %s is slow", 3)
+    handler.drain(display, 1.0)
+    handler.drain(display, 2.0)
+    assert stream.getvalue().splitlines()[1:] == ["00:01  warning: worker 3 is slow"]
+    for number in range(1000):
+        logger.warning("%s", number)
+    handler.drain(display, 3.0)
+    assert len(stream.getvalue().splitlines()) == 102
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    encoding = "utf-8"  # type: ignore[assignment]
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_live_panel_and_a_dumb_one_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert isinstance(make_display(HEADLINE, Terminal()), LiveDisplay)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_display(HEADLINE, Terminal()), PlainDisplay)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: PlainDisplay(HEADLINE, io.StringIO()), lambda: make_display(HEADLINE, Terminal())]
+)
+def test_both_displays_keep_the_same_contract(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    display: Display = make()
+    display.start(0.0)
+    display.status("waiting", 0.1)
+    display.update({}, 0.2)
+    display.update(result(1, episode_reward_mean=3.0), 1.3)
+    display.event("x", 1.4)
+    display.tick(2.0)
+    display.finish(Summary("Failed.", "runs/x", ok=False), 3.0)
+    display.close()
+    display.close()
+
+
+def test_plain_lines_end_with_the_returns_of_several_policies() -> None:
+    stream = io.StringIO()
+    display = PlainDisplay(HEADLINE, stream)
+    display.start(0.0)
+    display.update(result(1, policy_reward_mean={"left": 1.0}), 1.0)
+    display.update(result(2, policy_reward_mean={"left": 1.0, "right": -1.0}), 3.0)
+    one, two = stream.getvalue().splitlines()[1:]
+    assert one.endswith("  in 1 MB/s")
+    assert two.endswith("  in 1 MB/s  policies left 1.0, right -1.0")

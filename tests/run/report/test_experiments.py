@@ -1,0 +1,211 @@
+"""Runs of one experiment are found, told apart from others, and put together."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aiorl.config.load import save_config
+from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.registry import config_class
+from aiorl.plot import draw_experiments, main
+from aiorl.run.report.experiments import Experiment, RunCurve, band_of, find_runs, group_runs, interquartile_mean
+from aiorl.run.report.plot import PLOT_FILE
+
+
+def write_run(path: Path, points: list[tuple[float, float, float]], **settings: object) -> Path:
+    """A run directory with results (env steps, seconds, mean return)."""
+    path.mkdir(parents=True)
+    lines = [
+        json.dumps({"timesteps_total": steps, "time_total_s": seconds, "episode_reward_mean": value})
+        for steps, seconds, value in points
+    ]
+    (path / "result.jsonl").write_text("\n".join(lines) + "\n")
+    config = config_class(str(settings.get("algo", "ppo")))
+    save_config(config.from_mapping({"env": "CartPole-v1", **settings}), path)
+    return path
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_experiment(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"a{seed}", [(0, 0, 1.0), (10, 1, 2.0)], seed=seed, stop_timesteps=seed + 10)
+        write_run(tmp_path / f"b{seed}", [(0, 0, 1.0), (10, 1, 2.0)], seed=seed, lr=1e-3)
+    experiments = group_runs([RunCurve.read(path) for path in find_runs([tmp_path])])
+    assert [(one.name, one.env, len(one.runs)) for one in experiments] == [
+        (f"ppo, lr={PPOConfig().lr:g}", "CartPole-v1", 3),
+        ("ppo, lr=0.001", "CartPole-v1", 3),
+    ]
+
+
+def test_where_a_run_writes_does_not_make_it_another_experiment(tmp_path: Path) -> None:
+    for seed, own in enumerate(
+        [
+            {"output": "data/0", "replay_spill_dir": "spill/0"},
+            {"output": "data/1", "replay_spill_dir": "spill/1", "output_max_file_size": 2**20},
+            {"loggers": ["my_code:Logger"], "output": "data/2", "output_compress_columns": []},
+        ]
+    ):
+        write_run(tmp_path / str(seed), [(0, 0, 1.0), (10, 1, 2.0)], algo="dqn", seed=seed, **own)
+    (experiment,) = group_runs([RunCurve.read(path) for path in find_runs([tmp_path])])
+    assert (experiment.name, len(experiment.runs)) == ("dqn", 3)
+
+
+POINTS = np.linspace(0.0, 9.0, 4)
+
+
+def curve(name: str, **config: object) -> RunCurve:
+    return RunCurve(Path(name), {"algo": "ppo", "env": "E", **config}, POINTS, POINTS, POINTS)
+
+
+def test_algorithms_and_environments_need_no_settings_to_be_told_apart() -> None:
+    runs = [
+        curve("1", lr=1e-3, clip_param=0.1),
+        curve("2", algo="impala", lr=1e-4, rho_bar=1.0),
+        curve("3", algo="dqn", env="F", lr=1e-2),
+    ]
+    assert [(one.name, one.env) for one in group_runs(runs)] == [("ppo", "E"), ("impala", "E"), ("dqn", "F")]
+
+
+def test_few_settings_tell_experiments_apart_however_many_differ() -> None:
+    runs = [
+        curve(str(lr), preset=None, lr=lr, gamma=0.9 + lr, env_config={"size": lr}, model={"fcnet_hiddens": [lr] * 40})
+        for lr in (1e-4, 1e-3)
+    ]
+    assert [one.name for one in group_runs(runs)] == ["ppo, lr=0.0001", "ppo, lr=0.001"]
+
+
+def test_settings_that_some_runs_do_not_have_are_named_where_they_are() -> None:
+    runs = [curve("1", env_config={}), curve("2", env_config={"size": 3})]
+    assert [one.name for one in group_runs(runs)] == ["ppo", "ppo, size=3"]
+
+
+def test_experiments_that_no_three_settings_tell_apart_have_a_directory_in_their_names() -> None:
+    bits = [[number >> place & 1 for place in range(4)] for number in range(16)]
+    runs = [curve(f"run-{n}", lr=a, gamma=b, clip_param=c, lambda_=d) for n, (a, b, c, d) in enumerate(bits)]
+    names = [one.name for one in group_runs(runs)]
+    assert len({*names}) == 16
+    assert all(name.count("=") == 3 and "run-" in name for name in names)
+
+
+@pytest.mark.parametrize(("values", "expected"), [([3.0], 3.0), ([1.0, 5.0], 3.0), ([0, 1, 2, 3, 94], 2.0),
+                                                  ([0, 1, 2, 3, 4, 5, 6, 79], 3.5)])  # fmt: skip
+def test_the_interquartile_mean_is_that_of_the_middle_half(values: list[float], expected: float) -> None:
+    assert interquartile_mean(np.array(values, float)) == pytest.approx(expected)
+
+
+def test_a_band_lies_between_the_runs_and_follows_those_that_have_got_there(tmp_path: Path) -> None:
+    for seed, (last, value) in enumerate([(100, 0.0), (100, 10.0), (50, 20.0)]):
+        write_run(tmp_path / str(seed), [(0, 0, value), (last, last / 10, value)], seed=seed)
+    runs = [RunCurve.read(path) for path in find_runs([tmp_path])]
+    for by, end in (("steps", 50), ("seconds", 5)):
+        band = band_of(runs, by=by, rng=np.random.default_rng(0))
+        early, late = band.at < end * 0.99, band.at > end * 1.01
+        assert np.allclose(band.mean[early], 10.0)
+        assert np.allclose(band.mean[late], 5.0)
+        assert set(band.num_runs[early]) == {3}
+        assert set(band.num_runs[late]) == {2}
+        assert ((band.low <= band.mean) & (band.mean <= band.high)).all()
+        assert np.allclose((band.low[late], band.high[late]), [[0.0], [10.0]])
+
+
+def test_an_interval_covers_the_mean_about_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorl.run.report.experiments._POINTS", 2)  # all are alike here
+    rng = np.random.default_rng(1)
+    points = np.array([0.0, 1.0])
+    hits = 0
+    for _ in range(60):
+        runs = [RunCurve(Path(), {}, points, points, np.full(2, value)) for value in rng.normal(3.0, 1.0, 12)]
+        band = band_of(runs, by="steps", rng=rng)
+        hits += bool(band.low[0] <= 3.0 <= band.high[0])
+    assert hits >= 48
+
+
+def test_the_command_draws_and_says_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"a{seed}", [(0, 0, 1.0), (10, 1, 2.0 + seed)], seed=seed)
+    write_run(tmp_path / "b", [(0, 0, 1.0), (20, 1, 9.0)], lr=1e-3)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "result.jsonl").write_text("")
+    picture = tmp_path / "curves.png"
+    assert main([str(tmp_path), "--out", str(picture), "--goal", "5"]) == 0
+    shown = capsys.readouterr()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "2 runs, at their ends 2.5" in shown.out
+    assert "1 run, at their ends 9.0" in shown.out
+    assert "left out" in shown.err
+    assert [file.name for file in tmp_path.glob("*curves*")] == ["curves.png"]
+
+
+def test_the_picture_of_one_run_is_its_learning_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", [(0, 0, 1.0), (10, 1, 2.0)])
+    assert main([str(run)]) == 0
+    assert (run / PLOT_FILE).read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.endswith(f"{run / PLOT_FILE}\n")
+    assert main([str(run), "--out", str(tmp_path / "own.svg")]) == 0
+    assert b"<svg" in (tmp_path / "own.svg").read_bytes()
+
+
+def test_curves_have_the_names_that_the_user_gives_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for algo in ("ppo", "impala"):
+        write_run(tmp_path / algo, [(0, 0, 1.0), (10, 1, 2.0)], algo=algo)
+    words = [str(tmp_path / "ppo"), str(tmp_path / "impala"), "--out", str(tmp_path / "x.png"), "--label", "mine"]
+    assert main(words) == 2
+    assert "2 curves: ppo; impala" in capsys.readouterr().err
+    assert main([*words, "--label", "theirs"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.partition(" on ")[0] for line in shown[:2]] == ["mine", "theirs"]
+
+
+def test_environments_have_panels_of_their_own_and_no_legend_leaves_the_picture() -> None:
+    names = ["ppo", "sac, " + "setting=value " * 30, "x" * 300, *(f"another {number}" for number in range(12))]
+    experiments = [Experiment(name, env, (curve(name),)) for env in ("A", "B") for name in names]
+    figure = draw_experiments(experiments, goal=3.0)
+    figure.draw_without_rendering()
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["A", "", "B", ""]
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == len(names) + 1
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0
+    assert box.x1 <= whole.x1
+    assert whole.y0 <= box.y0
+    assert all(axes.get_window_extent().y0 >= box.y1 and axes.get_window_extent().height > 300 for axes in figure.axes)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere"], "is no run directory"),
+        ([], "RUN"),
+        (["RUN", "--goal", "much"], "--goal"),
+        (["RUN", "--out", "curves.docx"], "can't be drawn"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    run = write_run(tmp_path / "run", [(0, 0, 1.0), (10, 1, 2.0)])
+    try:
+        status = main([str(run) if word == "RUN" else word for word in words])
+    except SystemExit as ended:
+        status = int(str(ended.code))
+    assert status == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_run_without_episodes_has_no_curve(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [(10, 1, float("nan"))])
+    with pytest.raises(ConfigError, match="no episode has ended"):
+        RunCurve.read(path)
+
+
+def test_a_pipe_in_place_of_a_config_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "run", [(0, 0, 1.0), (10, 1, 2.0)])
+    (path / "config.yaml").unlink()
+    os.mkfifo(path / "config.yaml")
+    assert main([str(path), "--out", str(tmp_path / "x.png")]) != 0
+    assert "no regular file" in capsys.readouterr().err

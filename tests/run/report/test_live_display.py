@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import re
+import termios
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from aiorl.run.report.figures import Headline, Summary
+from aiorl.run.report.live_display import LiveDisplay
+
+RESULT: dict[str, Any] = {
+    "training_iteration": 42, "timesteps_total": 1_234_567, "episodes_total": 310, "episode_reward_mean": 300.0,
+    "episode_reward_mean_last_100": 312.4, "sampled_steps_per_s": 349_123.0, "trained_steps_per_s": 1.2e6,
+    "policy_lag": {"min": 0.0, "mean": 0.5, "max": 1.0}, "num_healthy_workers": 2,
+    "transport": {"bytes_in_per_s": 1.23e7},
+}  # fmt: skip
+
+
+@pytest.fixture
+def make() -> Callable[[int], tuple[LiveDisplay, Console]]:
+    def build(width: int) -> tuple[LiveDisplay, Console]:
+        console = Console(file=io.StringIO(), force_terminal=True, width=width, height=30, color_system=None)
+        return LiveDisplay(Headline("ppo", "CartPole-v1", 2, stop_return=475), console), console
+
+    return build
+
+
+def last_frame(console: Console) -> str:
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text[text.rindex("╭") :]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_all_figures_are_there_whole_at_usual_widths(make: Any, width: int) -> None:
+    display, console = make(width)
+    display.start(0.0)
+    for number in range(60):
+        display.update({**RESULT, "episode_reward_mean": float(number)}, 1.0)
+    display.event("worker 1 joined", 2.0)
+    display.event("worker 2 was lost " + "x" * 200, 2.0, logging.WARNING)
+    display.tick(65.0)
+    frame = last_frame(console)
+    for figure in ("ppo on CartPole-v1", "312.4, goal 475", "349 k", "1.20 M", "1,234,567", "0/0.5/1", "2 of 2",
+                   "12.3 MB/s", "310", "42", "▁▁", "██", "worker 1 joined", "worker 2 was lost", "01:05"):  # fmt: skip
+        assert figure in frame, figure
+    assert all(len(line) == width for line in frame.splitlines() if line.startswith(("╭", "│", "╰")))
+    display.close()
+
+
+def test_frames_are_drawn_four_times_a_second_at_most(make: Any) -> None:
+    display, console = make(80)
+    display.start(0.0)
+    for number in range(1000):
+        display.update(RESULT, number / 1000)
+    assert console.file.getvalue().count("╭") <= 6
+    display.close()
+
+
+def test_what_is_waited_for_is_said_until_the_first_result(make: Any) -> None:
+    display, console = make(80)
+    display.start(0.0)
+    display.status("waiting for 2 workers", 0.1)
+    assert "waiting for 2 workers" in last_frame(console)
+    display.update(RESULT, 1.0)
+    assert "waiting for 2 workers" not in last_frame(console)
+    display.close()
+
+
+def test_only_the_latest_events_are_shown(make: Any) -> None:
+    display, console = make(80)
+    display.start(0.0)
+    for number in range(20):
+        display.event(f"event number {number};", float(number))
+    frame = last_frame(console)
+    assert "number 19;" in frame
+    assert "number 14;" in frame
+    assert "number 13;" not in frame
+    display.close()
+
+
+def test_the_summary_stands_below_whole_lines_and_unframed(make: Any) -> None:
+    display, console = make(80)
+    display.start(0.0)
+    command = "python -m aiorl.learner --resume runs/" + "x" * 80
+    display.finish(Summary("Solved.", "runs/x", next_steps=[("go on", command)]), 1.0)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert f"  {command}" in lines
+    assert "Solved." in lines
+
+
+def test_more_workers_than_were_started_are_just_counted(make: Any) -> None:
+    display, console = make(80)
+    display.start(0.0)
+    display.update({**RESULT, "num_healthy_workers": 5}, 1.0)
+    assert "5 of 2" not in last_frame(console)
+    display.close()
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_the_returns_of_several_policies_have_a_line_of_their_own(make: Any, width: int) -> None:
+    display, console = make(width)
+    display.start(0.0)
+    display.update({**RESULT, "policy_reward_mean": {"left": 1.0}}, 1.0)
+    assert "policies" not in last_frame(console)
+    display.update({**RESULT, "policy_reward_mean": {"left": 1.0, "right": -1.0}}, 2.0)
+    assert "policies  left 1.0, right -1.0" in last_frame(console)
+    display.close()
+
+
+def test_how_to_join_is_readable_on_80_columns_for_as_long_as_the_run_goes_on(make: Any) -> None:
+    command = "python -m aiorl.worker --connect tcp://learner-0.training.example.org:50571 --keys /home/me/keys"
+    display, console = make(80)
+    display.start(0.0)
+    display.join(command, 0.1)
+    for number in range(20):
+        display.event(f"event number {number};", float(number))
+    display.update(RESULT, 30.0)
+    inside = [line.strip("│ ").strip() for line in last_frame(console).splitlines()]
+    assert command in " ".join(inside)
+    display.close()
+
+
+class Screen(io.StringIO):
+    """A terminal of changing width that wraps what it shows anew when it gets narrower, as most do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = [""]
+        self.row = 0
+
+    def write(self, text: str) -> int:
+        for part in re.findall(r"\x1b\[\??\d*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
+            if part == "\n":
+                self.row += 1
+                self.rows += [""] * (self.row + 1 - len(self.rows))
+            elif part == "\x1b[1A":
+                self.row = max(0, self.row - 1)
+            elif part == "\x1b[2K":
+                self.rows[self.row] = ""
+            elif not part.startswith(("\x1b", "\r")):
+                self.rows[self.row] += part
+        return len(text)
+
+    def shrink(self, width: int) -> None:
+        wrapped = [[row[at : at + width] for at in range(0, max(1, len(row)), width)] for row in self.rows]
+        self.row = sum(map(len, wrapped[: self.row + 1])) - 1
+        self.rows = [row for rows in wrapped for row in rows]
+
+
+@pytest.mark.parametrize("widths", [(120, 80), (120, 50), (80, 79), (100, 80, 60, 40)])
+def test_a_terminal_that_gets_narrower_keeps_no_fragments(widths: tuple[int, ...]) -> None:
+    screen = Screen()
+    console = Console(file=screen, force_terminal=True, width=widths[0], height=60, color_system=None)
+    display = LiveDisplay(Headline("ppo", "CartPole-v1", 2), console)
+    screen.write("$ what was typed before\n")
+    display.start(0.0)
+    display.join("python -m aiorl.worker --connect tcp://127.0.0.1:5557", 0.1)
+    for number, width in enumerate(widths):
+        if number:
+            screen.shrink(width)
+            console.width = width
+        display.update(RESULT, float(number))
+    shown = [row for row in screen.rows if row]
+    assert shown[0].startswith("$ what was typed before"[: min(widths)])
+    assert sum("╭" in row for row in shown) == 1
+    assert sum("╰" in row for row in shown) == 1
+    assert len(shown) == 1 + len(last_frame_of(shown)), "\n".join(shown)
+    display.close()
+
+
+def last_frame_of(rows: list[str]) -> list[str]:
+    return rows[max(number for number, row in enumerate(rows) if "╭" in row) :]
+
+
+def test_ctrl_c_is_not_echoed_into_the_panel_and_is_again_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = pty.openpty()
+    monkeypatch.setattr(os, "tcgetpgrp", lambda terminal: os.getpgrp())  # as it is of what a shell runs
+    with os.fdopen(slave, "w") as terminal:
+        display = LiveDisplay(Headline("ppo", "CartPole-v1", 2), Console(file=terminal, force_terminal=True))
+
+        def echoes() -> bool:
+            return bool(termios.tcgetattr(terminal)[3] & termios.ECHOCTL)
+
+        assert echoes()
+        display.start(0.0)
+        assert not echoes()
+        display.close()
+        assert echoes()
+        monkeypatch.setattr(os, "tcgetpgrp", lambda terminal: os.getpgrp() + 1)  # in the background
+        display.start(0.0)
+        assert echoes()
+        display.close()
+    os.close(master)
+
+
+def test_a_run_that_expects_no_workers_misses_none() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, height=30, color_system=None)
+    display = LiveDisplay(Headline("ppo", "CartPole-v1", 0, is_alone=True), console)
+    display.start(0.0)
+    display.update({**RESULT, "num_healthy_workers": 0}, 1.0)
+    assert "this process" in last_frame(console)
+    display.close()

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from full_disk import disk_full_after
+
+from aiorl.process.supervisor import Supervisor
+from aiorl.run.report.console import DisplayHandler
+from aiorl.run.report.log_files import LogFile, rotate
+
+
+def test_a_log_that_has_grown_is_set_aside_from_the_beginning_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    assert not rotate(path, 100), "there is none"
+    path.write_text("".join(f"line {number:04}\n" for number in range(10)))
+    assert not rotate(path, 100)
+    with path.open("a") as file:
+        file.write("line 0010\n")
+    assert rotate(path, 100)
+    assert path.read_text() == ""
+    assert (tmp_path / "log.txt.1").read_text().splitlines() == [f"line {number:04}" for number in range(2, 11)]
+    path.write_text("x" * 300)
+    assert rotate(path, 100)
+    assert (tmp_path / "log.txt.1").stat().st_size <= 100, "also what has no lines, and the one before is gone"
+
+
+def test_without_room_for_the_old_log_the_new_one_is_emptied_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text("line\n" * 1000)
+    (tmp_path / "log.txt.1").write_text("older\n")
+    with disk_full_after(1000):
+        assert rotate(path, 2000)
+    assert [(file.name, file.stat().st_size) for file in tmp_path.iterdir()] == [("log.txt", 0)]
+
+
+def test_a_worker_that_prints_for_ever_goes_on_in_a_log_that_stays_small(tmp_path: Path) -> None:
+    path = tmp_path / "worker-1.txt"
+    endless = "import os, sys\nnumber = 0\nwhile True:\n    os.write(1, b'%012d\\n' % number)\n    number += 1\n"
+
+    async def main() -> None:
+        command = [sys.executable, "-S", "-c", endless]
+        supervisor = Supervisor(
+            lambda slot: command, [1], max_restarts=0, on_failure=pytest.fail, log_path=lambda slot: path
+        )
+        await supervisor.start()
+        try:
+            rotated = 0
+            while rotated < 3:
+                rotated += rotate(path, 10_000)
+                await asyncio.sleep(0)
+            assert supervisor.pids, "it hasn't noticed"
+        finally:
+            await supervisor.stop(grace_s=0.0)
+
+    asyncio.run(main())
+    assert (tmp_path / "worker-1.txt.1").stat().st_size <= 10_000
+    for file in (path, tmp_path / "worker-1.txt.1"):
+        text = file.read_bytes()
+        assert b"\0" not in text, "no hole where the old lines were"
+        numbers = [int(line) for line in text.splitlines()]
+        assert numbers == sorted(numbers)
+
+
+def test_the_learner_keeps_its_log_and_those_of_its_workers_small(tmp_path: Path) -> None:
+    script = """
+import logging, logging.handlers, sys, time
+from pathlib import Path
+from aiorl.learner import _log_to
+
+folder = Path(sys.argv[1])
+early = logging.handlers.MemoryHandler(10)
+logs = [folder / "log.txt", folder / "worker-1.txt", folder / "worker-2.txt"]
+_log_to(logs, early, 65536)
+logs[1].write_text("printed\\n" * 10_000)
+for number in range(2000):
+    logging.getLogger("aiorl").warning("%d %s", number, "x" * 80)
+until = time.monotonic() + 20
+while not ((folder / "log.txt.1").exists() and (folder / "worker-1.txt.1").exists()):
+    assert time.monotonic() < until
+    time.sleep(0.02)
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
+    assert max(sizes["log.txt.1"], sizes["worker-1.txt.1"]) <= 65536
+    assert sizes["worker-1.txt"] == 0
+    assert "worker-2.txt" not in sizes
+
+
+@pytest.fixture
+def shown() -> Iterator[DisplayHandler]:
+    """What the terminal would show."""
+    handler = DisplayHandler()
+    logging.getLogger().addHandler(handler)
+    yield handler
+    logging.getLogger().removeHandler(handler)
+
+
+def test_a_disk_without_room_for_the_log_is_told_once_and_costs_nothing_else(
+    tmp_path: Path, shown: DisplayHandler, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.txt"
+    file = LogFile(path)
+    root, own = logging.getLogger(), logging.getLogger("aiorl.test")
+    root.addHandler(file)
+    try:
+        own.warning("first")
+        with disk_full_after(60):
+            for number in range(50):
+                own.warning("this has no room, whatever it says %d", number)
+        own.warning("last")
+    finally:
+        root.removeHandler(file)
+        file.close()
+    lines = path.read_text().splitlines()
+    assert lines[0] == "first"
+    assert lines[-2] == "last"
+    assert lines[-1].endswith("records in between are missing")
+    assert sum("log.txt can't be written" in text for text, _ in shown._pending) == 1
+    assert all("\0" not in line for line in lines)
+    assert "Error" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("make", [LogFile, lambda path: DisplayHandler()], ids=["file", "display"])
+def test_a_wrong_format_string_is_shown_and_stays_where_it_is(
+    make: Callable[[Path], logging.Handler], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = make(tmp_path / "log.txt")
+    handler.handle(logging.LogRecord("aiorl", logging.WARNING, "", 0, "%d", ("no number",), None))
+    handler.close()
+    assert "no number" in capfd.readouterr().err
+
+
+def test_texts_that_no_encoding_has_are_logged_all_the_same(tmp_path: Path) -> None:
+    file = LogFile(tmp_path / "log.txt")
+    file.handle(logging.LogRecord("aiorl", logging.INFO, "", 0, "half a pair: \ud800", (), None))
+    file.close()
+    assert (tmp_path / "log.txt").read_text() == "half a pair: \\ud800\n"

@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from full_disk import disk_full_after
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aiorl.errors import ConfigError
+from aiorl.run.report import loggers as loggers_module
+from aiorl.run.report import whole_lines
+from aiorl.run.report.loggers import (
+    CSV_FILE,
+    JSONL_FILE,
+    CsvLogger,
+    JsonlLogger,
+    Loggers,
+    flatten,
+    open_loggers,
+    read_results,
+    to_json,
+)
+
+
+def result(iteration: int, **more: Any) -> dict[str, Any]:
+    return {"training_iteration": iteration, "timesteps_total": iteration * 10, "timestamp": 1.0, **more}
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def reject_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no strict JSON")
+
+
+def test_a_line_of_jsonl_is_strict_json_whatever_the_result_holds(tmp_path: Path) -> None:
+    logger = JsonlLogger(tmp_path / JSONL_FILE)
+    logger.write(
+        result(1, nan=math.nan, inf=-math.inf, a=np.array([1.0, np.nan]), n=np.float32(2.5), i=np.int64(3),
+               b=np.bool_(True), t=(1, 2), o=Path("x"), d={1: {"deep": math.nan}})
+    )  # fmt: skip
+    logger.close()
+    read = json.loads((tmp_path / JSONL_FILE).read_text(), parse_constant=reject_constant)
+    assert read == {
+        "training_iteration": 1, "timesteps_total": 10, "timestamp": 1.0, "nan": None, "inf": None, "a": [1.0, None],
+        "n": 2.5, "i": 3, "b": True, "t": [1, 2], "o": "x", "d": {"1": {"deep": None}},
+    }  # fmt: skip
+
+
+def test_csv_keeps_its_columns_and_leaves_lists_out(tmp_path: Path) -> None:
+    logger = CsvLogger(tmp_path / CSV_FILE)
+    logger.write(result(1, reward=math.nan, name='a "b", c', lag={"min": 0, "max": 2}, hist=[1, 2]))
+    logger.write({"lag": {"max": 3}, "reward": 1.5, "training_iteration": 2})
+    logger.close()
+    one, two = rows_of(tmp_path / CSV_FILE)
+    assert list(one) == ["training_iteration", "timesteps_total", "timestamp", "reward", "name", "lag/min", "lag/max"]
+    assert (one["reward"], one["name"], one["lag/max"]) == ("nan", 'a "b", c', "2")
+    assert (two["reward"], two["lag/min"], two["lag/max"], two["training_iteration"]) == ("1.5", "", "3", "2")
+
+
+def test_a_metric_that_comes_up_later_gets_a_column_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / CSV_FILE
+    logger = CsvLogger(path)
+    logger.write(result(1))
+    logger.write(result(2, loss=0.5))
+    logger.write(result(3, loss=0.25, kl=0.1))
+    logger.close()
+    rows = rows_of(path)
+    assert list(rows[0])[-2:] == ["loss", "kl"]
+    assert [row["loss"] for row in rows] == ["", "0.5", "0.25"]
+    assert [row["training_iteration"] for row in rows] == ["1", "2", "3"]
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_files_are_appended_to_by_a_resumed_run_without_the_damaged_last_line(tmp_path: Path) -> None:
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        loggers.write(result(1, loss=1.0))
+        loggers.write(result(2, loss=2.0))
+    for name in (JSONL_FILE, CSV_FILE):
+        with (tmp_path / name).open("a") as file:
+            file.write('{"training_iteration": 3, "lo')
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        loggers.write(result(3, loss=3.0))
+    assert [row["loss"] for row in rows_of(tmp_path / CSV_FILE)] == ["1.0", "2.0", "3.0"]
+    assert [row["loss"] for row in read_results(tmp_path)] == [1.0, 2.0, 3.0]
+
+
+def test_results_past_the_checkpoint_that_is_resumed_are_taken_off(tmp_path: Path) -> None:
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        for iteration in range(1, 6):
+            loggers.write(result(iteration, run="first"))
+    with open_loggers(tmp_path, resume_iteration=3, tensorboard=False) as loggers:
+        loggers.write(result(4, run="second"))
+    wanted = [(1, "first"), (2, "first"), (3, "first"), (4, "second")]
+    assert [(row["training_iteration"], row["run"]) for row in read_results(tmp_path)] == wanted
+    assert [(int(row["training_iteration"]), row["run"]) for row in rows_of(tmp_path / CSV_FILE)] == wanted
+
+
+def test_what_a_resumed_run_keeps_is_not_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        for iteration in range(1, 6):
+            loggers.write(result(iteration, text="a\nb"))
+    paths = [tmp_path / JSONL_FILE, tmp_path / CSV_FILE]
+    before = [(path.stat().st_ino, path.read_bytes()) for path in paths]
+    monkeypatch.setattr(loggers_module, "_replace", pytest.fail)
+    open_loggers(tmp_path, resume_iteration=3, tensorboard=False).close()
+    for path, (inode, content) in zip(paths, before, strict=True):
+        assert path.stat().st_ino == inode, "there is no moment in which it is half there"
+        assert content.startswith(path.read_bytes())
+    assert [row["training_iteration"] for row in read_results(tmp_path)] == [1, 2, 3]
+    assert [row["training_iteration"] for row in rows_of(tmp_path / CSV_FILE)] == ["1", "2", "3"]
+
+
+def test_a_resume_reads_no_more_of_a_long_file_than_it_takes_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / JSONL_FILE
+    path.write_bytes(b"".join(b'{"training_iteration":%d}\n' % number for number in range(1, 100_001)))
+    read: list[bytes] = []
+    parse = loggers_module._json
+    monkeypatch.setattr(loggers_module, "_json", lambda line: read.append(line) or parse(line))
+    JsonlLogger(path, resume_after=99_990).close()
+    assert len(read) == 11
+    assert path.read_bytes().endswith(b'{"training_iteration":99990}\n')
+
+
+def test_files_of_absurd_size_are_named_and_a_resumed_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        loggers.write(result(1))
+    for name in (JSONL_FILE, CSV_FILE):
+        with (tmp_path / name).open("r+b") as file:
+            file.truncate(1 << 40)  # sparse
+    with caplog.at_level(logging.WARNING, "aiorl"):
+        assert [row["training_iteration"] for row in read_results(tmp_path)] == [1]
+        with open_loggers(tmp_path, resume_iteration=1, tensorboard=False) as loggers:
+            loggers.write(result(2))
+    assert [row["training_iteration"] for row in read_results(tmp_path)] == [2]
+    assert [row["training_iteration"] for row in rows_of(tmp_path / CSV_FILE)] == ["1", "2"]
+    said = [record.getMessage() for record in caplog.records]
+    assert [name in text for name, text in zip((JSONL_FILE, JSONL_FILE, CSV_FILE), said, strict=True)] == [True] * 3
+    assert f"it is {JSONL_FILE}.damaged now, and a new one is begun" in said[1]
+    assert (tmp_path / f"{JSONL_FILE}.damaged").stat().st_size == 1 << 40, "nothing is lost"
+
+
+PARTS = [
+    b"\n", b",", b'"', b"\0", b"\r", b"\xff", b"a", b"2", b"training_iteration", b'{"training_iteration":2}\n', b"{",
+    b"[", b"training_iteration,a\n", b"a,training_iteration\n", b"2,1\n", b'1,"x\ny"\n', b"5,5\n",
+    b'{"training_iteration":5}\n',
+]  # fmt: skip
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.lists(st.sampled_from(PARTS), max_size=12).map(b"".join),
+    after=st.sampled_from([None, 0, 2]),
+)
+def test_whatever_the_files_hold_a_resumed_run_keeps_what_came_first_and_goes_on(
+    tmp_path: Path, content: bytes, after: int | None
+) -> None:
+    for name in (JSONL_FILE, CSV_FILE):
+        (tmp_path / name).write_bytes(content)
+    with open_loggers(tmp_path, resume_iteration=after, tensorboard=False) as loggers:
+        for name in (JSONL_FILE, CSV_FILE):
+            assert content.startswith((tmp_path / name).read_bytes())
+        loggers.write(result(3, new=1))
+        assert read_results(tmp_path)[-1]["training_iteration"] == 3
+        assert (tmp_path / CSV_FILE).read_bytes().endswith(b"\n")
+
+
+def test_what_was_set_aside_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_lines, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / JSONL_FILE
+    for _ in range(3):
+        path.write_bytes(bytes(2000))
+        JsonlLogger(path).close()
+    names = [f"{JSONL_FILE}{end}" for end in ("", ".damaged", ".damaged1", ".damaged2")]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
+
+
+def test_a_result_that_could_not_be_read_back_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Loggers({JSONL_FILE: JsonlLogger(tmp_path / JSONL_FILE)}) as loggers:
+        for iteration in (1, 2, 3):
+            loggers.write(result(iteration, text="x" * (17 << 20) if iteration == 2 else ""))
+    assert [row["training_iteration"] for row in read_results(tmp_path)] == [1, 3]
+    assert "result.jsonl can't be written (a result takes 17,8" in caplog.text
+
+
+def test_damaged_lines_are_passed_over_when_results_are_read(tmp_path: Path) -> None:
+    (tmp_path / JSONL_FILE).write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n{"b"\n' + b"[" * 100_000 + b'\n{"a": 2}\n{"a')
+    assert read_results(tmp_path) == [{"a": 1}, {"a": 2}]
+
+
+def test_columns_have_a_bound_and_the_rest_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / CSV_FILE
+    logger = CsvLogger(path)
+    with caplog.at_level(logging.WARNING, "aiorl"):
+        for iteration in range(1, 6):
+            logger.write(result(iteration, **{f"m{iteration}_{number}": number for number in range(900)}))
+    logger.close()
+    rows = rows_of(path)
+    assert len(rows[0]) == 2000
+    assert [row["training_iteration"] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert (rows[0]["m1_899"], rows[1]["m2_0"]) == ("899", "0")
+    assert len(caplog.records) == 1
+    assert "result.jsonl" in caplog.text
+
+
+def test_names_that_never_end_cost_no_more_than_a_few_times_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def counting(path: Path, lines: Any) -> None:
+        replace(path, lines)
+        written.append(path.stat().st_size)
+
+    replace = loggers_module._replace
+    monkeypatch.setattr(loggers_module, "_replace", counting)
+    monkeypatch.setattr(loggers_module, "_SMALL_FILE", 10_000)
+    path = tmp_path / CSV_FILE
+    logger = CsvLogger(path)
+    for iteration in range(1, 1000):
+        late = {"late": iteration} if iteration > 500 else {}
+        logger.write(result(iteration, **{f"m{iteration}": 1, "text": "x" * 200}, **late))
+    logger.close()
+    assert sum(written) < 10 * path.stat().st_size
+    rows = rows_of(path)
+    assert len(rows) == 999
+    assert rows[-1]["late"] == "999", "one that comes again comes in, if not at once"
+    logger = CsvLogger(path)
+    logger.write(result(1000, later=5))
+    logger.close()
+    assert rows_of(path)[-1]["later"] == "5", "a resumed run may widen its file at once"
+
+
+def test_a_file_with_more_columns_than_may_be_is_cut_when_a_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / CSV_FILE
+    names = ["training_iteration", *(f"m{number}" for number in range(5000))]
+    path.write_text(",".join(names) + "\n" + ",".join(["1"] * 5001) + "\n" + ",".join(["2"] * 5001) + "\n")
+    logger = CsvLogger(path, resume_after=1)
+    logger.write(result(2))
+    logger.close()
+    rows = rows_of(path)
+    assert [len(row) for row in rows] == [2000, 2000]
+    assert [row["training_iteration"] for row in rows] == ["1", "2"]
+
+
+def test_names_with_any_characters_stay_what_they_are_in_a_resumed_run(tmp_path: Path) -> None:
+    path = tmp_path / CSV_FILE
+    names = ["line\u2028sep", "feed\x0cff", 'quo"te', "com,ma", "new\nline"]
+    for iteration in (1, 2):
+        logger = CsvLogger(path)
+        logger.write(result(iteration, **dict.fromkeys(names, iteration)))
+        logger.write(result(iteration + 10, **{f"later{iteration}\ud800": 1}))
+        logger.close()
+    rows = rows_of(path)
+    assert [row["training_iteration"] for row in rows] == ["1", "11", "2", "12"]
+    for name in names:
+        assert [row[name] for row in rows] == ["1", "", "2", ""]
+
+
+def test_of_a_damaged_csv_file_the_rows_before_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / CSV_FILE
+    path.write_text('training_iteration,a\n1,5\n2,"' + "x" * 200_000 + "\n3,5\n")
+    logger = CsvLogger(path)
+    logger.write(result(4, a=6))
+    logger.close()
+    assert [(row["training_iteration"], row["a"]) for row in rows_of(path)] == [("1", "5"), ("4", "6")]
+    assert "is damaged in line 3" in caplog.text
+
+
+def test_a_disk_that_was_full_leaves_no_half_lines_in_any_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_loggers(tmp_path, tensorboard=False) as loggers, caplog.at_level(logging.WARNING, "aiorl"):
+        loggers.write(result(1, a=1.0))
+        with disk_full_after(60):
+            for iteration in range(2, 6):
+                loggers.write(result(iteration, a=1.0, **{f"new{iteration}": 1.0}))
+        loggers.write(result(6, a=1.0, last=2.0))
+    assert [row["training_iteration"] for row in rows_of(tmp_path / CSV_FILE)] == ["1", "6"]
+    assert rows_of(tmp_path / CSV_FILE)[1]["last"] == "2.0"
+    assert [row["training_iteration"] for row in read_results(tmp_path)] == [1, 6]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "WARNING", "WARNING"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [CSV_FILE, JSONL_FILE]
+
+
+def test_a_file_that_cannot_be_opened_again_is_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Out of descriptors just when a new column comes."""
+
+    def out_of_descriptors(path: Path) -> None:
+        raise OSError(24, "Too many open files")
+
+    with open_loggers(tmp_path, tensorboard=False) as loggers:
+        loggers.write(result(1))
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "aiorl"):
+            patch.setattr(loggers_module, "AppendedFile", out_of_descriptors)
+            loggers.write(result(2, new=1))
+            loggers.write(result(3, new=1))
+        loggers.write(result(4, new=1))
+    assert [(row["training_iteration"], row["new"]) for row in rows_of(tmp_path / CSV_FILE)] == [("1", ""), ("4", "1")]
+    assert len(read_results(tmp_path)) == 4
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+class FailingLogger:
+    """Fails to write while told to."""
+
+    def __init__(self) -> None:
+        self.fails = True
+        self.written: list[Any] = []
+
+    def write(self, result: Any) -> None:
+        if self.fails:
+            raise OSError(28, "No space left on device")
+        self.written.append(result)
+
+    def close(self) -> None:
+        if self.fails:
+            raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_is_told_once_and_the_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    failing = FailingLogger()
+    loggers = Loggers({"progress.csv": failing, "result.jsonl": JsonlLogger(tmp_path / JSONL_FILE)})
+    with caplog.at_level(logging.WARNING):
+        for iteration in (1, 2, 3):
+            loggers.write(result(iteration))
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert "progress.csv can't be written (No space left on device)" in caplog.text
+        failing.fails = False
+        loggers.write(result(4))
+        loggers.write(result(5))
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert len(failing.written) == 2
+    failing.fails = True
+    loggers.close()
+    assert caplog.records[-1].getMessage() == "progress.csv can't be written (No space left on device)"
+    assert len(read_results(tmp_path)) == 5
+
+
+def test_a_run_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="can't be written: Not a directory") as caught:
+        open_loggers(tmp_path / "file")
+    assert caught.value.key == "run_dir"
+
+
+def test_flatten_joins_names_and_keeps_scalars_only() -> None:
+    nested = {"a": {"b": np.float32(0.5), "c": {}}, "d": None, "e": [1], "f": True, "g": "x", "h": np.zeros(2)}
+    assert list(flatten(nested)) == [("a/b", 0.5), ("d", None), ("f", True), ("g", "x")]
+    assert to_json({"a": (np.float64("nan"),)}) == {"a": [None]}

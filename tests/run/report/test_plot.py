@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from aiorl.run.report import loggers, plot
+from aiorl.run.report.loggers import JSONL_FILE
+from aiorl.run.report.plot import PLOT_FILE, plot_learning_curve
+
+
+def write_results(run_dir: Path, means: list[float | None]) -> None:
+    lines = []
+    for number, mean in enumerate(means, start=1):
+        around = {"episode_reward_min": None, "episode_reward_max": None}
+        if mean is not None:
+            around = {"episode_reward_min": mean - 5, "episode_reward_max": mean + 5}
+        lines.append(
+            json.dumps(
+                {"timesteps_total": number * 100, "time_total_s": number * 0.5, "episode_reward_mean": mean, **around}
+            )
+        )
+    (run_dir / JSONL_FILE).write_text("\n".join(lines) + '\n{"times')
+
+
+def ink(path: Path) -> np.ndarray:
+    """[H, W] bool: where the picture's line is."""
+    picture = matplotlib.image.imread(path)[:, :, :3]
+    return np.abs(picture - np.array([0x1F, 0x6F, 0x8B]) / 255).sum(axis=2) < 0.05
+
+
+def test_the_picture_of_a_file_with_very_many_lines_is_of_some_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / JSONL_FILE).write_text(
+        "".join(
+            f'{{"timesteps_total":{number * 100},"time_total_s":{number},"episode_reward_mean":{number / 8000},'
+            f'"episode_reward_min":0.0,"episode_reward_max":50.0,"more":"{"x" * 120}"}}\n'
+            for number in range(1, 200_001)
+        )
+    )
+    read: list[bytes] = []
+    parse = loggers._json
+    monkeypatch.setattr(loggers, "_json", lambda line: read.append(line) or parse(line))
+    path = plot_learning_curve(tmp_path)
+    assert path is not None
+    columns = np.flatnonzero(ink(path).any(axis=0))
+    assert columns[-1] - columns[0] > 600
+    assert 900 < len(read) < 1100
+    assert b'"timesteps_total":20000000,' in read[-1]
+
+
+def test_the_picture_shows_a_curve_that_rises_where_the_return_does(tmp_path: Path) -> None:
+    write_results(tmp_path, [None, *[float(mean) for mean in range(50)]])
+    path = plot_learning_curve(tmp_path, title="t", stop_return=40.0)
+    assert path == tmp_path / PLOT_FILE
+    drawn = ink(path)
+    assert drawn.shape == (540, 960)
+    columns = np.flatnonzero(drawn.any(axis=0))
+    # The legend stands over the left part; rows are counted from the top.
+    middle, end = drawn[:, columns[len(columns) // 2]], drawn[:, columns[-3]]
+    assert np.flatnonzero(middle).mean() > np.flatnonzero(end).mean() + 50
+    assert not list(tmp_path.glob("*.new"))
+
+
+@pytest.mark.parametrize("means", [[3.0], [3.0, 3.0], [float(n % 7) for n in range(3000)]])
+def test_short_flat_and_long_runs_are_drawn_too(tmp_path: Path, means: list[float | None]) -> None:
+    write_results(tmp_path, means)
+    path = plot_learning_curve(tmp_path)
+    assert path is not None
+    assert ink(path).any()
+
+
+def test_without_an_episode_there_is_no_picture(tmp_path: Path) -> None:
+    write_results(tmp_path, [None, None])
+    assert plot_learning_curve(tmp_path) is None
+    assert not (tmp_path / PLOT_FILE).exists()
+
+
+def test_wall_time_has_several_ticks_also_where_the_start_took_most_of_it(tmp_path: Path) -> None:
+    steps = np.linspace(1000.0, 90_000.0, 7)
+    curve = SimpleNamespace(steps=steps, seconds=5.0 + steps / 180_000)
+    axes = Figure().add_subplot()
+    axes.set_xlim(0, 90_000)
+    plot._add_wall_time(axes, curve)
+    _, above = axes.figure.axes
+    times = [float(text.get_text()) for text in above.get_xticklabels()]
+    assert len(times) >= 4
+    assert min(times) >= 5.0
+    assert max(times) <= 5.5
+    assert above.get_xlabel() == "wall time in s"
+
+
+def test_the_command_of_earlier_versions_draws_too(tmp_path: Path) -> None:
+    done = [
+        subprocess.run([sys.executable, "-m", module, str(tmp_path)], capture_output=True, text=True, check=False)
+        for module in ("aiorl.run.report.plot", "aiorl.plot")
+    ]
+    assert [one.returncode for one in done] == [2, 2]
+    assert done[0].stderr == done[1].stderr

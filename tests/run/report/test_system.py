@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+
+import psutil
+import pytest
+
+from aiorl.run.report.system import SystemUsage
+
+
+def test_cpu_and_memory_use_are_percentages_and_this_process_is_there() -> None:
+    """R195."""
+    usage = SystemUsage()
+    busy_until = time.process_time() + 0.1
+    while time.process_time() < busy_until:
+        pass
+    figures = usage.look()
+    assert 0.0 <= figures["cpu_util_percent"] <= 100.0
+    assert 0.0 < figures["ram_util_percent"] <= 100.0
+    assert figures["learner_cpu_percent"] > 0.0
+    with open(f"/proc/{os.getpid()}/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert abs(figures["learner_rss_bytes"] - resident) < 0.2 * resident
+
+
+def test_what_cannot_be_measured_is_left_out_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Out of descriptors, /proc can't be opened: once that ended a run."""
+
+    def out_of_descriptors(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    def denied(*_: object) -> None:
+        raise psutil.AccessDenied(1)
+
+    usage = SystemUsage(itertools.count().__next__)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "aiorl"):
+        patch.setattr(psutil, "cpu_percent", out_of_descriptors)
+        patch.setattr(psutil.Process, "memory_info", denied)
+        for _ in range(3):
+            assert set(usage.look()) == {"ram_util_percent", "learner_cpu_percent"}
+    assert len(caplog.records) == 2
+    assert "cpu_util_percent can't be measured" in caplog.text
+    assert len(usage.look()) == 4
+    monkeypatch.setattr(psutil, "Process", out_of_descriptors)
+    later = SystemUsage(itertools.count().__next__)
+    assert set(later.look()) == {"cpu_util_percent", "ram_util_percent"}
+    monkeypatch.undo()
+    assert len(later.look()) == 4
+
+
+def test_shares_of_a_time_too_short_for_them_are_those_of_the_look_before() -> None:
+    now = 0.0
+    usage = SystemUsage(lambda: now)
+    first = usage.look()
+    grown = bytearray(b"x" * (64 << 20))  # resident memory differs from here on
+    now = 0.09
+    assert usage.look() == first
+    now = 0.1
+    assert usage.look()["learner_rss_bytes"] > first["learner_rss_bytes"]
+    assert len(grown) == 64 << 20

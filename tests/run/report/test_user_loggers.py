@@ -1,0 +1,99 @@
+"""Loggers of the user's own get each result, and can fail no run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiorl
+from aiorl.errors import ConfigError
+from aiorl.run.report.loggers import check_loggers, make_loggers
+
+SMALL: dict[str, Any] = {
+    "num_workers": 0, "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64,
+    "sgd_minibatch_size": 32, "num_sgd_iter": 2, "xla": "off", "model": {"fcnet_hiddens": [8]},
+}  # fmt: skip
+
+
+class Lines:
+    """Writes a line for each result."""
+
+    def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
+        self.file = (run_dir / "lines.txt").open("w", encoding="utf-8")
+        self.lr = config["lr"]
+
+    def write(self, result: dict[str, Any]) -> None:
+        self.file.write(json.dumps([self.lr, result["training_iteration"], result["episodes_total"]]) + "\n")
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Failing:
+    """Fails at its second result and at its end."""
+
+    def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
+        self.count = 0
+
+    def write(self, result: dict[str, Any]) -> None:
+        self.count += 1
+        if self.count >= 2:
+            raise KeyError("no such run")
+
+    def close(self) -> None:
+        raise ValueError("it is gone")
+
+
+def impossible(run_dir: Path, config: dict[str, Any]) -> None:
+    raise OSError("no service")
+
+
+def takes_nothing() -> None:
+    pass
+
+
+def test_each_result_goes_to_loggers_that_the_config_names_whatever_others_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = [f"{__name__}:Failing", f"{__name__}:Lines"]
+    settings = {**SMALL, "lr": 0.5, "loggers": paths, "run_dir": str(tmp_path / "run")}
+    with aiorl.PPOTrainer(settings, env="CartPole-v1") as trainer:
+        results = [trainer.train() for _ in range(3)]
+    lines = (tmp_path / "run" / "lines.txt").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [[0.5, n, results[n - 1]["episodes_total"]] for n in (1, 2, 3)]
+    said = [record.getMessage() for record in caplog.records if "Failing" in record.getMessage()]
+    assert sum("no such run" in text for text in said) == 1
+    assert (tmp_path / "run" / "result.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("nothing", "expected mlflow, wandb or the import path"),
+        ("wandbb", "Did you mean 'wandb'"),
+        ("no_such_module_here:Name", "no_such_module_here"),
+        (f"{__name__}:SMALL", "can't be called"),
+        (f"{__name__}:takes_nothing", "takes_nothing"),
+    ],
+)
+def test_a_logger_that_cannot_be_is_said_before_a_directory_is_made(tmp_path: Path, path: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        aiorl.PPOTrainer({**SMALL, "loggers": [path], "run_dir": str(tmp_path / "run")}, env="CartPole-v1")
+    assert caught.value.key == "loggers[0]"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
+    with pytest.raises(ConfigError, match="needs wandb") as caught:
+        check_loggers(["wandb"])
+    assert "[tracking]" in caught.value.hint
+
+
+def test_one_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no service"):
+        make_loggers([f"{__name__}:impossible"], tmp_path, {})

@@ -1,0 +1,111 @@
+"""A new run may begin with the weights and filter statistics of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from saved_runs import save_run
+
+import aiorl
+from aiorl.acting.checkpoint import find_checkpoint
+from aiorl.errors import CheckpointError
+from aiorl.learner import main
+from aiorl.learning.algorithms.registry import config_class
+from aiorl.run.build import build_learning
+from aiorl.run.restoring import begin_with
+
+DEFAULT = aiorl.DEFAULT_POLICY_ID
+SETTINGS: dict[str, Any] = {"env": "CartPole-v1", "seed": 1}
+
+
+def test_weights_and_filters_are_those_of_the_other_run_and_all_else_is_new(tmp_path: Path) -> None:
+    seen = np.random.default_rng(2).normal(1.0, 3.0, (30, 4)).astype(np.float32)
+    settings = {**SETTINGS, "observation_filter": "MeanStdFilter"}
+    theirs = save_run(tmp_path, {DEFAULT: seen}, **settings)
+    for algo in ("ppo", "impala"):  # the networks are the same
+        ours = build_learning(config_class(algo).from_mapping(settings))
+        before = ours.group.get_state()
+        begin_with(find_checkpoint(tmp_path), ours)
+        for name, weight in theirs.group.get_weights()[DEFAULT].items():
+            np.testing.assert_array_equal(ours.group.get_weights()[DEFAULT][name], weight)
+        state = ours.filters[DEFAULT].state()
+        assert state["n"] == 30
+        np.testing.assert_allclose(state["mean"], seen.mean(0), rtol=1e-5)
+        after = ours.group.get_state()
+        assert after.values == before.values
+        for name, tensor in before.tensors.items():
+            if "/weights/" not in name:
+                np.testing.assert_array_equal(after.tensors[name], tensor)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_critics_come_with_the_actor_that_learned_by_them_where_they_fit(
+    tmp_path: Path, fits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"env": "Pendulum-v1", "algo": "sac", "replay_capacity": 2000, "checkpoint_replay": False}
+    theirs = save_run(tmp_path, **settings, twin_q=fits)
+    ours = build_learning(config_class("sac").from_mapping({**settings, "seed": 1}))
+    before = ours.group.get_state().tensors
+    begin_with(find_checkpoint(tmp_path), ours)
+    after, wanted = ours.group.get_state().tensors, theirs.group.get_state().tensors
+    critics = [name for name in before if "/critics/" in name]
+    assert any("/target/critics/" in name for name in critics)
+    for name in critics:
+        np.testing.assert_array_equal(after[name], wanted[name] if fits else before[name])
+    assert any((before[name] != after[name]).any() for name in critics) is fits
+    assert ("begins with new critics" in caplog.text) is not fits
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run with these settings; for looking at only."""
+    directory = tmp_path_factory.mktemp("plain")
+    save_run(directory, **SETTINGS)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "says"),
+    [
+        ({}, {"model": {"fcnet_hiddens": [8, 8]}}, "don't fit"),
+        ({}, {"env": "Acrobot-v1"}, "don't fit"),
+        ({}, {"model": {"use_lstm": True}}, "it holds no"),
+        ({}, {"observation_filter": "MeanStdFilter"}, "observations as they are"),
+        ({"observation_filter": "MeanStdFilter"}, {}, "filtered observations"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(
+    plain: Path, tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any], says: str
+) -> None:
+    if theirs:
+        save_run(tmp_path, {DEFAULT: np.ones((5, 4), np.float32)}, **SETTINGS | theirs)
+    learning = build_learning(config_class("ppo").from_mapping(SETTINGS | ours))
+    before = learning.group.get_weights()[DEFAULT]
+    with pytest.raises(CheckpointError, match=says):
+        begin_with(find_checkpoint(tmp_path if theirs else plain), learning)
+    for name, weight in learning.group.get_weights()[DEFAULT].items():
+        np.testing.assert_array_equal(weight, before[name])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--init-from", "nowhere"], "there is no such directory"),
+        (["--init-from", "."], "there is none in it"),
+        (["--resume", "nowhere", "--init-from", "other"], "--init-from is for new runs"),
+    ],
+)
+def test_a_mistake_costs_one_sentence_and_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(["--env", "CartPole-v1", *words])
+    except SystemExit as ended:
+        status = int(str(ended.code))
+    assert status == 2
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,91 @@
+"""A run is planned before anything of it is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gymnasium import spaces
+
+from aiorl.env.external_env import ExternalEnv
+from aiorl.env.registry import register_env
+from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.sac.config import SACConfig
+from aiorl.run.build import build_learning, plan_learning
+
+BOX, TWO = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)
+
+
+class Client(ExternalEnv):
+    def run(self) -> None:
+        raise AssertionError("the learner starts no clients")
+
+
+def test_an_external_environment_takes_one_copy_where_the_user_says_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    register_env("planned", lambda context: Client(TWO, BOX))
+    with caplog.at_level("INFO"):
+        plan = plan_learning(PPOConfig.from_mapping({"env": "planned"}))
+    assert plan.config.num_envs_per_worker == 1
+    assert "num_envs_per_worker is 1" in caplog.text
+    with pytest.raises(ConfigError, match="num_envs_per_worker is 32"):
+        plan_learning(PPOConfig.from_mapping({"env": "planned", "num_envs_per_worker": 32}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"env": "planned", "vectorize": "native"}, "has no such form here"),
+        ({"env": "planned", "vectorize": "remote"}, "holds its environments itself"),
+        ({"env": "aiorl.testing.envs:CountingEnv", "vectorize": "native"}, "has no such form here"),
+        ({"env": "CartPole-v1", "vectorize": "native", "remote_worker_envs": True}, "a process of its own"),
+    ],
+)
+def test_forms_that_an_environment_does_not_have_are_refused(settings: dict[str, Any], said: str) -> None:
+    register_env("planned", lambda context: Client(TWO, BOX))
+    with pytest.raises(ConfigError, match=said):
+        plan_learning(PPOConfig.from_mapping(settings))
+
+
+def test_each_policy_has_initial_critics_of_its_own() -> None:
+    several = {"policies": {"even": None, "odd": None}, "policy_mapping_fn": "examples.multi_agent_cartpole:policy_for"}
+    config = SACConfig(
+        env="examples.multi_agent_cartpole:CartPoles", seed=3, model={"fcnet_hiddens": [4]}, replay_capacity=1000,
+        multiagent=several,
+    )  # fmt: skip
+    group = build_learning(config).group
+    even, odd = (group.algorithms[name].get_state().tensors for name in ("even", "odd"))
+    kernels = [name for name in even if name.startswith("critics/") and name.endswith("kernel")]
+    assert kernels
+    assert all((even[name] != odd[name]).any() for name in kernels)
+
+
+def test_callbacks_that_cannot_be_made_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("general_parts.Failing.__init__", lambda self: {}["speed"])
+    config = PPOConfig.from_mapping({"env": "CartPole-v1", "callbacks": "general_parts:Failing"})
+    with pytest.raises(ConfigError, match=r"'general_parts:Failing' failed: KeyError\('speed'\)"):
+        build_learning(config)
+
+
+def test_a_run_draws_the_seed_that_nobody_gave_where_its_environment_takes_one() -> None:
+    settings = {"env": "CartPole-v1", "num_envs_per_worker": 2}
+    seeds = {plan_learning(PPOConfig.from_mapping(settings)).config.seed for _ in range(3)}
+    assert len(seeds) == 3
+    assert all(seed is not None and 0 <= seed < 2**31 for seed in seeds)
+    assert plan_learning(PPOConfig.from_mapping({**settings, "seed": 7})).config.seed == 7
+    register_env("seedless", lambda context: Client(TWO, BOX))
+    assert plan_learning(PPOConfig.from_mapping({"env": "seedless"})).config.seed is None
+
+
+@pytest.mark.parametrize("model", [{}, {"custom_model": "export_worlds:sequential"}])
+def test_noise_of_the_state_that_a_network_cannot_make_is_refused_before_any_worker_starts(
+    model: dict[str, Any],
+) -> None:
+    own = {"exploration": {"type": "StateDependentNoise", "sample_freq": 4}}
+    register_env("planned", lambda context: Client(BOX, BOX))
+    settings = {"env": "planned", "model": model, "multiagent": {"policies": {"default_policy": {"config": own}}}}
+    with pytest.raises(ConfigError, match="needs deviations that the policy's features make up") as caught:
+        build_learning(PPOConfig.from_mapping(settings))
+    assert "Set use_sde: true" in caught.value.hint

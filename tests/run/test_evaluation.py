@@ -1,0 +1,233 @@
+"""Evaluation plays whole episodes with what a checkpoint holds, and says which."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from saved_runs import save_run
+
+import aiorl
+from aiorl.env.registry import register_env
+from aiorl.env.video import _no_picture
+from aiorl.errors import ConfigError
+from aiorl.evaluate import main
+from aiorl.offline.readers import FileReader, ReaderOptions
+
+BOX, THREE = spaces.Box(-2.0, 2.0, (3,)), spaces.Discrete(3)
+
+
+class Drifting(gymnasium.Env[Any, Any]):
+    """Where one is taken depends on the action; episodes have 5 to 9 steps, by chance."""
+
+    observation_space, action_space = BOX, THREE
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(5, 10))
+        self.at = self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        return self.at, {}
+
+    def step(self, action: Any) -> Any:
+        self.at = np.roll(np.clip(self.at * 1.5, -1, 1), int(action)).astype(np.float32)
+        self.left -= 1
+        return self.at, float(self.at[0]), self.left == 0, False, {}
+
+    def render(self) -> Any:
+        return np.full((31, 41, 3), 20 * self.left, np.uint8)
+
+
+class Noted(aiorl.DefaultCallbacks):
+    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+        episode.custom_metrics["twice"] = 2 * episode.length
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run; for looking at only."""
+    directory = tmp_path_factory.mktemp("saved")
+    register_env("drifting", lambda context: Drifting(**context))
+    seen = np.random.default_rng(1).normal(0.3, 2.0, (40, 3)).astype(np.float32)
+    save_run(
+        directory,
+        {aiorl.DEFAULT_POLICY_ID: seen},
+        env="drifting",
+        observation_filter="MeanStdFilter",
+        num_envs_per_worker=4,
+        callbacks=f"{__name__}:Noted" if __name__ in sys.modules else None,
+    )
+    return directory
+
+
+@pytest.fixture
+def run(saved: Path, tmp_path: Path) -> Path:
+    register_env("drifting", lambda context: Drifting(**context))
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def test_episodes_are_those_that_the_loaded_policy_plays_step_by_step(run: Path) -> None:
+    result = aiorl.evaluate(run, episodes=6, seed=11)
+    policy = aiorl.load_policy(run)
+    env = Drifting()
+    returns, lengths = [], []
+    obs, _ = env.reset(seed=11)
+    for _ in range(6):
+        total, length, over = 0.0, 0, False
+        while not over:
+            obs, reward, over, _, _ = env.step(policy.compute_single_action(obs))
+            total, length = total + reward, length + 1
+        returns.append(total)
+        lengths.append(length)
+        obs, _ = env.reset()
+    assert result.lengths == lengths
+    assert result.returns == pytest.approx(returns)
+    assert result.mean == pytest.approx(np.mean(returns))
+    assert result.std == pytest.approx(np.std(returns))
+    assert (result.env, result.env_steps, result.seed, result.algo) == ("drifting", 1400, 11, "ppo")
+
+
+def test_a_seed_repeats_an_evaluation_also_the_one_that_was_drawn_for_it(run: Path) -> None:
+    first = aiorl.evaluate(run, episodes=4, explore=True)
+    assert aiorl.evaluate(run, episodes=4, explore=True, seed=first.seed).returns == first.returns
+    others = {tuple(aiorl.evaluate(run, episodes=4, seed=seed).returns) for seed in range(3)}
+    assert len(others) == 3
+
+
+def test_the_result_names_the_environment_that_was_played(run: Path) -> None:
+    register_env("drifting-elsewhere", lambda context: Drifting(**context))
+    result = aiorl.evaluate(run, episodes=1, seed=1, config={"env": "drifting-elsewhere"})
+    assert (result.env, result.algo) == ("drifting-elsewhere", "ppo")
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"seed": 3}, "argument of aiorl.evaluate"),
+        ({"num_envs_per_worker": 4}, "Leave it out"),
+        ({"vectorize": "remote"}, "Leave it out"),
+        ({"extra_python_environs_for_worker": {"A": "1"}}, "before the evaluation starts"),
+    ],
+)
+def test_what_an_evaluation_decides_itself_is_refused_not_ignored(
+    run: Path, changes: dict[str, Any], hint: str
+) -> None:
+    with pytest.raises(ConfigError, match="decides it itself") as caught:
+        aiorl.evaluate(run, episodes=1, config=changes)
+    assert caught.value.key in changes
+    assert hint in str(caught.value)
+
+
+def test_the_command_prints_each_episode_and_writes_what_it_found(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--episodes", "3", "--seed", "2", "--json", str(run / "found.json")]) == 0
+    shown = capsys.readouterr().out
+    expected = aiorl.evaluate(run, episodes=3, seed=2)
+    found = json.loads((run / "found.json").read_text())
+    assert found["returns"] == expected.returns
+    assert found["mean"] == pytest.approx(expected.mean)
+    assert shown.count("episode ") == 3
+    assert f"{expected.mean:,.2f} ± {expected.std:,.2f}" in shown
+    assert "after 1,400 env steps" in shown
+
+
+def test_a_horizon_cuts_episodes_that_would_go_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--episodes", "2", "--horizon", "3", "--json", str(run / "found.json")]) == 0
+    assert json.loads((run / "found.json").read_text())["lengths"] == [3, 3]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["nowhere"], 1, "there is no such directory"),
+        (["RUN", "--episodes", "0"], 2, "must be a whole number of at least 1"),
+        (["RUN", "--horizon", "0"], 2, "must be a whole number of at least 1"),
+        (["RUN", "--episode", "3"], 2, "Did you mean '--episodes'"),
+        ([], 2, "PATH"),
+        (["RUN", "--video", "film.txt"], 2, "ends in .mp4"),
+        (["RUN", "--video", "nowhere/film.mp4"], 2, "whose directory isn't there"),
+        (["RUN", "--json", "nowhere/found.json"], 2, "whose directory isn't there"),
+        (["RUN", "--video", "film.mp4", "--render", "human"], 2, "not allowed with"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(
+    run: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, says: str
+) -> None:
+    try:
+        found = main([str(run) if word == "RUN" else word for word in words])
+    except SystemExit as ended:
+        found = ended.code
+    assert found == status
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") <= 2
+
+
+def test_the_episodes_are_stored_where_that_is_asked_for(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--episodes", "4", "--seed", "5", "--explore", "--output", str(tmp_path / "data")]) == 0
+    assert "4 episodes" in capsys.readouterr().out
+    batches = list(FileReader(str(tmp_path / "data"), ReaderOptions(epochs=1)))
+    played = aiorl.evaluate(run, episodes=4, seed=5, explore=True)
+    assert [batch.count for batch in batches] == played.lengths
+    np.testing.assert_allclose([batch["rewards"].sum() for batch in batches], played.returns, rtol=1e-4, atol=1e-6)
+    assert all((batch["action_logp"] < 0).all() for batch in batches)
+
+
+def test_a_film_is_of_the_first_three_episodes(run: Path) -> None:
+    cv2 = pytest.importorskip("cv2")
+    pytest.importorskip("moviepy")
+    result = aiorl.evaluate(run, episodes=5, seed=1, video=run / "film.mp4")
+    film = cv2.VideoCapture(str(run / "film.mp4"))
+    frames = 0
+    while film.read()[0]:
+        frames += 1
+    # a picture after each step, and one of the observation that the first episode begins with
+    assert frames == sum(result.lengths[:3]) + 1
+    assert not list(run.glob(".film*"))
+
+
+def test_an_environment_without_pictures_is_not_filmed_and_leaves_no_file(run: Path) -> None:
+    pytest.importorskip("moviepy")
+    register_env("drifting", lambda context: Drifting())
+    Drifting.render, kept = lambda self: None, Drifting.render  # type: ignore[method-assign]
+    try:
+        with pytest.raises(ConfigError, match="can't be filmed"):
+            aiorl.evaluate(run, episodes=1, video=run / "film.mp4")
+    finally:
+        Drifting.render = kept  # type: ignore[method-assign]
+    assert not list(run.glob("*film*"))
+
+
+def test_what_cannot_be_filmed_is_named_and_not_its_wrapper() -> None:
+    refused = _no_picture(gymnasium.make("CartPole-v1"), "it is blind")
+    assert str(refused).startswith("CartPole-v1 can't be filmed: it is blind")
+
+
+def test_the_module_may_be_imported_and_the_function_called_by_one_name(run: Path) -> None:
+    import aiorl.evaluate as module
+
+    assert aiorl.evaluate(run, episodes=1, seed=1).returns == module(run, episodes=1, seed=1).returns
+
+
+def test_help_teaches() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "aiorl.evaluate", "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "--video FILE.mp4" in done.stdout
+    assert "examples:" in done.stdout

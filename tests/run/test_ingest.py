@@ -1,0 +1,353 @@
+"""Assembling train batches: order, bounds, staleness, and that no env step goes uncounted."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorl.config.worker import WorkerPart
+from aiorl.data.metrics import EpisodeColumns
+from aiorl.errors import BatchError, InternalError
+from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.net.wire.messages import Samples
+from aiorl.run.fragment_bounds import FragmentBounds
+from aiorl.run.ingest import BatchAssembler, QueuedFragment, check_samples
+
+
+def fragment(slot: int, seq: int, version: int = 0, env_steps: int = 10) -> QueuedFragment:
+    return QueuedFragment(slot, seq, version, {"default_policy": {"obs": np.zeros((1, 1))}}, env_steps)
+
+
+def on_policy(count: int) -> BatchAssembler:
+    return BatchAssembler(LeasePlan("on_policy", count, max_policy_lag=0))
+
+
+def streaming(count: int, *, lag: int | None = None) -> BatchAssembler:
+    return BatchAssembler(LeasePlan("streaming", count, 3, lag))
+
+
+def test_an_on_policy_batch_is_ready_once_all_its_fragments_are_there() -> None:
+    assembler = on_policy(2)
+    assert assembler.add(fragment(0, 0))
+    assert not assembler.is_ready
+    with pytest.raises(InternalError, match="1 of 2"):
+        assembler.take()
+    assert assembler.add(fragment(1, 0))
+    assert assembler.is_ready
+    assert assembler.take().env_steps == 20
+    assert assembler.queued_env_steps == 0
+
+
+@pytest.mark.parametrize("shuffle_seed", range(5))
+def test_an_on_policy_batch_is_in_worker_order_whatever_the_order_of_arrival(shuffle_seed: int) -> None:
+    """A6: two runs with the same seeds train on the same batches."""
+    arrivals = [fragment(slot, seq) for slot in range(3) for seq in (4, 5)]
+    random.Random(shuffle_seed).shuffle(arrivals)
+    assembler = on_policy(6)
+    for arrival in arrivals:
+        assembler.add(arrival)
+    taken = [(item.slot, item.seq) for item in assembler.take().fragments]
+    assert taken == [(0, 4), (0, 5), (1, 4), (1, 5), (2, 4), (2, 5)]
+
+
+def test_on_policy_fragments_of_an_older_version_and_more_than_a_batch_wants_are_discarded_with_the_reason() -> None:
+    assembler = on_policy(1)
+    assembler.set_version(3)
+    assert not assembler.add(fragment(0, 0, version=2, env_steps=7))
+    assert assembler.add(fragment(0, 1, version=3))
+    assert not assembler.add(fragment(1, 0, version=3, env_steps=9))
+    assert [(item.reason, item.env_steps) for item in assembler.take_discarded()] == [("stale", 7), ("surplus", 9)]
+    assert assembler.take_discarded() == []
+
+
+def test_a_new_version_discards_on_policy_fragments_that_were_still_waiting() -> None:
+    assembler = on_policy(2)
+    assembler.add(fragment(0, 0, version=0, env_steps=7))
+    assembler.set_version(1)
+    assert assembler.queued_env_steps == 0
+    assert [(item.reason, item.env_steps) for item in assembler.take_discarded()] == [("stale", 7)]
+
+
+def test_streaming_batches_come_in_the_order_of_arrival() -> None:
+    assembler = streaming(2)
+    for slot, seq in [(1, 0), (0, 0), (1, 1), (0, 1)]:
+        assembler.add(fragment(slot, seq))
+    assert [(f.slot, f.seq) for f in assembler.take().fragments] == [(1, 0), (0, 0)]
+    assert assembler.queued_fragments == 2
+    assert [(f.slot, f.seq) for f in assembler.take().fragments] == [(1, 1), (0, 1)]
+
+
+def test_streaming_batches_say_how_old_their_policies_are() -> None:
+    assembler = streaming(2)
+    assembler.set_version(5)
+    assembler.add(fragment(0, 0, version=2))
+    assembler.add(fragment(1, 0, version=5))
+    batch = assembler.take()
+    assert batch.lags == (3, 0)
+    assert len(batch.batches) == 2
+
+
+def test_no_fragment_older_than_the_bound_is_ever_handed_out() -> None:
+    assembler = streaming(1, lag=2)
+    assembler.set_version(3)
+    assert not assembler.add(fragment(0, 0, version=0))
+    assert assembler.add(fragment(0, 1, version=1))
+    assert assembler.add(fragment(0, 2, version=2))
+    assembler.set_version(4)
+    assert assembler.take().fragments[0].seq == 2
+    assert [item.reason for item in assembler.take_discarded()] == ["stale", "stale"]
+
+
+def test_streaming_takes_whatever_was_leased() -> None:
+    assembler = streaming(2)
+    assert all(assembler.add(fragment(0, seq)) for seq in range(50))
+    assert assembler.take_discarded() == []
+    assert assembler.queued_fragments == 50
+
+
+def test_the_bytes_that_wait_are_those_of_each_fragment_whatever_size_the_newest_has() -> None:
+    def of_bytes(seq: int, count: int) -> QueuedFragment:
+        return QueuedFragment(0, seq, 0, {"default_policy": {"obs": np.zeros((count, 1), np.uint8)}}, count)
+
+    assembler = streaming(2, lag=0)
+    for seq, count in enumerate((1000, 500, 10)):
+        assembler.add(of_bytes(seq, count))
+    assert assembler.bytes_with(0) == 1510
+    assert assembler.bytes_with(4) == 1550
+    assembler.take()
+    assert assembler.bytes_with(1) == 20
+    assembler.set_version(1)
+    assert assembler.bytes_with(0) == 0
+
+
+def test_versions_from_the_future_and_versions_that_go_back_are_bugs() -> None:
+    assembler = on_policy(1)
+    with pytest.raises(InternalError, match="version 1 at version 0"):
+        assembler.add(fragment(0, 0, version=1))
+    assembler.set_version(2)
+    with pytest.raises(InternalError, match="1 after 2"):
+        assembler.set_version(1)
+
+
+def whole_episodes(most: int, env_steps: int) -> BatchAssembler:
+    return BatchAssembler(LeasePlan("on_policy", most, max_policy_lag=0, env_steps_per_batch=env_steps))
+
+
+def filled(assembler: BatchAssembler, lengths: Iterator[int]) -> list[int]:
+    """Fragments asked for in each turn, until there is a batch."""
+    turns = [assembler.begin_batch()]
+    for seq in itertools.count():
+        assert not assembler.is_ready
+        assembler.add(fragment(0, seq, assembler.version, next(lengths)))
+        if more := assembler.more_wanted():
+            assert seq + 1 == sum(turns), "all that were wanted are there"
+            turns.append(more)
+        if seq + 1 == sum(turns):
+            assert assembler.is_ready
+            return turns
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("most", "length", "turns"),
+    [
+        (16, 128, [4, 12]),  # as short as asked for: all of them
+        (16, 500, [4, 1]),  # 2,048 env steps are more than four of them
+        (16, 5000, [4]),
+        (4, 512, [2, 2]),
+        (4, 700, [2, 1]),
+        (1, 2048, [1]),
+    ],
+)
+def test_a_batch_of_whole_episodes_has_no_more_fragments_than_it_takes(
+    most: int, length: int, turns: list[int]
+) -> None:
+    """G7: else how many env steps it has would be up to how many workers share it."""
+    assembler = whole_episodes(most, 2048)
+    for version in range(2):
+        assembler.set_version(version)
+        assert filled(assembler, itertools.repeat(length)) == turns
+        assert len(assembler.take().fragments) == sum(turns)
+
+
+@given(st.integers(1, 9), st.integers(1, 50), st.lists(st.integers(0, 200), max_size=20), st.booleans())
+def test_whole_episodes_make_a_batch_whatever_their_lengths(
+    most: int, nominal: int, lengths: list[int], is_lying: bool
+) -> None:
+    """Even if somebody sends less than was asked for."""
+    assembler = whole_episodes(most, most * nominal)
+    found = [length if is_lying else length + nominal for length in (*lengths, *[0] * most)]
+    turns = filled(assembler, iter(found))
+    assert sum(turns) <= most
+    batch = assembler.take()
+    assert batch.env_steps >= most * nominal or len(batch.fragments) == most
+    assert len(turns) == 1 or batch.env_steps - sum(found[sum(turns[:-1]) : sum(turns)]) < most * nominal
+    assert not assembler.is_ready
+    assert not assembler.more_wanted()
+
+
+@given(
+    mode=st.sampled_from(["on_policy", "streaming"]),
+    lag=st.sampled_from([0, 1, 3, None]),
+    count=st.integers(1, 4),
+    actions=st.lists(st.tuples(st.sampled_from(["add", "take", "version"]), st.integers(0, 4), st.integers(1, 9))),
+)
+def test_every_env_step_is_queued_taken_or_discarded(
+    mode: str, lag: int | None, count: int, actions: list[tuple[str, int, int]]
+) -> None:
+    assembler = BatchAssembler(LeasePlan(mode, count, 3, lag))  # type: ignore[arg-type]
+    added = taken = discarded = version = 0
+    for seq, (action, number, env_steps) in enumerate(actions):
+        if action == "add":
+            assembler.add(fragment(number, seq, max(0, version - number), env_steps))
+            added += env_steps
+        elif action == "version":
+            version += number
+            assembler.set_version(version)
+        elif assembler.is_ready:
+            batch = assembler.take()
+            assert len(batch.fragments) == count
+            assert lag is None or max(batch.lags) <= lag
+            taken += batch.env_steps
+        discarded += sum(item.env_steps for item in assembler.take_discarded())
+        assembler.check_valid()
+        assert added == taken + discarded + assembler.queued_env_steps
+
+
+def samples(*, env_steps: int = 6, agent_steps: int = 6, episodes: dict | None = None, **batches: dict) -> Samples:
+    plain = {"lengths": np.array([3], np.int32), "rewards": np.array([1.5])}
+    return Samples(1, 1, env_steps, agent_steps, 0, 0, 2, 3, batches, {**plain, **(episodes or {})}, {}, {"iters": 1.0})
+
+
+def checked(message: Samples) -> EpisodeColumns:
+    return check_samples(message, FragmentBounds())
+
+
+TIMES, HALF = {"obs": np.zeros((3, 2, 4))}, {"obs": np.zeros((3, 1, 4))}
+
+
+def test_counts_must_be_those_of_the_rows() -> None:
+    checked(samples(a=TIMES))
+    checked(samples(env_steps=2, a=HALF, b=HALF))
+    checked(samples(env_steps=9, agent_steps=20))  # of policies that don't learn
+    padded = {"obs": np.zeros((4, 2)), "valid": np.array([[1, 1], [1, 1], [1, 1], [0, 0]], bool)}
+    checked(samples(a=padded))
+    for wrong in (samples(a={}), samples(a={"obs": np.zeros(6)})):
+        with pytest.raises(BatchError):
+            checked(wrong)
+    with pytest.raises(BatchError, match="agent_steps"):
+        checked(samples(agent_steps=5, a=HALF, b=HALF))
+
+
+def test_rows_are_those_of_the_observations_whatever_else_comes_first() -> None:
+    checked(samples(a={"junk": np.zeros((10, 10)), **TIMES}))
+    with pytest.raises(BatchError, match="agent_steps"):
+        checked(samples(agent_steps=5, a={"junk": np.zeros((1, 1)), **TIMES}))
+    for steps in ({"env_steps": 2**53}, {"agent_steps": 2**53}):
+        with pytest.raises(BatchError, match="at most"):
+            checked(samples(a=TIMES, **steps))
+
+
+def test_episodes_are_given_by_kind() -> None:
+    found = checked(
+        samples(a=TIMES, episodes={"policy_reward/a": np.ones(2), "custom/x/y": np.ones(1), "hist/h": np.zeros(5)})
+    )
+    estimates = {"estimate/is/V_prev": np.array([2.0])}
+    assert checked(samples(a=TIMES, episodes=estimates)).estimates == {"is/V_prev": np.array([2.0])}
+    assert found.policy_rewards["a"].tolist() == [1.0, 1.0]
+    assert list(found.custom) == ["x/y"]
+    assert len(found.hist["h"]) == 5
+
+
+@pytest.mark.parametrize(
+    "episodes",
+    [
+        {"rewards": np.array([np.nan])},
+        {"rewards": np.zeros(2)},
+        {"lengths": np.ones(1)},
+        {"custom/x": np.array([np.inf])},
+        {"hist/x": np.zeros((2, 2))},
+        {"policy_reward/a": np.zeros(2, np.int32)},
+        {f"custom/{number}": np.zeros(1) for number in range(1001)},
+        {"lengths": np.array([-3], np.int32)},
+        {"lengths": np.array([2**62])},
+        {"custom/" + "x" * 300: np.zeros(1)},
+        {"estimate/is": np.zeros(1)},
+        {"estimate//V_prev": np.zeros(1)},
+        {"estimate/is/V_prev": np.array([np.nan])},
+    ],
+)
+def test_episodes_that_are_no_finite_numbers_or_too_many_are_refused(episodes: dict) -> None:
+    with pytest.raises(BatchError, match="episodes"):
+        checked(samples(a=TIMES, episodes=episodes))
+
+
+def test_a_refusal_does_not_repeat_all_that_a_peer_sent() -> None:
+    many = {f"{number}" + "x" * 200: np.nan for number in range(4000)}
+    flooding = samples(a=TIMES)
+    object.__setattr__(flooding, "perf", many)
+    with pytest.raises(BatchError, match="perf 0xxx") as one:
+        checked(flooding)
+    with pytest.raises(BatchError, match="lengths and rewards") as other:
+        checked(samples(a=TIMES, episodes={"rewards": np.zeros(2), **{name: np.zeros(1) for name in many}}))
+    assert max(len(str(one.value)), len(str(other.value))) < 300
+
+
+ASKED = FragmentBounds.of(WorkerPart(env="E", rollout_fragment_length=3, num_envs_per_worker=2), has_one_agent=True)
+"""Of workers that were asked for three steps of two environments."""
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"obs": np.zeros((7, 1, 4))},
+        {"obs": np.zeros((4, 2, 4)), "valid": np.arange(8).reshape(4, 2) < 6},
+        {"num_rows": np.array([7], np.int32)},
+    ],
+)
+def test_no_more_rows_are_taken_than_were_asked_for(columns: dict) -> None:
+    check_samples(samples(a=TIMES), ASKED)
+    check_samples(samples(a={"num_rows": np.array([6], np.int32)}), ASKED)
+    with pytest.raises(BatchError, match="at most 6 rows"):
+        check_samples(samples(env_steps=8, agent_steps=8, a=columns), ASKED)
+
+
+def test_env_steps_and_agent_steps_are_believed_as_far_as_they_were_asked_for() -> None:
+    check_samples(samples(env_steps=1000, a=TIMES), ASKED)  # of which only some are to be trained on
+    for steps in ({"env_steps": 1 << 20}, {"env_steps": 1 << 20, "agent_steps": 1 << 20}, {"env_steps": 5}):
+        with pytest.raises(BatchError, match="env_steps"):
+            check_samples(samples(a=TIMES, **steps), ASKED)
+    with pytest.raises(BatchError, match="agent_steps"):
+        check_samples(samples(a=TIMES, agent_steps=1 << 20), ASKED)
+
+
+@pytest.mark.parametrize(
+    "episodes",
+    [
+        {"lengths": np.zeros(ASKED.values + 1, np.int8), "rewards": np.zeros(ASKED.values + 1, np.float16)},
+        {"custom/x": np.zeros(ASKED.values + 1, np.float16)},
+        {"hist/x": np.zeros(1001, np.float16)},
+    ],
+)
+def test_episodes_and_histories_beyond_what_workers_send_are_refused(episodes: dict) -> None:
+    check_samples(samples(a=TIMES, episodes={"hist/x": np.zeros(1000), "custom/x": np.zeros(1)}), ASKED)
+    with pytest.raises(BatchError, match="episodes"):
+        check_samples(samples(a=TIMES, episodes=episodes), ASKED)
+
+
+def test_a_filter_delta_that_would_freeze_the_statistic_for_good_is_refused() -> None:
+    def seen(count: float) -> Samples:
+        delta = {"n": np.array(count), "mean": np.zeros(4), "m2": np.zeros(4)}
+        return dataclasses.replace(samples(a=TIMES), filter_deltas={"default_policy": delta})
+
+    check_samples(seen(1_000_000), ASKED)  # also what was seen in fragments that were given up
+    for count in (2**53 - 9, 1e300):
+        with pytest.raises(BatchError, match="filter delta default_policy"):
+            check_samples(seen(count), ASKED)

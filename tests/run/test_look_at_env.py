@@ -1,0 +1,155 @@
+"""What is found out about environments of each kind, and that nothing stays behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.env.base_env import BaseEnv
+from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
+from aiorl.env.kinds import KINDS, EnvFacts
+from aiorl.env.registry import register_env
+from aiorl.errors import ConfigError, EnvError, UnsupportedEnvError
+from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.run.look_at_env import look_at_env
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+
+KIND = {kind.name: kind for kind in KINDS}
+BOX, TWO = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2)
+
+
+def looked(creator: Any, **settings: Any) -> EnvFacts:
+    register_env("looked-at", creator)
+    return look_at_env(PPOConfig.from_mapping({"env": "looked-at", **settings}))
+
+
+class Client(ExternalEnv):
+    def run(self) -> None:
+        raise AssertionError("the learner starts no clients")
+
+
+class Simple(BaseEnv):
+    observation_space, action_space = BOX, TWO
+    stopped = False
+
+    def poll(self) -> Any:
+        raise AssertionError("the learner polls nothing")
+
+    def send_actions(self, action_dict: Any) -> None:
+        raise AssertionError
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class OldGym:
+    observation_space, action_space = BOX, TWO
+
+    def reset(self) -> Any:
+        return np.zeros(3)
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(3), 0.0, True, {}
+
+
+def test_a_plain_environment_has_nothing_special_and_is_closed() -> None:
+    made: list[Any] = []
+
+    class Closed(gymnasium.Env[Any, Any]):
+        observation_space, action_space = BOX, TWO
+        closed = 0
+
+        def __init__(self) -> None:
+            made.append(self)
+
+        def close(self) -> None:
+            self.closed += 1
+
+    assert looked(lambda context: Closed()) == EnvFacts(KIND["a gymnasium.Env"], BOX, TWO, is_seedable=True)
+    assert [env.closed for env in made] == [1]
+
+
+@pytest.mark.parametrize(
+    ("creator", "kind", "has_agents"),
+    [
+        (lambda context: Client(TWO, BOX), "an ExternalEnv", False),
+        (lambda context: Simple(), "a BaseEnv", True),
+        (lambda context: OldGym(), "an environment of an older Gym", False),
+        (lambda context: gymnasium.make_vec("CartPole-v1", 2), "a vector environment of Gymnasium", False),
+    ],
+)
+def test_other_kinds_are_named(creator: Any, kind: str, has_agents: bool) -> None:
+    facts = looked(creator, num_envs_per_worker=1)
+    assert facts.kind.name == kind
+    assert facts.kind.has_agents == has_agents
+    assert facts.action_space == TWO
+    assert facts.observation_space is not None
+
+
+def test_agents_spaces_are_known_by_agent_and_shared_where_all_are_equal() -> None:
+    common = looked(lambda context: CountingMultiAgentEnv())
+    assert common.kind.name == "a MultiAgentEnv"
+    assert common.kind.has_agents
+    assert common.observation_space is not None
+    by_agent = looked(
+        lambda context: ExternalMultiAgentEnv({"a": TWO, "b": TWO}, {"a": BOX, "b": TWO}), num_envs_per_worker=1
+    )
+    assert by_agent.kind.name == "an ExternalMultiAgentEnv"
+    assert by_agent.observation_space is None
+    assert by_agent.action_space == TWO
+    assert by_agent.observation_spaces == {"a": BOX, "b": TWO}
+
+
+def test_settings_that_an_environment_cannot_have_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_envs_per_worker is 4"):
+        looked(lambda context: Client(TWO, BOX), num_envs_per_worker=4)
+    assert looked(lambda context: Client(TWO, BOX)).kind.is_external  # 32 is only PPO's default
+    with pytest.raises(ConfigError, match=r"'looked-at' .Client. cannot be seeded"):
+        looked(lambda context: Client(TWO, BOX), seed=3)
+    with pytest.raises(ConfigError, match="horizon is 9"):
+        looked(lambda context: Client(TWO, BOX), num_envs_per_worker=1, horizon=9)
+    with pytest.raises(ConfigError, match="horizon is 501"):
+        look_at_env(PPOConfig.from_mapping({"env": "CartPole-v1", "horizon": 501}))
+
+
+def test_a_constructor_that_fails_is_told_with_its_own_words() -> None:
+    def fail(context: Any) -> Any:
+        raise ValueError("no such level")
+
+    with pytest.raises(EnvError, match="its constructor raised ValueError: no such level"):
+        looked(fail)
+    with pytest.raises(UnsupportedEnvError, match="made a int"):
+        looked(lambda context: 3)
+
+
+def test_an_environment_that_cannot_be_closed_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(OldGym):
+        def close(self) -> None:
+            raise RuntimeError("stuck")
+
+    assert looked(lambda context: Stuck()).action_space == TWO
+    assert "stuck" in caplog.text
+
+
+def test_the_environment_is_told_where_it_is_made_and_gets_its_settings() -> None:
+    seen: list[Any] = []
+
+    def make(context: Any) -> Any:
+        seen.append((dict(context), context.worker_index, context.vector_index, context.remote))
+        return OldGym()
+
+    looked(make, env_config={"level": 3}, remote_worker_envs=True)
+    assert seen == [({"level": 3}, 0, 0, True)]
+
+
+@pytest.mark.parametrize(
+    "creator",
+    [lambda context: Simple(), lambda context: Client(TWO, BOX), lambda context: gymnasium.make_vec("CartPole-v1", 2)],
+)
+def test_kinds_that_cannot_be_remote_are_refused_before_a_worker_starts(creator: Any) -> None:
+    with pytest.raises(ConfigError, match="processes of their own are asked for"):
+        looked(creator, num_envs_per_worker=1, remote_worker_envs=True)

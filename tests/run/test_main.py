@@ -1,0 +1,161 @@
+"""What a learner refuses, or is told to leave, before it has made anything: one sentence, and no directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiorl.learner import main
+
+ENVS = """
+import numpy as np, gymnasium
+from gymnasium import spaces
+
+class Plain(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
+
+class Sized(Plain):
+    def __init__(self, size, *, depth, speed=1.0): ...
+
+class SeenInSequence(Plain):
+    observation_space = spaces.Sequence(spaces.Discrete(3))
+
+class ActedInSequence(Plain):
+    action_space = spaces.Sequence(spaces.Discrete(3))
+
+gymnasium.register("Sized-v0", "refused_envs:Sized")
+gymnasium.register("Half-v0", "refused_envs:Sized", kwargs={"size": 1})
+"""
+
+WHILE_IT_LOADS = """
+import builtins, os, runpy, signal, sys
+load = builtins.__import__
+def interrupted(name, *arguments, **options):
+    if name.startswith("aiorl.learning.algorithms"):
+        os.kill(os.getpid(), signal.{name})
+    return load(name, *arguments, **options)
+builtins.__import__ = interrupted
+sys.argv = ["learner", "--env", "CartPole-v1"]
+runpy.run_module("aiorl.learner", run_name="__main__", alter_sys=True)
+"""
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Refused]:
+    """Runs a learner that must end with status 2 in an empty directory; gives what it said."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "refused_envs.py").write_text(ENVS)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    monkeypatch.chdir(tmp_path / "cwd")
+    variables, level = dict(os.environ), logging.getLogger("aiorl").level
+
+    def run(*words: str) -> str:
+        try:
+            status: Any = main(words)
+        except SystemExit as exit:
+            status = exit.code
+        assert status == 2
+        assert not list((tmp_path / "cwd").iterdir()), "nothing is made"
+        return capsys.readouterr().err
+
+    yield run
+    logging.captureWarnings(False)
+    logging.getLogger("aiorl").setLevel(level)
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--env refused_envs:Sized", "needs size, depth, which env_config does not give. Give it: --env-config.size "),
+        ("--env refused_envs:Sized --env-config.size 3", "Sized needs depth,"),
+        ("--env refused_envs:Sized-v0", "Sized needs size, depth,"),
+        ("--env refused_envs:Half-v0", "Sized needs depth,"),
+        ("--env refused_envs:SeenInSequence", "model.custom_preprocessor names a preprocessor of your own"),
+        ("--env refused_envs:ActedInSequence", "Wrap the environment in one with such actions"),
+        ("--env CartPole-v1 --keys nowhere", "make one with `python -m aiorl.keys nowhere`"),
+        ("--env CartPole-v1 --model.fcnet-hidens [8]", "--model.fcnet-hidens. Did you mean '--model.fcnet-hiddens'?"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_told_with_the_way_out(refused: Refused, words: str, sentence: str) -> None:
+    said = refused(*words.split())
+    assert sentence in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("algo", ["bc", "iql"])
+def test_missing_stored_experience_is_told_before_tensorflow_is_loaded(algo: str, tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from aiorl.learner import main\n"
+        "try:\n"
+        f"    main(['--env', 'CartPole-v1', '--algo', '{algo}'])\n"
+        "except SystemExit as exit:\n"
+        "    assert 'tensorflow' not in sys.modules\n"
+        "    sys.exit(exit.code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "stored experience, and none is named. Give files, such as --input" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_extras_of_a_learner_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['tensorflow', 'keras', 'tf2onnx', 'onnx', 'tensorboard', "
+        "'matplotlib', 'h5py']))\n"
+        "from aiorl.learner import main\n"
+        "sys.exit(main(['--env', 'CartPole-v1']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    needed, _, command = done.stderr.partition(" Install it with: pip install -e ")
+    assert done.returncode == 2
+    assert needed.startswith("aiorl: training needs tensorflow, keras, tf2onnx, onnx, not installed here")
+    assert done.stderr.count("\n") == 1
+    assert (Path(shlex.split(command)[0].removesuffix("[learner]")) / "pyproject.toml").is_file()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_warning_before_there_is_a_display_is_shown_once(refused: Refused) -> None:
+    said = refused("--env", "refused_envs:Sized", "--multiagent.polices", "{}")
+    assert said.count("aiorl has no key multiagent.polices") == 1
+
+
+@pytest.mark.parametrize("program", ["aiorl.__main__", "aiorl.learner", "aiorl.worker"])
+def test_help_whose_reader_has_gone_ends_quietly(program: str) -> None:
+    """As `aiorl train --help | head -1` does."""
+    code = f"import sys, {program} as program; sys.argv[1:] = ['--help']; sys.exit(program.command())"
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'aiorl = "aiorl.__main__:command"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(("name", "said"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
+def test_a_signal_while_the_program_loads_is_answered_in_one_line(name: str, said: str) -> None:
+    code = WHILE_IT_LOADS.replace("{name}", name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"aiorl: ended by {said} before the run began\n")

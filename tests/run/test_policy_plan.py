@@ -1,0 +1,418 @@
+"""From `multiagent.policies` to the policies of a run, and every way it can be wrong."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from gymnasium import spaces
+from plain_policies import PlainPolicy
+
+from aiorl.config.key import changed
+from aiorl.config.load import load_config, save_config
+from aiorl.data.spaces import space_to_dict
+from aiorl.env.kinds import KINDS, EnvFacts
+from aiorl.errors import ConfigError, UnsupportedSpaceError
+from aiorl.learning.algorithms.a2c.config import A2CConfig
+from aiorl.learning.algorithms.algorithm import Algorithm
+from aiorl.learning.algorithms.dqn.config import DQNConfig
+from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.learning.algorithms.registry import config_class
+from aiorl.run.policy_config import learning_settings
+from aiorl.run.policy_plan import PlannedPolicy, plan_policies, with_policies_named, with_settings_said
+
+KIND = {kind.name: kind for kind in KINDS}
+BOX, DICT = spaces.Box(-1.0, 1.0, (3,)), spaces.Dict({"a": spaces.Discrete(4), "b": spaces.Box(0.0, 1.0, (2,))})
+TWO = spaces.Discrete(2)
+SINGLE = EnvFacts(KIND["a gymnasium.Env"], BOX, TWO)
+MANY = EnvFacts(KIND["a MultiAgentEnv"], BOX, TWO)
+CATS_AND_DOGS = {"cat1": BOX, "cat2": BOX, "dog": DICT}
+DIFFERENT = EnvFacts(KIND["a MultiAgentEnv"], None, TWO, CATS_AND_DOGS, dict.fromkeys(CATS_AND_DOGS, TWO))
+AB = {"policies": {"a": "a2c", "b": None}, "policy_mapping_fn": "users_own:all_b"}
+UNKNOWN = EnvFacts(KIND["a BaseEnv"], None, TWO)
+
+
+class MineConfig(PPOConfig):
+    algo: str = changed(PPOConfig, "algo", "users_own:Mine")
+    lr: float = changed(PPOConfig, "lr", 0.25)
+
+
+class Mine(Algorithm):
+    """Only its config is asked for."""
+
+    config_class = MineConfig
+
+
+@pytest.fixture(autouse=True)
+def users_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.SimpleNamespace(
+        Plain=PlainPolicy,
+        NoPolicy=dict,
+        kind=lambda agent_id: agent_id[:3],
+        all_a=lambda agent_id: "a",
+        all_b=lambda agent_id: "b",
+        fail=lambda agent_id: {}[agent_id],
+        number=3,
+        two=lambda agent_id, episode, worker, more: "b",
+        no_episode=lambda *, agent_obs, worker, base_env, policies: agent_obs,
+    )
+    monkeypatch.setitem(sys.modules, "users_own", module)  # type: ignore[arg-type]
+
+
+def plan(facts: EnvFacts = MANY, fn: str | None = "users_own:all_b", **settings: Any) -> dict[str, PlannedPolicy]:
+    policies, train = settings.pop("policies", {}), settings.pop("train", None)
+    more = settings.pop("multiagent", {})
+    config = PPOConfig.from_mapping(
+        {
+            "env": "E",
+            "multiagent": {"policies": policies, "policy_mapping_fn": fn, "policies_to_train": train, **more},
+            **settings,
+        }
+    )
+    return plan_policies(config, facts)
+
+
+def test_without_policies_there_is_the_default_one_with_the_environments_spaces() -> None:
+    (policy,) = plan(SINGLE, None).values()
+    assert policy.policy_id == "default_policy"
+    assert (policy.observation_space, policy.action_space) == (BOX, TWO)
+    assert policy.is_trained
+    assert not policy.has_own_spaces
+    assert policy.described_spaces() == {"observation": space_to_dict(BOX), "action": space_to_dict(TWO)}
+
+
+@pytest.mark.parametrize(
+    "entry", [None, {}, "ppo", "PPO", {"class": None}, {"class": "ppo", "config": {}}, [None, None, None, {}]]
+)
+def test_a_network_of_the_learner_can_be_said_in_many_forms(entry: Any) -> None:
+    policies = plan(policies={"b": entry, "a": None})
+    assert list(policies) == ["a", "b"]
+    assert policies["b"].policy_class is None
+    assert policies["b"].is_trained
+
+
+def test_a_policys_own_settings_go_over_the_runs() -> None:
+    own = {"lr": 0.25, "model": {"fcnet_hiddens": [8]}, "lambda": 0.5, "exploration": {"type": "Random"}}
+    policies = plan(policies={"a": {"config": own}, "b": None}, lr=0.5, gamma=0.75)
+    learned = policies["a"].config
+    assert isinstance(learned, PPOConfig)
+    assert (learned.lr, learned.lambda_, learned.gamma) == (0.25, 0.5, 0.75)
+    assert learned.model.fcnet_hiddens == (8,)
+    assert policies["a"].settings["exploration"] == {"type": "Random"}
+    assert policies["a"].settings["lr"] == 0.25
+    assert policies["b"].config.lr == policies["b"].settings["lr"] == 0.5
+    assert "seed" not in policies["b"].settings  # each worker has another one
+
+
+def test_a_policy_of_another_algorithm_has_the_runs_sampling_what_the_user_set_and_else_its_own_defaults() -> None:
+    own = {"entropy_coeff": 0.125, "exploration": {"type": "Random"}}
+    policies = plan(
+        policies={"a": {"class": "A2C", "config": own}, "b": None},
+        gamma=0.75, model={"fcnet_hiddens": [8]}, clip_param=0.1,
+    )  # fmt: skip
+    learned = policies["a"].config
+    assert type(learned) is A2CConfig
+    assert (learned.gamma, learned.model.fcnet_hiddens) == (0.75, (8,)), "as set for the run"
+    assert (learned.lr, learned.lambda_) == (7e-4, 1.0), "A2C's defaults; PPO's are 5e-4 and 0.95"
+    assert learned.entropy_coeff == 0.125
+    assert (learned.train_batch_size, learned.num_envs_per_worker) == (2048, 4), "the run's, of PPO; A2C's: 256, 8"
+    assert policies["a"].settings["exploration"] == {"type": "Random"}
+    assert policies["a"].policy_class is None
+    assert policies["b"].config.lr == 5e-4
+    assert plan(policies={"a": "a2c"}, fn="users_own:all_a", lr=5e-4)["a"].config.lr == 5e-4, "set, if to the default"
+
+
+def test_a_preset_of_the_runs_algorithm_is_for_no_other() -> None:
+    config = PPOConfig(env="CartPole-v1", preset="auto", multiagent=AB)
+    policies = plan_policies(config, MANY)
+    assert (policies["b"].config.gamma, policies["a"].config.gamma) == (0.98, 0.99)
+    assert policies["a"].config.num_envs_per_worker == config.num_envs_per_worker == 4, "A2C's: 8"
+
+
+def test_an_algorithm_of_the_users_own_goes_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["users_own"], "Mine", Mine, raising=False)
+    policy = plan(policies={"a": "users_own:Mine", "b": None}, gamma=0.5)["a"]
+    assert type(policy.config) is MineConfig
+    assert (policy.config.lr, policy.config.gamma, policy.policy_class) == (0.25, 0.5, None)
+
+
+def test_minibatches_that_are_drawn_from_a_replay_have_each_policys_own_size() -> None:
+    multiagent = {**AB, "policies": {"a": "sac", "b": {"config": {"train_batch_size": 64}}}}
+    policies = plan_policies(DQNConfig(env="E", multiagent=multiagent), MANY)
+    assert [policy.config.train_batch_size for policy in policies.values()] == [256, 64]  # type: ignore[attr-defined]
+    assert policies["a"].config.broadcast_updates == 10  # type: ignore[attr-defined]  # the run's; SAC's is 1
+
+
+def test_the_config_of_a_run_says_all_settings_of_other_algorithms_and_leads_to_the_same() -> None:
+    policies = {"a": {"class": "a2c", "config": {"grad_clip": 2.0}}, "b": None}
+    config = PPOConfig(env="E", gamma=0.9, multiagent={**AB, "policies": policies})
+    first = plan_policies(config, MANY)
+    said = with_settings_said(config, first)
+    assert said.multiagent.policies["a"]["config"] == {"grad_clip": 2.0}
+    assert said.multiagent.policies["a"]["defaults"]["lr"] == 7e-4
+    again = PPOConfig.from_mapping(said.to_dict())  # all that is in it counts as set
+    second = plan_policies(again, MANY)
+    assert second["a"].config.to_dict() | {"multiagent": None} == first["a"].config.to_dict() | {"multiagent": None}
+    assert second["a"].settings == first["a"].settings
+    assert with_settings_said(again, second).to_dict() == again.to_dict()
+    alike = PPOConfig(env="E", multiagent={**AB, "policies": {"a": None, "b": None}})
+    assert with_settings_said(alike, plan_policies(alike, MANY)) is alike
+
+
+OF_ALL: dict[str, Any] = {"lr": 0.125, "gamma": 0.5, "model": {"fcnet_hiddens": [7]}, "xla": "off"}
+"""Keys that all algorithms have, other than by default."""
+
+
+def set_by_user(file: Path, algo: str, other: str, own: dict[str, Any], way: str, **settings: Any) -> PlannedPolicy:
+    """A policy of another algorithm in a run with such settings, or in one that goes on from a run without them."""
+    multiagent = {"policies": {"a": {"class": other, "config": own}, "b": None}, "policy_mapping_fn": "users_own:all_b"}
+    begun = {"env": "E", "algo": algo, "multiagent": multiagent}
+    if way == "command line":
+        return plan_policies(load_config(config_class, overrides=begun | settings), MANY)["a"]
+    if way == "file":
+        file.write_text(yaml.safe_dump(begun | settings))
+        return plan_policies(load_config(config_class, file=file), MANY)["a"]
+    config = load_config(config_class, overrides=begun)
+    said = with_settings_said(config, plan_policies(config, MANY))
+    saved = save_config(said, file.parent)
+    if way == "updated":
+        return plan_policies(said.updated(settings), MANY)["a"]
+    if way == "on top of a run":
+        return plan_policies(load_config(config_class, file=saved, overrides=settings), MANY)["a"]
+    if way == "file on top of a run":
+        file.write_text(yaml.safe_dump(settings))
+        return plan_policies(load_config(config_class, file=file, overrides={"resume": str(saved.parent)}), MANY)["a"]
+    return plan_policies(load_config(config_class, overrides={"resume": str(saved.parent), **settings}), MANY)["a"]
+
+
+WAYS = ["command line", "file", "on top of a run", "file on top of a run", "resumed", "updated"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("algo", "other"), [("ppo", "a2c"), ("impala", "appo"), ("dqn", "sac")])
+def test_what_is_set_for_a_run_reaches_policies_of_other_algorithms(
+    tmp_path: Path, way: str, algo: str, other: str
+) -> None:
+    drawn = {"train_batch_size": 48} if algo == "dqn" else {}
+    own = {"gamma": 0.75, "model": {"fcnet_activation": "relu"}}
+    policy = set_by_user(tmp_path / "mine.yaml", algo, other, own, way, **OF_ALL, **drawn)
+    plain = config_class(other)()
+    learned = policy.config.to_dict()
+    expected = OF_ALL | drawn | {"gamma": 0.75, "model": learned["model"]}
+    assert {name: learned[name] for name in expected} == expected, "its own gamma, all else as set for the run"
+    assert (learned["model"]["fcnet_hiddens"], learned["model"]["fcnet_activation"]) == ([7], "relu")
+    assert policy.settings["lr"] == 0.125, "as workers hear"
+    rest = {name: value for name, value in learning_settings(plain).items() if name not in expected}
+    assert {name: learned[name] for name in rest} == rest, "what nobody set is as that algorithm has it"
+
+
+def test_a_policy_that_gets_another_algorithm_on_top_of_a_run_has_no_defaults_of_the_one_before(tmp_path: Path) -> None:
+    changes = {"multiagent": {"policies": {"a": {"class": "apex"}}}}
+    policy = set_by_user(tmp_path / "mine.yaml", "dqn", "sac", {}, "updated", **changes)
+    assert (policy.config.algo, policy.config.lr) == ("apex", 1e-4), "its own; SAC's is 3e-4"
+    assert "initial_alpha" not in policy.settings, "a key of SAC alone"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "said"),
+    [
+        (3, "multiagent.policies.a.defaults is 3, expected a mapping of settings"),
+        ({"num_workers": 4}, "multiagent.policies.a.defaults.num_workers can't differ from the run's"),
+        ({"lr": -1.0}, "lr"),
+    ],
+)
+def test_defaults_that_are_none_are_refused(defaults: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan(policies={"a": {"class": "a2c", "defaults": defaults}, "b": None})
+
+
+def test_spaces_are_taken_from_the_entry_or_those_agents_that_act_with_it() -> None:
+    policies = plan(DIFFERENT, "users_own:kind", policies={"cat": None, "dog": None})
+    assert policies["cat"].observation_space == BOX
+    assert policies["dog"].observation_space == DICT
+    assert policies["dog"].preprocessor.shape == (6,)
+    assert policies["dog"].has_own_spaces
+    given = plan(policies={"a": {"action_space": space_to_dict(spaces.Discrete(7))}, "b": None})
+    assert given["a"].action_space == spaces.Discrete(7)
+    assert given["a"].has_own_spaces
+    assert not given["b"].has_own_spaces
+
+
+def test_a_policy_of_the_users_own_only_acts_and_gets_all_its_settings() -> None:
+    policies = plan(
+        policies={"a": {"class": "users_own:Plain", "config": {"speed": 3}}, "b": None}, train=["b"], gamma=0.5
+    )
+    assert policies["a"].policy_class == "users_own:Plain"
+    assert not policies["a"].is_trained
+    assert policies["a"].settings["speed"] == 3
+    assert policies["a"].settings["gamma"] == 0.5
+
+
+def test_a_network_need_not_learn() -> None:
+    policies = plan(policies={"a": None, "b": None}, train=["b"])
+    assert (policies["a"].is_trained, policies["b"].is_trained) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "settings"),
+    [
+        ("policies_to_train names 'c'; the policies are a, b", {"policies": {"a": None, "b": None}, "train": ["c"]}),
+        ("policy 'a' is to be trained, but", {"policies": {"a": "users_own:Plain", "b": None}, "train": ["a"]}),
+        ("'a' is to be trained (all do", {"policies": {"a": "users_own:Plain", "b": None}}),
+        ("is not set, so all agents", {"policies": {"a": None}, "fn": None}),
+        ("has one agent", {"policies": {"a": None, "b": None}, "facts": SINGLE}),
+        ("gives agent 'cat1' the policy 'b'", {"policies": {"a": None}, "facts": DIFFERENT}),
+        ("failed for agent 'cat1'", {"policies": {"b": None}, "facts": DIFFERENT, "fn": "users_own:fail"}),
+        ("which is no function", {"policies": {"b": None}, "fn": "users_own:number"}),
+        ("has no 'gone'", {"policies": {"b": None}, "fn": "users_own:gone"}),
+        ("different ones", {"policies": {"b": None}, "facts": DIFFERENT}),
+        ("none of the agents", {"policies": {"b": None, "a": {}}, "facts": DIFFERENT}),
+        ("environment names none", {"policies": {"b": None}, "facts": UNKNOWN}),
+        ("expected null, a mapping", {"policies": {"b": 3}}),
+        ("expected null, a mapping", {"policies": {"b": [1, 2]}}),
+        ("no key multiagent.policies.b.clas", {"policies": {"b": {"clas": 3}}}),
+        ("b.config is 3", {"policies": {"b": {"config": 3}}}),
+        ("b.action_space: the description", {"policies": {"b": {"action_space": {"kind": "Ball"}}}}),
+        ("b.class is 'impalla', expected null for 'ppo', which", {"policies": {"b": "impalla"}}),
+        ("b.class is 'dqn', which can't learn in this run: dqn trains on what it samples", {
+            "policies": {"b": "dqn"}, "input": "data.json"}),
+        ("b.class is 'users_own:NoPolicy', which is no subclass of aiorl.Policy, and no algorithm", {
+            "policies": {"b": "users_own:NoPolicy"}}),
+        ("b.config.train_batch_size can't differ", {
+            "policies": {"b": {"class": "a2c", "config": {"train_batch_size": 3}}}}),
+        ("config.seed can't differ", {"policies": {"b": {"config": {"seed": 3}}}}),
+        ("config.train_batch_size can't differ", {"policies": {"b": {"config": {"train_batch_size": 3}}}}),
+        ("b.config: There is no key learning", {"policies": {"b": {"config": {"learning": 3}}}}),
+        ("b.config: lr must be", {"policies": {"b": {"config": {"lr": "much"}}}}),
+        ("is no policy id", {"policies": {"a/b": None}}),
+        ("is no policy id", {"policies": {"": None}}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_in_one_sentence(said: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(**settings)
+    assert said in str(caught.value)
+    assert caught.value.key.startswith("multiagent.")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["users_own:NoPolicy", "users_own:Gone", "no_such_module:Name"])
+def test_a_class_that_is_no_policy_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"multiagent\.policies\.a\.class"):
+        plan(policies={"a": path, "b": None}, train=["b"])
+
+
+def test_spaces_of_a_kind_that_only_a_users_preprocessor_knows_are_described_all_the_same() -> None:
+    policy = plan(SINGLE, None)["default_policy"]
+    odd = PlannedPolicy("p", None, spaces.Text(3), TWO, policy.preprocessor, policy.config, {})
+    assert odd.described_spaces()["observation"]["kind"] == "Text"
+    assert np.prod(policy.preprocessor.shape) == 3
+
+
+def test_functions_that_cannot_be_called_are_refused_before_any_agent_is_seen() -> None:
+    with pytest.raises(ConfigError, match="policy_mapping_fn 'users_own:two' can't be called"):
+        plan(UNKNOWN, "users_own:two", policies={"a": None, "b": None})
+    with pytest.raises(ConfigError, match="observation_fn 'users_own:no_episode' can't be called"):
+        plan(fn=None, multiagent={"observation_fn": "users_own:no_episode"})
+    with pytest.raises(ConfigError, match="observation_fn is 'users_own:number', which is no function"):
+        plan(fn=None, multiagent={"observation_fn": "users_own:number"})
+
+
+class Moves(spaces.Discrete):
+    """A space of a user's own."""
+
+
+class Steering(spaces.Box):
+    """Another one."""
+
+
+@pytest.mark.parametrize(
+    ("algo", "action_space", "is_taken"),
+    [
+        ("dqn", Moves(3), True), ("sac", Moves(3), True), ("td3", Moves(3), False), ("td3", Steering(-1.0, 1.0), True),
+        ("dqn", Steering(-1.0, 1.0), False), ("sac", spaces.Box(-np.inf, np.inf, (2,)), False),
+        ("ppo", spaces.Box(-np.inf, np.inf, (2,)), True),
+    ],
+)  # fmt: skip
+def test_an_algorithm_takes_spaces_derived_from_those_it_learns_and_says_before_anything_starts_which_it_needs(
+    algo: str, action_space: spaces.Space[Any], is_taken: bool
+) -> None:
+    config = config_class(algo)(env="E-v1")
+    facts = EnvFacts(KIND["a gymnasium.Env"], BOX, action_space)
+    if is_taken:
+        (policy,) = plan_policies(config, facts).values()
+        assert policy.action_space is action_space
+    else:
+        with pytest.raises(UnsupportedSpaceError, match=rf"{algo} over the action space.*These algorithms learn such"):
+            plan_policies(config, facts)
+
+
+def test_algorithms_that_play_are_offered_apart_from_those_of_stored_experience() -> None:
+    facts = EnvFacts(KIND["a gymnasium.Env"], BOX, spaces.Discrete(2))
+    with pytest.raises(UnsupportedSpaceError) as caught:
+        plan_policies(config_class("td3")(env="E-v1"), facts)
+    assert caught.value.hint == (
+        "These algorithms learn such actions: a2c, a3c, apex, appo, dqn, impala, pg, ppo, sac; "
+        "from stored experience: bc, cql, iql, marwil."
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "table"),
+    [
+        ("per_agent", {"cat1": "cat1", "cat2": "cat2", "dog": "dog"}),
+        ("per_space", {"cat1": "cat1", "cat2": "cat1", "dog": "dog"}),
+    ],
+)
+def test_a_word_makes_policies_of_agents_or_spaces_and_their_mapping(word: str, table: dict[str, str]) -> None:
+    config = with_policies_named(PPOConfig(multiagent={"policies": word}), DIFFERENT)
+    assert config.multiagent.policy_mapping_fn == table
+    planned = plan_policies(config, DIFFERENT)
+    assert {policy_id: policy.observation_space for policy_id, policy in planned.items()} == {
+        policy_id: CATS_AND_DOGS[policy_id] for policy_id in set(table.values())
+    }
+
+
+def test_a_word_for_policies_is_refused_without_agents_and_with_another_mapping() -> None:
+    for facts, more, key in ((UNKNOWN, {}, "policies"), (DIFFERENT, {"policy_mapping_fn": {}}, "policy_mapping_fn")):
+        with pytest.raises(ConfigError) as caught:
+            with_policies_named(PPOConfig(multiagent={"policies": "per_agent", **more}), facts)
+        assert caught.value.key == f"multiagent.{key}"
+
+
+def test_a_table_of_agents_needs_each_agent_that_the_environment_names() -> None:
+    config = PPOConfig(multiagent={"policies": {"a": None}, "policy_mapping_fn": {"cat1": "a"}})
+    with pytest.raises(ConfigError, match="'cat2'") as caught:
+        plan_policies(config, DIFFERENT)
+    assert caught.value.key == "multiagent.policy_mapping_fn"
+
+
+def test_a_mapping_that_needs_an_episode_is_asked_how_episodes_begin() -> None:
+    """Each policy gets the spaces of its own agents, those of one that acts in every other episode too."""
+    policies = dict.fromkeys(["cat", "dog-0", "dog-1"])
+    planned = plan_policies(PPOConfig(multiagent={"policies": policies, "policy_mapping_fn": by_id}), DIFFERENT)
+    assert {policy_id: policy.observation_space for policy_id, policy in planned.items()} == {
+        "cat": BOX, "dog-0": DICT, "dog-1": DICT,
+    }  # fmt: skip
+
+
+def by_id(agent_id: str, episode: Any, **_: Any) -> str:
+    number = episode.episode_id % 2
+    return "cat" if agent_id.startswith("cat") else f"dog-{number}"
+
+
+def test_agents_count_for_no_policy_if_the_mapping_needs_more_than_an_episode() -> None:
+    config = PPOConfig(multiagent={"policies": {"a": None, "b": None}, "policy_mapping_fn": by_worker})
+    assert set(plan_policies(config, MANY)) == {"a", "b"}
+    with pytest.raises(ConfigError) as caught:
+        plan_policies(config, DIFFERENT)
+    assert caught.value.key == "multiagent.policies.a.observation_space"
+
+
+def by_worker(agent_id: str, episode: Any, worker: Any) -> str:
+    return worker.policy_config[agent_id] if episode.length else worker.policy_config["b"]

@@ -1,0 +1,439 @@
+"""What a run tells, and its end, without TensorFlow: it comes whatever fails, and what comes after it does no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import LENGTH, NUM_ENVS, BlockingEnv, FakeAlgorithm, fake_learning, with_settings
+
+from aiorl.acting.run_dir import RunDirectory
+from aiorl.config.schema import CommonConfig
+from aiorl.errors import EndpointClosed, MemoryQuotaError, WorkerError
+from aiorl.keys import make_keys
+from aiorl.process import tasks as tasks_module
+from aiorl.run import training as module
+from aiorl.run.evaluations import Evaluations
+from aiorl.run.report.console import PlainDisplay
+from aiorl.run.report.figures import summary_lines
+from aiorl.run.report.loggers import read_results
+from aiorl.run.run import Outcome, Run
+from aiorl.run.training import Training
+from aiorl.run.update_thread import UpdateFailed, WarmUpDone
+
+ROOT = Path(__file__).parents[2]
+
+
+class SilentDisplay:
+    """Notes that it was closed; a tick of it may fail."""
+
+    error: Exception | None = None
+    is_closed = False
+
+    def start(self, now: float) -> None: ...
+
+    def status(self, text: str, now: float) -> None: ...
+
+    def join(self, command: str, now: float) -> None: ...
+
+    def update(self, result: Any, now: float) -> None: ...
+
+    def event(self, text: str, now: float, level: int = 0) -> None: ...
+
+    def tick(self, now: float) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any]]:
+    """Makes runs without workers whose model is never ready."""
+    monkeypatch.setattr(module, "prepare_environment", lambda config: None)
+
+    async def never(self: Training) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(Training, "_build", never)
+
+    def make(**options: Any) -> tuple[Run, Any]:
+        config = CommonConfig.from_mapping(
+            {"env": "CartPole-v1", "seed": 1, "num_workers": 0, "run_dir": str(tmp_path / "run"), **options}
+        )
+        display: Any = SilentDisplay()
+        return Run(config, RunDirectory.open(config), lambda _: display), display
+
+    return make
+
+
+def training_of(run: Run) -> Training:
+    assert run.training is not None
+    return run.training
+
+
+def test_a_task_of_the_run_that_dies_ends_it_with_its_error(start: Callable[..., tuple[Run, Any]]) -> None:
+    run, display = start()
+    display.error = ZeroDivisionError("the display is broken")
+    with pytest.raises(ZeroDivisionError, match="the display is broken"):
+        asyncio.run(asyncio.wait_for(run.run(), 20))
+    assert display.is_closed
+
+
+def test_r184_a_learner_beyond_its_quota_of_memory_ends_with_an_error_that_says_so(
+    start: Callable[..., tuple[Run, Any]],
+) -> None:
+    run, display = start(memory=2**20)
+    with pytest.raises(MemoryQuotaError, match="memory is 1,048,576 bytes, but the process has taken"):
+        asyncio.run(asyncio.wait_for(run.run(), 20))
+    assert display.is_closed
+
+
+@pytest.mark.parametrize("log_sys_usage", [True, False])
+def test_r195_cpu_and_memory_use_are_in_results_if_wanted(
+    start: Callable[..., tuple[Run, Any]], log_sys_usage: bool
+) -> None:
+    run, _ = start(log_sys_usage=log_sys_usage)
+    results = []
+
+    def look() -> None:
+        results.append(training_of(run).finish_iteration())
+        run.request_stop("enough")
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(0.1, look)
+        await asyncio.wait_for(run.run(), 20)
+
+    asyncio.run(main())
+    wanted = {"cpu_util_percent", "ram_util_percent", "learner_cpu_percent", "learner_rss_bytes"}
+    assert results[0].get("perf", {}).keys() == (wanted if log_sys_usage else set())
+
+
+def test_an_error_in_a_callback_of_the_loop_ends_the_run_and_all_is_released(
+    start: Callable[..., tuple[Run, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    run, display = start()
+
+    def break_down() -> None:
+        raise ZeroDivisionError("a callback is broken")
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(0.1, break_down)
+        await asyncio.wait_for(run.run(), 20)
+
+    with pytest.raises(ZeroDivisionError, match="a callback is broken"):
+        asyncio.run(main())
+    assert display.is_closed
+    assert "a callback is broken" in caplog.text
+    with pytest.raises(EndpointClosed):
+        training_of(run).service._endpoint.broadcast([b""])
+
+
+def test_each_step_of_the_end_is_taken_whatever_becomes_of_the_others(
+    start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, display = start()
+    monkeypatch.setattr(tasks_module, "_END_S", 0.05)
+    released = []
+    closes: list[Callable[[], Awaitable[None]]] = []
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise ZeroDivisionError("it cannot be closed")
+
+    def end() -> None:
+        training = training_of(run)
+        closes.append(functools.partial(training.service.close, "at last", final=True))
+        closes.append(functools.partial(asyncio.to_thread, run._files.close))
+        monkeypatch.setattr(training.service, "close", fail)
+        monkeypatch.setattr(training.workers, "stop", lambda grace_s: asyncio.sleep(60))
+        monkeypatch.setattr(run._files, "close", fail)
+        run.request_stop("enough")
+
+    async def main() -> None:
+        run.on_release = lambda: released.append("begun")
+        asyncio.get_running_loop().call_later(0.1, end)
+        await asyncio.wait_for(run.run(), 10)
+        for close in closes:
+            await close()
+
+    asyncio.run(main())
+    assert released == ["begun"]
+    assert display.is_closed
+    told = [record.getMessage() for record in caplog.records if "could not be ended" in record.getMessage()]
+    assert told == [
+        "the connections could not be ended",
+        "the workers could not be ended within 0.05 s",
+        "the files could not be ended",
+    ]
+
+
+def test_what_the_update_thread_says_after_the_end_is_left_out(start: Callable[..., tuple[Run, Any]]) -> None:
+    run, _ = start()
+    errors: list[Any] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.1, run.request_stop, "enough")
+        outcome = await asyncio.wait_for(run.run(), 20)
+        assert outcome.ok
+        loop.set_exception_handler(lambda loop, context: errors.append(context))
+        for event in (WarmUpDone(1.0), UpdateFailed(ZeroDivisionError())):
+            training_of(run)._on_update_thread(event)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert not errors
+    hear = training_of(run)._on_update_thread
+    late = threading.Thread(target=hear, args=(WarmUpDone(1.0),))  # when the loop is closed
+    late.start()
+    late.join(5)
+
+
+def test_how_patient_the_learner_is_with_its_workers_is_what_the_config_says(
+    start: Callable[..., tuple[Run, Any]],
+) -> None:
+    run, _ = start(transport={"heartbeat_interval_s": 11, "heartbeat_timeout_s": 33, "lease_timeout_s": 44})
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(0.1, run.request_stop, "enough")
+        await asyncio.wait_for(run.run(), 20)
+
+    asyncio.run(main())
+    settings = training_of(run).service.session.settings.transport
+    assert (settings.heartbeat_interval_s, settings.heartbeat_timeout_s, settings.lease_timeout_s) == (11, 33, 44)
+
+
+class Recorder(PlainDisplay):
+    """Keeps what it is to show."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def event(self, text: str, now: float, level: int = logging.INFO) -> None:
+        """Keeps an event."""
+        self.shown.append(text)
+
+
+def test_no_line_of_what_is_told_passes_for_a_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Several lines are moved in, control characters are gone, and there is an end to it."""
+    config = CommonConfig.from_mapping({"env": "CartPole-v1", "run_dir": str(tmp_path / "run")})
+    display = Recorder()
+    run = Run(config, RunDirectory.open(config), lambda _: display)
+    with caplog.at_level(logging.INFO):
+        run._tell(
+            "worker 1 failed: \x1b[2Jboom\n2026-01-01 00:00:00,000 ERROR aiorl: forged\u2028x\rabc", logging.ERROR
+        )
+        run._tell("long " * 100_000, logging.INFO)
+    first, long = display.shown
+    assert first.split("\n") == [
+        "worker 1 failed: ?[2Jboom",
+        "    2026-01-01 00:00:00,000 ERROR aiorl: forged",
+        "    x",
+        "    abc",
+    ]
+    assert len(long) <= 24_000
+    assert [record.getMessage() for record in caplog.records] == [first, long]
+
+
+@pytest.mark.parametrize("while_it", ["loads", "compiles"])
+def test_a_time_to_stop_counts_from_the_start_of_the_run_whatever_it_is_doing(
+    start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, while_it: str
+) -> None:
+    run, _ = start(stop_time_s=0.5)
+    done = threading.Event()
+    if while_it == "compiles":
+        algorithm = FakeAlgorithm(run._config)
+        monkeypatch.setattr(algorithm, "warm_up", lambda: done.wait(30))
+
+        async def build(self: Training) -> Any:
+            return fake_learning(self._config, algorithm)
+
+        monkeypatch.setattr(Training, "_build", build)
+    try:
+        outcome = asyncio.run(asyncio.wait_for(run.run(), 20))
+    finally:
+        done.set()
+    assert outcome == Outcome(
+        True, "Done: 0.5 s have passed. Nothing was trained yet, so there is nothing to save.", {}
+    )
+    assert read_results(run._directory.path) == []
+    assert list(run._directory.checkpoints.iterdir()) == []
+
+
+class Showing(SilentDisplay):
+    """Notes what is shown."""
+
+    compiling = threading.Event()
+    on_result: Callable[[Any], None] = staticmethod(lambda result: None)
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, str]] = []
+        self.compiling.clear()
+
+    def status(self, text: str, now: float) -> None:
+        self.shown.append(("status", text))
+        if "compil" in text:
+            self.compiling.set()
+
+    def join(self, command: str, now: float) -> None:
+        self.shown.append(("join", command))
+
+    def update(self, result: Any, now: float) -> None:
+        self.shown.append(("result", ""))
+        self.on_result(result)
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any, Outcome]]:
+    """Runs that train a fake algorithm with a real worker process, to their end."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'learner'}")
+
+    def train(
+        algorithm: type[FakeAlgorithm] = FakeAlgorithm,
+        on_result: Callable[[Run, Any], None] = lambda run, result: None,
+        **options: Any,
+    ) -> tuple[Run, Any, Outcome]:
+        def build(config: CommonConfig, *arguments: Any) -> Any:
+            return fake_learning(config, algorithm(config))
+
+        monkeypatch.setattr(module, "build_learning", build)
+        settings = {"env": "CartPole-v1", "seed": 1, "num_workers": 1, "run_dir": str(tmp_path / "run"), **options}
+        config = CommonConfig.from_mapping(settings)
+        display: Any = Showing()
+        with RunDirectory.open(config) as directory:
+            run = Run(config, directory, lambda _: display)
+            display.on_result = functools.partial(on_result, run)
+            outcome = asyncio.run(asyncio.wait_for(run.run(), 60))
+        return run, display, outcome
+
+    return train
+
+
+def test_the_last_result_is_one_and_of_all_updates_those_under_way_included(
+    trained: Callable[..., tuple[Run, Any, Outcome]],
+) -> None:
+    steps = 4 * 4 * LENGTH * NUM_ENVS
+    run, _, outcome = trained(with_settings(mode="streaming", update_s=0.2), stop_timesteps=steps)
+    assert outcome.ok
+    assert outcome.reason.startswith("Done: ")
+    results = read_results(run._directory.path)
+    last, before = results[-1], results[-2]
+    assert last["env_steps_trained_total"] == last["ledger"]["trained"] >= steps > before["env_steps_trained_total"]
+    assert last["updates_total"] == int(sorted(path.name for path in run._directory.checkpoints.iterdir())[-1][-6:])
+
+
+def test_what_is_done_before_the_first_update_is_said_and_how_to_join_too(
+    trained: Callable[..., tuple[Run, Any, Outcome]],
+) -> None:
+    compiles = with_settings(warm_up=lambda self: Showing.compiling.wait(20))
+    run, display, outcome = trained(compiles, stop_timesteps=100)
+    said = [text for kind, text in display.shown if kind == "status"]
+    assert said[:2] == ["loading TensorFlow and building the model", "compiling the update"]
+    (command,) = [text for kind, text in display.shown if kind == "join"]
+    assert command == f"python -m aiorl.worker --connect {training_of(run).service.address}"
+    assert command not in dict(run.summary(outcome).next_steps).values(), "the run is over"
+
+
+def test_how_to_join_names_the_keys_where_keys_are_in_use(
+    start: Callable[..., tuple[Run, Any]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "my keys"
+    make_keys(folder)
+    run, _ = start(keys=str(folder), stop_time_s=0.2)
+    run._display = display = Showing()
+    asyncio.run(asyncio.wait_for(run.run(), 20))
+    assert display.shown[0] == (
+        "join",
+        f"python -m aiorl.worker --connect {training_of(run).service.address} --keys '{folder}'",
+    )
+
+
+def test_what_is_waited_for_is_workers_by_a_command_that_they_can_use_or_an_evaluation_that_does_not_end(
+    start: Callable[..., tuple[Run, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    run, _ = start(bind="tcp://0.0.0.0:0", insecure=True, stop_time_s=1.2, evaluation_interval=1)
+    monkeypatch.setattr(Training, "silent_s", 71.0)
+    tick = Run._tick
+
+    async def save(directory: Path) -> Path:
+        return directory
+
+    async def hang(path: Path, request: Any) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    async def tick_twice(self: Run, training: Any) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(tick(self, training), 0.2)
+        self._evaluations = Evaluations(self._config, tmp_path, save, tell=print, is_beside=False, play=hang)
+        async with asyncio.TaskGroup() as group:
+            evaluating = group.create_task(self._evaluations.run(3))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(tick(self, training), 0.2)
+            evaluating.cancel()
+        assert self._evaluations.holds_up == ""
+        self._evaluations = None
+
+    monkeypatch.setattr(Run, "_tick", tick_twice)
+    asyncio.run(asyncio.wait_for(run.run(), 20))
+    first, second = [record.getMessage() for record in caplog.records if "no update for 71 s" in record.getMessage()]
+    assert training_of(run).join_command in first
+    assert "0.0.0.0" not in first
+    assert "num_workers: 0" in first
+    assert "the evaluation of iteration 3" in second
+
+
+def test_an_environment_that_fails_in_every_worker_at_once_ends_the_run(
+    trained: Callable[..., tuple[Run, Any, Outcome]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(WorkerError, match=r"boom.*each of the 2 workers failed so before anything was sampled; log: "):
+        trained(env="test_run:BrokenEnv", num_workers=2)
+    told = [record.getMessage() for record in caplog.records if "shown" in vars(record)]
+    assert sum(": boom" in text and "Traceback" in text for text in told) == 1
+    assert not any("stays down" in text for text in told), "not only once a worker is given up"
+
+
+class BrokenEnv(BlockingEnv):
+    """Its first step fails."""
+
+    def step(self, action: Any) -> Any:
+        raise RuntimeError(f"boom {id(self)}")
+
+
+def test_a_run_that_was_ended_before_it_trained_is_summed_up_in_one_line(
+    start: Callable[..., tuple[Run, Any]],
+) -> None:
+    run, _ = start()
+
+    async def main() -> Outcome:
+        asyncio.get_running_loop().call_later(0.1, run.request_stop, "Ended by Ctrl-C.")
+        return await asyncio.wait_for(run.run(), 20)
+
+    outcome = asyncio.run(main())
+    (line,) = summary_lines(run.summary(outcome))
+    assert line.startswith("Ended by Ctrl-C. Nothing was trained yet, so there is nothing to save. (run directory: ")
+
+
+def test_a_run_that_the_user_ends_leaves_a_checkpoint_and_its_curve(
+    trained: Callable[..., tuple[Run, Any, Outcome]],
+) -> None:
+    def end(run: Run, result: Any) -> None:
+        if result["episodes_total"]:
+            run.request_stop("Ended by Ctrl-C.")
+
+    run, _, outcome = trained(on_result=end)
+    assert (outcome.ok, outcome.reason) == (True, "Ended by Ctrl-C.")
+    summary = run.summary(outcome)
+    assert Path(summary.picture) == run._directory.path / "learning_curve.png"
+    assert Path(summary.picture).stat().st_size > 1000
+    assert Path(summary.checkpoint).parent == run._directory.checkpoints

@@ -1,0 +1,451 @@
+"""Checkpoints in passing and at the end do not get in each other's way; what a resume takes of one, or refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiorl.acting.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest_valid, save_checkpoint
+from aiorl.acting.observation.filters import MeanStdFilter, make_filter
+from aiorl.config.worker import WorkerPart
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.errors import CheckpointError
+from aiorl.learning.algorithms.algorithm import AlgorithmState
+from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.net.protocol.ledger import Ledger
+from aiorl.process.tasks import Tasks
+from aiorl.run import saving as module
+from aiorl.run.flow import Counters
+from aiorl.run.report.results import Results
+from aiorl.run.restoring import Restored, RunState, take_up
+from aiorl.run.saving import Saver
+from aiorl.run.update_thread import LastUpdate
+
+
+class Updates:
+    """Notes whether it is to end."""
+
+    is_stopped = False
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class Held:
+    """Experience of three rows, in two pieces; notes that it was let go of."""
+
+    def __init__(self) -> None:
+        self.values = {"rows": 3}
+        self.is_closed = False
+
+    def pieces(self) -> Iterator[tuple[str, int, Any]]:
+        yield "rows", 0, np.arange(2)
+        yield "rows", 2, np.arange(1)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Stored:
+    """Policies that store experience, or none."""
+
+    def __init__(self, held: Held | None = None) -> None:
+        self.held = held
+
+    @property
+    def stores_experience(self) -> bool:
+        return self.held is not None
+
+    def hold_experience(self) -> dict[str, Any]:
+        return {"one": self.held}
+
+
+def make(
+    folder: Path, before: Any = lambda: None, stored: Stored | None = None, ask: Any = lambda: None
+) -> tuple[Saver, Any]:
+    service: Any = SimpleNamespace(
+        flow=SimpleNamespace(publisher=SimpleNamespace(filter_states=dict), is_idle=True),
+        counters=Counters(),
+        results=Results(100, 0.0),
+        ledger=Ledger(),
+    )
+    saver = Saver(
+        PPOConfig(env="E-v1"),
+        SimpleNamespace(checkpoints=folder, run_id="ab"),
+        SimpleNamespace(spaces={}, graphs={}, worker_part=WorkerPart(env="E-v1"), group=stored or Stored()),
+        service,
+        Tasks(pytest.fail),
+        before_writing=before,
+        on_error=pytest.fail,
+        ask_for_experience=ask,
+    )
+    service.counters.updates = 1
+    return saver, service
+
+
+def state(value: float) -> Any:
+    return lambda: AlgorithmState({"w": np.full(2, value)})
+
+
+def test_what_is_stored_is_written_piece_by_piece_where_nothing_changes_it(tmp_path: Path) -> None:
+    held = Held()
+    saver, service = make(tmp_path, stored=Stored(held))
+    saver.keep(state(1.0))
+    found = load_checkpoint(asyncio.run(saver.save_last()))
+    assert found.meta["experience"] == {"one": {"rows": 3}}
+    pieces = [(name, first, rows.tolist()) for name, first, rows in found.pieces_of("one")]
+    assert pieces == [("rows", 0, [0, 1]), ("rows", 2, [0])]
+    assert held.is_closed
+
+    service.counters.updates = 2
+    for changes in (True, False):  # an update is made meanwhile; or the checkpoint is to be evaluated
+        service.flow.is_idle = not changes
+        saver.keep(state(2.0))
+        found = load_checkpoint(asyncio.run(saver.save_last(with_experience=changes)))
+        assert "experience" not in found.meta
+        assert not found.pieces
+
+
+def test_a_checkpoint_in_passing_waits_for_an_update_that_tells_what_is_stored(tmp_path: Path) -> None:
+    asked: list[bool] = []
+    saver, service = make(tmp_path, stored=Stored(Held()), ask=lambda: asked.append(True))
+
+    async def run() -> None:
+        saver.keep(state(0.0))
+        service.counters.updates = 2
+        saver.keep(state(1.0))
+        saver.save_in_passing()
+        saver.save_in_passing()
+        assert asked == [True]
+        await asyncio.sleep(0)
+        assert not list_checkpoints(tmp_path)
+        service.counters.updates = 3
+        saver.keep(state(2.0), {"one": Held()})
+        assert saver._passing is not None
+        await saver._passing
+
+    asyncio.run(run())
+    (path,) = tmp_path.iterdir()
+    found = load_checkpoint(path)
+    assert (found.number, found.tensors["algorithm/w"].tolist()) == (3, [2.0, 2.0])
+    assert len(list(found.pieces_of("one"))) == 2
+
+
+def no_wait() -> None:
+    raise AssertionError("there is no need to wait")
+
+
+def test_the_last_checkpoint_is_of_the_state_after_the_running_update_however_long_it_takes(tmp_path: Path) -> None:
+    saver, service = make(tmp_path)
+    updates = Updates()
+
+    async def run() -> None:
+        waits, update = asyncio.Event(), LastUpdate(updates.stop)
+        saver.keep(state(1.0))
+        last = asyncio.create_task(update.wait(0.0, asyncio.Event(), waits.set))
+        await waits.wait()
+        assert updates.is_stopped
+        service.counters.updates = 2
+        saver.keep(state(2.0))
+        update.come()
+        await last
+        await saver.save_last()
+
+    asyncio.run(run())
+    newest = load_newest_valid(tmp_path)
+    assert newest.tensors["algorithm/w"].tolist() == [2, 2]
+    assert newest.meta["counters"]["updates"] == newest.number == 2
+    assert saver.newest == str(newest.path)
+
+
+@pytest.mark.parametrize("when", ["from the beginning", "later"])
+def test_in_a_hurry_it_is_of_the_state_after_the_last_finished_update_with_the_counts_of_then(
+    tmp_path: Path, when: str
+) -> None:
+    saver, service = make(tmp_path)
+
+    async def run() -> None:
+        hurry, update = asyncio.Event(), LastUpdate(Updates().stop)
+        saver.keep(state(1.0))
+        service.counters.env_steps_sampled = 5  # what comes in while the next update runs
+        if when == "later":
+            await update.wait(0.0, hurry, hurry.set)
+        else:
+            hurry.set()
+            await update.wait(0.0, hurry, no_wait)
+        assert saver.has_news
+        service.counters.updates = 2  # it ends after all, too late
+        await saver.save_last()
+
+    asyncio.run(run())
+    newest = load_newest_valid(tmp_path)
+    assert newest.tensors["algorithm/w"].tolist() == [1, 1]
+    assert newest.meta["counters"] == {**newest.meta["counters"], "updates": 1, "env_steps_sampled": 0}
+
+
+def test_an_update_that_fails_at_the_end_is_not_waited_for(tmp_path: Path) -> None:
+    saver, _ = make(tmp_path)
+
+    async def run() -> None:
+        update = LastUpdate(Updates().stop)
+        saver.keep(state(1.0))
+        await update.wait(0.0, asyncio.Event(), update.come)
+        await update.wait(0.0, asyncio.Event(), no_wait)
+        await saver.save_last()
+
+    asyncio.run(run())
+    assert load_newest_valid(tmp_path).tensors["algorithm/w"].tolist() == [1, 1]
+
+
+def test_without_an_update_in_this_session_there_is_nothing_to_save(tmp_path: Path) -> None:
+    saver, service = make(tmp_path)
+
+    async def run() -> None:
+        assert not saver.has_news
+        service.counters.updates = 0
+        saver.keep(state(1.0))
+        update = LastUpdate(Updates().stop)
+        task = asyncio.create_task(update.wait(20.0, asyncio.Event(), no_wait))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        update.come()
+        await task
+        assert not saver.has_news
+        saver.save_in_passing()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+def test_one_in_passing_that_is_being_written_comes_before_the_last(tmp_path: Path, monkeypatch: Any) -> None:
+    saver, service = make(tmp_path)
+    begun, go = threading.Event(), threading.Event()
+    numbers = []
+
+    def slowly(folder: Path, number: int, *args: Any, **kwargs: Any) -> Path:
+        begun.set()
+        assert go.wait(20)
+        numbers.append(number)
+        return save_checkpoint(folder, number, *args, **kwargs)
+
+    monkeypatch.setattr(module, "save_checkpoint", slowly)
+
+    async def run() -> None:
+        saver.keep(state(1.0))
+        saver.save_in_passing()
+        saver.save_in_passing()  # one is enough
+        await asyncio.to_thread(begun.wait, 20)
+        service.counters.updates = 2
+        saver.keep(state(2.0))
+        last = asyncio.create_task(saver.save_last())
+        await asyncio.sleep(0)
+        go.set()
+        await last
+
+    asyncio.run(run())
+    assert numbers == [1, 2]
+    assert load_newest_valid(tmp_path).tensors["algorithm/w"].tolist() == [2, 2]
+
+
+def test_in_passing_nothing_is_written_before_the_first_update(tmp_path: Path) -> None:
+    saver, _ = make(tmp_path)
+
+    async def run() -> None:
+        saver.save_in_passing()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+def test_counts_are_those_of_the_state_also_where_the_next_update_is_accounted_for_at_once(tmp_path: Path) -> None:
+    saver, service = make(tmp_path)
+
+    async def run() -> None:
+        saver.keep(state(1.0))
+        saver.save_in_passing()
+        service.counters.updates = 2  # in the same turn of the loop
+        while not saver.newest:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(run())
+    assert load_newest_valid(tmp_path).number == 1
+
+
+def test_the_directory_is_seen_to_before_each_checkpoint(tmp_path: Path) -> None:
+    looked = []
+    saver, _ = make(tmp_path, lambda: looked.append(1))
+
+    async def run() -> None:
+        saver.keep(state(1.0))
+        await saver.save_last()
+
+    asyncio.run(run())
+    assert looked == [1]
+
+
+# What a resume takes up
+
+
+class Group:
+    """Notes whether its state was set."""
+
+    def __init__(self) -> None:
+        self.states: list[Any] = []
+        self.algorithms: dict[str, Any] = {}
+
+    def set_state(self, state: Any) -> None:
+        self.states.append(state)
+
+
+def learning(name: str) -> Any:
+    return SimpleNamespace(group=Group(), filters={DEFAULT_POLICY_ID: make_filter(name, (2,))})
+
+
+def a_checkpoint(**filter_state: Any) -> Checkpoint:
+    tensors = {f"filter/{DEFAULT_POLICY_ID}/{name}": np.asarray(array) for name, array in filter_state.items()}
+    return Checkpoint(Path("there"), 1, {"algorithm/w": np.ones(2), **tensors}, {"algorithm": {}})
+
+
+def seen() -> dict[str, Any]:
+    own = MeanStdFilter((2,))
+    own(np.array([[1.0, 2.0], [3.0, 6.0]]))
+    return own.state()
+
+
+@pytest.mark.parametrize("name", ["MeanStdFilter", "ConcurrentMeanStdFilter"])
+def test_statistics_go_on_also_in_the_filter_for_several_threads(name: str) -> None:
+    run = learning(name)
+    RunState.apply(a_checkpoint(**seen()), run)
+    (state,) = run.group.states
+    assert set(state.tensors) == {"w"}
+    for part, array in run.filters[DEFAULT_POLICY_ID].state().items():
+        np.testing.assert_array_equal(array, seen()[part])
+
+
+def test_a_run_without_filter_goes_on_without_one() -> None:
+    run = learning("NoFilter")
+    RunState.apply(a_checkpoint(), run)
+    assert run.group.states
+
+
+def test_workers_of_a_resumed_run_draw_numbers_that_it_has_not_drawn_before() -> None:
+    run = learning("NoFilter")
+    run.spaces, run.worker_part = {}, WorkerPart(env="E", seed=3)
+    meta = {"algorithm": {}, "env": "E", "algo": "ppo", "spaces": {}}
+    take_up(Checkpoint(Path("there"), 7, {"algorithm/w": np.ones(2)}, meta), SimpleNamespace(env="E", algo="ppo"), run)
+    assert run.worker_part == WorkerPart(env="E", seed=3, life=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "said"),
+    [
+        ("NoFilter", seen(), "take the filter it was trained with, such as 'MeanStdFilter', or start a new run"),
+        ("MeanStdFilter", {}, "take observation_filter 'NoFilter', or start a new run"),
+        ("MeanStdFilter", {**seen(), "mean": np.zeros(3)}, "statistics of policy 'default_policy' do not fit this run"),
+        ("MeanStdFilter", {"n": np.array(2)}, "statistics of policy 'default_policy' do not fit this run"),
+    ],
+)
+def test_another_filter_is_refused_before_anything_is_changed(name: str, state: dict[str, Any], said: str) -> None:
+    run = learning(name)
+    with pytest.raises(CheckpointError, match=said):
+        RunState.apply(a_checkpoint(**state), run)
+    assert not run.group.states
+    assert getattr(run.filters[DEFAULT_POLICY_ID], "count", 0) == 0
+
+
+COUNTERS = {
+    "env_steps_sampled": 60, "agent_steps_sampled": 60, "env_steps_trained": 40, "updates": 2, "updates_skipped": 0,
+}  # fmt: skip
+LEDGER = {"sampled": 70, "trained": 40, "queued": 20, "in_flight": 5, "discarded": {"stale": 5}, "lost": {}}
+
+
+def whole(**changed: Any) -> Checkpoint:
+    results = Results(100, 0.0).to_state()
+    meta = {"counters": COUNTERS, "ledger": LEDGER, "results": results, "algorithm": {}}
+    for dotted, value in changed.items():
+        part, _, name = dotted.partition("__")
+        meta[part] = {**meta[part], name: value} if name else value
+    tensors = {"algorithm/default_policy/weights/w": np.ones(2, np.float32)}
+    return Checkpoint(Path("there"), 1, tensors, meta)
+
+
+def test_counters_results_and_ledger_come_back() -> None:
+    state = RunState.from_meta(whole())
+    assert state.counters == Counters(**COUNTERS)
+    assert state.ledger == LEDGER
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"counters": 5}, "makes no sense"),
+        ({"counters__updates": "2"}, "'counters.updates' is '2'"),
+        ({"counters__updates": -1}, "'counters.updates' is -1"),
+        ({"counters__updates": True}, "'counters.updates' is True"),
+        ({"counters__updates": 2**70}, "'counters.updates' is"),
+        ({"counters__surprise": 1}, "makes no sense"),
+        ({"counters__env_steps_trained": 41}, "41 env steps were trained on by its counters, 40 by its ledger"),
+        ({"ledger": []}, "lacks what every run has"),
+        ({"ledger__sampled": 71}, "the ledger does not balance"),
+        ({"ledger__queued": "20"}, "'ledger.queued' is '20'"),
+        ({"ledger__lost": {"x": -1}}, "'ledger.lost.x' is -1"),
+        ({"ledger__discarded": [5]}, "'ledger.discarded' is"),
+        ({"results": {}}, "lacks what every run has"),
+        ({"results__training_iteration": "1"}, "'results.training_iteration' is '1'"),
+        ({"results__time_total_s": []}, "makes no sense"),
+        ({"results__rewards": [[1.0]]}, "'results.rewards' holds what is no number"),
+        ({"results__custom": {"x": ["1"]}}, "'results.custom.x' holds what is no number"),
+        ({"results__hist": [1]}, "makes no sense"),
+        ({"algorithm": 7}, "makes no sense"),
+    ],
+)
+def test_meta_that_makes_no_sense_is_refused_before_anything_is_built(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        RunState.from_meta(whole(**changed))
+
+
+def test_a_checkpoint_of_which_a_piece_of_experience_is_damaged_gives_way_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = whole()
+    for number in (1, 2):
+        pieces = {"default_policy": [("rows", 0, np.arange(3)), ("rows", 3, np.arange(3))]}
+        path = save_checkpoint(tmp_path / "checkpoints", number, state.tensors, state.meta, pieces=pieces)
+    assert Restored.find(tmp_path).checkpoint.number == 2
+    file = path / "pieces" / "000001.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert Restored.find(tmp_path).checkpoint.number == 1
+    assert "000001.safetensors is damaged: its digest is not the one in meta.json; taking the one before" in caplog.text
+
+
+def test_a_ledger_that_peers_filled_for_years_is_taken_up_again() -> None:
+    ledger = Ledger()
+    for number in range(2000):
+        ledger.open(f"{number}")
+        ledger.report(f"{number}", 2**53, 2**52)
+        ledger.close(f"{number}", "left")
+    assert ledger.lost["left"] > 2**62
+    assert (
+        RunState.from_meta(whole(ledger=json.loads(json.dumps(ledger.as_dict())), counters__env_steps_trained=0)).ledger
+        == ledger.as_dict()
+    )
+
+
+def test_a_state_that_the_algorithm_stumbles_over_is_refused_in_one_sentence() -> None:
+    run = learning("NoFilter")
+
+    def stumble(state: Any) -> None:
+        raise OverflowError("too large")
+
+    run.group.set_state = stumble
+    with pytest.raises(CheckpointError, match="makes no sense: OverflowError"):
+        RunState.apply(whole(), run)

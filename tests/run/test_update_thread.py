@@ -1,0 +1,194 @@
+"""The update thread: order of events on one tape, bounds, errors, stopping."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiorl.errors import InternalError, TrainingDiverged
+from aiorl.learning.algorithms.algorithm import AlgorithmState, UpdateResult
+from aiorl.run.ingest import AssembledBatch, QueuedFragment
+from aiorl.run.update_thread import (
+    UpdateDone,
+    UpdateEvent,
+    UpdateFailed,
+    Updater,
+    UpdatesEnded,
+    UpdateThread,
+    WarmUpDone,
+)
+
+TIMEOUT_S = 20.0
+
+
+class FakeGroup:
+    """Writes what is called on a tape; waits in update until let go, if told to hold."""
+
+    def __init__(self) -> None:
+        self.tape: list[str] = []
+        self.threads: set[str] = set()
+        self.go = threading.Event()
+        self.go.set()
+        self.begun = threading.Semaphore(0)
+        self.fail_in: str = ""
+
+    def _note(self, what: str) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.tape.append(what)
+        if what.startswith(self.fail_in or "-"):
+            raise TrainingDiverged("the test wants it so")
+
+    def warm_up(self) -> None:
+        self._note("warm_up")
+
+    def make_batch(self, fragments: Any) -> dict[str, Any]:
+        self._note(f"make_batch {len(fragments)}")
+        return {"x": np.zeros(1)}
+
+    def update(self, batch: Any, env_steps_total: int) -> UpdateResult:
+        self.begun.release()
+        assert self.go.wait(TIMEOUT_S)
+        self._note(f"update {env_steps_total}")
+        return UpdateResult({"loss": 1.0})
+
+    def get_weights(self) -> dict[str, Any]:
+        self._note("get_weights")
+        return {"learns": {"w": np.ones(2, np.float32)}}
+
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        self._note("hold_state")
+        state = AlgorithmState({}, {"n": len(self.tape)})
+        return lambda: state
+
+
+def batch(env_steps: int = 10) -> AssembledBatch:
+    fragment = QueuedFragment(0, 0, 0, {}, env_steps)
+    return AssembledBatch((fragment,), env_steps, (0,))
+
+
+@pytest.fixture
+def group() -> FakeGroup:
+    return FakeGroup()
+
+
+@pytest.fixture
+def events() -> queue.Queue[UpdateEvent]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def thread(group: Any, events: queue.Queue[UpdateEvent]) -> Iterator[UpdateThread]:
+    thread = UpdateThread(group, events.put, env_steps_total=100, max_queued=2)
+    yield thread
+    group.go.set()
+    thread.stop()
+    assert thread.join(TIMEOUT_S)
+
+
+def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
+) -> None:
+    thread.start()
+    assert isinstance(events.get(timeout=TIMEOUT_S), WarmUpDone)
+    for env_steps in (10, 5):
+        assert thread.submit_nowait(batch(env_steps))
+        done = events.get(timeout=TIMEOUT_S)
+        assert isinstance(done, UpdateDone)
+        assert done.batch.env_steps == env_steps
+        assert done.weights["learns"]["w"].tolist() == [1.0, 1.0]
+        assert min(done.wait_s, done.make_batch_s, done.update_s) >= 0
+    assert group.tape == [
+        "warm_up", "make_batch 1", "update 100", "get_weights", "hold_state",
+        "make_batch 1", "update 110", "get_weights", "hold_state",
+    ]  # fmt: skip
+    assert group.threads == {"aiorl-update"}
+
+
+def test_takes_no_more_batches_than_may_wait(
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
+) -> None:
+    group.go.clear()
+    thread.start()
+    assert thread.submit_nowait(batch())
+    assert group.begun.acquire(timeout=TIMEOUT_S)  # one is being learned from
+    assert [thread.submit_nowait(batch()) for _ in range(3)] == [True, True, False]
+    assert not thread.has_room
+    group.go.set()
+    done = [events.get(timeout=TIMEOUT_S) for _ in range(4)]
+    assert [type(event) for event in done] == [WarmUpDone, UpdateDone, UpdateDone, UpdateDone]
+    assert thread.has_room
+
+
+def test_weights_go_out_after_so_many_updates_or_so_long_a_time(group: Any) -> None:
+    often = Updater(group, publish_every=3)
+    published = [often.update(batch()).weights is not None for _ in range(7)]
+    assert published == [True, False, False, True, False, False, True]
+    late = Updater(group, publish_every=1000, publish_interval_s=1e-9)
+    assert all(late.update(batch()).weights is not None for _ in range(3))
+
+
+def test_what_is_stored_is_told_once_it_was_asked_for(group: Any) -> None:
+    updater = Updater(group)
+    group.hold_experience = lambda: {"learns": "held"}
+    assert updater.update(batch()).experience is None
+    updater.wants_experience.set()
+    assert updater.update(batch()).experience == {"learns": "held"}
+    assert updater.update(batch()).experience is None
+
+
+def test_each_update_holds_the_state_that_it_led_to(
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
+) -> None:
+    thread.start()
+    thread.submit_nowait(batch())
+    thread.submit_nowait(batch())
+    _, first, second = (events.get(timeout=TIMEOUT_S) for _ in range(3))
+    assert isinstance(first, UpdateDone)
+    assert isinstance(second, UpdateDone)
+    assert (first.state().values, second.state().values) == ({"n": 5}, {"n": 9})
+
+
+@pytest.mark.parametrize("where", ["warm_up", "make_batch", "update", "get_weights"])
+def test_an_error_ends_the_thread_and_is_delivered_with_its_batch(
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent], where: str
+) -> None:
+    group.fail_in = where
+    thread.submit_nowait(batch(7))
+    thread.start()
+    found = [events.get(timeout=TIMEOUT_S) for _ in range(1 if where == "warm_up" else 2)]
+    failed = found[-1]
+    assert isinstance(failed, UpdateFailed)
+    assert isinstance(failed.error, TrainingDiverged)
+    assert (failed.batch is None) == (where == "warm_up")
+    assert failed.batch is None or failed.batch.env_steps == 7
+    assert thread.join(TIMEOUT_S)
+    with pytest.raises(InternalError, match="stopped"):
+        thread.submit_nowait(batch())
+
+
+def test_stopping_finishes_the_update_under_way_and_no_other(
+    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
+) -> None:
+    group.go.clear()
+    thread.start()
+    thread.submit_nowait(batch())
+    assert group.begun.acquire(timeout=TIMEOUT_S)
+    thread.submit_nowait(batch())
+    thread.stop()
+    assert not thread.has_room
+    assert not thread.join(0.01)
+    group.go.set()
+    assert thread.join(TIMEOUT_S)
+    assert not thread.is_alive
+    assert [type(events.get_nowait()) for _ in range(2)] == [WarmUpDone, UpdateDone]
+    assert events.get_nowait() == UpdatesEnded(num_left=1)
+    assert events.empty()
+
+
+def test_a_thread_that_never_started_is_joined_at_once(thread: UpdateThread) -> None:
+    assert thread.join(0.0)

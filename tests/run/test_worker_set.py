@@ -1,0 +1,210 @@
+"""The learner's own workers: whatever ends one, or stops it, another takes its place while the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from in_process import BlockingEnv, InProcess
+from over_tcp import learner_over_tcp, until
+
+from aiorl.config.parts import TransportConfig
+from aiorl.net.protocol.learner_session import LearnerSettings
+from aiorl.process.supervisor import ChildEvent, ChildKilled, ChildRestarting, ChildStarted
+from aiorl.run.worker_set import LocalWorkers
+
+ROOT = Path(__file__).parents[2]
+
+
+def local_workers(both: InProcess, folder: Path, events: list[ChildEvent], **options: Any) -> LocalWorkers:
+    service = both.service
+    return LocalWorkers(
+        1,
+        service.address,
+        max_restarts=3,
+        keys=None,
+        environment={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'learner'}"},
+        log_path=lambda slot: folder / f"{slot}.txt",
+        reserve=service.session.reserve_slot,
+        on_ended=lambda worker_id, reason: service.session.lose_worker_id(worker_id, reason, time.monotonic()),
+        on_event=events.append,
+        on_failure=pytest.fail,
+        registered=lambda: service.session.slots,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSTOP])
+def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    async def main() -> list[ChildEvent]:
+        events: list[ChildEvent] = []
+        both = learner_over_tcp()
+        workers = local_workers(both, tmp_path, events)
+        await workers.start()
+        await both.updates_done(2, 60)
+        victim = workers.pids[1]
+        os.kill(victim, number)
+        await until(lambda: workers.pids.get(1, victim) != victim)
+        await until(lambda: both.service.session.slots == [1])
+        await both.updates_done(len(both.updates) + 2, 60)
+        assert not psutil.pid_exists(victim)
+        leaving = asyncio.create_task(workers.stop(5.0))
+        await both.close()
+        await leaving
+        assert not workers.pids
+        return events
+
+    started, *between, again = asyncio.run(main())
+    assert started.slot == again.slot == 1
+    if number == signal.SIGTERM:
+        assert between == [ChildRestarting(1, 128 + signal.SIGTERM, 1, 0.2)]
+    else:
+        assert between == [ChildKilled(1), ChildRestarting(1, -signal.SIGKILL, 1, 0.2)]
+
+
+class SlowlyBuilt(BlockingEnv):
+    """Building it keeps all other code of its process from running for longer than any heartbeat may take."""
+
+    def __init__(self) -> None:
+        super().__init__(step_s=0.0)
+        ctypes.PyDLL(None).usleep(1_500_000)  # holds Python's lock
+
+
+@pytest.mark.slow
+def test_a_worker_whose_environment_is_built_in_silence_is_neither_lost_nor_killed(tmp_path: Path) -> None:
+    async def main() -> list[ChildEvent]:
+        events: list[ChildEvent] = []
+        settings = LearnerSettings(
+            TransportConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build_timeout_s=60.0)
+        )
+        both = learner_over_tcp(session_settings=settings, env="test_worker_set:SlowlyBuilt")
+        workers = local_workers(both, tmp_path, events, come_back_s=0.2)
+        await workers.start()
+        await both.updates_done(2, 60)
+        assert sum("joined" in text for text in both.events) == 1
+        leaving = asyncio.create_task(workers.stop(5.0))
+        await both.close()
+        await leaving
+        return events
+
+    assert [type(event) for event in asyncio.run(main())] == [ChildStarted]
+
+
+def test_a_running_worker_goes_on_in_a_log_that_is_made_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        both = learner_over_tcp()
+        workers = local_workers(both, tmp_path, [])
+        await workers.start()
+        await both.updates_done(2, 60)
+        log = tmp_path / "1.txt"
+        assert "registered as worker 1" in log.read_text()
+        log.unlink()
+        await until(log.exists)
+        leaving = asyncio.create_task(workers.stop(5.0))
+        await both.close()
+        await leaving
+        assert "the learner said goodbye" in log.read_text()
+
+    asyncio.run(main())
+
+
+class Watched:
+    """LocalWorkers above processes that are none, with a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import aiorl.run.worker_set as module
+
+        self.stopped: set[int] = set()
+        self.killed: list[int] = []
+        self.pids = {1: 101, 2: 102}
+        both: Any = SimpleNamespace(
+            service=SimpleNamespace(address="tcp://nowhere:1", session=SimpleNamespace(reserve_slot=None))
+        )
+        self.working: set[int] = set()
+        self.workers = local_workers(both, Path(), [], come_back_s=5.0, has_brought=self.working.__contains__)
+        fake: Any = SimpleNamespace(pids=self.pids, kill=self.killed.append)
+        self.workers._supervisor = fake
+        monkeypatch.setattr(module, "_is_stopped", lambda pid: pid in self.stopped)
+
+    def look(self, now: float, *registered: int) -> list[int]:
+        self.killed.clear()
+        self.workers._kill_lost(registered, now)
+        return list(self.killed)
+
+
+def test_who_was_lost_has_some_time_to_come_back_and_is_killed_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    assert watched.look(0.0, 1, 2) == []
+    assert watched.look(1.0, 2) == watched.look(5.9, 2) == []
+    assert watched.look(5.95, 1, 2) == []  # it is back
+    assert watched.look(6.0, 2) == watched.look(10.9, 2) == []
+    assert watched.look(11.1, 2) == [1]
+    watched.pids[1] = 103  # the next process has a start of its own
+    assert watched.look(11.2, 2) == watched.look(40.0, 2) == []
+    assert watched.look(41.0, 1, 2) == []
+
+
+def test_who_was_lost_because_its_process_is_stopped_is_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    watched.stopped.add(101)
+    assert watched.look(0.0, 1, 2) == []  # not silent for long enough yet
+    assert watched.look(0.2, 2) == []
+    assert watched.look(0.4, 2) == [1]
+
+
+def test_nobody_is_killed_for_time_in_which_the_learner_itself_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    import aiorl.run.worker_set as module
+
+    watched = Watched(monkeypatch)
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 1e-3)
+    late = itertools.count(step=1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(late))
+    looks = 0
+
+    def registered() -> list[int]:
+        nonlocal looks
+        looks += 1
+        return [1, 2] if looks == 1 else [2]
+
+    monkeypatch.setattr(watched.workers, "_registered", registered)
+
+    async def main() -> None:
+        looking = asyncio.get_running_loop().create_task(watched.workers._look_for_lost())
+        while looks < 5:
+            await asyncio.sleep(1e-3)
+        looking.cancel()
+
+    asyncio.run(main())
+    assert watched.killed == []
+
+
+def test_who_never_registers_is_killed_after_a_long_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    assert watched.look(0.0, 2) == watched.look(100.0, 2) == []
+    assert watched.look(130.0, 2) == [1]
+
+
+def test_restarts_are_forgotten_only_of_a_worker_that_has_brought_a_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    supervised = watched.workers.has_worked
+    watched.look(0.0, 1, 2)
+    assert not supervised(1)
+    watched.working.add(1)
+    watched.look(0.2, 1, 2)
+    watched.working.clear()  # it is lost, and its process ends
+    watched.look(0.4, 2)
+    assert supervised(1)
+    assert not supervised(2)
+    watched.workers._handle(ChildStarted(1, 103, 1))
+    assert not supervised(1)

@@ -1,0 +1,307 @@
+"""Whole runs without workers: from the command line and by `aiorl.train`, all in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+from in_process import InProcess
+from processes import Processes, StartedLearner, check_ledger
+from small_runs import SMALL
+
+import aiorl
+from aiorl.acting.checkpoint import find_checkpoint
+from aiorl.errors import EnvError
+from aiorl.run.report.loggers import read_results
+from aiorl.run.trainer import in_process as module
+from aiorl.run.trainer.caller_thread import BrokenOff, CallerThread
+
+ROOT = Path(__file__).parents[2]
+ENVS = '''
+import time
+import gymnasium
+import numpy as np
+
+class Plain(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        Plain.steps += 1
+        self.act()
+        return np.zeros(2, np.float32), 1.0, Plain.steps % 20 == 0, False, {}
+
+    def act(self):
+        pass
+
+class Stuck(Plain):
+    """Does not return any more, whoever asks, after a while."""
+
+    def act(self):
+        while Plain.steps > 3000:
+            try:
+                print("stuck", flush=True)
+                time.sleep(600)
+            except KeyboardInterrupt:
+                print("not I", flush=True)
+
+class Breaking(Plain):
+    """Says something, then asks for the debugger."""
+
+    def act(self):
+        if Plain.steps == 30:
+            print("said by the environment")
+            answer = 6 * 7
+            breakpoint()
+'''
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Callable[..., StartedLearner]]:
+    """Starts learners without workers from the command line, which know the environments of ``alone_envs``."""
+    (tmp_path / "alone_envs.py").write_text(ENVS)
+    started = Processes(tmp_path)
+
+    def start(*options: str, **how: Any) -> StartedLearner:
+        environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+        return started.learner("--num-workers=0", "--seed=1", *options, environment=environment, **how)
+
+    yield start
+    started.end()
+
+
+def end_by(learner: StartedLearner, number: int) -> float:
+    """The seconds it takes."""
+    began = time.monotonic()
+    learner.send(number)
+    assert learner.wait(30) == 0, learner.text
+    return time.monotonic() - began
+
+
+@pytest.mark.slow
+def test_a_run_without_workers_is_one_process_ends_by_ctrl_c_and_goes_on_where_it_was(
+    alone: Callable[..., StartedLearner],
+) -> None:
+    learner = alone("--min-iter-time-s=0.05", "--checkpoint-interval-s=0.2")
+    learner.wait_for_result(lambda result: result["updates_total"] >= 10)
+    assert psutil.Process(learner.pid).children(recursive=True) == []
+    assert end_by(learner, signal.SIGINT) < 5
+    assert "Ended by Ctrl-C." in learner.text
+    assert "aiorl.worker" not in learner.text
+    files = {path.name for path in learner.run_dir.iterdir()}
+    assert {"config.yaml", "run.json", "log.txt", "progress.csv", "result.jsonl", "learning_curve.png"} <= files
+    assert any(name.startswith("events.out.tfevents") for name in files)
+    assert len(list((learner.run_dir / "checkpoints").iterdir())) > 1
+    first = learner.results()
+    assert find_checkpoint(learner.run_dir).meta["counters"]["updates"] == first[-1]["updates_total"]
+
+    resumed = alone("--min-iter-time-s=0.05", resume=True)
+    resumed.wait_for_result(lambda result: result["updates_total"] > first[-1]["updates_total"] + 3)
+    assert end_by(resumed, signal.SIGTERM) < 5
+    assert "Ended by SIGTERM." in resumed.text
+    results = resumed.results()
+    assert [result["training_iteration"] for result in results] == list(range(1, len(results) + 1))
+    assert results[: len(first)] == first
+    for result in results:
+        check_ledger(result)
+
+
+def test_what_an_environment_raises_is_told_in_a_sentence_and_its_traceback_is_in_the_log(
+    alone: Callable[..., StartedLearner],
+) -> None:
+    learner = alone("--env=aiorl.testing.envs:FaultyEnv", "--env-config={fault: step, at_step: 70}")
+    assert learner.wait(60) == 1, learner.text
+    assert "at step 70 of its episode" in learner.text
+    assert "Traceback" not in learner.text
+    assert "the traceback is in" in learner.text
+    assert "in step" in learner.log.partition("Traceback")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_environment_that_never_returns_does_not_keep_the_run_from_its_end(
+    alone: Callable[..., StartedLearner], number: int
+) -> None:
+    learner = alone("--env=alone_envs:Stuck")
+    learner.wait_for("stuck")
+    assert end_by(learner, number) < 5
+    assert "not I" in learner.text
+    assert find_checkpoint(learner.run_dir).meta["counters"]["updates"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no pseudo-terminals")
+def test_a_debugger_in_the_environment_has_the_terminal_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "alone_envs.py").write_text(ENVS)
+    options = ("--env=alone_envs:Breaking", "--xla=off", "--stop-timesteps=100", "--train-batch-size=200",
+               "--rollout-fragment-length=50", "--num-envs-per-worker=1", "--sgd-minibatch-size=50")  # fmt: skip
+    command = [sys.executable, "-m", "aiorl.learner", "--num-workers=0", f"--run-dir={tmp_path / 'run'}", *options]
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TERM": "xterm", "COLUMNS": "120"}
+    shown = b""
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        try:
+            while b"(Pdb) " not in shown:
+                shown += os.read(ours, 4096)
+            time.sleep(1.2)  # a panel would be drawn anew meanwhile
+            os.write(ours, b"p answer + 1000\nc\n")
+            with contextlib.suppress(OSError):  # the other end is closed
+                while more := os.read(ours, 4096):
+                    shown += more
+            assert process.wait(30) == 0, shown.decode(errors="replace")
+        finally:
+            process.kill()
+            os.close(ours)
+    before, _, after = shown.partition(b"(Pdb) ")
+    assert "─".encode() in before  # the panel
+    assert b"said by the environment" in before
+    assert b"1042" in after
+    assert "─".encode() not in after
+    assert b"Done: 200 env steps were trained on." in after
+
+
+class Local(gymnasium.Env[Any, Any]):
+    """Only this process knows it; notes who steps it, and acts when it is told to."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    threads: ClassVar[set[int]] = set()
+    steps = 0
+    at_step: ClassVar[dict[int, Callable[[], Any]]] = {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        Local.threads.add(threading.get_ident())
+        Local.steps += 1
+        Local.at_step.get(Local.steps, lambda: None)()
+        return np.zeros(2, np.float32), 1.0, Local.steps % 5 == 0, False, {}
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Trains with an environment that only this process knows."""
+    Local.threads, Local.steps, Local.at_step = set(), 0, {}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+
+    class Own(Local):
+        pass
+
+    def run(env: Any = Own, **settings: Any) -> dict[str, Any]:
+        return aiorl.train(env, config={**SMALL, "run_dir": str(tmp_path / "run"), **settings})
+
+    yield run
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+    assert not [thread for thread in threading.enumerate() if thread.name == "aiorl-run"]
+
+
+def test_train_samples_learns_and_evaluates_in_the_thread_that_calls(
+    train: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Local.at_step = {10: lambda: print("said by the environment")}
+    others = psutil.Process().children(recursive=True)  # of other tests
+    Local.at_step[20] = lambda: others.extend(set(psutil.Process().children(recursive=True)) - {*others})
+    num_others = len(others)
+    result = train(stop_timesteps=200, evaluation_interval=1, evaluation_num_episodes=2)
+    assert Local.threads == {threading.get_ident()}
+    assert len(others) == num_others
+    printed = capsys.readouterr().out
+    assert "said by the environment" in printed
+    assert "evaluation after 64 env steps" in printed
+    assert result["reason"] == "Done: 256 env steps were trained on."
+    results = read_results(tmp_path / "run")
+    assert [each["evaluation"]["episodes_this_iter"] for each in results[:2]] == [2, 2]
+    assert aiorl.load_policy(result["checkpoint"]).env_steps == 256
+    assert (tmp_path / "run" / "best").is_dir()
+
+
+def test_what_an_environment_raises_ends_train_and_what_was_learned_is_saved(
+    train: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("the rail has an end")
+
+    Local.at_step = {150: fail}
+    with pytest.raises(EnvError, match="the rail has an end"):
+        train()
+    assert aiorl.load_policy(tmp_path / "run").env_steps == 128
+
+
+def test_ctrl_c_in_the_middle_of_a_step_ends_train_and_it_returns(train: Callable[..., dict[str, Any]]) -> None:
+    Local.at_step = {150: lambda: (signal.raise_signal(signal.SIGINT), time.sleep(60))}
+    began = time.monotonic()
+    result = train()
+    assert time.monotonic() - began < 50
+    assert result["reason"] == "Ended by Ctrl-C."
+    assert aiorl.load_policy(result["checkpoint"]).env_steps == result["env_steps_trained_total"] == 128
+    assert Local.steps == 150
+
+
+def test_the_end_of_stored_experience_is_the_end_of_train(train: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    train("CartPole-v1", stop_timesteps=256, output=str(tmp_path / "data"))
+    settings = {"algo": "bc", "input": str(tmp_path / "data"), "input_epochs": 1, "run_dir": str(tmp_path / "other")}
+    own = {name: value for name, value in SMALL.items() if name not in ("sgd_minibatch_size", "num_sgd_iter")}
+    result = aiorl.train("CartPole-v1", config={**own, "rollout_fragment_length": 32, **settings})
+    assert result["reason"] == "Done: all stored experience was read."
+    assert 0 < result["env_steps_trained_total"] <= 256
+
+
+def test_results_have_the_columns_of_a_run_with_workers() -> None:
+    async def columns() -> set[str]:
+        both = InProcess()
+        both.start(0)
+        found = {*both.service.progress(None).transport}
+        await both.close()
+        return found
+
+    assert asyncio.run(columns()) == {"queued_fragments", *module._TRANSPORT}
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [(ValueError(), ValueError), (StopIteration(), RuntimeError), (SystemExit(), BrokenOff),
+     (KeyboardInterrupt(), BrokenOff), (asyncio.CancelledError(), BrokenOff)],
+)  # fmt: skip
+def test_whatever_a_step_raises_reaches_who_asked_for_it_and_the_next_one_is_called(
+    raised: BaseException, expected: type[BaseException]
+) -> None:
+    here, ended = CallerThread(), concurrent.futures.Future[int]()
+
+    def fail() -> None:
+        raise raised
+
+    async def ask() -> int:
+        with pytest.raises(expected):
+            await here.call(fail)
+        return await here.call(threading.get_ident)
+
+    def run() -> None:
+        ended.set_result(asyncio.run(ask()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert here.serve(ended) == threading.get_ident()
+    thread.join()

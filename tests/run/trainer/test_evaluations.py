@@ -1,0 +1,281 @@
+"""Evaluations while a run trains: when, with what, beside training or between its iterations, and which one is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+
+import aiorl
+from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.run.evaluations import BEST, Evaluations
+
+SMALL: dict[str, Any] = {  # here: processes that evaluate import this module, and see no folder of the tests' own
+    "num_workers": 0, "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64,
+    "sgd_minibatch_size": 64, "num_sgd_iter": 1, "eager": True, "seed": 1, "model": {"fcnet_hiddens": [8]},
+    "compilation_cache": "off", "lr": 0.01,
+}  # fmt: skip
+
+
+class Told(gymnasium.Env[Any, Any]):
+    """Episodes of as many steps as the config says, each worth as much as it says; fails if it says so."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int = 4, reward: float = 1.0, fails: bool = False) -> None:
+        self.length, self.reward, self.fails = length, reward, fails
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.fails:
+            raise ValueError("I was told to")
+        self.t += 1
+        return np.full(2, self.t / self.length, np.float32), self.reward, self.t == self.length, False, {}
+
+
+ENV = f"{__name__}:Told"
+
+
+class Noting(aiorl.PPOTrainer):
+    """Notes when it is about to evaluate."""
+
+    before: tuple[int, ...] = ()
+
+    def _before_evaluate(self) -> None:
+        self.before += (self.iteration,)
+
+
+def test_r177_at_setup_and_every_interval_so_many_complete_episodes_are_played(tmp_path: Path) -> None:
+    settings = {
+        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 2, "evaluation_num_episodes": 3,
+        "evaluation_config": {"env_config": {"length": 7, "reward": 2.0}},
+    }  # fmt: skip
+    with Noting(settings) as trainer:
+        results = [trainer.train() for _ in range(4)]
+    assert trainer.before == (0, 2, 4)
+    found = [result.get("evaluation") for result in results]
+    assert [each and each["training_iteration"] for each in found] == [0, 2, None, 4]
+    for each in (found[0], found[1], found[3]):
+        assert (each["episodes_this_iter"], each["episode_len_mean"], each["episode_reward_mean"]) == (3, 7, 14)
+        assert each["explore"] is False
+    assert len({each["seed"] for each in found if each}) == 3
+    assert all(result["episode_len_mean"] == 4 for result in results)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "result.jsonl").read_text().splitlines()]
+    assert [line.get("evaluation") for line in lines] == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"evaluation_interval": 2, "evaluation_config": {"explore": True}}, "tells what training tells"),
+        ({"evaluation_config": {"env_confg": {}}}, "env_config"),
+        ({"evaluation_config": {"num_sgd_iter": 1}}, "num_sgd_iter"),
+        ({"stop_evaluation_return": 1.0}, "evaluation_interval"),
+    ],
+)
+def test_r178_an_evaluation_that_would_equal_training_or_has_unknown_keys_is_a_value_error(
+    settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        PPOConfig.from_mapping({"env": "CartPole-v1", **settings})
+    assert isinstance(caught.value, ConfigError)
+
+
+@pytest.mark.slow
+def test_r179_training_is_the_same_with_and_without_evaluations(tmp_path: Path) -> None:
+    seen = []
+    for name, interval in (("with", 1), ("without", None)):
+        settings = {**SMALL, "observation_filter": "MeanStdFilter", "run_dir": str(tmp_path / name)}
+        settings |= {"evaluation_interval": interval, "evaluation_num_episodes": 2}
+        with aiorl.PPOTrainer(settings, env="CartPole-v1") as trainer:
+            results = [trainer.train() for _ in range(3)]
+            trainer.evaluate(2)
+            weights = trainer.get_weights()["default_policy"]
+            statistics = trainer.workers.local_worker().filters["default_policy"].state()
+        seen.append((results, weights, statistics))
+    (first, weights, statistics), (second, *others) = seen
+    for ours, theirs in ((weights, others[0]), (statistics, others[1])):
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    names = ("episode_reward_mean", "episodes_total", "timesteps_total", "env_steps_trained_total", "ledger")
+    assert [[result[name] for name in names] for result in first] == [
+        [result[name] for name in names] for result in second
+    ]
+
+
+def test_a_trainer_evaluates_when_it_is_asked_to_and_a_subset_of_keys_may_differ(tmp_path: Path) -> None:
+    with aiorl.PPOTrainer({**SMALL, "env": ENV, "run_dir": str(tmp_path / "run")}) as trainer:
+        found = trainer.evaluate(5, seed=3, config={"env_config": {"length": 2}})
+        assert (found.returns, found.seed) == ([2.0] * 5, 3)
+        assert len(trainer.evaluate().returns) == 10
+
+
+def test_iterate_ends_when_an_evaluation_is_good_enough(tmp_path: Path) -> None:
+    settings = {**SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 3}
+    with aiorl.PPOTrainer(settings) as trainer:
+        results = list(trainer.iterate(stop_evaluation_return=4.0, stop_iterations=10))
+    assert len(results) == 1  # that at setup
+
+
+def test_what_fails_in_an_evaluation_is_told_without_processes_too_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {
+        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 1, "evaluation_num_episodes": 1,
+        "evaluation_config": {"env_config": {"fails": True}},
+    }  # fmt: skip
+    with aiorl.PPOTrainer(settings) as trainer:
+        result = trainer.train()
+    assert result["training_iteration"] == 1
+    assert "evaluation" not in result
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 2
+    assert all("I was told to" in text and "training goes on" in text for text in said)
+
+
+# With processes
+
+
+@pytest.fixture
+def evaluations(tmp_path: Path) -> Callable[..., Any]:
+    """Makes evaluations of a saved policy, whose results are told; `said` has what users are told."""
+    saved = tmp_path / "saved"
+    with aiorl.PPOTrainer({**SMALL, "env": ENV, "run_dir": str(tmp_path / "first")}) as trainer:
+        trainer.save(saved)
+
+    async def save(directory: Path) -> Path:
+        (source,) = saved.iterdir()
+        target = directory / source.name
+        target.mkdir(parents=True)
+        for file in source.iterdir():
+            (target / file.name).write_bytes(file.read_bytes())
+        return target
+
+    def make(**settings: Any) -> Any:
+        config = PPOConfig.from_mapping({"env": ENV, "evaluation_interval": 1, "seed": 1, **settings})
+        made: Any = Evaluations(config, tmp_path / "run", save, tell=lambda text, level: said.append(text))
+        made.said = said
+        return made
+
+    said: list[str] = []
+    return make
+
+
+def children() -> list[psutil.Process]:
+    found = psutil.Process().children(recursive=True)
+    return [child for child in found if "aiorl.run.evaluation_child" in child.cmdline()]
+
+
+def test_episodes_are_shared_between_processes_that_go_on_from_one_evaluation_to_the_next_and_end(
+    evaluations: Callable[..., Any], tmp_path: Path
+) -> None:
+    made = evaluations(evaluation_num_workers=2, evaluation_num_episodes=5)
+
+    async def run() -> None:
+        assert made.is_beside
+        made.begin(1)
+        made.begin(2)  # the first goes on
+        assert "iteration 2 is not evaluated" in made.said[0]
+        await made._running
+        first = made.take()["evaluation"]
+        assert (first["episodes_this_iter"], first["episode_reward_mean"], first["training_iteration"]) == (5, 4.0, 1)
+        assert made.take() == {}
+        pids = {child.pid for child in children()}
+        assert len(pids) == 2
+        await made.run(3)
+        assert {child.pid for child in children()} == pids
+        await made.close()
+
+    asyncio.run(run())
+    assert not children()
+    assert not (tmp_path / "run" / "evaluation").exists()
+
+
+def test_what_fails_in_an_evaluation_is_told_and_the_next_one_comes(evaluations: Callable[..., Any]) -> None:
+    made = evaluations(evaluation_num_workers=0, evaluation_config={"env_config": {"fails": True}})
+
+    async def run() -> None:
+        assert not made.is_beside
+        await made.run(0)
+        assert "I was told to" in made.said[-1]
+        assert "training goes on" in made.said[-1]
+        (child,) = children()
+        os.kill(child.pid, signal.SIGKILL)
+        made._config.evaluation_config["env_config"]["fails"] = False
+        await made.run(1)
+        assert made.take()["evaluation"]["episode_reward_mean"] == 4
+        await made.close()
+
+    asyncio.run(run())
+
+
+def test_the_checkpoint_that_did_best_is_kept_also_over_a_resume(
+    evaluations: Callable[..., Any], tmp_path: Path
+) -> None:
+    made, best = evaluations(), tmp_path / "run" / BEST
+
+    async def conclude(each: Any, mean: float, iteration: int) -> None:
+        found = {
+            "episode_reward_mean": mean,
+            "episode_reward_std": 0.0,
+            "env_steps_trained": 1,
+            "episodes_this_iter": 1,
+        }
+        each.conclude(await each.checkpoint(), found, iteration)
+
+    async def run() -> None:
+        await conclude(made, float("nan"), 0)
+        assert not best.exists()
+        await conclude(made, 5.0, 1)
+        await conclude(made, 4.0, 2)
+        assert json.loads((best / "evaluation.json").read_text())["training_iteration"] == 1
+        await conclude(made, 6.0, 3)
+        again = evaluations()
+        await conclude(again, 5.5, 4)
+        assert json.loads((best / "evaluation.json").read_text())["training_iteration"] == 3
+        assert np.isnan(evaluations().mean_return)
+
+    asyncio.run(run())
+    assert aiorl.load_policy(best).env == ENV
+    assert not [path for path in best.parent.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_the_last_evaluation_beside_training_is_waited_for_at_the_end(tmp_path: Path) -> None:
+    """It is of what was trained, and may be the best."""
+    settings = {
+        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 2, "evaluation_num_workers": 1,
+        "evaluation_config": {"env_config": {"length": 3}},
+    }  # fmt: skip
+    with Noting(settings) as trainer:
+        results = list(trainer.iterate(stop_iterations=2))
+    assert trainer.before == (0, 2)
+    assert len(results) == 2
+    told = [result["evaluation"]["training_iteration"] for result in results if "evaluation" in result]
+    assert told in ([], [0])  # by a process beside training, which goes on meanwhile
+    assert json.loads((tmp_path / "run" / BEST / "evaluation.json").read_text())["episode_len_mean"] == 3
+
+
+def test_a_trainers_own_evaluate_plays_as_evaluation_config_says_unless_told_otherwise(tmp_path: Path) -> None:
+    settings = {
+        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_num_episodes": 2,
+        "evaluation_config": {"env_config": {"length": 7}, "explore": True},
+    }  # fmt: skip
+    with aiorl.PPOTrainer(settings) as trainer:
+        found = trainer.evaluate()
+        assert (found.lengths, found.explore, found.checkpoint) == ([7, 7], True, "")
+        other = trainer.evaluate(1, explore=False, config={"env_config": {"length": 5}})
+        assert (other.lengths, other.explore) == ([5], False)

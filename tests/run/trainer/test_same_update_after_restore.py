@@ -1,0 +1,268 @@
+"""A trainer that is restored does bit by bit what the one that was killed would have done (T3)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from small_runs import SMALL
+
+import aiorl
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.errors import EnvError
+from aiorl.run.trainer import trainer_class
+
+SCHEDULES = {
+    "lr_schedule": [[0, 0.01], [600, 0.001]], "entropy_coeff_schedule": [[0, 0.1], [600, 0.0]],
+}  # fmt: skip
+TRACED = {**SMALL, "eager": False, "xla": "off"}
+PPO = {
+    **TRACED, **SCHEDULES, "algo": "ppo", "sgd_minibatch_size": 32, "num_sgd_iter": 2, "kl_coeff": 0.2,
+    "clip_param_schedule": [[0, 0.3], [600, 0.1]],
+    "observation_filter": "MeanStdFilter", "normalize_rewards": True,
+}  # fmt: skip
+LSTM = {"model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}}
+LOOKS_BACK = {"model": {**LSTM["model"], "lstm_use_prev_action_reward": True}}
+WHOLE = {"batch_mode": "complete_episodes"}
+APPO = {
+    **TRACED, **SCHEDULES, "algo": "appo", "num_sgd_iter": 2, "sgd_minibatch_size": 32, "kl_coeff": 0.2,
+    "target_update_freq": 2, "observation_filter": "MeanStdFilter",
+}  # fmt: skip
+DQN = {
+    **{key: value for key, value in TRACED.items() if key not in ("sgd_minibatch_size", "num_sgd_iter")},
+    **LSTM, "algo": "dqn", "replay_sequence_length": 4, "burn_in": 1, "prioritized_replay": True,
+    "learning_starts": 32, "replay_capacity": 200, "timesteps_per_iteration": 1, "min_iter_time_s": 0,
+    "lr_schedule": SCHEDULES["lr_schedule"],
+}  # fmt: skip
+IMPALA = {**TRACED, **SCHEDULES, "algo": "impala", "observation_filter": "MeanStdFilter"}
+
+
+def digest(trainer: Any) -> str:
+    """All that the next update depends on: weights, optimizer, order of rows, filters."""
+    training = trainer._training
+    state, found = training.learning.group.get_state(), hashlib.sha256()
+    for name in sorted(state.tensors):
+        found.update(name.encode() + np.ascontiguousarray(state.tensors[name]).tobytes())
+    found.update(json.dumps(state.values, sort_keys=True).encode())
+    for name, own in sorted(training.flow.publisher.filter_states().items()):
+        found.update(name.encode() + b"".join(np.asarray(own[key]).tobytes() for key in sorted(own)))
+    return found.hexdigest()
+
+
+def plain(result: dict[str, Any]) -> dict[str, Any]:
+    """What a result says of episodes, steps and updates, but of no time."""
+    names = ("training_iteration", "timesteps_total", "env_steps_trained_total", "episodes_total", "ledger")
+    kept = {name: value for name, value in result.items() if name in names or name.startswith(("episode_", "hist_"))}
+    times = ("update_s", "make_batch_s", "wait_for_batch_s")
+    kept["learner"] = {name: value for name, value in result["learner"].items() if name not in times}
+    return json.loads(json.dumps(kept))  # type: ignore[no-any-return]
+
+
+class Recording:
+    """The fragments of all train batches of a trainer from now on, one file each."""
+
+    def __init__(self, trainer: Any, folder: Path) -> None:
+        self._group = trainer._training.learning.group
+        self._make = self._group.make_batch
+        self._folder, self._batches = folder, 0
+        self._group.make_batch = self._noting
+
+    def _noting(self, fragments: Any) -> Any:
+        for number, fragment in enumerate(fragments):
+            np.savez(self._folder / f"batch-{self._batches}-{number}.npz", **fragment[DEFAULT_POLICY_ID])
+        self._batches += 1
+        return self._make(fragments)
+
+
+def train_save_and_go_on(folder: Path, settings: dict[str, Any]) -> Any:
+    """What a child process does before it is killed; the trainer is not stopped."""
+    trainer: Any = trainer_class(settings["algo"])({**settings, "run_dir": str(folder / "run")}, env="CartPole-v1")
+    for _ in range(3):
+        trainer.train()
+    (folder / "saved.txt").write_text(trainer.save())
+    Recording(trainer, folder)
+    with (folder / "after.jsonl").open("w") as after:
+        for _ in range(3):
+            result = trainer.train()
+            after.write(json.dumps([digest(trainer), plain(result)]) + "\n")
+    return trainer
+
+
+FAST = {"ppo with a memory, whole episodes": {**PPO, **WHOLE, **LSTM}, "ppo with a memory": {**PPO, **LSTM}}
+SLOW = {
+    "ppo, whole episodes": {**PPO, **WHOLE},
+    "ppo that looks back, polled, whole episodes": {**PPO, **WHOLE, **LOOKS_BACK},
+    "impala, whole episodes": {**IMPALA, **WHOLE},
+    "appo with a memory, whole episodes": {**APPO, **WHOLE, **LSTM},
+    "appo, whole episodes": {**APPO, **WHOLE},
+    "appo": APPO,
+    "ppo": PPO,
+    "impala": IMPALA,
+    "a3c, whole episodes": {**IMPALA, **WHOLE, "algo": "a3c"},
+    "a3c": {**IMPALA, "algo": "a3c"},
+    "dqn with a memory": DQN,
+}
+
+
+def killed_in(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, Path]:
+    """Runs of trainers that went on after their checkpoints, and then were killed with their process."""
+    folders = {name: folder / str(number) for number, name in enumerate(cases)}
+    for own in folders.values():
+        own.mkdir()
+    code = """
+        import json, os, signal, sys
+        sys.path[:0] = json.loads(sys.argv[1])
+        from pathlib import Path
+        from test_same_update_after_restore import train_save_and_go_on
+        trainers = [train_save_and_go_on(Path(folder), settings) for folder, settings in json.loads(sys.argv[2])]
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    given = [[str(folders[name]), settings] for name, settings in cases.items()]
+    paths = [str(Path(__file__).parent), *sys.path]
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), json.dumps(paths), json.dumps(given)], timeout=200, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL
+    return folders
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return killed_in(FAST, tmp_path_factory.mktemp("killed"))
+
+
+@pytest.fixture(scope="module")
+def more_killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return killed_in(SLOW, tmp_path_factory.mktemp("more-killed"))
+
+
+def check_same_samples_and_updates(folder: Path) -> None:
+    expected = [json.loads(line) for line in (folder / "after.jsonl").read_text().splitlines()]
+    assert len(expected) == 3
+    with aiorl.Trainer.restore((folder / "saved.txt").read_text(), run_dir=str(folder / "again")) as trainer:
+        for wanted, result in expected:
+            found = plain(trainer.train())
+            assert found == result
+            assert digest(trainer) == wanted
+    assert expected[0][1]["learner"]["cur_lr"] != expected[2][1]["learner"]["cur_lr"]
+
+
+def check_same_updates_of_the_same_samples(folder: Path) -> None:
+    lines = (folder / "after.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    with aiorl.Trainer.restore((folder / "saved.txt").read_text(), run_dir=str(folder / "again")) as trainer:
+        training: Any = trainer._training
+        group, steps = training.learning.group, training.counters.env_steps_trained
+        for number, line in enumerate(lines):
+            files = sorted(folder.glob(f"batch-{number}-*.npz"))
+            fragments = [{DEFAULT_POLICY_ID: dict(np.load(file))} for file in files]
+            result = group.update(group.make_batch(fragments), steps)
+            _, told = json.loads(line)
+            learner, steps = told["learner"], told["env_steps_trained_total"]
+            assert {key: result.metrics[key] for key in learner} == learner
+
+
+@pytest.mark.slow
+def test_t3_after_a_kill_samples_updates_and_results_are_those_of_a_trainer_that_went_on(
+    killed: dict[str, Path],
+) -> None:
+    check_same_samples_and_updates(killed["ppo with a memory, whole episodes"])
+
+
+@pytest.mark.slow
+def test_t3_after_a_kill_the_same_samples_lead_to_the_same_updates(killed: dict[str, Path]) -> None:
+    check_same_updates_of_the_same_samples(killed["ppo with a memory"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_t3_after_a_kill_other_trainers_too_do_what_one_does_that_went_on(
+    name: str, more_killed: dict[str, Path]
+) -> None:
+    is_whole = name.endswith("whole episodes")
+    check = check_same_samples_and_updates if is_whole else check_same_updates_of_the_same_samples
+    check(more_killed[name])
+
+
+def greedy_return(trainer: Any, seed: int) -> float:
+    """Mean return of 100 episodes, side by side, of most likely actions."""
+    envs = gymnasium.make_vec("CartPole-v1", 100, vectorization_mode="vector_entry_point")
+    obs, _ = envs.reset(seed=seed)
+    returns, going = np.zeros(100), np.ones(100, np.bool_)
+    policy = trainer.get_policy()
+    while going.any():
+        actions = policy.act(obs.astype(np.float32), explore=False).actions
+        obs, rewards, terminateds, truncateds, _ = envs.step(actions)
+        returns += np.where(going, rewards, 0.0)
+        going &= ~(terminateds | truncateds)
+    envs.close()
+    return float(returns.mean())
+
+
+@pytest.mark.slow
+def test_t3_restored_twenty_times_in_a_row_it_is_the_trained_policy_each_time(tmp_path: Path) -> None:
+    """At random moments of what follows, which does not change the policy any more."""
+    rng = np.random.default_rng(4)
+    trainer: Any = aiorl.PPOTrainer(
+        {"preset": "auto", "num_workers": 0, "seed": 3, "xla": "off", "run_dir": str(tmp_path / "first")},
+        env="CartPole-v1",
+    )
+    results = list(trainer.iterate(stop_return=475, stop_timesteps=200_000))
+    assert results[-1]["episode_reward_mean"] > 400
+    trained = greedy_return(trainer, seed=1)
+    assert trained >= 475
+    path = trainer.save(tmp_path / "saved")
+    for number in range(20):
+        trainer.train()  # lost
+        trainer.stop()
+        trainer = aiorl.Trainer.restore(path, lr_schedule=[[0, 1e-9]], run_dir=str(tmp_path / f"run-{number}"))
+        assert greedy_return(trainer, seed=number) >= 0.95 * trained
+        for _ in range(rng.integers(3)):
+            trainer.train()
+        path = trainer.save(tmp_path / f"saved-{number}")
+    trainer.stop()
+
+
+def test_a_sampler_that_was_broken_off_is_followed_by_one_of_other_seeds(tmp_path: Path) -> None:
+    seeds: list[int] = []
+    fails_in = [0]
+
+    class Seeded(gymnasium.Env[Any, Any]):
+        """Notes the seeds that it is given; fails at a step, or not."""
+
+        observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        action_space = spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            super().reset(seed=seed)
+            if seed is not None:
+                seeds.append(seed)
+            self.t = 0
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            fails_in[0] -= 1
+            if fails_in[0] == 0:
+                raise OSError("it fails on purpose")
+            self.t += 1
+            return np.zeros(2, np.float32), 1.0, self.t >= 4, False, {}
+
+    with aiorl.PPOTrainer({**SMALL, "run_dir": str(tmp_path / "run")}, env=Seeded) as trainer:
+        for _ in range(3):
+            fails_in[0] = 20
+            with pytest.raises(EnvError):
+                trainer.train()
+        fails_in[0] = 0
+        trainer.train()
+    begun = seeds[-8:]  # before them, the environment was only looked at
+    assert len(set(begun)) == 8

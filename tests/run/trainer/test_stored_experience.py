@@ -1,0 +1,267 @@
+"""Runs that write what they sample, and runs that learn from what was written."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from recorded import record
+
+import aiorl
+from aiorl.errors import ConfigError, EndOfData
+from aiorl.learning.algorithms.bc.config import BCConfig
+from aiorl.learning.algorithms.cql.config import CQLConfig
+from aiorl.learning.algorithms.iql.config import IQLConfig
+from aiorl.learning.algorithms.marwil.config import MARWILConfig
+from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.offline.io import IOContext
+from aiorl.offline.readers import FileReader, ReaderOptions
+from aiorl.offline.sources import input_creator
+
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1", "num_workers": 0, "seed": 3, "rollout_fragment_length": 64, "num_envs_per_worker": 1,
+    "train_batch_size": 256, "sgd_minibatch_size": 64, "model": {"fcnet_hiddens": [16]}, "min_iter_time_s": 0,
+    "xla": "off",
+}  # fmt: skip
+LONG = {**SMALL, "xla": "auto"}
+"""For updates that take so long that compiling pays."""
+
+
+def test_r187_what_a_run_samples_is_written_and_read_as_it_was(tmp_path: Path) -> None:
+    with PPOConfig(**SMALL, run_dir=str(tmp_path / "run"), output=str(tmp_path / "data")).build() as trainer:
+        result = trainer.train()
+    batches = list(FileReader(str(tmp_path / "data"), ReaderOptions(epochs=1)))
+    assert sum(batch.count for batch in batches) >= result["timesteps_total"] == 256
+    first = batches[0]
+    assert {"obs", "actions", "rewards", "action_logp", "eps_id"} <= set(first.keys())
+    assert first["obs"].shape[1:] == (4,)
+    assert first["obs"].dtype == np.float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [BCConfig, MARWILConfig])
+def test_a_rule_that_balances_the_pole_is_learned_from_its_episodes_alone(kind: Any, tmp_path: Path) -> None:
+    rows = record(tmp_path / "data", 20)
+    assert rows == 20 * 500
+    config = kind(
+        **{
+            **SMALL,
+            "run_dir": str(tmp_path / "run"),
+            "input": str(tmp_path / "data"),
+            "lr": 1e-2,
+            "train_batch_size": 512,
+        }
+    )
+    with config.build() as trainer:
+        while trainer.train()["timesteps_total"] < 40_000:
+            pass
+        result = trainer.train()
+        assert math.isnan(result["episode_reward_mean"])  # nobody played
+        assert min(trainer.evaluate(episodes=5).returns) >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [BCConfig, MARWILConfig])
+def test_a_model_with_memory_learns_from_rows_that_know_no_states(kind: Any, tmp_path: Path) -> None:
+    record(tmp_path / "data", 20)
+    model = {"fcnet_hiddens": [16], "use_lstm": True, "lstm_cell_size": 8, "lstm_use_prev_action_reward": True}
+    config = kind(
+        **{**LONG, "run_dir": str(tmp_path / "run"), "input": str(tmp_path / "data"), "lr": 1e-2, "model": model},
+        postprocess_inputs=True,
+    )
+    with config.build() as trainer:
+        *_, result = trainer.iterate(stop_timesteps=40_000)
+        assert result["learner"]["policy_loss"] < 0.5, "of about 0.69 at first"
+        assert min(trainer.evaluate(episodes=5).returns) >= 300
+
+
+@pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
+def test_a_model_with_memory_says_that_its_states_have_to_be_made(cell: str) -> None:
+    with pytest.raises(ConfigError, match="no states") as caught:
+        BCConfig(**{**SMALL, "input": "data", "model": {cell: True}})
+    assert caught.value.key == "postprocess_inputs"
+    assert MARWILConfig(**{**SMALL, "input": "data", "model": {cell: True}}).postprocess_inputs
+
+
+@pytest.mark.slow
+def test_where_half_of_the_rows_are_of_chance_those_that_turned_out_better_are_preferred(tmp_path: Path) -> None:
+    rows = record(tmp_path / "data", 10)
+    of_chance = record(tmp_path / "data", 250, expert=False)
+    assert 0.8 < rows / of_chance < 1.25
+    means = []
+    for kind, own in ((BCConfig, {}), (MARWILConfig, {"beta": 3.0})):
+        settings = {
+            **LONG,
+            **own,
+            "run_dir": str(tmp_path / kind.__name__),
+            "input": str(tmp_path / "data"),
+            "lr": 3e-3,
+        }
+        with kind(**settings, shuffle_buffer_size=32).build() as trainer:
+            while trainer.train()["timesteps_total"] < 80_000:
+                pass
+            means.append(float(np.mean(trainer.evaluate(episodes=20, seed=1).returns)))
+    assert means[1] > means[0] + 50
+
+
+def test_imitation_without_experience_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="stored experience") as caught:
+        BCConfig(**SMALL, run_dir=str(tmp_path / "run")).build()
+    assert "--input" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="stored experience"):
+        aiorl.train(algo="bc", config={**SMALL, "run_dir": str(tmp_path / "run")})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_reads_from_a_function_that_its_config_names(tmp_path: Path) -> None:
+    record(tmp_path / "data", 2)
+    _Source.path = str(tmp_path / "data")
+    with BCConfig(**SMALL, run_dir=str(tmp_path / "run"), input=f"{__name__}:_Source").build() as trainer:
+        assert trainer.train()["timesteps_total"] >= 256
+
+
+class _Source:
+    """Reads the files at ``path``."""
+
+    path = ""
+
+    def __new__(cls, context: IOContext) -> Any:
+        return input_creator(cls.path)(context)
+
+
+def test_a_file_that_vanishes_costs_its_own_rows_only(tmp_path: Path) -> None:
+    record(tmp_path / "data", 3)
+    record(tmp_path / "other", 3)
+    sources = [str(tmp_path / "data"), str(tmp_path / "other")]
+    with BCConfig(**SMALL, run_dir=str(tmp_path / "run"), input=sources).build() as trainer:
+        trainer.train()
+        for file in (tmp_path / "other").iterdir():
+            file.unlink()
+        for _ in range(20):
+            trainer.train()
+        assert trainer.train()["timesteps_total"] >= 22 * 256
+
+
+@pytest.mark.parametrize("source", ["sampler", {"sampler": 0.5, "data": 0.5}])
+def test_passes_over_what_has_no_end_are_refused(source: Any) -> None:
+    with pytest.raises(ConfigError, match="no end") as caught:
+        BCConfig(**SMALL, input=source, input_epochs=1)
+    assert caught.value.key == "input_epochs"
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_training_ends_with_the_last_pass_over_stored_experience(tmp_path: Path, num_workers: int) -> None:
+    rows = record(tmp_path / "data", 3)
+    settings = {**SMALL, "num_workers": num_workers, "run_dir": str(tmp_path / "run")}
+    config = BCConfig(**settings, input=str(tmp_path / "data"), input_epochs=2)
+    with config.build() as trainer:
+        results = list(trainer.iterate())
+        assert 2 * rows - 256 < results[-1]["timesteps_total"] <= 2 * rows, "all but what is no whole train batch"
+        with pytest.raises(EndOfData):
+            trainer.train()
+        ledger = results[-1]["ledger"]
+        assert ledger["sampled"] == ledger["trained"] + ledger["queued"]
+
+
+def test_the_library_has_the_trainers_by_name() -> None:
+    assert aiorl.BCTrainer._name == "bc"
+    assert aiorl.MARWILTrainer._name == "marwil"
+    assert aiorl.CQLTrainer._name == "cql"
+    assert aiorl.IQLTrainer._name == "iql"
+    assert aiorl.BCConfig is BCConfig
+
+
+REPLAY: dict[str, Any] = {
+    "env": "CartPole-v1", "num_workers": 0, "seed": 3, "rollout_fragment_length": 64, "train_batch_size": 32,
+    "training_intensity": 2, "model": {"fcnet_hiddens": [8]}, "min_iter_time_s": 0, "timesteps_per_iteration": 256,
+    "xla": "off", "checkpoint_interval_s": 0, "log_sys_usage": False, "replay_capacity": 20_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [CQLConfig, IQLConfig])
+def test_with_a_replay_each_row_is_stored_once_and_reading_on_says_what_is_due(kind: Any, tmp_path: Path) -> None:
+    """G5 too: a trainer that is restored goes on with what it has, and stores nothing of it again."""
+    rows = record(tmp_path / "data", 40, expert=False)
+    config = kind(**REPLAY, run_dir=str(tmp_path / "run"), input=str(tmp_path / "data"))
+    with config.build() as first:
+        found = [result for result, _ in zip(first.iterate(), range(2 * rows // 256), strict=False)]
+        begun = [result["timesteps_total"] for result in found if result["learner"]["num_sgd_steps"]]
+        assert rows <= begun[0] < rows + 512
+        last = found[-1]
+        assert last["learner"]["replay_rows"] == last["learner"]["rows_stored"] == rows
+        assert last["learner"]["training_intensity"] == pytest.approx(2.0, abs=0.2)
+        ledger = last["ledger"]
+        assert ledger["sampled"] == ledger["trained"] + ledger["queued"] >= 1.5 * rows
+        with aiorl.Trainer.restore(first.save(tmp_path / "saved"), run_dir=str(tmp_path / "other")) as second:
+            for _ in range(rows // 256 + 1):
+                result = second.train()
+                assert result["learner"]["num_sgd_steps"] > 0
+            assert result["learner"]["rows_stored"] == rows
+
+
+def test_with_a_replay_training_ends_with_the_last_pass(tmp_path: Path) -> None:
+    rows = record(tmp_path / "data", 20, expert=False)
+    config = IQLConfig(**REPLAY, run_dir=str(tmp_path / "run"), input=str(tmp_path / "data"), input_epochs=3)
+    with config.build() as trainer:
+        *_, last = trainer.iterate()
+        assert last["timesteps_total"] == 3 * rows
+        assert last["learner"]["rows_trained"] == pytest.approx(2 * 2 * rows, abs=64)
+
+
+def test_with_a_replay_a_mixture_is_stored_as_it_comes(tmp_path: Path) -> None:
+    record(tmp_path / "one", 10, expert=False)
+    record(tmp_path / "two", 2)
+    sources = {str(tmp_path / "one"): 0.5, str(tmp_path / "two"): 0.25, "sampler": 0.25}
+    config = IQLConfig(**REPLAY, run_dir=str(tmp_path / "run"), input=sources, learning_starts=100)
+    with config.build() as trainer:
+        for _ in range(4):
+            result = trainer.train()
+        assert result["learner"]["rows_stored"] == result["timesteps_total"] >= 1024
+        assert result["learner"]["num_sgd_steps"] > 0
+
+
+@pytest.mark.parametrize("kind", [CQLConfig, IQLConfig])
+def test_each_of_several_policies_learns_from_its_own_stored_rows(kind: Any, tmp_path: Path) -> None:
+    several = {
+        "env": "examples.multi_agent_cartpole:CartPoles",
+        "multiagent": {
+            "policies": {"even": None, "odd": None}, "policy_mapping_fn": "examples.multi_agent_cartpole:policy_for"
+        },
+    }  # fmt: skip
+    with PPOConfig(**{**SMALL, **several}, run_dir=str(tmp_path / "ppo"), output=str(tmp_path / "data")).build() as ppo:
+        while ppo.train()["timesteps_total"] < 1024:
+            pass
+    stored = kind(
+        **{**REPLAY, **several}, run_dir=str(tmp_path / "run"), input=str(tmp_path / "data"), learning_starts=100
+    )
+    with stored.build() as trainer:
+        for _ in range(8):
+            learner = trainer.train()["learner"]
+    assert all(learner[f"{name}/num_sgd_steps"] > 0 for name in ("even", "odd"))
+
+
+@pytest.mark.parametrize("kind", [CQLConfig, IQLConfig])
+def test_with_a_replay_no_experience_is_told_too(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="stored experience") as caught:
+        kind(**REPLAY, run_dir=str(tmp_path / "run")).build()
+    assert "--input" in str(caught.value.hint)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [CQLConfig, IQLConfig])
+def test_where_half_of_the_rows_are_of_chance_values_tell_what_is_better(kind: Any, tmp_path: Path) -> None:
+    """Cloning all of them comes to about 300."""
+    record(tmp_path / "data", 10)
+    record(tmp_path / "data", 250, expert=False)
+    settings = {"lr": 1e-3, "training_intensity": 64, "train_batch_size": 128, "xla": "auto"}
+    if kind is CQLConfig:
+        settings |= {"initial_alpha": 0.1, "alpha_lr": 0, "cql_weight": 1.0}
+    model = {"fcnet_hiddens": [64, 64], "fcnet_activation": "relu"}
+    own = {**REPLAY, **settings, "model": model, "run_dir": str(tmp_path / "run"), "input": str(tmp_path / "data")}
+    with kind(**own).build() as trainer:
+        *_, result = trainer.iterate(stop_timesteps=40_000)
+        assert result["learner"]["replay_rows"] == result["learner"]["rows_stored"] < 12_000
+        assert float(np.mean(trainer.evaluate(episodes=20, seed=1).returns)) >= 450

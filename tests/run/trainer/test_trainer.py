@@ -1,0 +1,737 @@
+"""Trainers as a program uses them, all in this process; with worker processes: test_trainer_with_workers."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import onnxruntime
+import pytest
+from gymnasium import spaces
+from safetensors.numpy import load_file
+from small_runs import SMALL
+
+import aiorl
+from aiorl.acting import checkpoint
+from aiorl.errors import (
+    AiorlError,
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    MemoryQuotaError,
+    UnknownPolicyError,
+    WorkerError,
+)
+from aiorl.learning.algorithms.impala.config import IMPALAConfig
+from aiorl.learning.algorithms.ppo.config import PPOConfig
+from aiorl.run import saving
+
+TRACED = {"eager": False, "xla": "off", "sgd_minibatch_size": 32, "num_sgd_iter": 2}
+
+Make = Callable[..., aiorl.Trainer]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes small PPO trainers, each with a run directory of its own."""
+    made: list[aiorl.Trainer] = []
+
+    def trainer(env: Any = "CartPole-v1", /, **settings: Any) -> aiorl.Trainer:
+        made.append(aiorl.PPOTrainer({**SMALL, "run_dir": str(tmp_path / f"run-{len(made)}"), **settings}, env=env))
+        return made[-1]
+
+    yield trainer
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One that has trained for two iterations, with a filter, its update traced; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("shared")
+    settings = {**SMALL, **TRACED, "run_dir": str(folder / "run"), "observation_filter": "MeanStdFilter"}
+    with aiorl.PPOTrainer(settings, env="CartPole-v1") as trainer:
+        trainer.train()
+        trainer.train()
+        yield trainer
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Episodes of four steps; notes which threads step it, and fails or is interrupted when it is told to."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    threads: set[int] = set()
+    steps = 0
+    at_step: dict[int, BaseException] = {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        Counting.threads.add(threading.get_ident())
+        Counting.steps += 1
+        error = Counting.at_step.pop(Counting.steps, None)
+        if error is not None:
+            raise error
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t == 4, False, {}
+
+
+@pytest.fixture
+def counting() -> type[Counting]:
+    Counting.threads, Counting.steps, Counting.at_step = set(), 0, {}
+    return Counting
+
+
+# Construction
+
+
+def test_r172_an_environment_is_a_gymnasium_id_a_registered_name_or_a_class_and_the_argument_wins(
+    make: Make, counting: type[Counting]
+) -> None:
+    assert make("Acrobot-v1", env="CartPole-v1").config.env == "Acrobot-v1"
+    aiorl.register_env("my-counting", lambda context: Counting())
+    assert make("my-counting").train()["episode_len_mean"] == 4
+    assert make(counting).train()["episode_len_mean"] == 4
+
+
+def test_r172_a_class_that_only_this_process_knows_works_without_workers_and_is_refused_with_them(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Own(Counting):
+        pass
+
+    assert make(Own).train()["episode_len_mean"] == 4
+    with pytest.raises(ConfigError, match="only this process knows"):
+        make(Own, num_workers=1)
+    config = PPOConfig(env=Own, **SMALL)
+    with pytest.raises(ConfigError, match="only this process knows"):
+        config.updated({"num_workers": 1})
+    for given in (config, config.updated({"run_dir": str(tmp_path / "updated")})):
+        with given.build() as trainer:
+            assert trainer.train()["episode_len_mean"] == 4
+    everything = aiorl.PPOTrainer.with_common_config({**SMALL, "run_dir": str(tmp_path / "everything")})
+    with aiorl.PPOTrainer(everything, env=Own) as trainer:
+        assert trainer.train()["episode_len_mean"] == 4
+
+
+@pytest.mark.parametrize("env", [None, 5, "NoSuchEnv-v0"])
+def test_r172_anything_else_is_a_value_error_and_nothing_is_made(make: Make, env: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"env|NoSuchEnv"):
+        make(env)
+    assert not list(tmp_path.iterdir())
+
+
+def test_r173_the_run_directory_says_algorithm_environment_and_time_and_is_nobody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with aiorl.PPOTrainer(SMALL, env="CartPole-v1") as one, aiorl.PPOTrainer(SMALL, env="CartPole-v1") as two:
+        names = [Path(trainer.logdir).name for trainer in (one, two)]
+    assert len({*names}) == 2
+    for name in names:
+        assert re.match(r"ppo_CartPole-v1_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", name)
+
+
+def test_a_class_without_algorithm_or_init_says_so(tmp_path: Path) -> None:
+    class Unfinished(aiorl.Trainer):
+        _name = "mine"
+        _default_config = PPOConfig
+
+    with pytest.raises(NotImplementedError, match="PPOTrainer"):
+        aiorl.Trainer({"env": "CartPole-v1"})
+    with pytest.raises(NotImplementedError, match="_init"):
+        Unfinished({"env": "CartPole-v1", "algo": "mine", "run_dir": str(tmp_path / "run")})
+
+
+def test_a_config_builds_the_trainer_of_its_algorithm_and_another_algorithm_is_refused(tmp_path: Path) -> None:
+    config = IMPALAConfig.from_mapping(
+        {"env": "CartPole-v1", "num_workers": 0, "run_dir": str(tmp_path / "run"), "model": {"fcnet_hiddens": [8]},
+         "train_batch_size": 64, "rollout_fragment_length": 16, "num_envs_per_worker": 2, "xla": "off"}
+    )  # fmt: skip
+    with config.build() as trainer:
+        assert isinstance(trainer, aiorl.IMPALATrainer)
+        assert trainer.train()["updates_total"] == 1
+    with pytest.raises(ConfigError, match="algo is 'impala', and this is a PPOTrainer"):
+        aiorl.PPOTrainer({"algo": "impala"}, env="CartPole-v1")
+
+
+def test_r171_with_common_config_replaces_whole_sub_dicts_and_leaves_the_defaults_alone() -> None:
+    before = PPOConfig().to_dict()
+    changed = aiorl.PPOTrainer.with_common_config({"lr": 1.0, "env_config": {"a": 1}, "model": {"use_lstm": True}})
+    assert (changed["lr"], changed["env_config"], changed["model"]) == (1.0, {"a": 1}, {"use_lstm": True})
+    assert PPOConfig().to_dict() == before
+
+
+# Training
+
+
+def test_one_call_is_one_update_by_default_and_nothing_happens_between_two(
+    make: Make, counting: type[Counting]
+) -> None:
+    trainer = make(counting)
+    for iteration in (1, 2, 3):
+        result = trainer.train()
+        assert result["training_iteration"] == trainer.iteration == iteration
+        assert result["updates_total"] == iteration
+        assert result["ledger"]["sampled"] == result["ledger"]["trained"] == 64 * iteration == counting.steps
+        assert result["policy_lag"]["max"] == 0
+
+
+def test_without_workers_all_of_it_happens_in_the_thread_that_calls(make: Make, counting: type[Counting]) -> None:
+    make(counting).train()
+    assert counting.threads == {threading.get_ident()}
+
+
+def test_r185_min_iter_time_s_and_timesteps_per_iteration_lengthen_calls_only(make: Make) -> None:
+    result = make(timesteps_per_iteration=200).train()
+    assert result["updates_this_iter"] == 4
+    began = time.monotonic()
+    assert make(min_iter_time_s=0.3).train()["time_this_iter_s"] >= 0.3
+    assert time.monotonic() - began >= 0.3
+
+
+def test_r185_the_callers_pauses_are_no_part_of_an_iterations_time(make: Make) -> None:
+    trainer = make()
+    began = time.monotonic()
+    trainer.train()
+    time.sleep(0.3)
+    result = trainer.train()
+    assert result["time_total_s"] <= time.monotonic() - began - 0.3
+
+
+@pytest.mark.slow
+def test_iterate_ends_when_something_is_reached(make: Make) -> None:
+    trainer = make()
+    assert len(list(trainer.iterate(stop_iterations=3))) == 3
+    *earlier, last = [result["env_steps_trained_total"] for result in trainer.iterate(stop_timesteps=300)]
+    assert max(earlier) < 300 <= last
+    assert len(list(trainer.iterate(stop_time_s=0.0))) == 1
+    last = list(trainer.iterate(stop_return=1.0))[-1]  # 100 episodes have to end before
+    assert last["episodes_total"] >= 100
+
+
+def test_iterate_shows_its_progress_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer: Any = object.__new__(aiorl.Trainer)
+    trainer.config, trainer._is_stopped = aiorl.PPOConfig(env="CartPole-v1", stop_return=475), False
+    trainer._has_reached = lambda wanted: False
+    trainer.train = lambda: {"training_iteration": 7, "timesteps_total": 50}
+    assert len(list(trainer.iterate(stop_iterations=2, progress=True))) == 2
+    assert capsys.readouterr().out.count("\r00:00  iteration 7  steps 50  return no episode yet") == 2
+    assert len(list(trainer.iterate(stop_iterations=2))) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_r174_the_timestep_is_set_before_each_iteration(make: Make) -> None:
+    trainer: Any = make()
+    before = 0
+    for _ in range(3):
+        local = trainer.workers.local_worker()
+        result = trainer.train()
+        assert trainer.global_vars["timestep"] == local.global_vars["timestep"] == before
+        before = result["timesteps_total"]
+
+
+class Hooks(aiorl.DefaultCallbacks):
+    """Changes each result, with what the trainer knows."""
+
+    def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        result["mine"] = {"iteration": trainer.iteration, "action": int(trainer.compute_action(np.zeros(4)))}
+
+
+def test_r180_what_on_train_result_changes_is_returned_and_logged(make: Make) -> None:
+    trainer = make(callbacks=f"{__name__}:Hooks")
+    result = trainer.train()
+    assert result["mine"]["iteration"] == 1
+    assert result["num_healthy_workers"] == 0
+    trainer.save()  # until then it may still be on its way
+    (line,) = (Path(trainer.logdir) / "result.jsonl").read_text().splitlines()
+    assert json.loads(line)["mine"] == result["mine"]
+
+
+class Ends(aiorl.DefaultCallbacks):
+    """Stops the trainer in its second iteration."""
+
+    def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        if trainer.iteration == 2:
+            result["is_last"] = True
+            trainer.stop()
+
+
+def test_a_hook_may_stop_the_trainer_whose_last_result_is_written_and_which_leaves_nothing_open(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make(callbacks=f"{__name__}:Ends")
+    run_dir = Path(trainer.logdir)
+    results = list(trainer.iterate(stop_iterations=5))
+    assert len(results) == 2
+    lines = [json.loads(line) for line in (run_dir / "result.jsonl").read_text().splitlines()]
+    assert [line.get("is_last") for line in lines] == [None, True]
+    assert "removed or renamed" not in caplog.text
+    held = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+    assert not [path for path in held if path.startswith(str(run_dir))]
+    with aiorl.PPOTrainer({"resume": str(run_dir)}) as again:  # nobody holds its lock
+        assert again.train()["training_iteration"] == 3
+
+
+def test_a_program_that_changes_its_working_directory_has_all_of_a_run_in_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with aiorl.PPOTrainer({**SMALL, "run_dir": "mine"}, env="CartPole-v1") as trainer:
+        os.chdir(elsewhere)
+        trainer.train()
+        saved = trainer.save()
+    assert not list(elsewhere.iterdir())
+    assert trainer.logdir == str(tmp_path / "mine")
+    assert Path(saved).parent == tmp_path / "mine" / "checkpoints"
+    assert (tmp_path / "mine" / "result.jsonl").read_text().count("\n") == 1
+
+
+def test_variables_of_the_driver_are_set_before_the_environment_is_found(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIORL_TEST_OF_DRIVER", raising=False)
+    with pytest.raises(ConfigError, match="NoSuch"):
+        make("NoSuch-v0", extra_python_environs_for_driver={"AIORL_TEST_OF_DRIVER": "set"})
+    assert os.environ.pop("AIORL_TEST_OF_DRIVER") == "set"
+
+
+def test_a_restored_trainer_takes_secrets_from_the_environment_and_says_which_is_missing(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUB_TOKEN", "mine")
+    first = make(extra_python_environs_for_worker={"HUB_TOKEN": "mine"})
+    path = first.save(tmp_path / "saved")
+    with aiorl.Trainer.restore(path, run_dir=str(tmp_path / "again")) as again:
+        assert again.config.extra_python_environs_for_worker == {"HUB_TOKEN": "mine"}
+        assert os.environ["HUB_TOKEN"] == "mine"
+    monkeypatch.delenv("HUB_TOKEN")
+    with pytest.raises(ConfigError, match="HUB_TOKEN is not set here"):
+        aiorl.Trainer.restore(path, run_dir=str(tmp_path / "third"))
+
+
+def test_after_an_update_that_failed_the_next_one_is_made_of_a_new_batch(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer: Any = make()
+    trainer.train()
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer._training.learning.group, "update", lambda *batch: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trainer.train()
+    result = trainer.train()
+    ledger = result["ledger"]
+    assert ledger["discarded"].keys() == {"the update failed"}
+    assert ledger["sampled"] == ledger["trained"] + ledger["discarded"]["the update failed"] > 2 * 64
+    assert trainer._training.flow.is_idle
+
+
+def test_what_is_played_or_exported_is_written_without_the_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be gigabytes, while the policy is some kilobytes."""
+    written = []
+    original = saving.Saver.save_last
+
+    async def noting(self: Any, directory: Any = None, **how: Any) -> Any:
+        path = await original(self, directory, **how)
+        written.append(sum(file.stat().st_size for file in path.rglob("*")))
+        return path
+
+    settings = {
+        "num_workers": 0, "run_dir": str(tmp_path / "run"), "model": {"fcnet_hiddens": [8]}, "learning_starts": 8000,
+        "replay_capacity": 10000, "rollout_fragment_length": 500, "eager": True, "seed": 1,
+    }  # fmt: skip
+    with aiorl.DQNTrainer(settings, env="CartPole-v1") as trainer:
+        trainer.train()
+        monkeypatch.setattr(saving.Saver, "save_last", noting)
+        trainer.save(tmp_path / "saved")
+        trainer.evaluate(1)
+        trainer.export_policy_model(tmp_path / "exported")
+    saved, *others = written[:3]
+    assert all(size < saved / 2 for size in others), written
+
+
+def test_results_go_to_a_logger_of_the_callers_where_there_is_one(tmp_path: Path) -> None:
+    class Own:
+        def __init__(self, config: dict[str, Any]) -> None:
+            self.lr, self.results, self.closed = config["lr"], [], 0
+
+        def write(self, result: Any) -> None:
+            self.results.append(result)
+
+        def close(self) -> None:
+            self.closed += 1
+
+    made: list[Own] = []
+
+    def creator(config: dict[str, Any]) -> Own:
+        made.append(Own(config))
+        return made[0]
+
+    with aiorl.PPOTrainer({**SMALL, "run_dir": str(tmp_path / "run")}, "CartPole-v1", creator) as trainer:
+        result = trainer.train()
+    assert made[0].results == [result]
+    assert (made[0].lr, made[0].closed) == (0.01, 1)
+    assert not (tmp_path / "run" / "result.jsonl").exists()
+
+
+def test_r193_results_average_over_the_smoothing_window_and_without_an_episode_there_is_no_number(make: Make) -> None:
+    trainer = make("MountainCar-v0")
+    assert np.isnan(trainer.train()["episode_reward_mean"])
+
+
+def test_r195_system_usage_is_in_results_where_it_is_wanted(make: Make) -> None:
+    assert {"cpu_util_percent", "ram_util_percent"} <= make().train()["perf"].keys()
+    assert "perf" not in make(log_sys_usage=False).train()
+
+
+# Faults
+
+
+class Failing(aiorl.Trainer):
+    """Its workers fail as often as it is told to."""
+
+    _name = "ppo"
+    _default_config = PPOConfig
+    failures, recovers = 0, True
+
+    def _init(self, config: Any, env_creator: Any) -> None:
+        self.tries = 0
+
+    def _train(self) -> dict[str, Any]:
+        self.tries += 1
+        if self.tries <= self.failures:
+            raise WorkerError(1, "the environment broke")
+        return {}
+
+    def _recover(self) -> None:
+        if not self.recovers:
+            super()._recover()
+
+
+def failing(folder: Path, failures: int, **settings: Any) -> Any:
+    trainer = Failing({"run_dir": str(folder / "run"), **settings}, env="CartPole-v1")
+    trainer.failures = failures
+    return trainer
+
+
+def test_r175_a_failure_that_is_not_ignored_is_raised_with_a_hint(tmp_path: Path) -> None:
+    with failing(tmp_path, 1) as trainer, pytest.raises(WorkerError) as caught:
+        trainer.train()
+    assert "ignore_worker_failures" in str(caught.value.__notes__)
+
+
+def test_r176_attempts_end_after_four_tries_and_without_a_way_to_recover_at_once(tmp_path: Path) -> None:
+    with failing(tmp_path / "a", 3, ignore_worker_failures=True) as trainer:
+        assert trainer.train()["training_iteration"] == 1
+        assert trainer.tries == 4
+    with (
+        failing(tmp_path / "b", 9, ignore_worker_failures=True) as trainer,
+        pytest.raises(RuntimeError, match="4 tries"),
+    ):
+        trainer.train()
+    assert trainer.tries == 4
+    with failing(tmp_path / "c", 1, ignore_worker_failures=True) as trainer:
+        trainer.recovers = False
+        with pytest.raises(NotImplementedError):
+            trainer.train()
+
+
+def test_an_environments_error_reaches_the_caller_with_its_own_traceback_and_training_can_go_on(
+    make: Make, counting: type[Counting]
+) -> None:
+    trainer = make(counting)
+    trainer.train()
+    counting.at_step[counting.steps + 5] = ZeroDivisionError("in my environment")
+    with pytest.raises(EnvError, match="in my environment") as caught:
+        trainer.train()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError) or "ZeroDivisionError" in caught.value.traceback_text
+    result = trainer.train()
+    assert result["updates_total"] == 2
+    assert result["ledger"]["trained"] == 128
+
+
+def test_ctrl_c_in_the_middle_of_a_step_loses_no_update_and_training_can_go_on(
+    make: Make, counting: type[Counting]
+) -> None:
+    trainer = make(counting)
+    trainer.train()
+    counting.at_step[counting.steps + 5] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert trainer.train()["updates_total"] == 2
+    trainer.stop()
+    assert aiorl.load_policy(trainer.logdir).env_steps == 128
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_leaving_the_block_by_an_error_leaves_a_checkpoint_of_the_last_update(
+    make: Make, error: type[BaseException]
+) -> None:
+    trainer = make()
+
+    def work() -> None:
+        with trainer:
+            trainer.train()
+            raise error
+
+    with pytest.raises(error):
+        work()
+    assert aiorl.load_policy(trainer.logdir).env_steps == 64
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_without_stopping_loses_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""\
+            import aiorl
+            trainer = aiorl.PPOTrainer({ {**SMALL, "run_dir": str(tmp_path / "run")}!r}, env="CartPole-v1")
+            for result in trainer.iterate():
+                raise KeyboardInterrupt
+        """)
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert "KeyboardInterrupt" in done.stderr
+    assert aiorl.load_policy(tmp_path / "run").env_steps == 64
+
+
+def test_stop_may_be_repeated_leaves_nothing_behind_and_ends_the_trainer(make: Make) -> None:
+    threads, handlers = set(threading.enumerate()), list(logging.getLogger("aiorl").handlers)
+    files = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    trainer: Any = make()
+    trainer.train()
+    trainer.stop()
+    trainer.stop()
+    assert set(threading.enumerate()) <= threads
+    assert logging.getLogger("aiorl").handlers == handlers
+    if sys.platform == "linux":
+        assert len(os.listdir("/proc/self/fd")) <= files + 2  # TensorFlow keeps what it opens first
+    for call in (trainer.train, trainer.save, trainer.get_weights):
+        with pytest.raises(RuntimeError, match="was stopped"):
+            call()
+
+
+def test_t6_two_trainers_in_one_process_do_not_disturb_each_other(make: Make) -> None:
+    alone = [make(seed=7).train()["episode_reward_mean"]]
+    one, other = make(seed=7), make("Acrobot-v1", seed=8)
+    both = [one.train(), other.train(), one.train(), other.train()]
+    assert both[0]["episode_reward_mean"] == alone[0]
+    assert [result["training_iteration"] for result in both] == [1, 1, 2, 2]
+    assert one.get_weights()["default_policy"]["policy/dense_0/kernel"].shape[0] == 4
+    assert other.get_weights()["default_policy"]["policy/dense_0/kernel"].shape[0] == 6
+
+
+def test_r184_the_learners_memory_quota_holds_in_this_process_too(make: Make) -> None:
+    with pytest.raises(MemoryQuotaError, match="memory"):
+        make(memory=1 << 20).train()
+
+
+# Acting
+
+
+def test_r181_compute_action_preprocesses_filters_without_update_and_gives_all_where_it_is_asked_to(
+    shared: Any,
+) -> None:
+    obs = np.array([0.5, -0.2, 0.1, 0.3])
+    local = shared.workers.local_worker()
+    state = local.filters["default_policy"].state()
+    action, _, beside = shared.compute_action(obs, full_fetch=True)
+    assert action == shared.compute_action(obs) == np.argmax(beside["action_dist_inputs"])
+    std = np.sqrt(state["m2"] / (state["n"] - 1))
+    filtered = np.clip((obs - state["mean"]) / (std + 1e-8), -10, 10).astype(np.float32)
+    _, _, want = local.get_policy().compute_actions(filtered[None], [])
+    np.testing.assert_allclose(beside["action_dist_inputs"], want["action_dist_inputs"][0], rtol=1e-4)
+    after = shared.workers.local_worker().filters["default_policy"].state()
+    assert state["n"] == after["n"] > 0
+
+
+def test_r181_a_recurrent_state_is_honoured_and_comes_back(make: Make) -> None:
+    trainer: Any = make(model={"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4})
+    obs = np.array([0.5, -0.2, 0.1, 0.3])
+    first = trainer.compute_action(obs, full_fetch=True)
+    second = trainer.compute_action(obs, first[1])
+    assert len(second) == 3
+    assert not np.allclose(first[2]["action_dist_inputs"], second[2]["action_dist_inputs"], rtol=1e-6)
+    again = trainer.compute_action(obs, [np.zeros_like(part) for part in first[1]])
+    np.testing.assert_array_equal(again[2]["action_dist_inputs"], first[2]["action_dist_inputs"])
+    assert trainer.compute_action(obs, []) == first[0]
+
+
+def test_weights_that_are_set_are_acted_with_and_those_that_do_not_fit_are_refused(make: Make) -> None:
+    trainer: Any = make()
+    weights = trainer.get_weights()["default_policy"]
+    trainer.set_weights({"default_policy": {name: value * 0 for name, value in weights.items()}})
+    assert trainer.compute_action(np.ones(4), full_fetch=True)[2]["action_dist_inputs"].tolist() == [0, 0]
+    assert not trainer.get_policy().get_weights()["policy/head/kernel"].any()
+    assert not trainer.workers.local_worker().get_weights()["default_policy"]["policy/head/kernel"].any()
+    trainer.train()
+    assert trainer.get_weights()["default_policy"]["policy/head/bias"].any()
+    with pytest.raises(ConfigError, match="can't be set"):
+        trainer.set_weights({"default_policy": {**weights, "policy/head/kernel": np.zeros((3, 3), np.float32)}})
+    with pytest.raises(ConfigError, match="'policy/dense_0/kernel' of 'default_policy' is missing"):
+        trainer.set_weights({"default_policy": {"policy/head/bias": weights["policy/head/bias"]}})
+    for call in (
+        trainer.get_policy,
+        lambda name: trainer.get_weights([name]),
+        lambda name: trainer.set_weights({name: {}}),
+    ):
+        with pytest.raises(UnknownPolicyError, match="nobody"):
+            call("nobody")
+
+
+# Saving
+
+
+def test_r183_exports_land_in_the_named_directories_and_are_returned_by_format(shared: Any, tmp_path: Path) -> None:
+    obs = np.array([[0.5, -0.2, 0.1, 0.3]], np.float32)
+    written = shared.export_policy_model(tmp_path / "exported", formats=["onnx"])
+    assert written == {"onnx": str(tmp_path / "exported" / "onnx" / "policy.onnx")}
+    session = onnxruntime.InferenceSession(written["onnx"])
+    (action,) = session.run([session.get_outputs()[0].name], {session.get_inputs()[0].name: obs})
+    assert action == shared.compute_action(obs[0])
+    exported = shared._export_model(["checkpoint", "model"], tmp_path / "both")
+    assert exported["model"].startswith(str(tmp_path / "both" / "model"))
+    assert exported["checkpoint"] == str(tmp_path / "both" / "checkpoint" / "model.safetensors")
+    weights, kept = load_file(exported["checkpoint"]), shared.get_weights()["default_policy"]
+    assert weights.keys() == kept.keys()
+    assert all(np.array_equal(weights[name], kept[name]) for name in kept)
+    with pytest.raises(UnknownPolicyError):
+        shared.export_policy_model(tmp_path / "other", "nobody")
+
+
+def test_what_a_trainer_says_of_itself_its_metrics_and_what_it_takes(shared: Any) -> None:
+    said = io.StringIO()
+    shared.describe(said)
+    assert re.search(r"num_sgd_iter +argument +2\n", said.getvalue())
+    metrics = shared.collect_metrics()
+    assert metrics["episode_reward_mean"] > 0
+    assert "training_iteration" not in metrics
+    with pytest.raises(NotImplementedError):
+        shared.collect_metrics([1])
+    request = aiorl.PPOTrainer.default_resource_request({"num_workers": 3, "num_cpus_per_worker": 2})
+    assert request.cpu == 1 + 3 * 2
+    assert "num_cpus_per_worker" in aiorl.PPOTrainer.resource_help({"num_workers": 3})
+
+
+def test_r182_restored_from_a_checkpoint_alone_it_acts_filters_and_learns_as_before(
+    shared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    obs = np.array([0.5, -0.2, 0.1, 0.3])
+    want = shared.compute_action(obs, full_fetch=True)[2]
+    path = shared.save(tmp_path / "saved")
+    state = shared._training.learning.group.get_state()
+    with aiorl.Trainer.restore(tmp_path / "saved") as other:
+        assert Path(path).parent == tmp_path / "saved"
+        assert isinstance(other, aiorl.PPOTrainer)
+        assert other.iteration == shared.iteration == 2
+        got = other.compute_action(obs, full_fetch=True)[2]
+        for name in want:
+            np.testing.assert_array_equal(got[name], want[name])
+        restored = other._training.learning.group.get_state()
+        assert state.tensors.keys() == restored.tensors.keys()
+        assert all(np.array_equal(state.tensors[name], restored.tensors[name]) for name in state.tensors)
+        filters = [each.workers.local_worker().filters["default_policy"].state() for each in (shared, other)]
+        assert filters[0]["n"] == filters[1]["n"] > 0
+        np.testing.assert_array_equal(filters[0]["mean"], filters[1]["mean"])
+        result = other.train()
+    assert result["training_iteration"] == 3
+    assert result["ledger"]["trained"] == result["env_steps_trained_total"] > 128
+
+
+def test_restored_in_place_it_goes_back_to_the_checkpoint(make: Make) -> None:
+    trainer: Any = make()
+    trainer.train()
+    path, obs = trainer.save(), np.ones(4)
+    want = trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"]
+    for _ in range(3):
+        trainer.train()
+    assert not np.array_equal(trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"], want)
+    trainer.restore(path)
+    np.testing.assert_array_equal(trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"], want)
+    assert trainer.iteration == 1
+    assert trainer.train()["training_iteration"] == 2
+    trainer.save()
+    lines = (Path(trainer.logdir) / "result.jsonl").read_text().splitlines()
+    assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2]
+    other = make(model={"fcnet_hiddens": [9]}).save()
+    with pytest.raises(CheckpointError, match="another network"):
+        trainer.restore(other)
+    assert trainer.train()["training_iteration"] == 3, "it goes on as if nothing had been asked"
+
+
+def test_a_checkpoint_that_is_none_or_of_another_environment_is_refused_by_name(
+    make: Make, tmp_path: Path, shared: Any
+) -> None:
+    with pytest.raises(CheckpointError, match="nowhere"):
+        aiorl.Trainer.restore(tmp_path / "nowhere")
+    path = shared.save(tmp_path / "saved")
+    with pytest.raises(AiorlError, match="Acrobot"):
+        aiorl.PPOTrainer({**SMALL, "run_dir": str(tmp_path / "run")}, env="Acrobot-v1", checkpoint=path)
+
+
+def test_odd_arguments_are_refused_in_a_sentence_that_says_what_is_expected(shared: Any) -> None:
+    for odd in ("CartPole-v1", 5, ["env"]):
+        with pytest.raises(ConfigError, match="expected a dict of keys, or a config"):
+            aiorl.PPOTrainer(odd)
+        with pytest.raises(ConfigError, match="expected a dict of keys, or a config"):
+            aiorl.train("CartPole-v1", config=odd)
+    with pytest.raises(ConfigError, match="stop_evaluation_return needs evaluations"):
+        next(iter(shared.iterate(stop_evaluation_return=1.0)))
+    for odd in (None, 3, {"default_policy": None}, {"default_policy": [1.0]}):
+        with pytest.raises(ConfigError, match="a dict for each policy id"):
+            shared.set_weights(odd)
+    for odd in ("3", 2.5, 0, [1]):
+        with pytest.raises(ConfigError, match=r"episodes is .*, expected a whole number of at least 1"):
+            shared.evaluate(odd)
+    with pytest.raises(ConfigError, match="seed is 'one', expected a whole number"):
+        shared.evaluate(1, seed="one")
+    with pytest.raises(ConfigError, match="iterate is to stop at '475', expected a number"):
+        next(shared.iterate(stop_return="475"))
+    assert shared.get_weights("default_policy").keys() == {"default_policy"}
+
+
+def test_a_checkpoint_is_read_and_looked_through_once(
+    shared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, counts = shared.save(tmp_path / "saved"), dict.fromkeys(("read", "parsed"), 0)
+    load, parse = checkpoint.load_checkpoint, saving.RunState.from_meta.__func__
+
+    def reading(*arguments: Any) -> Any:
+        counts["read"] += 1
+        return load(*arguments)
+
+    def parsing(cls: Any, *arguments: Any) -> Any:
+        counts["parsed"] += 1
+        return parse(cls, *arguments)
+
+    monkeypatch.setattr(checkpoint, "load_checkpoint", reading)
+    monkeypatch.setattr(saving.RunState, "from_meta", classmethod(parsing))
+    aiorl.Trainer.restore(path, run_dir=str(tmp_path / "run")).stop()
+    assert counts == {"read": 1, "parsed": 1}
+    counts.update(read=0, parsed=0)
+    settings = {**SMALL, "run_dir": str(tmp_path / "new"), "observation_filter": "MeanStdFilter", "init_from": path}
+    aiorl.PPOTrainer(settings, env="CartPole-v1").stop()
+    assert counts == {"read": 1, "parsed": 0}

@@ -1,0 +1,277 @@
+"""Trainers whose workers are processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import aiorl
+from aiorl.acting.checkpoint import find_checkpoint
+from aiorl.errors import ConfigError, WorkerError
+
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1", "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64, "xla": "off",
+    "seed": 1, "model": {"fcnet_hiddens": [8]}, "compilation_cache": "off", "num_workers": 2,
+}  # fmt: skip
+PPO = {**SMALL, "sgd_minibatch_size": 32, "num_sgd_iter": 2, "lr": 0.01}
+
+
+DEFAULT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""Begins a script: where the tests run in a shell's background, Ctrl-C would be ignored."""
+
+
+@contextlib.contextmanager
+def script(folder: Path, text: str) -> Iterator[subprocess.Popen[str]]:
+    """A script that runs, and is killed at the latest at the end of the block."""
+    path = folder / "script.py"
+    path.write_text(DEFAULT + text)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, path], stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    until = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < until, "it does not come about"
+        time.sleep(0.02)
+    return found
+
+
+def ledger(trainer: Any) -> dict[str, Any]:
+    training = trainer._training.training
+    return dict(trainer._loop.do(lambda: training.service.ledger.as_dict()))
+
+
+def test_an_on_policy_trainer_stands_still_between_two_calls_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    with aiorl.PPOTrainer({**PPO, "run_dir": str(tmp_path / "run")}) as trainer:
+        for iteration in (1, 2, 3):
+            result = trainer.train()
+            assert (result["training_iteration"], result["updates_total"]) == (iteration, iteration)
+            assert result["num_healthy_workers"] == len(trainer.workers.remote_workers()) == 2
+            assert result["ledger"]["sampled"] == result["ledger"]["trained"]
+        waiting = "waiting for a lease"
+        wait_until(lambda: all(waiting in worker.state for worker in trainer.workers.remote_workers()))
+        assert ledger(trainer) == result["ledger"]
+        zero = {name: value * 0 for name, value in trainer.get_weights()["default_policy"].items()}
+        trainer.set_weights({"default_policy": zero})
+        result = trainer.train()
+        assert result["learner"]["entropy"] == pytest.approx(np.log(2), abs=1e-3)  # they acted with what was set
+        local = trainer.workers.local_worker()
+        assert local.sample().count
+        assert local.get_weights()["default_policy"]["policy/head/bias"].any()
+        healthy = trainer.workers.remote_workers()
+        trainer.workers.reset(healthy[:1])
+        left = wait_until(lambda: [w for w in trainer.workers.remote_workers() if w != healthy[1]])
+        assert left[0].incarnation == healthy[0].incarnation
+        result = trainer.train()
+    assert {process.pid for process in psutil.Process().children(recursive=True)} == before
+    assert aiorl.load_policy(tmp_path / "run").env_steps == result["env_steps_trained_total"]
+
+
+@pytest.mark.slow
+def test_r194_a_streaming_trainer_fills_its_leases_between_two_calls_and_counts_each_episode_once(
+    tmp_path: Path,
+) -> None:
+    with aiorl.IMPALATrainer({**SMALL, "run_dir": str(tmp_path / "run")}) as trainer:
+        results = [trainer.train() for _ in range(5)]
+        sampled = -1
+        while sampled != ledger(trainer)["sampled"]:  # until no beat brings more
+            sampled = ledger(trainer)["sampled"]
+            time.sleep(2.5)
+        held = ledger(trainer)
+        assert held["trained"] == results[-1]["ledger"]["trained"]
+        assert held["queued"] + held["in_flight"] <= 12 * 32
+        results += [trainer.train() for _ in range(5)]
+    assert sum(result["episodes_this_iter"] for result in results) == results[-1]["episodes_total"]
+    assert [result["training_iteration"] for result in results] == list(range(1, 11))
+
+
+@pytest.mark.slow
+def test_r175_a_lost_worker_ends_training_with_a_hint_or_is_done_without_where_that_is_wanted(tmp_path: Path) -> None:
+    settings = {**PPO, "max_worker_restarts": 0}
+    with aiorl.PPOTrainer({**settings, "run_dir": str(tmp_path / "a"), "ignore_worker_failures": True}) as trainer:
+        trainer.train()
+        first, second = worker_pids()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: len(trainer.workers.remote_workers()) == 1)
+        assert trainer.train()["num_healthy_workers"] == 1
+        os.kill(second, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="no healthy worker"):
+            train_on(trainer)
+    with aiorl.PPOTrainer({**settings, "run_dir": str(tmp_path / "b")}) as trainer:
+        trainer.train()
+        for pid in worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="ignore_worker_failures"):
+            train_on(trainer)
+        trained = trainer._training.counters.env_steps_trained
+    assert aiorl.load_policy(tmp_path / "b").env_steps == trained > 0
+
+
+def train_on(trainer: aiorl.Trainer) -> None:
+    while True:
+        trainer.train()
+
+
+def worker_pids() -> list[int]:
+    children = psutil.Process().children(recursive=True)
+    return [child.pid for child in children if "--slot" in child.cmdline() and "aiorl.worker" in child.cmdline()]
+
+
+@pytest.mark.slow
+def test_t2_ctrl_c_in_a_script_ends_it_with_a_checkpoint_of_the_last_update_and_no_process(tmp_path: Path) -> None:
+    text = textwrap.dedent(f"""\
+        import aiorl
+        trainer = aiorl.PPOTrainer({ {**PPO, "run_dir": str(tmp_path / "run")}!r})
+        for result in trainer.iterate():
+            print(result["env_steps_trained_total"], flush=True)
+    """)
+    with script(tmp_path, text) as process:
+        assert process.stdout is not None
+        seen = [int(process.stdout.readline()) for _ in range(3)]
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        printed, said = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    assert len(children) >= 2
+    assert not any(child.is_running() for child in children)
+    steps = aiorl.load_policy(tmp_path / "run").env_steps
+    assert steps >= [*seen, *map(int, printed.split())][-1]
+
+
+def test_with_an_address_and_no_workers_of_its_own_it_waits_for_some_from_elsewhere(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    subprocess.run([sys.executable, "-m", "aiorl.keys", str(keys)], check=True, timeout=60)
+    settings = {**PPO, "num_workers": 0, "bind": "tcp://127.0.0.1:47611", "keys": str(keys)}
+    command = [sys.executable, "-m", "aiorl.worker", "--connect", settings["bind"], "--keys", str(keys)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:
+        try:
+            with aiorl.PPOTrainer({**settings, "run_dir": str(tmp_path / "run")}) as trainer:
+                assert trainer.train()["num_healthy_workers"] == 1
+                path = trainer.save()
+                trainer.restore(path)  # in place: workers from elsewhere come back
+                result = trainer.train()
+                assert (result["training_iteration"], result["num_healthy_workers"]) == (2, 1)
+            assert worker.wait(30) == 0  # it was told that the run is over
+        finally:
+            worker.kill()
+
+
+SCRIPT = """\
+import aiorl, json, sys
+if __name__ == "__main__":
+    print("RESULT", json.dumps(aiorl.train("CartPole-v1", config={config!r}, {more})))
+"""
+
+
+def whole_run(folder: Path, more: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return script(folder, SCRIPT.format(config={**PPO, "run_dir": str(folder / "run")}, more=more))
+
+
+@pytest.mark.slow
+def test_train_does_in_one_call_what_the_command_line_does(tmp_path: Path) -> None:
+    with whole_run(tmp_path, "stop_timesteps=600, evaluation_interval=3, evaluation_num_episodes=2") as process:
+        printed, said = process.communicate(timeout=90)
+    assert process.returncode == 0, said
+    assert "evaluation after" in printed
+    result = json.loads(printed.rpartition("RESULT ")[2])
+    assert result["env_steps_trained_total"] >= 600
+    assert result["reason"].startswith("Done: ")
+    assert result["run_dir"] == str(tmp_path / "run")
+    policy = aiorl.load_policy(result["checkpoint"])
+    assert policy.env_steps == result["env_steps_trained_total"]
+    assert (tmp_path / "run" / "learning_curve.png").exists()
+    assert (tmp_path / "run" / "best").is_dir()
+    assert "worker 1 joined" in (tmp_path / "run" / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_train_in_an_orderly_way_and_it_returns(tmp_path: Path) -> None:
+    with whole_run(tmp_path, "min_iter_time_s=0.1") as process:
+        assert process.stdout is not None
+        while "iteration 1" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        printed, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    result = json.loads(printed.rpartition("RESULT ")[2])
+    assert result["reason"] == "Ended by Ctrl-C."
+    assert aiorl.load_policy(result["checkpoint"]).env_steps == result["env_steps_trained_total"]
+
+
+def test_train_says_at_once_what_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no environment"):
+        aiorl.train(run_dir=str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match="stop_return"):
+        aiorl.train("CartPole-v1", stop_retrun=1.0)
+    assert not (tmp_path / "run").exists()
+
+
+BESIDE = """
+import gymnasium
+
+
+class Own(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+"""
+
+
+def test_workers_and_evaluations_find_the_modules_beside_a_script_wherever_it_is_started(tmp_path: Path) -> None:
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "beside.py").write_text(BESIDE)
+    config = {**PPO, "run_dir": str(tmp_path / "run"), "evaluation_interval": 1, "evaluation_num_episodes": 1}
+    text = f"""
+import aiorl
+import beside
+
+if __name__ == "__main__":
+    with aiorl.PPOTrainer({config!r}, env=beside.Own) as trainer:
+        trainer.train()
+        print("RESULT", trainer.train()["evaluation"]["episodes_this_iter"])
+"""
+    with script(folder, text) as process:
+        printed, said = process.communicate(timeout=90)
+    assert process.returncode == 0, said
+    assert printed.endswith("RESULT 1\n")
+
+
+def test_the_last_checkpoint_of_a_run_holds_what_is_stored_also_where_batches_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where learning takes longer than sampling: the update thread leaves the batch that waits."""
+    config = {
+        **SMALL, "algo": "dqn", "num_workers": 1, "train_batch_size": 32, "training_intensity": 64,
+        "learning_starts": 64, "replay_capacity": 20_000, "eager": True, "run_dir": str(tmp_path / "run"),
+    }  # fmt: skip
+    result = aiorl.train(config=config, stop_timesteps=1000)
+    assert "is without stored experience" not in caplog.text
+    checkpoint = find_checkpoint(result["checkpoint"])
+    assert checkpoint.meta["experience"].keys() == {"default_policy"}
+    with aiorl.Trainer.restore(result["checkpoint"], run_dir=str(tmp_path / "again"), num_workers=0) as trainer:
+        assert trainer.train()["learner"]["replay_rows"] >= 1000
+    assert "empty replay" not in caplog.text
+    bare = Path(trainer.logdir) / "bare"
+    with aiorl.Trainer.restore(result["checkpoint"], run_dir=str(tmp_path / "third"), num_workers=0) as trainer:
+        trainer._write_checkpoint(bare, with_experience=False)
+    aiorl.Trainer.restore(bare, run_dir=str(tmp_path / "fourth"), num_workers=0).stop()
+    assert "policy 'default_policy' goes on with an empty replay" in caplog.text

@@ -1,0 +1,142 @@
+"""`python -m aiorl.worker` as processes: the parent that starts workers again, and what each says with its status."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from over_tcp import learner_over_tcp, until
+
+HEAVY = re.compile("numpy|zmq|onnxruntime|pydantic|_ssl")
+NOBODY = "--connect=tcp://127.0.0.1:9"
+
+
+def run(*words: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "aiorl.worker", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "Where is the learner?"),
+        (("--conect=tcp://127.0.0.1:9",), "Did you mean '--connect'?"),
+        (("--connect=127.0.0.1",), "must look like tcp://HOST:PORT"),
+        ((NOBODY, "--num-workers=x"), "must be a whole number"),
+    ],
+)
+def test_wrong_usage_is_told_once_and_ends_with_2(words: tuple[str, ...], said: str) -> None:
+    status, text = run(*words)
+    assert status == 2
+    assert text.count(said) == 1
+    assert text.count("`python -m aiorl.worker --help`") == 1
+
+
+def test_what_would_fail_the_same_way_again_is_told_once_and_ends_with_1(tmp_path: Path) -> None:
+    status, text = run(NOBODY, f"--keys={tmp_path / 'nowhere'}")
+    assert status == 1
+    assert len(text.splitlines()) == 1
+    assert "is no directory of keys" in text
+
+
+def test_a_worker_may_open_as_many_files_as_its_user_allows() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    command = [sys.executable, "-m", "aiorl.worker", NOBODY, "--num-workers=1"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    ) as parent:
+        assert parent.stderr is not None
+        said = parent.stderr.readline()
+        assert b"looks for the learner" in said
+        pid = int(said.split(b"worker ")[1].split()[0])
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+        parent.terminate()
+
+
+def test_one_worker_is_started_again_whatever_ends_it_and_its_parent_is_small() -> None:
+    async def main() -> str:
+        both = learner_over_tcp()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "aiorl.worker", "--connect", both.service.address, stderr=subprocess.PIPE
+        )
+        await both.updates_done(2, 60)
+        first = child_of(process.pid)
+        parent = psutil.Process(process.pid)
+        assert not [loaded.path for loaded in parent.memory_maps() if HEAVY.search(loaded.path)]
+        assert parent.memory_info().rss < 20e6
+        os.kill(first, signal.SIGABRT)
+        await until(lambda: {worker.pid for worker in both.service.session.workers} not in (set(), {first}))
+        await until(lambda: first not in [worker.pid for worker in both.service.session.workers])
+        await both.updates_done(len(both.updates) + 2, 60)
+        second = child_of(process.pid)
+        assert second != first
+        await both.close()
+        assert process.stderr is not None
+        text = (await process.stderr.read()).decode()
+        assert await process.wait() == 0  # the run is over
+        assert not psutil.pid_exists(second)
+        return text
+
+    text = asyncio.run(main())
+    assert "worker process ended with status -6 (SIGABRT); restart 1 in 0.2 s" in text
+    assert text.count("registered as worker ") == 2  # in the same slot, or another where it was back that soon
+
+
+@pytest.mark.parametrize("end", [lambda parent: parent.terminate(), lambda parent: parent.kill()], ids=["TERM", "KILL"])
+def test_when_the_parent_is_ended_its_worker_says_goodbye(end: Callable[[asyncio.subprocess.Process], None]) -> None:
+    async def main() -> tuple[int, str]:
+        both = learner_over_tcp()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "aiorl.worker", "--connect", both.service.address, stderr=subprocess.DEVNULL
+        )
+        await both.updates_done(1, 60)
+        child = child_of(process.pid)
+        end(process)
+        await until(lambda: any("worker 1 lost" in text for text in both.events))
+        status = await process.wait()
+        await until(lambda: not psutil.pid_exists(child))
+        await both.close()
+        return status, next(text for text in both.events if "lost" in text)
+
+    status, lost = asyncio.run(main())
+    assert status in (0, -signal.SIGKILL)
+    assert "worker 1 lost: left: " in lost
+    assert ("ended by SIGTERM" if status == 0 else "the process that started this worker is gone") in lost
+
+
+def child_of(pid: int) -> int:
+    (child,) = psutil.Process(pid).children()
+    return child.pid
+
+
+def test_what_a_learner_hands_to_one_worker_does_not_get_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aiorl import worker as module
+
+    seen: dict[str, str] = {}
+
+    class Keeper:
+        """Sees what children would inherit."""
+
+        def __init__(self, *arguments: object) -> None:
+            seen.update(os.environ)
+
+        def run(self) -> int:
+            return 0
+
+    for name in ("AIORL_WORKER_ID", "AIORL_RUN_KEYS", "AIORL_WORKER_LOG"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setattr("aiorl.process.keeper.Keeper", Keeper)
+    monkeypatch.setattr(module, "_log_to_stderr", lambda level: None)
+    assert module.main([NOBODY]) == 0
+    assert seen
+    assert not [name for name in seen if name.startswith("AIORL_")]

@@ -1,0 +1,125 @@
+"""Samplers that send gradients in place of rows: the learner's own algorithm, over what they would have sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from gradient_runs import NoTensorFlow
+
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.gradient_columns import GRADIENT_OF, NUM_ROWS
+from aiorl.errors import BatchError, ConfigError
+from aiorl.learning.algorithms.a3c.config import A3CConfig
+from aiorl.net.wire.decoding import decode
+from aiorl.net.wire.encoding import encode
+from aiorl.net.wire.messages import Snapshot
+from aiorl.run.build import Learning, build_learning
+from aiorl.run.fragment_bounds import FragmentBounds
+from aiorl.run.ingest import check_samples
+from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
+
+POLES: dict[str, Any] = {
+    "env": "general_runs:Poles",
+    "multiagent": {
+        "policies": {"left": None, "right": {"config": {"gamma": 0.5}}},
+        "policy_mapping_fn": "general_runs:side",
+        "policies_to_train": ["right"],
+    },
+}
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1", "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 32, "seed": 3,
+    "model": {"fcnet_hiddens": [8]}, "eager": True, "compilation_cache": "off",
+    "observation_filter": "MeanStdFilter", "entropy_coeff_schedule": [[0, 0.0], [1000, 1.0]],
+}  # fmt: skip
+
+
+class Units:
+    """Samplers of one run, and what the learner has."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.learning: Learning = build_learning(A3CConfig(**{**SMALL, **settings}))
+        self.made: list[SamplerUnit] = []
+
+    def unit(self, *, timestep: int = 0, sends: str = "gradients") -> SamplerUnit:
+        part = self.learning.worker_part
+        policies = {name: policy.model_copy(update={"sends": sends}) for name, policy in part.policies.items()}
+        snapshot = Snapshot(0, self.learning.group.get_weights(), {}, {}, {"timestep": timestep})
+        place = UnitPlace(1, "ab12", num_workers=1)
+        part = part.model_copy(update={"policies": policies})
+        self.made.append(SamplerUnit(part, self.learning.graphs, snapshot, place))
+        return self.made[-1]
+
+
+@pytest.fixture(scope="module")
+def units() -> Iterator[Units]:
+    found = Units()
+    yield found
+    for unit in found.made:
+        unit.close()
+
+
+@pytest.fixture(scope="module")
+def polled() -> Iterator[Units]:
+    found = Units(**POLES)
+    yield found
+    for unit in found.made:
+        unit.close()
+
+
+@pytest.mark.parametrize(("kind", "policy_id"), [("units", DEFAULT_POLICY_ID), ("polled", "right")])
+def test_a_gradient_is_that_of_the_rows_that_would_have_been_sent(request: Any, kind: str, policy_id: str) -> None:
+    """At the weights and the time step of the snapshot; all else of the fragment is the same."""
+    units = request.getfixturevalue(kind)
+    sent, rows = (units.unit(timestep=500, sends=sends).sample() for sends in ("gradients", "rows"))
+    assert sent.batches.keys() == rows.batches.keys() == {policy_id}  # the other policy doesn't learn
+    expected = units.learning.group.algorithms[policy_id].compute_gradients(rows.batches[policy_id], 500)
+    found = sent.batches[policy_id]
+    assert found.keys() == expected.keys()
+    assert any(np.abs(array).max() > 0 for name, array in found.items() if name.startswith(GRADIENT_OF))
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
+    later = units.learning.group.algorithms[policy_id].compute_gradients(rows.batches[policy_id], 0)
+    assert not np.allclose(later[GRADIENT_OF + "policy/head/kernel"], found[GRADIENT_OF + "policy/head/kernel"])
+    assert (sent.env_steps, sent.agent_steps, sent.length, sent.num_envs) == (
+        rows.env_steps, rows.agent_steps, rows.length, rows.num_envs
+    )  # fmt: skip
+    for name, array in rows.episodes.to_arrays().items():
+        np.testing.assert_array_equal(sent.episodes.to_arrays()[name], array)
+
+
+def test_what_is_sent_comes_through_the_wire_and_the_learners_checks(units: Units) -> None:
+    unit, learning = units.unit(), units.learning
+    bounds = FragmentBounds.of(learning.worker_part, has_one_agent=learning.has_one_agent)
+    for number in (1, 2):
+        produced = unit.sample()
+        frames = encode(produced.to_samples(number, 1, unit.take_deltas(number)))
+        message: Any = decode([memoryview(frame) for frame in frames])
+        units.learning.group.check_fragment(message.batches)
+        check_samples(message, bounds)
+        columns = message.batches[DEFAULT_POLICY_ID]
+        assert columns[NUM_ROWS].tolist() == [produced.env_steps]
+        assert message.filter_deltas[DEFAULT_POLICY_ID]["n"] > 0
+        batch = units.learning.group.make_batch([message.batches])
+        assert not units.learning.group.update(batch, 0).skipped
+    boastful = {**columns, NUM_ROWS: columns[NUM_ROWS] + 1}  # it would count for more than was sampled
+    with pytest.raises(BatchError, match="agent_steps"):
+        check_samples(dataclasses.replace(message, batches={DEFAULT_POLICY_ID: boastful}), bounds)
+
+
+def test_without_tensorflow_a_worker_says_what_to_install(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    monkeypatch.setattr(sys, "meta_path", [NoTensorFlow(), *sys.meta_path])
+    with pytest.raises(ConfigError) as caught:
+        units.unit()
+    assert str(caught.value).startswith(
+        "computing gradients on a worker needs TensorFlow: No module named 'tensorflow'."
+    )
+    assert "Install it with: pip install" in str(caught.value)
+    assert "[learner]" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    units.unit(sends="rows").sample()

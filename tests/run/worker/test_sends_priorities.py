@@ -1,0 +1,85 @@
+"""Samplers that send first priorities: the errors of their rows by the network's own values, whatever they sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from aiorl.acting.n_step import n_step_new_obs
+from aiorl.data import columns as c
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.learning.algorithms.apex.config import ApexConfig
+from aiorl.learning.losses.categorical_q import expected_q
+from aiorl.net.wire.decoding import decode
+from aiorl.net.wire.encoding import encode
+from aiorl.net.wire.messages import Snapshot
+from aiorl.run.build import Learning, build_learning
+from aiorl.run.fragment_bounds import FragmentBounds
+from aiorl.run.ingest import check_samples
+from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
+
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1", "num_envs_per_worker": 3, "rollout_fragment_length": 40, "train_batch_size": 8, "seed": 3,
+    "model": {"fcnet_hiddens": [8]}, "eager": True, "compilation_cache": "off", "replay_capacity": 500,
+    "learning_starts": 400, "horizon": 15, "prioritized_replay_alpha": 1.0,
+}  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "copies": {},
+    "vectorised": {"vectorize": "native", "horizon": None},
+    "whole episodes": {"batch_mode": "complete_episodes"},
+    "polled": {"env": "general_runs:Poles"},
+    "one step": {"n_step": 1},
+    "distributions": {"num_atoms": 7, "v_min": 0.0, "v_max": 20.0},
+    "masked": {"env": "aiorl.testing.masked_env:ForbiddingEnv"},
+}
+
+
+@pytest.fixture(params=list(WAYS))
+def sampled(request: pytest.FixtureRequest) -> tuple[Learning, dict[str, Any]]:
+    """What learns, and a fragment that came to it by the wire."""
+    learning = build_learning(ApexConfig(**{**SMALL, **WAYS[request.param]}))
+    snapshot = Snapshot(0, learning.group.get_weights(), {}, {}, {"timestep": 0})
+    unit = SamplerUnit(learning.worker_part, learning.graphs, snapshot, UnitPlace(1, "ab12", num_workers=1))
+    frames = encode(unit.sample().to_samples(1, 1, unit.take_deltas(1)))
+    unit.close()
+    message: Any = decode([memoryview(frame) for frame in frames])
+    learning.group.check_fragment(message.batches)
+    check_samples(message, FragmentBounds.of(learning.worker_part, has_one_agent=learning.has_one_agent))
+    return learning, message.batches[DEFAULT_POLICY_ID]
+
+
+def test_a_rows_priority_is_its_error_by_the_network_that_acted_and_the_replay_draws_it_by_that(
+    sampled: tuple[Learning, dict[str, Any]],
+) -> None:
+    learning, fragment = sampled
+    algorithm: Any = learning.group.algorithms[DEFAULT_POLICY_ID]
+
+    def values(obs: Any) -> Any:
+        """Q values of all actions; none of one that is not legal."""
+        found, mask = algorithm.model.q(tf.constant(obs.reshape(-1, *obs.shape[2:])))
+        found = found if algorithm.model.atoms is None else expected_q(found, algorithm.model.atoms)
+        found = found.numpy() if mask is None else np.where(mask.numpy() > 0, found.numpy(), -np.inf)
+        return found.reshape(*obs.shape[:2], -1)
+
+    discounts, following = fragment[c.DISCOUNTS], values(n_step_new_obs(fragment)).max(axis=2)
+    actions = fragment[c.ACTIONS].astype(int) - algorithm.model.distribution.start
+    taken = np.take_along_axis(values(fragment[c.OBS]), actions[..., None], axis=2)[..., 0]
+    behind = np.multiply(discounts, following, out=np.zeros_like(following), where=discounts > 0)
+    expected = np.abs(fragment[c.N_STEP_RETURNS] + behind - taken)
+    valid = fragment.get(c.VALID, np.ones(expected.shape, bool))
+    found = fragment[c.PRIORITIES]
+    np.testing.assert_allclose(found[valid], expected[valid], rtol=1e-4, atol=1e-5)
+    assert not found[~valid].any()
+    assert len(np.unique(found[valid].round(3))) > 10
+    assert (discounts == 0).any()
+
+    replay = algorithm.replay
+    learning.group.make_batch([{DEFAULT_POLICY_ID: fragment}])
+    num_rows = len(replay)
+    replay.update_priorities(np.array([0]), np.array([100.0]))  # the learner has found larger errors than these
+    learning.group.make_batch([{DEFAULT_POLICY_ID: fragment}])
+    stored = replay._priorities.tree.priorities[num_rows : 2 * num_rows]
+    np.testing.assert_allclose(stored, found[valid] + 1e-6, rtol=1e-6)

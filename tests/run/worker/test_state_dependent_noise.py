@@ -1,0 +1,144 @@
+"""Noise of the state (gSDE) in a worker's rows, however its environments are driven."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.config.worker import WorkerPart
+from aiorl.data import columns as c
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.sample_plan import SamplePlan
+from aiorl.env.multi_agent_env import MultiAgentEnv
+from aiorl.net.wire.messages import Snapshot
+from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
+from benchmarks.acting_mlp import NumpyActor, make_acting_graph, mlp_weights
+
+FEATURES, HELD, LENGTH = 2, 4, 9
+BOX = spaces.Box(-1.0, 1.0, (1,))
+NUM_OUTPUTS = 2 + FEATURES
+WEIGHTS = mlp_weights(3, NUM_OUTPUTS)
+WEIGHTS["pi_w2"] = 50.0 * WEIGHTS["pi_w2"]
+COLUMNS = (c.OBS, c.ACTIONS, c.ACTION_DIST_INPUTS, c.ACTION_LOGP)
+
+
+class Wandering(gymnasium.Env[Any, Any]):
+    """Observations at random; episodes of 9 steps."""
+
+    observation_space, action_space = spaces.Box(-1.0, 1.0, (3,)), BOX
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), 1.0, self.steps == LENGTH, False, {}
+
+
+class WanderingPair(MultiAgentEnv):
+    """Two of them."""
+
+    observation_space, action_space = Wandering.observation_space, BOX
+
+    def __init__(self, context: Any = None) -> None:
+        self.envs = {"a": Wandering(), "b": Wandering()}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        made = {name: env.reset(seed=index) for index, (name, env) in enumerate(self.envs.items())}
+        return {name: obs for name, (obs, _) in made.items()}, {}
+
+    def step(self, action_dict: Any) -> Any:
+        made = {name: env.step(action_dict[name]) for name, env in self.envs.items()}
+        obs, rewards = ({name: parts[at] for name, parts in made.items()} for at in (0, 1))
+        over = made["a"][2]
+        return obs, rewards, {"__all__": over}, {"__all__": False}, {}
+
+
+def make(**settings: Any) -> SamplerUnit:
+    graph, spec = make_acting_graph(3, BOX, NUM_OUTPUTS, WEIGHTS)
+    spec = dataclasses.replace(spec, distribution="diag_gaussian", num_dist_inputs=2, num_features=FEATURES)
+    entry = {
+        "sample_plan": dataclasses.asdict(SamplePlan(columns=COLUMNS)),
+        "config": {"exploration": {"type": "StateDependentNoise", "sample_freq": HELD}},
+    }
+    part = WorkerPart.from_dict({
+        "env": f"{__name__}:Wandering", "num_envs_per_worker": 2, "rollout_fragment_length": LENGTH, "seed": 3,
+        "vectorize": "serial", "policies": {DEFAULT_POLICY_ID: entry}, **settings,
+    })  # fmt: skip
+    graphs = {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}
+    return SamplerUnit(part, graphs, Snapshot(0, {DEFAULT_POLICY_ID: WEIGHTS}, {}, {}, {}), UnitPlace(1, "ab12"))
+
+
+def tracks_of(unit: SamplerUnit, fragments: int) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """For each agent of each environment, shares [S, F] and noise [S] of its steps; probabilities are as recorded."""
+    found: list[list[Any]] = []
+    for _ in range(fragments):
+        columns = dict(unit.sample().batches[DEFAULT_POLICY_ID])
+        found.append([columns[name] for name in COLUMNS])
+    obs, actions, inputs, logp = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    outputs = NumpyActor(WEIGHTS)(obs)[0]
+    np.testing.assert_allclose(inputs, outputs[..., :2], rtol=1e-3, atol=1e-4)  # shares are not sent along
+    deviations = np.exp(inputs[..., 1])
+    noise = (actions[..., 0] - inputs[..., 0]) / deviations
+    np.testing.assert_allclose(logp, -0.5 * noise**2 - np.log(deviations) - 0.5 * np.log(2 * np.pi), atol=1e-3)
+    return [(outputs[:, seat, 2:], noise[:, seat]) for seat in range(noise.shape[1])]
+
+
+def have_one_matrix(shares: Any, noise: Any) -> bool:
+    """Whether one matrix gives the noise of more steps than it has numbers."""
+    assert len(noise) > FEATURES
+    matrix = np.linalg.lstsq(shares, noise, rcond=None)[0]
+    return bool(np.allclose(shares @ matrix, noise, atol=1e-4))
+
+
+def check(tracks: Sequence[Any], begins: Sequence[int]) -> None:
+    """Noise is of one matrix from each step in `begins` to the next, and of no longer; each track has its own."""
+    for shares, noise in tracks:
+        for begin, end in itertools.pairwise(begins):
+            if end - begin > FEATURES:
+                assert have_one_matrix(shares[begin:end], noise[begin:end])
+            if end < len(noise):
+                assert not have_one_matrix(shares[begin : end + FEATURES], noise[begin : end + FEATURES])
+    joined = [np.concatenate([track[part][: begins[1]] for track in tracks]) for part in range(2)]
+    assert not have_one_matrix(*joined)
+
+
+def test_in_lockstep_a_matrix_lasts_so_many_steps_of_its_environment_beyond_fragments_and_episodes() -> None:
+    unit = make()
+    tracks = tracks_of(unit, 3)
+    assert unit.worker.sample_in_lockstep() is not None
+    unit.close()
+    check(tracks, range(0, 3 * LENGTH, HELD))
+
+
+@pytest.mark.parametrize(
+    ("settings", "agents"), [({"callbacks": "general_parts:Watching"}, 2), ({"env": f"{__name__}:WanderingPair"}, 4)]
+)
+def test_polled_turn_by_turn_an_agent_has_a_matrix_of_its_own_for_so_many_steps_of_its_episode(
+    settings: dict[str, Any], agents: int
+) -> None:
+    """An episode is as long as a fragment, whose rows are those of one agent after the other's."""
+    unit = make(**settings)
+    ((shares, noise),) = tracks_of(unit, 1)
+    assert unit.worker.sample_in_lockstep() is None
+    unit.close()
+    check(list(zip(np.split(shares, agents), np.split(noise, agents), strict=True)), range(0, LENGTH, HELD))
+
+
+def test_equal_seeds_give_equal_rows() -> None:
+    found = []
+    for _ in range(2):
+        unit = make()
+        found.append(tracks_of(unit, 2))
+        unit.close()
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one[1], other[1])

@@ -1,0 +1,304 @@
+"""The same sampling in a thread of its own: order, bounds, ends and errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from aiorl.acting.observation.filters import ConcurrentMeanStdFilter, MeanStdFilter
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import ConfigError, SamplerDied, SampleTimeout
+from aiorl.sampling.async_sampler import MAX_BATCHES_AHEAD
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.testing.scripted_env import RecordingPolicy, ScriptedEnv, scenes
+
+re_raised = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+def single(length=2, **more):
+    return ScriptedEnv({0: [scenes(length)]}, **more)
+
+
+def wait_until(condition, limit_s=5.0):
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        threading.Event().wait(0.002)
+
+
+def batches_made(policy):
+    return len(policy.postprocessed)
+
+
+class Breaks(DefaultCallbacks):
+    """Raises at the start of the given episode, counted from 1."""
+
+    def __init__(self, at):
+        self.left = at
+
+    def on_episode_start(self, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            raise ZeroDivisionError("on purpose")
+
+
+def test_it_gives_the_same_rows_as_the_synchronous_one(make_async, make_sampler):
+    sampler = make_async(single(5), length=3)
+    sampler.start()
+    plain = make_sampler(single(5), length=3)
+    for _ in range(6):
+        one, other = sampler.get_data(), plain.get_data()
+        for name in ("obs", "new_obs", "actions", "rewards", "dones", "t", "prev_actions"):
+            assert one[name].tolist() == other[name].tolist()
+
+
+def test_at_most_five_finished_batches_wait(make_async):
+    """R69."""
+    policy = RecordingPolicy()
+    sampler = make_async(single(), policy)
+    sampler.start()
+    wait_until(lambda: batches_made(policy) == MAX_BATCHES_AHEAD + 1)
+    threading.Event().wait(0.05)
+    assert batches_made(policy) == MAX_BATCHES_AHEAD + 1, "five in the queue, one in hand"
+    sampler.get_data()
+    wait_until(lambda: batches_made(policy) == MAX_BATCHES_AHEAD + 2)
+
+
+def test_a_filter_that_threads_may_not_share_fails_the_assertion(make_async):
+    """R70."""
+    with pytest.raises(AssertionError, match="MeanStdFilter"):
+        make_async(single(), filters={"default_policy": MeanStdFilter((3,))})
+    make_async(single(), filters={"default_policy": ConcurrentMeanStdFilter((3,))})
+
+
+@re_raised
+def test_an_error_surfaces_after_the_batches_that_were_finished_before(make_async):
+    """R71, R72."""
+    sampler = make_async(single(), callbacks=Breaks(at=4))
+    sampler.start()
+    for _ in range(3):
+        assert sampler.get_data().count == 2, "the last of them was finished in the same turn"
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        sampler.get_data()
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(SamplerDied) as caught:
+            sampler.get_data()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert isinstance(caught.value, RuntimeError)
+        assert time.monotonic() - began < 1.0
+    wait_until(lambda: not sampler.is_alive)
+
+
+@re_raised
+def test_an_error_waits_for_room_like_a_batch(make_async):
+    """R71: nothing that was finished is lost."""
+    sampler = make_async(single(), callbacks=Breaks(at=MAX_BATCHES_AHEAD + 2))
+    sampler.start()
+    threading.Event().wait(0.1)
+    assert [sampler.get_data().count for _ in range(MAX_BATCHES_AHEAD + 1)] == [2] * (MAX_BATCHES_AHEAD + 1)
+    with pytest.raises(ZeroDivisionError):
+        sampler.get_data()
+
+
+@re_raised
+def test_the_thread_raises_the_error_as_well(make_async, monkeypatch):
+    """R71: so that whoever watches threads sees it."""
+    seen = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+    sampler = make_async(single(), callbacks=Breaks(at=1))
+    sampler.start()
+    with pytest.raises(ZeroDivisionError):
+        sampler.get_data()
+    wait_until(lambda: not sampler.is_alive)
+    assert seen == [ZeroDivisionError]
+
+
+def test_waiting_for_data_ends_with_a_timeout(make_async):
+    """R73."""
+    release = threading.Event()
+    env = single()
+    plain = env.poll
+    env.poll = lambda: release.wait(10) and plain()
+    sampler = make_async(env, timeout_s=0.05)
+    assert make_async(single())._timeout_s == 600.0
+    sampler.start()
+    with pytest.raises(TimeoutError) as caught:
+        sampler.get_data()
+    assert isinstance(caught.value, SampleTimeout)
+    release.set()
+    assert sampler.get_data(timeout_s=5.0).count == 2
+
+
+def test_stop_ends_the_thread_even_while_the_queue_is_full(make_async):
+    """R74."""
+    policy = RecordingPolicy()
+    sampler = make_async(single(), policy)
+    sampler.start()
+    wait_until(lambda: batches_made(policy) == MAX_BATCHES_AHEAD + 1)
+    assert sampler.stop()
+    wait_until(lambda: not sampler.is_alive)
+    assert [sampler.get_data().count for _ in range(MAX_BATCHES_AHEAD)] == [2] * MAX_BATCHES_AHEAD
+    with pytest.raises(SamplerDied):
+        sampler.get_data()
+
+
+def test_stop_ends_a_thread_that_produces_nothing(make_async):
+    """R74."""
+    sampler = make_async(single(), blackhole_outputs=True)
+    sampler.start()
+    wait_until(lambda: sampler.get_metrics())
+    assert sampler.stop()
+    assert make_async(single()).stop(), "one that was never started"
+
+
+def test_a_wait_for_data_ends_when_the_sampler_is_stopped_although_its_environment_blocks(make_async):
+    env = single()
+    blocked, go_on = threading.Event(), threading.Event()
+    poll = env.poll
+
+    def blocking_poll():
+        blocked.set()
+        go_on.wait(10)
+        return poll()
+
+    env.poll = blocking_poll
+    sampler = make_async(env)
+    sampler.start()
+    blocked.wait(5)
+    timer = threading.Timer(0.1, sampler.stop, [0.0])
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(SamplerDied):
+        sampler.get_data(5.0)
+    assert time.monotonic() - began < 2
+    assert sampler.is_alive
+    timer.join()
+    go_on.set()
+
+
+def test_a_blackholed_sampler_gives_metrics_but_neither_batches_nor_extra_batches(make_async):
+    """R75."""
+
+    class Add(DefaultCallbacks):
+        def on_episode_end(self, *, episode, **kwargs):
+            episode.add_extra_batch(SampleBatch())
+
+    sampler = make_async(single(), blackhole_outputs=True, callbacks=Add(), timeout_s=0.05)
+    sampler.start()
+    metrics = []
+    wait_until(lambda: metrics.extend(sampler.get_metrics()) or len(metrics) > 20)
+    assert {m.episode_reward for m in metrics} == {3.0}
+    assert sampler.get_extra_batches() == []
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="simulation"):
+        sampler.get_data(timeout_s=10.0)
+    assert time.monotonic() - began < 5.0, "it isn't waited for what cannot come"
+
+
+@re_raised
+def test_what_ended_a_blackholed_sampler_comes_out_with_its_metrics(make_async):
+    """R75: its batches, with which errors come otherwise, are asked for by nobody."""
+    sampler = make_async(single(), blackhole_outputs=True, callbacks=Breaks(at=4))
+    sampler.start()
+    wait_until(lambda: not sampler.is_alive)
+    assert len(sampler.get_metrics()) == 3
+    for _ in range(2):
+        with pytest.raises(SamplerDied) as caught:
+            sampler.get_metrics()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_metrics_of_a_blackholed_sampler_may_be_asked_for_after_it_was_stopped(make_async):
+    sampler = make_async(single(), blackhole_outputs=True)
+    sampler.start()
+    wait_until(sampler.get_metrics)
+    sampler.stop()
+    sampler.get_metrics()
+    assert sampler.get_metrics() == []
+
+
+@re_raised
+def test_an_exit_in_the_sampling_thread_is_told_to_whoever_waits(make_async):
+    """R71: any exception; this one would end a thread in silence, and the whole process where data is asked for."""
+
+    class Exits(RecordingPolicy):
+        def compute_actions(self, *args, **kwargs):
+            raise SystemExit(3)
+
+    sampler = make_async(single(), Exits())
+    sampler.start()
+    for _ in range(2):
+        with pytest.raises(SamplerDied) as caught:
+            sampler.get_data(timeout_s=5.0)
+        assert isinstance(caught.value.__cause__, SystemExit)
+
+
+@re_raised
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_turn_finished_before_its_error_is_given_out_first(make_async, make_sampler, is_async):
+    """R71, R77: an episode's own reset fails; its batch, its metrics and its extra batches are there all the same."""
+    extra = SampleBatch()
+
+    class Add(DefaultCallbacks):
+        def on_episode_end(self, *, episode, **kwargs):
+            episode.add_extra_batch(extra)
+
+    env = single(3)
+    env.try_reset = lambda env_id: 1 / 0
+    sampler = (make_async if is_async else make_sampler)(env, callbacks=Add())
+    if is_async:
+        sampler.start()
+    assert sampler.get_data().count == 3
+    with pytest.raises(ZeroDivisionError):
+        sampler.get_data()
+    assert [metrics.episode_length for metrics in sampler.get_metrics()] == [3]
+    assert sampler.get_extra_batches() == [extra]
+    with pytest.raises(SamplerDied) as caught:
+        sampler.get_data()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_metrics_and_extra_batches_are_drained_and_go_with_their_batch(make_async):
+    """R76, R77."""
+    extra = SampleBatch()
+
+    class Add(DefaultCallbacks):
+        def on_episode_end(self, *, episode, **kwargs):
+            episode.add_extra_batch(extra)
+
+    sampler = make_async(single(), callbacks=Add())
+    sampler.start()
+    for _ in range(3):
+        sampler.get_data()
+    assert len(sampler.get_metrics()) >= 3
+    assert len(sampler.get_extra_batches()) >= 3
+    sampler.stop()
+    sampler.get_metrics(), sampler.get_extra_batches()
+    assert sampler.get_metrics() == []
+    assert sampler.get_extra_batches() == []
+
+
+def test_a_pause_begins_between_two_turns_and_holds_them_up(make_async):
+    """R79: weights are set where neither observations are processed nor a policy evaluated."""
+    inside = threading.Event()
+
+    class Careful(RecordingPolicy):
+        def compute_actions(self, *args, **kwargs):
+            inside.set()
+            before = self.weights
+            threading.Event().wait(0.001)
+            assert self.weights == before
+            inside.clear()
+            return super().compute_actions(*args, **kwargs)
+
+    policy = Careful()
+    sampler = make_async(single(), policy, blackhole_outputs=True)
+    sampler.start()
+    for number in range(30):
+        with sampler.paused():
+            assert not inside.is_set()
+            policy.weights = float(number)
+    wait_until(lambda: policy.calls and policy.calls[-1]["weights"] == 29.0)

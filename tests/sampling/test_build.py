@@ -1,0 +1,680 @@
+"""Construction: in which order, of what, and what is refused on the way."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import sys
+from unittest.mock import MagicMock
+
+import gymnasium
+import numpy as np
+import pytest
+from general_runs import Bytes
+from gymnasium import spaces
+from plain_policies import DEFAULT, VECTOR, PlainPolicy, RandomPolicy, spec
+
+from aiorl.acting.observation.filters import MeanStdFilter
+from aiorl.acting.observation.preprocessors import IdentityPreprocessor
+from aiorl.env.external_env import ExternalEnv
+from aiorl.env.monitor import STATS_FILE
+from aiorl.env.multi_agent_env import MultiAgentEnv
+from aiorl.errors import ConfigError, EnvError, UnsupportedSpaceError
+from aiorl.offline.io import InputReader, NoopWriter, OutputWriter, SamplerInput
+from aiorl.process.log_once import log_once
+from aiorl.sampling.async_sampler import AsyncSampler
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.sync_sampler import SyncSampler
+from aiorl.sampling.worker import RolloutWorker, get_global_worker
+from aiorl.testing.envs import CountingEnv, CountingVectorEnv
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+from aiorl.testing.scripted_env import ScriptedEnv, scenes
+
+ACTIONS = spaces.Discrete(2)
+
+
+def test_parts_are_built_in_order(make_worker, monkeypatch):
+    """R19, R30 and SPEC 2.2: by tape."""
+    tape = []
+    monkeypatch.setenv("AIORL_TEST_NUMBER", "before")
+
+    class Env(CountingEnv):
+        def __init__(self, context):
+            super().__init__()
+            tape.append(("env", context.vector_index, os.environ["AIORL_TEST_NUMBER"], get_global_worker() is not None))
+
+    class Callbacks(DefaultCallbacks):
+        def __init__(self):
+            tape.append("callbacks")
+
+    class Taped(PlainPolicy):
+        def __init__(self, observation_space, action_space, config):
+            super().__init__(observation_space, action_space, config)
+            tape.append(("policy", random.getrandbits(32)))
+
+    def make_input(context):
+        tape.append("input")
+        return context.default_sampler_input()
+
+    def make_output(context):
+        tape.append("output")
+        return NoopWriter()
+
+    worker = make_worker(
+        lambda context: Env(context),
+        Taped,
+        num_envs=2,
+        seed=9,
+        callbacks=Callbacks,
+        extra_python_environs={"AIORL_TEST_NUMBER": 7},
+        input_creator=make_input,
+        output_creator=make_output,
+    )
+    first_draw = random.Random(9).getrandbits(32)
+    assert tape == [
+        "callbacks",
+        ("env", 0, "7", True),
+        ("policy", first_draw),
+        ("env", 1, "7", True),
+        "input",
+        "output",
+    ]
+    assert get_global_worker() is worker
+
+
+def test_the_global_worker_is_the_last_one_made_and_is_not_kept_alive():
+    RolloutWorker(lambda context: CountingEnv(), PlainPolicy).stop()
+    worker = RolloutWorker(lambda context: CountingEnv(), PlainPolicy)
+    assert get_global_worker() is worker
+    worker.stop()
+    del worker
+    gc.collect()
+    assert get_global_worker() is None
+
+
+# --- policies ---
+
+
+def test_a_single_class_is_the_default_policy_with_the_environments_spaces(make_worker):
+    """R2, R12, R13."""
+    worker = make_worker(rollout_fragment_length=20, num_envs=3)
+    assert list(worker.policy_map) == ["default_policy"]
+    assert worker.policy_map[DEFAULT].observation_space == CountingEnv().observation_space
+    assert worker.policy_map[DEFAULT].action_space == CountingEnv().action_space
+    assert worker.rollout_fragment_length == 60
+    assert not worker.multiagent
+
+
+def test_a_vectorised_environment_gives_the_spaces_of_one_copy(make_worker):
+    """R13, R161."""
+    worker = make_worker(lambda context: CountingVectorEnv(), rollout_fragment_length=6)
+    assert worker.policy_map[DEFAULT].observation_space.shape == (3,)
+    assert worker.policy_map[DEFAULT].action_space == ACTIONS
+    assert worker.sample().count == 6
+
+
+def test_policies_are_built_in_sorted_order_of_their_ids(make_worker):
+    """R19, R34."""
+    built = []
+
+    class Taped(PlainPolicy):
+        def __init__(self, observation_space, action_space, config):
+            super().__init__(observation_space, action_space, config)
+            built.append(config["name"])
+
+    policies = {name: spec(VECTOR, ACTIONS, Taped, name=name) for name in ("c", "a", "b")}
+    worker = make_worker(lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=lambda agent: "a")
+    assert built == ["a", "b", "c"] == list(worker.policy_map)
+    assert worker.multiagent
+
+
+def test_a_policys_own_config_wins_in_a_deep_merge(make_worker):
+    """R18, R55."""
+    base = {"model": {"layers": [1], "act": "tanh"}, "lr": 1.0, "gamma": 0.9}
+    own = {"model": {"act": "relu"}, "lr": 2.0}
+    worker = make_worker(
+        policy={DEFAULT: (PlainPolicy, VECTOR, ACTIONS, own)}, policy_config=base, worker_index=3, num_workers=5
+    )
+    assert worker.policy_map[DEFAULT].config == {
+        "model": {"layers": [1], "act": "relu"},
+        "lr": 2.0,
+        "gamma": 0.9,
+        "num_workers": 5,
+        "worker_index": 3,
+    }
+    assert base == {"model": {"layers": [1], "act": "tanh"}, "lr": 1.0, "gamma": 0.9}
+    assert own == {"model": {"act": "relu"}, "lr": 2.0}
+
+
+@pytest.mark.parametrize(("whitelist", "expected"), [(None, ["a", "b"]), ([], ["a", "b"]), (["b"], ["b"])])
+def test_no_whitelist_or_an_empty_one_trains_all(make_worker, whitelist, expected):
+    """R15."""
+    policies = {name: spec(VECTOR, ACTIONS) for name in "ab"}
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv(),
+        policies,
+        policy_mapping_fn=lambda agent: "a",
+        policies_to_train=whitelist,
+    )
+    assert worker.policies_to_train == expected
+
+
+def test_other_policies_on_a_single_agent_environment_are_refused(make_worker):
+    """R34."""
+    with pytest.raises(ValueError, match="one agent"):
+        make_worker(policy={"a": spec(VECTOR, ACTIONS)}, policy_mapping_fn=lambda agent: "a")
+    assert not make_worker(policy={DEFAULT: spec(VECTOR, ACTIONS)}).multiagent
+
+
+def test_the_mapping_function_is_asked_once_per_agent_and_episode(make_worker):
+    """R17: it answers at random, and still rows of an agent in an episode have one policy."""
+    asked = []
+    rng = random.Random(0)
+
+    def mapping(agent):
+        asked.append(agent)
+        return rng.choice("ab")
+
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv((4, 4)),
+        {name: spec(VECTOR, ACTIONS) for name in "ab"},
+        policy_mapping_fn=mapping,
+        batch_mode="complete_episodes",
+        rollout_fragment_length=40,
+    )
+    batch = worker.sample()
+    assert batch.count == 40
+    owners = {}
+    for policy_id, rows in batch.policy_batches.items():
+        for row in rows.rows():
+            owners.setdefault((row["eps_id"], row["agent_index"]), set()).add(policy_id)
+    assert len(owners) == 20
+    assert all(len(ids) == 1 for ids in owners.values())
+    assert asked == ["a0", "a1"] * 11, "those of the episode that begins after the last row are asked for already"
+
+
+def test_a_mapping_function_that_cannot_be_called_is_refused(make_worker):
+    """R16."""
+    with pytest.raises(ValueError, match="policy_mapping_fn"):
+        make_worker(policy_mapping_fn={"agent": "default_policy"})
+
+
+# --- environments ---
+
+
+def test_creators_are_told_where_they_make_an_environment(make_worker):
+    """R20."""
+    seen = []
+
+    def create(context):
+        seen.append((context.worker_index, context.vector_index, context.remote, dict(context)))
+        return CountingEnv()
+
+    make_worker(create, num_envs=3, worker_index=2, env_config={"size": 4})
+    assert seen == [(2, index, False, {"size": 4}) for index in range(3)]
+
+
+def test_creators_may_change_the_settings_they_are_given(make_worker):
+    """R20, R55: neither the next copy nor creation_args() sees it."""
+    config = {"length": 3, "nested": {"sizes": [1]}}
+    worker = make_worker(pop_settings, env_config=config, num_envs=2, rollout_fragment_length=3)
+    assert worker.sample()["dones"].tolist() == [False, False, True] * 2
+    assert worker.creation_args()["env_config"] == {"length": 3, "nested": {"sizes": [1]}}
+
+
+def pop_settings(context):
+    context["nested"]["sizes"].append(2)
+    context["nested"]["new"] = 1
+    assert context.pop("nested")["sizes"] == [1, 2]
+    return CountingEnv(context.pop("length"))
+
+
+def test_environments_may_be_named(make_worker):
+    worker = make_worker("aiorl.testing.envs:CountingEnv", env_config={"length": 3}, rollout_fragment_length=3)
+    assert worker.sample()["dones"].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("made", [None, object(), 3, {"reset": 1}])
+def test_objects_that_are_no_environment_are_refused(make_worker, made):
+    """R21."""
+    with pytest.raises(ValueError, match="which has no reset, step, observation_space, action_space"):
+        make_worker(lambda context: made)
+
+
+class Both(MultiAgentEnv, gymnasium.Env):
+    """A multi-agent environment that looks gym-like as well."""
+
+    observation_space, action_space = VECTOR, ACTIONS
+
+    def reset(self, *, seed=None, options=None):
+        return {"a": np.zeros(3, np.float32)}, {}
+
+    def step(self, action_dict):
+        flags = {"__all__": True}
+        return {"a": np.zeros(3, np.float32)}, {"a": 1.0}, flags, {"__all__": False}, {}
+
+
+@pytest.mark.parametrize("env", [Both(), ScriptedEnv({0: [scenes(2)]})])
+def test_multi_agent_and_base_environments_are_never_wrapped(make_worker, tmp_path, env):
+    """R22."""
+    worker = make_worker(
+        lambda context: env, {DEFAULT: spec(VECTOR, ACTIONS)}, monitor_path=str(tmp_path), rollout_fragment_length=4
+    )
+    assert worker.env is env
+    worker.sample()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_monitor_goes_around_every_gym_like_environment(make_worker, tmp_path):
+    """R26."""
+    worker = make_worker(
+        lambda context: CountingEnv(2), num_envs=2, monitor_path=str(tmp_path), rollout_fragment_length=4
+    )
+    worker.sample()
+    lines = [len((folder / STATS_FILE).read_text().splitlines()) for folder in sorted(tmp_path.iterdir())]
+    assert lines == [2, 2]
+
+
+class Frames(gymnasium.Env):
+    """Shows images but is no Atari game."""
+
+    observation_space = spaces.Box(0, 255, (4, 4, 3), np.uint8)
+    action_space = ACTIONS
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros((4, 4, 3), np.uint8), {}
+
+    def step(self, action):
+        return np.zeros((4, 4, 3), np.uint8), 5.0, True, False, {}
+
+
+PONG = "ALE/Pong-v5"
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(None, 1.0), (False, 0.0), (True, 1.0)])
+def test_deepmind_wrapping_switches_preprocessing_off_and_clipping_on(make_worker, clip, expected):
+    """R23, R24, R25."""
+    pytest.importorskip("ale_py")
+    worker = make_worker(PONG, clip_rewards=clip, model_config={"dim": 42, "framestack": True})
+    assert not worker.preprocessing_enabled
+    assert isinstance(worker.preprocessors[DEFAULT], IdentityPreprocessor)
+    assert worker.policy_map[DEFAULT].observation_space.shape == (42, 42, 4)
+    assert reward_limit(worker) == expected
+
+
+@pytest.mark.parametrize("changes", [{"preprocessor_pref": "rllib"}, {"env_creator": lambda context: Frames()}])
+def test_without_deepmind_wrapping_none_clips_no_rewards(make_worker, changes):
+    """R23, R24."""
+    pytest.importorskip("ale_py")
+    worker = make_worker(**{"env_creator": PONG, **changes})
+    assert worker.preprocessing_enabled
+    assert not isinstance(worker.preprocessors[DEFAULT], IdentityPreprocessor)
+    assert reward_limit(worker) == 0.0
+
+
+def test_a_custom_preprocessor_keeps_deepmind_wrapping_away(make_worker):
+    """R23."""
+    pytest.importorskip("ale_py")
+    path = "aiorl.acting.observation.preprocessors:BoxPreprocessor"
+    worker = make_worker(PONG, model_config={"custom_preprocessor": path})
+    assert worker.preprocessing_enabled
+    assert worker.env.observation_space.shape == (210, 160, 3)
+
+
+def test_under_deepmind_wrapping_no_policy_brings_a_preprocessor_of_its_own(make_worker, caplog):
+    """R24: but it is told so."""
+    pytest.importorskip("ale_py")
+    path = "aiorl.acting.observation.preprocessors:BoxPreprocessor"
+    worker = make_worker(PONG, policy_config={"model": {"custom_preprocessor": path}})
+    assert not worker.preprocessing_enabled
+    assert type(worker.preprocessors[DEFAULT]) is IdentityPreprocessor
+    assert worker.policy_map[DEFAULT].observation_space.shape == (84, 84, 4)
+    assert "its custom_preprocessor is not used" in caplog.text
+
+
+def reward_limit(worker):
+    """What the sampler limits rewards to."""
+    return worker.sampler._turns._iteration._setup.settings.reward_limit
+
+
+def test_rewards_of_rows_are_clipped_where_asked_for(make_worker):
+    """R24, R25."""
+    assert set(make_worker(clip_rewards=True, rollout_fragment_length=5).sample()["rewards"]) == {1.0}
+    assert make_worker(rollout_fragment_length=5).sample()["rewards"].tolist() == [1, 2, 3, 4, 5]
+
+
+# --- seeds ---
+
+
+def test_equal_seeds_give_equal_batches(make_worker):
+    """R27."""
+
+    def batch(seed):
+        worker = make_worker("CartPole-v1", RandomPolicy, seed=seed, num_envs=2, rollout_fragment_length=30)
+        return worker.sample()
+
+    first, second, third = batch(5), batch(5), batch(6)
+    for name in first:
+        if name != "infos":
+            np.testing.assert_array_equal(first[name], second[name])
+    assert not np.array_equal(first["obs"], third["obs"])
+
+
+class SpacePolicy(PlainPolicy):
+    """Acts at random, by the generator of its action space."""
+
+    def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+        return np.array([self.action_space.sample() for _ in obs]), [], {}
+
+
+def test_policies_that_draw_from_their_action_spaces_are_seeded_too(make_worker):
+    """R27."""
+
+    def actions(seed):
+        return (
+            make_worker("CartPole-v1", SpacePolicy, seed=seed, rollout_fragment_length=40).sample()["actions"].tolist()
+        )
+
+    assert actions(5) == actions(np.int64(5)) != actions(6)
+
+
+def test_several_policies_get_seeds_of_their_own(make_worker):
+    """R27."""
+    policies = {name: spec(VECTOR, ACTIONS) for name in "ab"} | {"c": spec(VECTOR, ACTIONS, seed=77)}
+    worker = make_worker(lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=lambda agent: "a", seed=4)
+    seeds = [worker.policy_map[name].config["seed"] for name in "abc"]
+    assert (seeds[0], seeds[2]) == (4, 77)
+    assert seeds[1] not in (4, 77)
+
+
+def test_every_environment_gets_its_own_reproducible_seed(make_worker):
+    """R29."""
+    worker = make_worker(num_envs=3, seed=11, rollout_fragment_length=7)
+    worker.sample()
+    assert worker.foreach_env(lambda env: env.seeds[:2]) == [[11 + 1_000_000 * index, None] for index in range(3)]
+
+
+class Unseedable:
+    """Old and plain: reset takes nothing, and there is no seed method."""
+
+    observation_space, action_space = VECTOR, ACTIONS
+
+    def reset(self):
+        return np.zeros(3, np.float32)
+
+    def step(self, action):
+        return np.zeros(3, np.float32), 1.0, True, {}
+
+
+def test_a_seed_needs_an_environment_that_can_be_seeded(make_worker):
+    """R28: which shows before any policy is built."""
+    built = []
+
+    class Taped(PlainPolicy):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            built.append(self)
+
+    with pytest.raises(ValueError, match="cannot be seeded"):
+        make_worker(lambda context: Unseedable(), Taped, seed=1)
+    assert built == []
+    assert make_worker(lambda context: Unseedable(), rollout_fragment_length=2).sample().count == 2
+
+
+# --- logs ---
+
+
+@pytest.mark.parametrize(("index", "reports"), [(0, True), (1, True), (2, False)])
+def test_only_workers_0_and_1_report_data_flow(make_worker, caplog, index, reports):
+    """R31."""
+    caplog.set_level(logging.INFO, "aiorl")
+    make_worker(worker_index=index, log_level="DEBUG", rollout_fragment_length=3).sample()
+    assert ("Sampling 3 environment steps" in caplog.text) is reports
+    assert (log_once._disabled, log_once._periodic) == (not reports, reports)
+
+
+def test_reports_come_once_unless_debugging(make_worker, caplog):
+    """R31."""
+    worker = make_worker(worker_index=1, log_level="INFO", rollout_fragment_length=3)
+    with caplog.at_level(logging.INFO, "aiorl"):
+        worker.sample()
+        worker.sample()
+    assert caplog.text.count("Sampling 3 environment steps") == 1
+    assert not log_once._periodic
+
+
+def test_the_local_worker_logs_its_parts_and_the_level_is_set(make_worker, caplog):
+    with caplog.at_level(logging.INFO, "aiorl"):
+        make_worker(worker_index=1)
+        assert "Filters: " not in caplog.text
+        make_worker(log_level="INFO")
+    for part in ("Policies: ", "Preprocessors: ", "Filters: "):
+        assert part in caplog.text
+    make_worker(log_level="ERROR")
+    assert logging.getLogger("aiorl").level == logging.ERROR
+
+
+# --- spaces, filters ---
+
+
+class NestedEnv(CountingEnv):
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Dict({"a": spaces.Discrete(3), "b": VECTOR})
+
+
+def test_nested_observations_are_preprocessed_for_the_policy(make_worker):
+    """R32, R39."""
+    worker = make_worker(lambda context: NestedEnv(), observation_filter="MeanStdFilter")
+    assert worker.policy_map[DEFAULT].observation_space.shape == (6,)
+    assert worker.filters[DEFAULT].shape == (6,)
+
+
+def test_a_raw_nested_space_at_a_policy_is_refused(make_worker):
+    """R32."""
+
+    class Raw(IdentityPreprocessor):
+        def __init__(self, space):
+            self.space, self.shape, self.dtype = space, (6,), np.dtype(np.float32)
+
+    with pytest.raises(UnsupportedSpaceError, match="policy's observation space"):
+        make_worker(lambda context: NestedEnv(), model_config={"custom_preprocessor": Raw})
+
+
+def test_a_policy_that_does_not_call_its_base_class_is_refused(make_worker):
+    class Bare(PlainPolicy):
+        def __init__(self, observation_space, action_space, config):
+            self.observation_space = observation_space
+
+    with pytest.raises(ConfigError, match=r"a Bare, has no action_space, global_timestep.*super\(\).__init__"):
+        make_worker(policy=Bare)
+
+
+def test_every_policy_has_a_filter_of_its_observations_shape(make_worker):
+    """R39, R135."""
+    policies = {"a": spec(VECTOR, ACTIONS), "b": spec(spaces.Discrete(4), ACTIONS)}
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv(),
+        policies,
+        policy_mapping_fn=lambda agent: "a",
+        observation_filter="MeanStdFilter",
+    )
+    assert {name: found.shape for name, found in worker.filters.items()} == {"a": (3,), "b": (4,)}
+    assert all(isinstance(found, MeanStdFilter) for found in worker.filters.values())
+    with pytest.raises(ValueError, match="observation_filter"):
+        make_worker(observation_filter="MedianFilter")
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("NoFilter", np.uint8), ("MeanStdFilter", np.float32)])
+def test_policies_are_told_what_the_filter_puts_out(make_worker, name, dtype):
+    """R39: bytes behind a filter that changes them are none."""
+
+    worker = make_worker(lambda context: Bytes(), observation_filter=name)
+    space = worker.get_policy().observation_space
+    obs = worker.sample()["obs"]
+    assert obs.dtype == space.dtype == dtype
+    assert all(space.contains(row) for row in obs)
+
+
+# --- callbacks, readers, writers, samplers ---
+
+
+def test_callbacks_are_made_once_per_worker(make_worker):
+    """R38."""
+    made = []
+
+    class Callbacks(DefaultCallbacks):
+        def __init__(self):
+            made.append(self)
+
+    worker = make_worker(callbacks=Callbacks, num_envs=2)
+    worker.sample()
+    assert made == [worker.callbacks]
+    assert type(make_worker().callbacks) is DefaultCallbacks
+
+
+@pytest.mark.parametrize(("name", "kind"), [("input_creator", InputReader), ("output_creator", OutputWriter)])
+def test_readers_and_writers_of_another_type_fail_the_assertion(make_worker, name, kind):
+    """R37."""
+    with pytest.raises(AssertionError, match=f"{name} made a object, expected an {kind.__name__}"):
+        make_worker(**{name: lambda context: object()})
+
+
+def test_creators_get_the_io_context(make_worker):
+    seen = []
+
+    def make_input(context):
+        seen.append(context)
+        return context.default_sampler_input()
+
+    worker = make_worker(
+        input_creator=make_input, log_dir="/tmp/run", worker_index=4, policy_config={"gamma": 0.5, "eager": False}
+    )
+    (context,) = seen
+    assert context is worker.io_context
+    assert (context.log_dir, context.worker_index, context.worker) == ("/tmp/run", 4, worker)
+    assert context.config == {"gamma": 0.5, "eager": False}
+    assert isinstance(worker.input_reader, SamplerInput)
+
+
+def test_samplers_are_synchronous_unless_asked_for(make_worker):
+    worker = make_worker()
+    assert isinstance(worker.sampler, SyncSampler)
+    worker = make_worker(sample_async=True, rollout_fragment_length=5)
+    assert isinstance(worker.sampler, AsyncSampler)
+    assert [worker.sample()["t"].tolist() for _ in range(3)] == [[0, 1, 2, 3, 4]] * 3
+    worker.stop()
+    assert not worker.sampler.is_alive
+
+
+def test_sampling_in_the_background_needs_a_concurrent_filter(make_worker):
+    """R70."""
+    with pytest.raises(AssertionError, match="ConcurrentMeanStdFilter"):
+        make_worker(sample_async=True, observation_filter="MeanStdFilter")
+    worker = make_worker(sample_async=True, observation_filter="ConcurrentMeanStdFilter", rollout_fragment_length=5)
+    assert worker.sample().count == 5
+
+
+class TfLike(PlainPolicy):
+    """Says that TensorFlow runs it."""
+
+    framework = "tf"
+
+
+def test_a_tensorflow_policy_without_tensorflow_is_an_import_error(make_worker, monkeypatch):
+    """R33."""
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ImportError, match="TfLike needs TensorFlow"):
+        make_worker(policy=TfLike)
+
+
+def test_in_eager_mode_policies_are_converted(make_worker, monkeypatch):
+    """R35."""
+    monkeypatch.setattr("aiorl.sampling.frameworks._tensorflow", MagicMock())
+    monkeypatch.setattr("aiorl.sampling.build.check_tensorflow", lambda policy_class, gpus: None)
+    with pytest.raises(ValueError, match="no method as_eager"):
+        make_worker(policy=TfLike, policy_config={"eager": True})
+    monkeypatch.setattr(TfLike, "as_eager", classmethod(lambda cls: PlainPolicy), raising=False)
+    assert type(make_worker(policy=TfLike, policy_config={"eager": True}).get_policy()) is PlainPolicy
+    assert type(make_worker(policy=TfLike).get_policy()) is TfLike
+
+
+@pytest.mark.parametrize("sample_async", [False, True])
+def test_simulation_warns_that_it_samples_in_the_background(make_worker, caplog, sample_async):
+    """R36, SPEC 2.2 step 15."""
+
+    class Stored(InputReader):
+        def next(self):
+            raise NotImplementedError
+
+    make_worker(input_creator=lambda context: Stored(), input_evaluation=["simulation"], sample_async=sample_async)
+    assert "for metrics only" in caplog.text
+
+
+def test_simulation_of_what_is_sampled_is_refused(make_worker):
+    """R36."""
+    with pytest.raises(ValueError, match="stored input only"):
+        make_worker(input_evaluation=["simulation"])
+
+
+class Idle(ExternalEnv):
+    """Nobody drives it."""
+
+    def run(self):
+        pass
+
+
+def test_several_external_environments_are_refused_and_what_was_built_is_stopped(make_worker):
+    """R56, R158."""
+    closed = []
+
+    class Closing(Idle):
+        def close(self):
+            closed.append(True)
+
+    with pytest.raises(ValueError, match="expected 1"):
+        make_worker(lambda context: Closing(ACTIONS, VECTOR), num_envs=2)
+    assert closed == [True]
+
+
+def test_r158_an_external_environment_with_a_horizon_is_refused_and_stopped(make_worker):
+    closed = []
+
+    class Closing(Idle):
+        def close(self):
+            closed.append(True)
+
+    with pytest.raises(ValueError, match=r"horizon is 9, but .* cannot be reset"):
+        make_worker(lambda context: Closing(ACTIONS, VECTOR), episode_horizon=9)
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_an_environments_constructor_that_fails_is_named_with_its_copy(make_worker, failing):
+    def create(context):
+        if context.vector_index == failing:
+            raise KeyError("level")
+        return CountingEnv()
+
+    with pytest.raises(EnvError, match="its constructor raised KeyError: 'level'") as caught:
+        make_worker(env_creator=create, num_envs=3)
+    assert caught.value.vector_index == failing
+    assert "in create" in caught.value.traceback_text
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_policies_may_be_chosen_by_the_episode_and_the_worker_that_samples_it(make_worker):
+    asked = []
+
+    def by_episode(agent_id, episode, worker, **kwargs):
+        asked.append((episode, worker))
+        return "a" if episode.episode_id % 2 else "b"
+
+    policies = {name: spec(VECTOR, ACTIONS) for name in "ab"}
+    worker = make_worker(lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=by_episode)
+    worker.sample()
+    assert asked
+    assert all(hasattr(episode, "user_data") and sampler is worker for episode, sampler in asked)

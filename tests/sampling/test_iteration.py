@@ -1,0 +1,357 @@
+"""The order of events within a turn, on one tape; hooks, episodes and what callbacks may ask."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+from sampler_settings import sampler_settings
+
+from aiorl.acting.observation.filters import NoFilter
+from aiorl.acting.observation.preprocessors import preprocessor_for
+from aiorl.data.metrics import RolloutMetrics
+from aiorl.env.base_env import ALL_AGENTS, BaseEnv, as_poll
+from aiorl.errors import BadObservationError, BadRewardError, EnvContractError
+from aiorl.process.log_once import log_once
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.iteration import Iteration
+from aiorl.sampling.setup import SamplerSetup
+from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
+
+
+class Exploring:
+    def __init__(self, tape, name):
+        self._tape, self._name = tape, name
+
+    def on_episode_start(self, *, policy, environment, episode, tf_sess):
+        self._tape.append((f"{self._name} explores", episode.env_id))
+
+    def on_episode_end(self, *, policy, environment, episode, tf_sess):
+        self._tape.append((f"{self._name} explored", episode.env_id))
+
+
+class OnTape(DefaultCallbacks):
+    def __init__(self, tape):
+        self._tape = tape
+
+    def on_episode_start(self, *, worker, base_env, policies, episode, **kwargs):
+        self._tape.append(("start", episode.env_id))
+
+    def on_episode_step(self, *, worker, base_env, episode, **kwargs):
+        self._tape.append(("step", episode.env_id, episode.length, episode.batch_builder.total()))
+
+    def on_episode_end(self, *, worker, base_env, policies, episode, **kwargs):
+        self._tape.append(("end", episode.env_id))
+
+    def on_postprocess_trajectory(self, *, agent_id, policy_id, postprocessed_batch, original_batches, **kwargs):
+        self._tape.append(("postprocess", agent_id, policy_id, postprocessed_batch.count, sorted(original_batches)))
+
+
+def make(env, policies, callbacks, *, mapping=None, length=math.inf, observation_fn=None, **more):
+    return Iteration(
+        SamplerSetup(
+            worker=None,
+            base_env=env,
+            policy_map=policies,
+            policy_mapping_fn=mapping,
+            preprocessors={n: preprocessor_for(p.observation_space) for n, p in policies.items()},
+            filters=dict.fromkeys(policies, NoFilter()),
+            settings=sampler_settings(length, **more),
+            callbacks=callbacks,
+            observation_fn=observation_fn,
+        )
+    )
+
+
+def test_the_order_of_a_whole_episode():
+    """R87, R88, R89, R121, R122: hooks of exploration before callbacks, reset before start, rows before the step."""
+    for reset in ("inline", "async"):
+        tape = []
+        env = ScriptedEnv({0: [scenes(2)]}, tape=tape, reset=reset)
+        policies = {name: RecordingPolicy(tape=tape, name=name) for name in ("default_policy", "other", "plain")}
+        policies["default_policy"].exploration = Exploring(tape, "default")
+        policies["other"].exploration = Exploring(tape, "other")
+        iteration = make(env, policies, OnTape(tape))
+        for _ in range(4):
+            outputs = iteration.observe(env.poll())
+            tape.append(("outputs", [type(output).__name__ for output in outputs]))
+            env.send_actions(iteration.act())
+        episode_starts = [("default explores", 0), ("other explores", 0), ("start", 0)]
+        assert tape[:17] == [
+            ("poll",),
+            *episode_starts,
+            ("step", 0, 0, 0),
+            ("outputs", []),
+            ("act", "default_policy", 1),
+            ("send", {0: {"agent0": 0}}),
+            ("poll",),
+            ("step", 0, 1, 1),
+            ("outputs", []),
+            ("act", "default_policy", 1),
+            ("send", {0: {"agent0": 1}}),
+            ("poll",),
+            ("step", 0, 2, 2),
+            ("postprocess", "agent0", "default_policy", 2, ["agent0"]),
+            ("default explored", 0),
+        ]
+        assert tape[17:20] == [("other explored", 0), ("end", 0), ("reset", 0)]
+        outputs = ("outputs", ["RolloutMetrics", "MultiAgentBatch"])
+        if reset == "inline":
+            assert tape[20:26] == [
+                *episode_starts,
+                outputs,
+                ("act", "default_policy", 1),
+                ("send", {0: {"agent0": 2}}),
+            ]
+            assert tape[26:28] == [("poll",), ("step", 0, 1, 1)], "no step callback for the reset's observation"
+        else:
+            assert tape[20:22] == [outputs, ("send", {})]
+            assert tape[22:27] == [("poll",), *episode_starts, ("step", 0, 0, 0)]
+
+
+def test_metrics_made_before_on_episode_end_share_what_it_adds():
+    """R90."""
+
+    class Add(DefaultCallbacks):
+        def on_episode_end(self, *, episode, **kwargs):
+            episode.custom_metrics["late"] = 4.0
+            episode.hist_data["h"] = [1, 2]
+
+    env = ScriptedEnv({0: [scenes(1)]})
+    iteration = make(env, {"default_policy": RecordingPolicy()}, Add())
+    iteration.observe(env.poll())
+    env.send_actions(iteration.act())
+    metrics, batch = iteration.observe(env.poll())
+    assert isinstance(metrics, RolloutMetrics)
+    assert metrics.custom_metrics == {"late": 4.0}
+    assert metrics.hist_data == {"h": [1, 2]}
+    assert batch.count == 1
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_metrics_of_a_soft_reset_episode_are_not_changed_by_what_follows(soft):
+    """R84, R90."""
+
+    class Count(DefaultCallbacks):
+        def on_episode_step(self, *, episode, **kwargs):
+            episode.custom_metrics["steps"] = episode.custom_metrics.get("steps", 0) + 1
+
+    env = ScriptedEnv({0: [scenes(9, end="never")]})
+    iteration = make(env, {"default_policy": RecordingPolicy()}, Count(), horizon=2, soft_horizon=soft)
+    found = []
+    for _ in range(5):
+        found += [output for output in iteration.observe(env.poll()) if isinstance(output, RolloutMetrics)]
+        env.send_actions(iteration.act())
+    assert [m.custom_metrics["steps"] for m in found] == [3, 2]
+
+
+def test_callbacks_may_ask_the_episode_at_any_time():
+    """R96, R100, R114: accessors give zeros, initial states and None before there is anything."""
+    told = []
+
+    class Ask(DefaultCallbacks):
+        def ask(self, episode):
+            agent = "agent0"
+            told.append(
+                (
+                    episode.policy_for(agent),
+                    None if (obs := episode.last_observation_for(agent)) is None else obs.tolist(),
+                    None if (raw := episode.last_raw_obs_for(agent)) is None else raw.tolist(),
+                    episode.last_info_for(agent),
+                    int(episode.last_action_for(agent)),
+                    int(episode.prev_action_for(agent)),
+                    episode.prev_reward_for(agent),
+                    episode.rnn_state_for(agent)[0].tolist(),
+                    {name: np.asarray(v).tolist() for name, v in episode.last_pi_info_for(agent).items()},
+                )
+            )
+            episode.user_data["last"] = episode
+
+        def on_episode_start(self, *, episode, **kwargs):
+            self.ask(episode)
+
+        def on_episode_step(self, *, episode, **kwargs):
+            self.ask(episode)
+
+    env = ScriptedEnv({0: [scenes(3)]})
+    policy = RecordingPolicy(recurrent=True)
+    policy._next = 40
+    iteration = make(env, {"default_policy": policy}, Ask())
+    episode = None
+    for turn in range(4):
+        iteration.observe(env.poll())
+        episode = episode or iteration._episodes[0]
+        if turn < 3:
+            env.send_actions(iteration.act())
+    name = "default_policy"
+    state = {"state_in_0": [0.0], "state_out_0": [1.0], "score": 1.0}
+    assert told[:5] == [
+        (name, None, None, None, 0, 0, 0.0, [-1.0], {}),
+        (name, [0, 0, 0], [0, 0, 0], {}, 0, 0, 0.0, [-1.0], {}),
+        (name, [0, 1, 0], [0, 1, 0], {}, 40, 0, 0.0, [0.0], {"state_in_0": [-1.0], "state_out_0": [0.0], "score": 0.0}),
+        (name, [0, 2, 0], [0, 2, 0], {}, 41, 40, 1.0, [1.0], state),
+        (name, [0, 3, 0], [0, 3, 0], {}, 42, 41, 2.0, [2.0], {"state_in_0": [1.0], "state_out_0": [2.0], "score": 2.0}),
+    ]
+    for _ in range(600):
+        iteration.act()
+        env.send_actions(iteration._actions)
+        iteration.observe(env.poll())
+    told.clear()
+    Ask().ask(episode)
+    assert told == [
+        (name, [0, 3, 0], [0, 3, 0], {}, 42, 41, 2.0, [2.0], {"state_in_0": [1.0], "state_out_0": [2.0], "score": 2.0})
+    ], "a finished episode keeps its answers"
+    assert episode.get_agents() == ["agent0"]
+
+
+def test_postprocessing_gets_the_raw_batches_of_the_others_whatever_one_does_to_its_own():
+    """R109."""
+    seen = {}
+
+    class Spoils(RecordingPolicy):
+        def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):
+            agent = int(batch["agent_index"][0])
+            seen[agent] = {other: pair[1]["rewards"].tolist() for other, pair in other_agent_batches.items()}
+            assert all(pair[0] is self for pair in other_agent_batches.values())
+            batch["rewards"] *= -1
+            batch["mine"] = np.full(batch.count, agent)
+            return batch
+
+    class Alters(DefaultCallbacks):
+        def on_postprocess_trajectory(self, *, agent_id, postprocessed_batch, original_batches, **kwargs):
+            assert "mine" not in original_batches[agent_id][1]
+            postprocessed_batch["mine"] = postprocessed_batch["mine"] + 10
+
+    env = ScriptedEnv({0: [scenes(2, agents=("a", "b"))]})
+    iteration = make(env, {"default_policy": Spoils()}, Alters())
+    for _ in range(2):
+        iteration.observe(env.poll())
+        env.send_actions(iteration.act())
+    batch = iteration.observe(env.poll())[-1]
+    assert seen == {0: {"b": [101.0, 102.0]}, 1: {"a": [1.0, 2.0]}}
+    assert batch["mine"].tolist() == [10, 10, 11, 11]
+    assert batch["rewards"].tolist() == [-1, -2, -101, -102]
+
+
+@pytest.mark.parametrize(("length", "threshold"), [(5, 1000), (200, 2000), (math.inf, 5000)])
+def test_a_warning_comes_once_when_very_many_rows_wait(length, threshold, caplog):
+    """R94."""
+    log_once.reset()
+    env = ScriptedEnv({0: [scenes(threshold // 50 + 50, end="never", agents=tuple(range(50)))]})
+    callbacks = DefaultCallbacks()
+    callbacks.on_episode_step = lambda *, episode, **kwargs: setattr(episode.batch_builder, "count", 0)
+    iteration = make(env, {"default_policy": RecordingPolicy()}, callbacks, length=length)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(threshold // 50 + 1):
+            iteration.observe(env.poll())
+            env.send_actions(iteration.act())
+        assert "rows" not in caplog.text
+        for _ in range(40):
+            iteration.observe(env.poll())
+            env.send_actions(iteration.act())
+    assert caplog.text.count(f"More than {threshold} rows") == 1
+    log_once.reset()
+
+
+def test_data_flow_is_logged_once(caplog):
+    """R31: raw, preprocessed and filtered observations, inputs and outputs of inference."""
+    log_once.reset()
+    env = ScriptedEnv({0: [scenes(9)]})
+    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks())
+    with caplog.at_level(logging.INFO):
+        for _ in range(5):
+            iteration.observe(env.poll())
+            env.send_actions(iteration.act())
+    for text in ("Raw observations", "Infos", "Preprocessed", "Filtered", "Inputs to policy", "Outputs of policy"):
+        assert caplog.text.count(text) == 1, text
+    log_once.reset()
+
+
+def test_seats_are_used_again_so_that_memory_stays_bounded():
+    policies = {"default_policy": RecordingPolicy()}
+    env = ScriptedEnv({n: [scenes(7, episode=n)] for n in range(8)})
+    iteration = make(env, policies, DefaultCallbacks(), length=20)
+    table = iteration._lanes["default_policy"].table
+    for _ in range(800):
+        iteration.observe(env.poll())
+        env.send_actions(iteration.act())
+    assert table.num_seats == 8
+    assert table.length <= 32
+    assert len(iteration._free_builders) <= 8
+
+
+def test_agents_that_come_and_go_in_an_endless_episode_leave_their_seats():
+    """R126."""
+    script = [Scene({0: np.zeros(3, np.float32)})]
+    for step in range(1, 300):
+        obs = {agent: np.full(3, step, np.float32) for agent in range(step // 3, step // 3 + 3)}
+        script.append(Scene(obs, {}, {step // 3: step % 3 == 2}))
+    env = ScriptedEnv({0: [script]})
+    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks(), length=10)
+    for _ in range(290):
+        iteration.observe(env.poll())
+        env.send_actions(iteration.act())
+    assert iteration._lanes["default_policy"].table.num_seats < 10
+
+
+class OneScene(BaseEnv):
+    """A user's own BaseEnv; what it polls can be replaced."""
+
+    def __init__(self, **parts):
+        obs, flags = {3: {"agent0": np.zeros(3, np.float32)}}, {3: {ALL_AGENTS: False}}
+        self.parts = {"obs": obs, "rewards": {3: {}}, "dones": flags, "infos": {3: {}}, "taken": {}, **parts}
+
+    def poll(self):
+        return as_poll(tuple(self.parts.values()))
+
+    def send_actions(self, action_dict):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "error", "text"),
+    [
+        ("dones", {3: {"agent0": False}}, EnvContractError, "with '__all__'"),
+        ("dones", {}, EnvContractError, "terminated .or done. None"),
+        ("infos", {3: {"agent0": "told"}}, EnvContractError, "info of agent 'agent0' is 'told', expected a dict"),
+        ("rewards", {3: {"agent0": "much"}}, BadRewardError, "'much'.*expected a number"),
+        ("rewards", {3: [1.0]}, BadRewardError, "expected a number for each agent"),
+        ("rewards", {3: {"agent0": np.nan}}, BadRewardError, "expected finite numbers"),
+        ("obs", {3: {"agent0": np.zeros(4)}}, BadObservationError, "agent 'agent0'"),
+    ],
+)
+def test_r128_a_rule_that_a_users_base_env_breaks_is_named_with_its_environment_and_step(part, value, error, text):
+    env = OneScene()
+    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks())
+    iteration.observe(env.poll())
+    iteration.act()
+    env.parts[part] = value
+    with pytest.raises(error, match=text) as caught:
+        iteration.observe(env.poll())
+    assert (caught.value.env_id, caught.value.vector_index, caught.value.step) == ("OneScene", 3, 1)
+
+
+def test_r150_an_action_taken_elsewhere_that_does_not_fit_is_named_with_its_environment_and_agent():
+    env = OneScene(taken={3: {"agent0": [0, 1]}})
+    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks())
+    iteration.observe(env.poll())
+    with pytest.raises(EnvContractError, match=r"'OneScene', copy 3.*agent 'agent0' does not fit.*shape \(2,\)"):
+        iteration.act()
+
+
+def test_an_error_of_the_policy_mapping_is_not_taken_for_a_bad_reward():
+    def mapping(agent_id):
+        if agent_id == "stranger":
+            raise ValueError("no policy for strangers")
+        return "default_policy"
+
+    env = OneScene()
+    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks(), mapping=mapping)
+    iteration.observe(env.poll())
+    iteration.act()
+    env.parts["rewards"] = {3: {"stranger": 1.0}}
+    with pytest.raises(ValueError, match="no policy for strangers") as caught:
+        iteration.observe(env.poll())
+    assert not isinstance(caught.value, BadRewardError)

@@ -1,0 +1,513 @@
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.acting.observation.filters import MeanStdFilter
+from aiorl.data import columns as c
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.env_maker import make_lockstep_env
+from aiorl.env.lockstep import LockstepEnv
+from aiorl.env.native_vector_env import NativeVectorEnv
+from aiorl.env.serial_env import SerialEnv
+from aiorl.errors import BadObservationError, EnvError
+from aiorl.net.wire import messages as m
+from aiorl.net.wire.decoding import decode
+from aiorl.net.wire.encoding import encode
+from aiorl.process.log_once import PERIOD_S, log_once
+from aiorl.sampling.assemble import FRAGMENT_COLUMNS
+from aiorl.sampling.lockstep import LockstepSampler
+from aiorl.testing.envs import CountingEnv, CountingVectorEnv, FaultyEnv, RecallEnv, counting_obs
+from aiorl.testing.fake_policy import FakePolicy, linear_value
+
+ALL = sorted(FRAGMENT_COLUMNS)
+MODES = ("serial", "NextStep", "SameStep", "Disabled")
+
+
+def make_env(mode: str, lengths=(3, 5), end="terminate", num_envs=2) -> LockstepEnv:
+    if mode == "serial":
+        copies = [CountingEnv(lengths[i % len(lengths)], end, index=i) for i in range(num_envs)]
+        return SerialEnv(copies, env_id="counting")
+    return NativeVectorEnv(CountingVectorEnv(num_envs, lengths, end, mode), env_id="counting")
+
+
+def make_sampler(env: LockstepEnv, length=7, *, gamma=0.9, lam=0.8, recurrent=False, **more) -> LockstepSampler:
+    policy = more.pop("policy", None) or FakePolicy(env.action_space, recurrent=recurrent)
+    settings = {"columns": ALL, "postprocess": "gae", "postprocess_settings": {"gamma": gamma, "lam": lam}}
+    return LockstepSampler(env, policy, fragment_length=length, **(settings | more))
+
+
+def slow_gae(rewards, values, after, gamma, lam):
+    """Sum over the rest of one piece of an episode, straight from the definition; `after` follows its last row."""
+    following = [*values[1:], after]
+    deltas = [r + gamma * v1 - v for r, v, v1 in zip(rewards, values, following, strict=True)]
+    return [sum((gamma * lam) ** (j - i) * deltas[j] for j in range(i, len(deltas))) for i in range(len(deltas))]
+
+
+def by_episode(batch: SampleBatch) -> list[SampleBatch]:
+    """Runs of rows of one episode and copy, which their observations show."""
+    cuts = [row for row in range(1, batch.count) if (batch["obs"][row] != batch["obs"][row - 1])[[0, 2]].any()]
+    return [batch.slice(start, end) for start, end in itertools.pairwise([0, *cuts, batch.count])]
+
+
+def value(episode, step, index) -> float:
+    return float(linear_value(counting_obs(episode, step, index)[None])[0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("end", ["terminate", "truncate"])
+@pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
+def test_rows_values_and_final_observations_are_right_however_the_environment_resets(mode, end, lam):
+    """R98, golden: true final observations, GAE at terminations, truncations and the cut, against sums by hand."""
+    env = make_env(mode, end=end)
+    sampler = make_sampler(env, length=8, lam=lam)
+    seen: list[tuple[int, int, int]] = []
+    for _ in range(4):
+        fragment = sampler.sample()
+        valid = fragment.columns.get(c.VALID, np.ones((8, 2), bool))
+        batch = fragment.to_sample_batch()
+        assert batch.count == fragment.env_steps == valid.sum()
+        for obs, new_obs, reward in zip(batch["obs"], batch["new_obs"], batch["rewards"], strict=True):
+            episode, step, index = (int(number) for number in obs)
+            assert new_obs.tolist() == [episode, step + 1, index]
+            assert reward == step + 1
+            seen.append((index, episode, step))
+        for part in by_episode(batch):
+            episode, step, index = (int(number) for number in part["obs"][0])
+            length = (3, 5)[index]
+            closed = step + part.count == length
+            assert part["dones"].tolist() == [False] * (part.count - 1) + [closed]
+            assert (part["terminateds"] if end == "terminate" else part["truncateds"])[-1] == closed
+            values = [value(episode, step + i, index) for i in range(part.count)]
+            after = 0.0 if closed and end == "terminate" else value(episode, step + part.count, index)
+            expected = slow_gae(part["rewards"].tolist(), values, after, 0.9, lam)
+            np.testing.assert_allclose(part["vf_preds"], values, rtol=1e-6)
+            np.testing.assert_allclose(part["advantages"], expected, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(part["value_targets"], np.add(expected, values), rtol=1e-5, atol=1e-5)
+            bootstrap = [0.0] * part.count
+            if closed and end == "truncate":
+                bootstrap[-1] = after
+            np.testing.assert_allclose(part["bootstrap_values"], bootstrap, rtol=1e-6)
+    for index in (0, 1):
+        mine = [(episode, step) for i, episode, step in seen if i == index]
+        assert mine == [(n // (3, 5)[index], n % (3, 5)[index]) for n in range(len(mine))], "rows lost or doubled"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_only_reset_are_marked_and_carry_nothing(mode):
+    sampler = make_sampler(make_env(mode, end="truncate"), length=20)
+    fragment = sampler.sample()
+    if mode != "NextStep":
+        assert c.VALID not in fragment.columns
+        return
+    invalid = ~fragment.columns[c.VALID]
+    assert invalid.sum() == 5 + 3
+    ended = fragment.columns[c.TERMINATEDS] | fragment.columns[c.TRUNCATEDS]
+    np.testing.assert_array_equal(invalid[1:], ended[:-1])
+    for name in (c.REWARDS, c.ADVANTAGES, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES):
+        assert not fragment.columns[name][invalid].any(), name
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("length", [1, 2, 3, 10])
+def test_recurrent_state_restarts_with_each_episode_and_goes_on_across_fragments(mode, length):
+    """R114, R116: the fake state counts steps, so values reveal it."""
+    env = make_env(mode, end="truncate")
+    sampler = make_sampler(env, length=length, recurrent=True)
+    for _ in range(30 // length):
+        fragment = sampler.sample()
+        step = fragment.columns[c.OBS][..., 1]
+        expected = linear_value(fragment.columns[c.OBS].reshape(-1, 3)).reshape(step.shape) + step
+        np.testing.assert_array_equal(fragment.columns[c.VF_PREDS], expected)
+        np.testing.assert_array_equal(fragment.extras[c.state_in(0)][:, 0], step[0])
+        for t, n in np.argwhere(fragment.columns[c.TRUNCATEDS]):
+            episode, at, index = fragment.columns[c.OBS][t, n]
+            known = value(episode, at + 1, index) + at + 1
+            assert fragment.columns[c.BOOTSTRAP_VALUES][t, n] == np.float32(known)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_recurrent_states_are_sent_of_every_so_many_steps_also_after_a_step_that_was_broken_off(mode):
+    """The fake state counts the steps of its episode; where a row only resets, that of the row is anything."""
+    fails_at = [18]
+
+    def on_step():
+        fails_at[0] -= 1
+        if fails_at[0] == 0:
+            raise OSError("on purpose")
+
+    sampler = make_sampler(make_env(mode), length=7, recurrent=True, state_every=3, on_step=on_step)
+    for number in range(4):
+        if number == 2:
+            with pytest.raises(OSError, match="on purpose"):
+                sampler.sample()
+        fragment = sampler.sample()
+        states, step = fragment.extras[c.state_in(0)], fragment.columns[c.OBS][::3, :, 1]
+        assert states.shape == (2, 3, 1)
+        valid = fragment.columns.get(c.VALID, np.ones((7, 2), bool))[::3]
+        np.testing.assert_array_equal(states[..., 0].T[valid], step[valid])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_values_of_cut_and_final_observations_come_from_one_call_per_fragment(mode):
+    policy = FakePolicy(spaces.Discrete(2))
+    make_sampler(make_env(mode, end="truncate"), length=15, policy=policy).sample()
+    ends = 5 + 3 if mode != "NextStep" else 0
+    assert policy.value_calls == [2 + ends]
+    assert policy.seen == [2] * 15
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_observation_enters_the_filter_exactly_once(mode):
+    env = make_env(mode)
+    observation_filter = MeanStdFilter((3,))
+    sampler = make_sampler(env, length=9, filter=observation_filter)
+    sampler.sample()
+    period = (4, 6) if mode == "NextStep" else (3, 5)  # with the next-step reset, the final row is one more
+    rows = [counting_obs(row // period[n], row % period[n], n) for n in (0, 1) for row in range(10)]
+    if mode != "NextStep":
+        rows += [counting_obs(episode, 3, 0) for episode in range(3)] + [counting_obs(0, 5, 1)]
+    shown = np.array(rows, np.float64)
+    state = observation_filter.state()
+    assert state["n"] == len(shown)
+    np.testing.assert_allclose(state["mean"], np.mean(shown, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(state["m2"], np.var(shown, axis=0) * len(shown), rtol=1e-9)
+
+
+def test_columns_hold_the_filtered_observation_and_final_observations_are_filtered_too():
+    """R101."""
+    observation_filter = MeanStdFilter((3,))
+    observation_filter.restore({"n": np.array(10**9), "mean": np.array([1.0, 2.0, 0.0]), "m2": np.full(3, 4.0e9)})
+    fragment = make_sampler(make_env("serial"), length=6, filter=observation_filter).sample()
+    batch = fragment.to_sample_batch()
+    rows = [counting_obs(row // period, row % period, n) for n, period in enumerate((3, 5)) for row in range(6)]
+    raw = np.array(rows)
+    following = np.add(raw, [0, 1, 0])
+    np.testing.assert_allclose(batch["obs"], (raw - [1, 2, 0]) / 2, atol=1e-5)
+    np.testing.assert_allclose(batch["new_obs"], (following - [1, 2, 0]) / 2, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_finished_episodes_are_reported_once_with_raw_rewards(mode):
+    """R77, R91, R92, R103."""
+    sampler = make_sampler(make_env(mode), length=12, reward_limit=1.0)
+    fragment = sampler.sample()
+    assert fragment.columns[c.REWARDS].max() == 1.0
+    episodes = sampler.take_episodes()
+    counts = {3: 3, 5: 2} if mode == "NextStep" else {3: 4, 5: 2}
+    assert sorted(episodes.lengths.tolist()) == sorted([3] * counts[3] + [5] * counts[5])
+    assert {int(n): float(r) for n, r in zip(episodes.lengths, episodes.rewards, strict=True)} == {3: 6.0, 5: 15.0}
+    assert len(sampler.take_episodes().lengths) == 0
+    first = episodes.lengths[0]
+    assert first == 3, "episodes come in the order they ended"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_complete_episodes_gives_whole_episodes_only_and_loses_none(mode):
+    """R60, R105."""
+    sampler = make_sampler(make_env(mode, lengths=(3, 11), end="truncate"), length=4, complete_episodes=True)
+    counts = [0, 0]
+    for _ in range(12):
+        fragment = sampler.sample()
+        assert c.VALID not in fragment.columns
+        assert fragment.num_envs == 1
+        assert fragment.length >= 8
+        batch = fragment.to_sample_batch()
+        for part in by_episode(batch):
+            episode, step, index = (int(number) for number in part["obs"][0])
+            length = (3, 11)[index]
+            assert (step, part.count) == (0, length)
+            assert episode == counts[index], "in order, none missing"
+            counts[index] += 1
+            steps = np.arange(length)
+            np.testing.assert_array_equal(part["obs"][:, 1], steps)
+            np.testing.assert_array_equal(part["new_obs"][:, 1], steps + 1)
+            assert part["truncateds"].tolist() == [False] * (length - 1) + [True]
+            values = [value(episode, s, index) for s in steps]
+            expected = slow_gae(part["rewards"].tolist(), values, value(episode, length, index), 0.9, 0.8)
+            np.testing.assert_allclose(part["advantages"], expected, rtol=1e-5, atol=1e-5)
+    assert counts[0] > 10
+    assert counts[1] > 2
+    assert sampler._collector.kept_steps <= 11 + 4, "rows are forgotten once taken"
+
+
+def test_what_followed_whole_episodes_goes_with_them_where_that_alone_is_wanted():
+    """As an algorithm with V-trace asks: no column of next observations, but the one behind the last row."""
+    wanted = [c.OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.LAST_OBS]
+    env = make_env("serial", lengths=(3, 11), end="truncate")
+    sampler = make_sampler(env, length=4, complete_episodes=True, columns=wanted, postprocess="none")
+    for _ in range(3):
+        fragment = sampler.sample()
+        assert set(fragment.extras) == {c.LAST_OBS}
+        episode, step, index = fragment.columns[c.OBS][-1, 0].tolist()
+        assert fragment.extras[c.LAST_OBS].tolist() == [[episode, step + 1, index]]
+
+
+@pytest.mark.parametrize("vectorize", ["serial", "native"])
+def test_same_seeds_give_the_same_rows_and_other_seeds_others(vectorize):
+    def rows(seed, length):
+        env = make_lockstep_env("CartPole-v1", {}, 3, vectorize)
+        sampler = make_sampler(env, length=length, seed=seed)
+        fragments = [sampler.sample() for _ in range(60 // length)]
+        env.close()
+        return {n: np.concatenate([f.columns[n] for f in fragments]) for n in (c.OBS, c.ACTIONS, c.ACTION_LOGP)}
+
+    first, again, other_cut, other = rows(1, 30), rows(1, 30), rows(1, 12), rows(2, 30)
+    for name in first:
+        np.testing.assert_array_equal(first[name], again[name])
+        np.testing.assert_array_equal(first[name], other_cut[name], err_msg="the cut changed the rows")
+    assert not np.array_equal(first[c.OBS], other[c.OBS])
+
+
+def test_serial_and_native_cartpole_agree_on_every_kind_of_column():
+    for vectorize in ("serial", "native"):
+        env = make_lockstep_env("CartPole-v1", {}, 4, vectorize)
+        fragment = make_sampler(env, length=50).sample()
+        assert fragment.columns[c.OBS].dtype == np.float32
+        assert fragment.columns[c.ACTIONS].dtype == np.int64
+        assert set(np.unique(fragment.columns[c.ACTIONS])) == {0, 1}
+        for name in (c.REWARDS, c.ADVANTAGES, c.VALUE_TARGETS, c.ACTION_LOGP, c.VF_PREDS, c.BOOTSTRAP_VALUES):
+            assert fragment.columns[name].dtype == np.float32, name
+        env.close()
+
+
+REPORTS = (
+    "Raw observations from the environment: array(float32, [2, 3]",
+    "Infos from the environment",
+    "Preprocessed observations of 'default_policy': array(float32, [2, 3]",
+    "Filtered observations of 'default_policy': array(float32, [2, 3]",
+    "Inputs to policy 'default_policy': [array(float32, [2, 3]",
+    "Outputs of policy 'default_policy': [{'actions': array(int64, [2]",
+)
+
+
+@pytest.mark.parametrize("complete_episodes", [False, True])
+def test_data_flow_is_logged_once_in_order_and_again_in_periodic_mode(caplog, complete_episodes):
+    """4.11: raw, preprocessed and filtered observations, infos, the policy's inputs and outputs."""
+    now = [0.0]
+    log_once._clock = lambda: now[0]
+    sampler = make_sampler(make_env("serial"), filter=MeanStdFilter((3,)), complete_episodes=complete_episodes)
+    try:
+        with caplog.at_level(logging.INFO, "aiorl"):
+            for _ in range(3):
+                sampler.sample()
+            assert sorted(caplog.text.count(text) for text in REPORTS) == [1] * len(REPORTS)
+            order = ("Raw", "Preprocessed", "Filtered", "Inputs", "Outputs", "Infos")
+            assert [record.message.split()[0] for record in caplog.records] == list(order)
+            log_once.repeat_periodically()
+            sampler.sample()
+            assert len(caplog.records) == len(REPORTS)
+            now[0] += PERIOD_S
+            sampler.sample()
+            assert [caplog.text.count(text) for text in REPORTS] == [2] * len(REPORTS)
+    finally:
+        log_once._clock = time.monotonic
+
+
+def test_infos_of_a_vector_environment_are_logged(caplog):
+    """4.11."""
+
+    class Telling(CountingEnv):
+        def step(self, action):
+            return (*super().step(action)[:4], {"step": self._step})
+
+    vector = gymnasium.vector.SyncVectorEnv([Telling] * 2)
+    sampler = make_sampler(NativeVectorEnv(vector, env_id="telling"))
+    with caplog.at_level(logging.INFO, "aiorl"):
+        for _ in range(3):
+            sampler.sample()
+    assert caplog.text.count("Infos from the environment: {'step': array(int64, [2], min 1") == 1
+
+
+def test_fragments_do_not_share_memory_with_later_ones():
+    sampler = make_sampler(make_env("serial"))
+    first = sampler.sample()
+    before = {name: column.copy() for name, column in (first.columns | first.extras).items()}
+    for _ in range(3):
+        sampler.sample()
+    for name, column in (first.columns | first.extras).items():
+        np.testing.assert_array_equal(column, before[name], err_msg=name)
+
+
+class ContinuousEnv(CountingEnv):
+    def __init__(self):
+        super().__init__(4)
+        self.action_space = spaces.Box(-0.1, 0.1, (2,), np.float32)
+        self.received = []
+
+    def step(self, action):
+        self.received.append(action.copy())
+        action[:] = 77.0  # a careless environment
+        return super().step(0)
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_the_environment_gets_the_clipped_action_the_column_keeps_the_chosen_one(clip):
+    """R118."""
+    env = ContinuousEnv()
+    fragment = make_sampler(SerialEnv([env], env_id="box"), length=20, clip_actions=clip).sample()
+    chosen = fragment.columns[c.ACTIONS][:, 0]
+    assert np.abs(chosen).max() > 0.1
+    assert not (chosen == 77.0).any()
+    np.testing.assert_array_equal(env.received, np.clip(chosen, -0.1, 0.1) if clip else chosen)
+
+
+def test_an_exception_from_the_hook_leaves_the_sampler_between_two_steps():
+    class Stop(Exception):
+        pass
+
+    calls = []
+
+    def hook():
+        calls.append(len(calls))
+        if len(calls) in (5, 7):
+            raise Stop
+
+    sampler = make_sampler(make_env("serial"), length=7, on_step=hook, recurrent=True)
+    with pytest.raises(Stop):
+        sampler.sample()
+    with pytest.raises(Stop):
+        sampler.sample()
+    interrupted = sampler.sample()
+    undisturbed = make_sampler(make_env("serial"), length=7, recurrent=True).sample()
+    assert set(interrupted.columns) == set(undisturbed.columns)
+    for name, column in undisturbed.columns.items():
+        np.testing.assert_array_equal(interrupted.columns[name], column, err_msg=name)
+    assert len(calls) == 7 + 2
+
+
+def test_only_the_columns_asked_for_are_carried():
+    wanted = {c.OBS, c.LAST_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.ACTION_LOGP, c.BOOTSTRAP_VALUES}
+    sampler = make_sampler(make_env("SameStep", end="truncate"), columns=wanted, postprocess="none")
+    fragment = sampler.sample()
+    assert set(fragment.columns) | set(fragment.extras) == wanted
+    assert fragment.columns[c.BOOTSTRAP_VALUES][2, 0] == np.float32(value(0, 3, 0))
+
+
+def test_without_truncations_and_advantages_no_value_is_evaluated():
+    policy = FakePolicy(spaces.Discrete(2))
+    columns = [c.OBS, c.BOOTSTRAP_VALUES]
+    fragment = make_sampler(make_env("serial"), policy=policy, columns=columns, postprocess="none").sample()
+    assert policy.value_calls == []
+    assert not fragment.columns[c.BOOTSTRAP_VALUES].any()
+
+
+def test_errors_of_the_environment_come_out_of_sample():
+    good, bad = CountingEnv(), FaultyEnv("nan_obs", at_step=3)
+    with pytest.raises(BadObservationError, match="copy 1, at step 3"):
+        make_sampler(SerialEnv([good, bad], env_id="faulty")).sample()
+    with pytest.raises(EnvError, match="step failed on purpose"):
+        make_sampler(SerialEnv([FaultyEnv("step")], env_id="faulty")).sample()
+
+
+def test_perf_counts_steps_and_seconds():
+    """R78."""
+    sampler = make_sampler(make_env("serial"))
+    assert set(sampler.perf.get().values()) == {0.0}
+    sampler.sample()
+    sampler.sample()
+    assert sampler.perf.iters == 14
+    assert sampler.env_steps == 28
+    assert min(sampler.perf.env_wait_time, sampler.perf.processing_time, sampler.perf.inference_time) > 0
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_recall_env_runs_through_the_sampler(recurrent):
+    env = SerialEnv([RecallEnv() for _ in range(4)], env_id="recall")
+    sampler = make_sampler(env, length=40, recurrent=recurrent)
+    sampler.sample()
+    episodes = sampler.take_episodes()
+    assert set(episodes.lengths.tolist()) == {4}
+    assert set(episodes.rewards.tolist()) <= {0.0, 1.0}
+
+
+class Beginning(SerialEnv):
+    """Steps as ever, but says that some copies could begin before the others, and keeps what it was told."""
+
+    def __init__(self, envs) -> None:
+        super().__init__(envs, env_id="counting")
+        self.can_begin = True
+        self.tape: list[tuple[str, list[int]]] = []
+        self.begun: list[int] = []
+
+    def begin(self, copies, actions):
+        self.tape.append(("begin", list(range(self.num_envs))[copies]))
+        self.begun += actions.tolist()
+
+    def step(self, actions):
+        self.tape.append(("step", actions.tolist()))
+        assert self.begun == actions.tolist()
+        self.begun = []
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_where_copies_can_begin_half_of_them_step_while_the_others_are_acted_for(recurrent):
+    copies = [CountingEnv(2 + index, index=index) for index in range(5)]
+    env = Beginning(copies)
+    sampler = make_sampler(env, recurrent=recurrent)
+    plain = make_sampler(SerialEnv([CountingEnv(2 + index, index=index) for index in range(5)]), recurrent=recurrent)
+    for _ in range(3):
+        mine, other = sampler.sample().to_sample_batch(), plain.sample().to_sample_batch()
+        assert set(mine) == set(other)
+        for name in mine:
+            np.testing.assert_array_equal(mine[name], other[name], err_msg=name)
+    assert [what for what, _ in env.tape[:6]] == ["begin", "begin", "step"] * 2
+    assert [copies for _, copies in env.tape[:2]] == [[0, 1], [2, 3, 4]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    cut=st.integers(1, 9),
+    end=st.sampled_from(["terminate", "truncate"]),
+    gamma=st.floats(0, 1),
+    lam=st.floats(0, 1),
+)
+def test_every_way_of_resetting_gives_the_same_transitions(lengths, cut, end, gamma, lam):
+    """Rows of each copy agree between all modes; advantages where the cut does not matter (lambda 0) too."""
+    columns = (c.OBS, c.NEW_OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES)
+    tables = {}
+    for mode in MODES:
+        env = make_env(mode, lengths=tuple(lengths), end=end, num_envs=len(lengths))
+        sampler = make_sampler(env, length=cut, gamma=gamma, lam=0.0)
+        rows = {n: [] for n in range(len(lengths))}
+        for _ in range(12 // cut + 1):
+            batch = sampler.sample().to_sample_batch()
+            for row in batch.rows():
+                kept = [np.asarray(row[name]).tolist() for name in (*columns, c.ADVANTAGES)]
+                rows[int(row[c.OBS][2])].append(kept)
+        tables[mode] = rows
+    for n in range(len(lengths)):
+        shortest = min(len(tables[mode][n]) for mode in MODES)
+        for mode in MODES:
+            assert tables[mode][n][:shortest] == tables["serial"][n][:shortest]
+
+
+@pytest.mark.parametrize("extras", [(), (c.LAST_OBS,)])
+def test_the_floats_of_a_long_fragment_are_sent_from_where_they_were_recorded(extras):
+    """One frame holds all of them, none is copied; later fragments have memory of their own."""
+    floats = {c.OBS, c.REWARDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS, c.VF_PREDS, c.ADVANTAGES, c.VALUE_TARGETS}
+    names = [*floats, c.ACTIONS, c.TERMINATEDS, c.TRUNCATEDS, *extras]
+    sampler = make_sampler(make_env("serial", num_envs=4), length=2500, columns=names)
+    fragment = sampler.sample()
+    arrays = {**fragment.columns, **fragment.extras}
+    message = m.Samples(1, 1, 1, 1, 0, 0, 4, 2500, {"default_policy": arrays}, {}, {}, {})
+    frames = encode(message)
+    frame = np.frombuffer(max(frames, key=len), np.uint8)
+    assert len(frame) == sum(array.nbytes for name, array in arrays.items() if name in {*floats, *extras})
+    assert all(np.shares_memory(arrays[name], frame) for name in {*floats, *extras})
+    received = decode(frames).batches["default_policy"]
+    assert received.keys() == arrays.keys()
+    assert all(np.array_equal(received[name], arrays[name]) for name in arrays)
+    sampler.sample()
+    assert all(np.array_equal(received[name], arrays[name]) for name in arrays)
+    assert not np.shares_memory(sampler.sample().columns[c.OBS], fragment.columns[c.OBS].base)

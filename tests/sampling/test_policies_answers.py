@@ -1,0 +1,188 @@
+"""What a policy may give back, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from aiorl.acting.actor import Actor
+from aiorl.acting.observation.filters import NoFilter
+from aiorl.acting.observation.preprocessors import preprocessor_for
+from aiorl.errors import BatchError, PolicyError, UnsupportedSpaceError
+from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
+
+
+def test_a_policy_may_give_plain_lists_and_write_into_the_arrays_it_was_given(make_sampler):
+    """R98, R100, R114: states that come back in the same memory are still recorded as in and out."""
+
+    class Lazy(RecordingPolicy):
+        def compute_actions(self, obs, state_batches=(), **kwargs):
+            obs[:] = kwargs["prev_action_batch"][:] = kwargs["prev_reward_batch"][:] = 77
+            for state in state_batches:
+                state += 1
+            return [1] * len(obs), state_batches, {"note": [2.5] * len(obs)}
+
+    batch = make_sampler(ScriptedEnv({0: [scenes(3)]}), Lazy(recurrent=True)).get_data()
+    assert batch["actions"].tolist() == [1, 1, 1]
+    assert batch["obs"][:, 1].tolist() == [0, 1, 2]
+    assert batch["prev_actions"].tolist() == [0, 1, 1]
+    assert batch["prev_rewards"].tolist() == [0, 1, 2]
+    assert batch["note"].tolist() == [2.5, 2.5, 2.5]
+    assert batch["state_out_0"][:, 0].tolist() == [0, 1, 2]
+    assert batch["state_in_0"][:, 0].tolist() == [-1, 0, 1]
+
+
+def test_another_number_of_actions_is_refused(make_sampler):
+    sampler = make_sampler(ScriptedEnv({0: [scenes(3)]}), RecordingPolicy(act=lambda obs: np.zeros(len(obs) + 1)))
+    with pytest.raises(ValueError, match="1 actions of policy 'default_policy'"):
+        sampler.get_data()
+
+
+def test_columns_of_another_shape_than_before_are_refused(make_sampler):
+    class Moody(RecordingPolicy):
+        def compute_actions(self, obs, *args, **kwargs):
+            actions, states, _ = super().compute_actions(obs, *args, **kwargs)
+            return actions, states, {"mood": np.zeros((len(obs), len(self.calls)))}
+
+    with pytest.raises(ValueError, match="'mood'"):
+        make_sampler(ScriptedEnv({0: [scenes(3)]}), Moody()).get_data()
+
+
+def test_an_off_policy_action_of_a_continuous_space_is_recorded_as_it_was_taken(make_sampler):
+    """R118, R119."""
+    script = scenes(2)
+    script[0] = Scene(script[0].obs, off_policy_actions={"agent0": np.array([7.0, 8.0])})
+    policy = RecordingPolicy(spaces.Box(-1, 1, (2,), np.float32), act=lambda obs: np.full((len(obs), 2), 3.0))
+    batch = make_sampler(ScriptedEnv({0: [script]}), policy).get_data()
+    assert batch["actions"].tolist() == [[7, 8], [3, 3]]
+    assert batch["actions"].dtype == np.float32
+
+
+def test_a_policy_whose_exploration_has_a_memory_is_told_whose_row_is_which(make_sampler):
+    """Also when an agent is absent; other policies are called as ever."""
+    told = []
+
+    class Noted(RecordingPolicy):
+        def compute_actions(self, *args, agent_ids=None, **kwargs):
+            told.append((agent_ids, [episode.env_id for episode in kwargs["episodes"]]))
+            return super().compute_actions(*args, **kwargs)
+
+    class Remembering:
+        has_memory = True
+
+        def on_episode_start(self, **kwargs):
+            pass
+
+        on_episode_end = on_episode_start
+
+    script = scenes(3, agents=("a", "b"))
+    script[1] = Scene({"b": script[1].obs["b"]}, script[1].rewards)
+    policy = Noted()
+    for exploration, expected in ((Remembering(), [["a", "b"], ["b"], ["a", "b"]]), (None, [None] * 3)):
+        policy.exploration = exploration
+        told.clear()
+        make_sampler(ScriptedEnv({0: [script]}), policy).get_data()
+        assert [agents for agents, _ in told] == expected
+        assert [envs for _, envs in told] == [[0, 0], [0], [0, 0]]
+
+
+class Giving(RecordingPolicy):
+    """Gives what a function of the number of the call (from 0) and of the rows says, beside zero actions."""
+
+    def __init__(self, columns=lambda call, rows: {}, states=None, **more):
+        super().__init__(**more)
+        self.columns, self.states = columns, states
+
+    def compute_actions(self, obs, state_batches=(), **kwargs):
+        call, rows = len(self.calls), len(obs)
+        super().compute_actions(obs, state_batches, **kwargs)
+        states = [] if self.states is None else self.states(state_batches)
+        return np.zeros(rows, np.int64), states, self.columns(call, rows)
+
+
+def test_r96_columns_keep_their_values_whatever_came_first(make_sampler):
+    """R96: whole numbers, then fractions; short names, then long ones."""
+    policy = Giving(lambda call, rows: {"value": [0.75 * call] * rows if call else [0], "name": ["ab" * (call + 1)]})
+    batch = make_sampler(ScriptedEnv({0: [scenes(3)]}), policy).get_data()
+    assert batch["value"].tolist() == [0.0, 0.75, 1.5]
+    assert batch["name"].tolist() == ["ab", "abab", "ababab"]
+
+
+def test_r114_a_state_that_starts_as_whole_numbers_keeps_its_fractions(make_sampler):
+    """R114, R98."""
+
+    class Whole(Giving):
+        def get_initial_state(self):
+            return [np.array([0, 0])]
+
+    policy = Whole(states=lambda given: [given[0] + 0.5])
+    batch = make_sampler(ScriptedEnv({0: [scenes(3)]}), policy).get_data()
+    assert batch["state_out_0"].tolist() == [[0.5, 0.5], [1.0, 1.0], [1.5, 1.5]]
+    assert batch["state_in_0"].tolist() == [[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("policy", "column"),
+    [
+        (Giving(lambda call, rows: {"value": np.array([7.0])}), "value"),
+        (Giving(lambda call, rows: {"value": 7.0}), "value"),
+        (Giving(lambda call, rows: {"value": np.zeros(3)}), "value"),
+        (Giving(states=lambda given: [given[0][:1]], recurrent=True), "state_out_0"),
+    ],
+    ids=["one for all", "scalar", "too many", "state"],
+)
+def test_r96_r114_what_is_not_one_entry_per_row_is_refused(make_sampler, policy, column):
+    """R96, R114: nothing is spread over rows that it was not given for."""
+    with pytest.raises(BatchError, match="2 rows of policy 'default_policy'") as raised:
+        make_sampler(ScriptedEnv({0: [scenes(3, agents=("a", "b"))]}), policy).get_data()
+    assert raised.value.column == column
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["goes", "comes"])
+def test_r96_a_column_given_only_sometimes_is_refused(make_sampler, is_first):
+    """R96: rows without it would hold what other rows left there."""
+    policy = Giving(lambda call, rows: {"score": np.ones(rows)} if (call < 2) == is_first else {})
+    with pytest.raises(BatchError, match=r"'score'.* the same at every evaluation"):
+        make_sampler(ScriptedEnv({0: [scenes(5)]}), policy).get_data()
+
+
+@pytest.mark.parametrize("name", ["rewards", "obs", "eps_id", "infos", "state_in_0", "state_out_0"])
+def test_r96_a_column_cannot_take_the_place_of_one_that_rows_have(make_sampler, name):
+    """R96."""
+    policy = Giving(lambda call, rows: {name: np.ones(rows)}, lambda given: list(given), recurrent=True)
+    with pytest.raises(BatchError, match=f"column '{name}': expected a name that rows do not have"):
+        make_sampler(ScriptedEnv({0: [scenes(5)]}), policy).get_data()
+
+
+@pytest.mark.parametrize(
+    "result", [None, (np.zeros(1), []), (np.zeros(1), None, {}), (np.zeros(1), [], None), np.zeros(3)], ids=repr
+)
+def test_what_is_no_answer_of_a_policy_is_named(make_sampler, result):
+    class Wrong(RecordingPolicy):
+        def compute_actions(self, *args, **kwargs):
+            return result
+
+    with pytest.raises(PolicyError, match=r"compute_actions of policy 'default_policy' \(Wrong\) returned"):
+        make_sampler(ScriptedEnv({0: [scenes(3)]}), Wrong()).get_data()
+
+
+@pytest.mark.parametrize("action", [0.7, np.nan, "1"])
+def test_an_action_that_its_space_cannot_hold_reaches_neither_environment_nor_rows(make_sampler, action):
+    env = ScriptedEnv({0: [scenes(3)]})
+    with pytest.raises(BatchError, match="whole numbers"):
+        make_sampler(env, RecordingPolicy(act=lambda obs: np.full(len(obs), action))).get_data()
+    assert not env.sent
+
+
+def test_r32_a_policy_that_passes_over_its_base_class_gets_no_nested_observations_either():
+    """R32."""
+
+    class Raw(RecordingPolicy):
+        def __init__(self):
+            self.observation_space = spaces.Dict({"a": spaces.Discrete(2)})
+            self.action_space = spaces.Discrete(2)
+
+    policy = Raw()
+    with pytest.raises(UnsupportedSpaceError, match="a policy's observation space"):
+        Actor("p", policy, preprocessor_for(policy.observation_space), NoFilter())

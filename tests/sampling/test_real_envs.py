@@ -1,0 +1,263 @@
+"""The general path over every kind of environment there is, with policies that are as real."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from sampler_settings import sampler_settings
+
+from aiorl.acting.policy import Policy
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.env_maker import to_base_env
+from aiorl.env.external_env import ExternalEnv
+from aiorl.env.multi_agent_env import MultiAgentEnv
+from aiorl.env.remote_env import RemoteSettings
+from aiorl.errors import ConfigError, SamplerDied
+from aiorl.testing.envs import CountingEnv
+from aiorl.testing.scripted_env import RecordingPolicy
+
+SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+class SumPolicy(Policy):
+    """Its action is the sum of the observation: clients can check that they were given their own."""
+
+    def __init__(self):
+        super().__init__(SPACE, spaces.Discrete(100_000), {})
+
+    def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+        return obs.sum(axis=1).astype(np.int64), [], {}
+
+
+class Clients(ExternalEnv):
+    """Twenty threads, each driving several episodes by turns; checks every action it is given."""
+
+    def __init__(self, threads, episodes):
+        super().__init__(spaces.Discrete(100_000), SPACE)
+        self.threads, self.episodes, self.wrong = threads, episodes, []
+
+    def run(self):
+        threads = [threading.Thread(target=self.drive, args=(n,)) for n in range(self.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def drive(self, number):
+        rng = random.Random(number)
+        lengths = {number * 100 + n: rng.randint(1, 6) for n in range(self.episodes)}
+        ids = {key: self.start_episode(f"e{key}", training_enabled=key % 7 != 3) for key in lengths}
+        at = dict.fromkeys(lengths, 0)
+        while at:
+            key = rng.choice(sorted(at))
+            obs = np.array([key, at[key], 1], np.float32)
+            if at[key] == lengths[key]:
+                self.end_episode(ids[key], obs)
+                del at[key]
+                continue
+            if (key + at[key]) % 3 == 0:
+                self.log_action(ids[key], obs, key % 50)
+            else:
+                action = self.get_action(ids[key], obs)
+                if action != int(obs.sum()):
+                    self.wrong.append((key, action))
+            self.log_returns(ids[key], 1.0)
+            self.log_returns(ids[key], float(at[key]))
+            at[key] += 1
+
+
+@pytest.mark.parametrize("threads", [1, 20])
+def test_interleaved_external_episodes_give_separate_trajectories(make_sampler, threads):
+    """R119, R150, R151, R153, R156, R159: 100 episodes, against what each client did."""
+    per_thread = 100 // threads if threads > 1 else 10
+    env = Clients(threads, 5 if threads > 1 else per_thread)
+    base_env = to_base_env(env)
+    sampler = make_sampler(base_env, SumPolicy())
+    batches = []
+    with contextlib.suppress(SamplerDied):
+        while True:
+            batches.append(sampler.get_data())
+    assert env.wrong == []
+    keys = [number * 100 + n for number in range(threads) for n in range(env.episodes)]
+    rngs = {number: random.Random(number) for number in range(threads)}
+    lengths = {key: rngs[key // 100].randint(1, 6) for key in keys}
+    trained = {key for key in keys if key % 7 != 3}
+    seen = {}
+    for batch in batches:
+        key = int(batch["obs"][0, 0])
+        assert key not in seen
+        seen[key] = batch
+        length = lengths[key]
+        steps = np.arange(length)
+        assert batch["obs"].tolist() == [[key, step, 1] for step in steps]
+        assert batch["new_obs"].tolist() == [[key, step + 1, 1] for step in steps]
+        assert batch["rewards"].tolist() == (1.0 + steps).tolist()
+        assert batch["dones"].tolist() == [False] * (length - 1) + [True]
+        logged = [(key + step) % 3 == 0 for step in steps]
+        assert batch["actions"].tolist() == [
+            key % 50 if off else key + step + 1 for step, off in zip(steps, logged, strict=True)
+        ]
+    assert seen.keys() == trained
+    metrics = sampler.get_metrics()
+    assert sorted(m.episode_length for m in metrics) == sorted(lengths.values())
+    base_env.stop()
+
+
+def test_r158_an_external_env_with_a_finite_horizon_is_refused_before_any_row(make_sampler):
+    class Idle(ExternalEnv):
+        def run(self):
+            pass
+
+    base_env = to_base_env(Idle(spaces.Discrete(2), SPACE))
+    with pytest.raises(ConfigError, match="horizon is 50, but ExternalBaseEnv cannot be reset"):
+        make_sampler(base_env, SumPolicy(), horizon=50)
+    for none in (0, None):
+        make_sampler(base_env, SumPolicy(), horizon=none)
+    base_env.stop()
+
+
+class Reusing(gymnasium.Env):
+    """Changes the same info, and the same array in it, at every step."""
+
+    observation_space, action_space = SPACE, spaces.Discrete(50)
+
+    def __init__(self):
+        self.info = {"where": np.zeros(1), "deep": {"steps": [0]}}
+
+    def reset(self, *, seed=None, options=None):
+        self.step_count = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.step_count += 1
+        self.info["where"][0] = self.info["deep"]["steps"][0] = self.step_count
+        return np.zeros(3, np.float32), 1.0, self.step_count == 4, False, self.info
+
+
+def test_r96_infos_in_rows_stay_as_they_were_although_the_environment_goes_on_using_them(make_sampler):
+    base_env = to_base_env(Reusing())
+    batch = make_sampler(base_env, SumPolicy()).get_data()
+    assert [info["where"].tolist() for info in batch["infos"]] == [[1.0], [2.0], [3.0], [4.0]]
+    assert [info["deep"]["steps"] for info in batch["infos"]] == [[1], [2], [3], [4]]
+    base_env.stop()
+
+
+def test_a_gym_env_in_n_copies_takes_one_call_per_step(make_sampler):
+    """R110, R162, R165."""
+    base_env = to_base_env(CountingEnv(4), lambda index: CountingEnv(4, index=index), 3)
+    policy = RecordingPolicy(spaces.Discrete(2), act=lambda obs: np.ones(len(obs), np.int64))
+    sampler = make_sampler(base_env, policy, length=4)
+    batches = [sampler.get_data() for _ in range(6)]
+    assert [len(call["obs"]) for call in policy.calls] == [3] * 8
+    assert SampleBatch.concat(batches).count == 24
+    assert [batch["obs"][0, 2] for batch in batches] == [0, 1, 2] * 2
+    assert base_env.get_unwrapped()[2].last_actions == [1] * 8
+    base_env.stop()
+
+
+def test_remote_copies_come_when_they_are_ready_and_reset_by_later_polls(make_sampler):
+    """R122, R164."""
+    settings = RemoteSettings("aiorl.testing.envs:CountingEnv", {"length": 3})
+    base_env = to_base_env(CountingEnv(3), None, 2, True, remote_settings=settings)
+    try:
+        sampler = make_sampler(
+            base_env, RecordingPolicy(spaces.Discrete(2), act=lambda obs: np.zeros(len(obs), np.int64))
+        )
+        for _ in range(6):
+            batch = sampler.get_data()
+            assert batch["obs"][:, 1].tolist() == [0, 1, 2]
+            assert batch["dones"].tolist() == [False, False, True]
+        assert {m.episode_reward for m in sampler.get_metrics()} == {6.0}
+    finally:
+        base_env.stop()
+
+
+class Meeting(MultiAgentEnv):
+    """Agent n arrives at step n and leaves after three steps of its own."""
+
+    observation_space, action_space = SPACE, spaces.Discrete(5)
+
+    def __init__(self, agents=4):
+        self._agents = agents
+
+    def _show(self):
+        return {n: np.array([n, self._step, 0], np.float32) for n in range(self._agents) if 0 <= self._step - n <= 3}
+
+    def reset(self, *, seed=None, options=None):
+        self._step = 0
+        return self._show(), {}
+
+    def step(self, action_dict):
+        assert action_dict.keys() == {n for n in self._show() if self._step - n < 3}
+        self._step += 1
+        obs = self._show()
+        terminateds = {n: self._step - n == 3 for n in obs}
+        terminateds["__all__"] = self._step == self._agents + 2
+        return obs, dict.fromkeys(obs, 1.0), terminateds, {"__all__": False}, {}
+
+
+def test_agents_that_come_and_go_in_a_multi_agent_env(make_sampler):
+    """R120, R126, R127, R130."""
+    base_env = to_base_env(Meeting(), lambda index: Meeting(), 2)
+    policy = RecordingPolicy(spaces.Discrete(5), act=lambda obs: np.zeros(len(obs), np.int64))
+    batch = make_sampler(base_env, policy).get_data()
+    assert batch.count == 4 * 3
+    for index in range(4):
+        rows = batch.take(batch["agent_index"] == index)
+        assert rows["t"].tolist() == [index, index + 1, index + 2]
+        assert rows["terminateds"].tolist() == [False, False, True]
+    base_env.stop()
+
+
+def test_dict_observations_are_flattened_for_the_policy(make_sampler):
+    """R117 and nested observations together."""
+
+    class Nested(gymnasium.Env):
+        observation_space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,), np.float32)})
+        action_space = spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,), np.float32)])
+        received = []
+
+        def reset(self, *, seed=None, options=None):
+            self.steps = 0
+            return {"a": 0, "b": np.zeros(2, np.float32)}, {}
+
+        def step(self, action):
+            self.received.append(action)
+            self.steps += 1
+            return {"a": self.steps % 3, "b": np.full(2, 0.5, np.float32)}, 1.0, self.steps == 2, False, {}
+
+    class Flat(Policy):
+        def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+            return (np.ones(len(obs), np.int64), np.full((len(obs), 1), 9.0, np.float32)), [], {}
+
+    env = Nested()
+    from aiorl.acting.observation.filters import NoFilter
+    from aiorl.acting.observation.preprocessors import preprocessor_for
+    from aiorl.sampling.callbacks import DefaultCallbacks
+    from aiorl.sampling.setup import SamplerSetup
+    from aiorl.sampling.sync_sampler import SyncSampler
+
+    preprocessor = preprocessor_for(env.observation_space)
+    policy = Flat(preprocessor.observation_space, env.action_space, {})
+    sampler = SyncSampler(
+        SamplerSetup(
+            worker=None,
+            base_env=to_base_env(env),
+            policy_map={"default_policy": policy},
+            policy_mapping_fn=None,
+            preprocessors={"default_policy": preprocessor},
+            filters={"default_policy": NoFilter()},
+            settings=sampler_settings(2),
+            callbacks=DefaultCallbacks(),
+        )
+    )
+    batch = sampler.get_data()
+    assert batch["obs"].tolist() == [[1, 0, 0, 0, 0], [0, 1, 0, 0.5, 0.5]]
+    assert batch["actions"].tolist() == [[1, 9], [1, 9]]
+    assert [part.tolist() if isinstance(part, np.ndarray) else part for part in env.received[0]] == [1, [1.0]]

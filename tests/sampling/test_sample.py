@@ -1,0 +1,582 @@
+"""`RolloutWorker.sample`, in one process, over every kind of environment."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
+
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
+from aiorl.env.monitor import STATS_FILE
+from aiorl.env.vector_env import VectorEnv
+from aiorl.errors import ConfigError
+from aiorl.offline.estimators import ImportanceSamplingEstimator, OffPolicyEstimate
+from aiorl.offline.io import InputReader, OutputWriter
+from aiorl.sampling.async_sampler import AsyncSampler
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.testing.envs import CountingEnv, counting_obs
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+from aiorl.testing.scripted_env import ScriptedEnv, scenes
+
+ACTIONS = spaces.Discrete(2)
+
+
+class Stored(InputReader):
+    """Batches of the given sizes."""
+
+    def __init__(self, *sizes, episodes=None, tape=None):
+        self.sizes, self.tape = itertools.cycle(sizes), tape if tape is not None else []
+        self.numbers = itertools.count()
+
+    def next(self):
+        count, number = next(self.sizes), next(self.numbers)
+        self.tape.append(("read", number))
+        return SampleBatch(
+            obs=np.full((count, 3), number, np.float32),
+            new_obs=np.full((count, 3), number + 1, np.float32),
+            actions=np.zeros(count, np.int64),
+            rewards=np.ones(count, np.float32),
+            action_prob=np.full(count, 0.5, np.float32),
+            eps_id=np.full(count, number),
+        )
+
+
+# --- how much ---
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_truncated_batches_have_exactly_the_rows_asked_for(make_worker, num_envs):
+    """R58, R104."""
+    worker = make_worker(lambda context: CountingEnv(7), num_envs=num_envs, rollout_fragment_length=10)
+    for _ in range(4):
+        batch = worker.sample()
+        assert batch.count == 10 * num_envs
+
+
+def test_truncated_batches_take_at_most_one_sampler_batch_per_environment(make_worker):
+    """R59: also if rows are fewer than aimed at."""
+    reader = Stored(2)
+    worker = make_worker(num_envs=3, rollout_fragment_length=10, input_creator=lambda context: reader)
+    assert worker.sample()["obs"][:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    assert len(reader.tape) == 3
+
+
+def test_reading_stops_as_soon_as_there_is_enough(make_worker):
+    """R59."""
+    reader = Stored(25, 5)
+    worker = make_worker(num_envs=3, rollout_fragment_length=10, input_creator=lambda context: reader)
+    assert worker.sample().count == 30
+    assert len(reader.tape) == 2
+
+
+def test_complete_episodes_are_read_until_there_are_enough_steps(make_worker):
+    """R60, R105."""
+    worker = make_worker(
+        lambda context: CountingEnv(4), batch_mode="complete_episodes", num_envs=2, rollout_fragment_length=5
+    )
+    batch = worker.sample()
+    assert batch.count == 12
+    assert batch["t"].tolist() == [0, 1, 2, 3] * 3
+    assert batch["dones"].tolist() == [False, False, False, True] * 3
+
+
+def test_complete_multi_agent_episodes_count_environment_steps(make_worker):
+    """R60, R131."""
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv((3, 5)),
+        {"a": spec(VECTOR, ACTIONS)},
+        policy_mapping_fn=lambda agent: "a",
+        batch_mode="complete_episodes",
+        rollout_fragment_length=6,
+    )
+    batch = worker.sample()
+    assert isinstance(batch, MultiAgentBatch)
+    assert (batch.count, batch.total()) == (10, 16)
+
+
+@pytest.mark.parametrize("mode", ["complete_episodes", "truncate_episodes"])
+def test_agents_that_share_the_default_policy_do_not_shorten_batches(make_worker, mode):
+    """R60, R131: plain batches, but of as many environment steps as were asked for."""
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv((5, 5, 5)), spec(VECTOR, ACTIONS)[0], batch_mode=mode, num_envs=2,
+        rollout_fragment_length=10,
+    )  # fmt: skip
+    batch = worker.sample()
+    assert isinstance(batch, SampleBatch)
+    assert (batch.env_steps, batch.count) == (20, 60)
+
+
+# --- in which order ---
+
+
+class TapedCallbacks(DefaultCallbacks):
+    tape: list
+
+    def on_sample_end(self, *, worker, samples, **kwargs):
+        self.tape.append(("callback", samples.count, worker.last_batch))
+        samples["rewards"][:] = 9.0
+
+
+class TapedWriter(OutputWriter):
+    def __init__(self, tape):
+        self.tape, self.batches = tape, []
+
+    def write(self, batch):
+        self.batches.append(batch)
+        self.tape.append(("write", batch.count, float(batch["rewards"][0]), sorted(batch.packed)))
+
+
+class TapedPolicy(PlainPolicy):
+    tape: list
+
+    def compute_log_likelihoods(self, actions, obs, states, prev_actions, prev_rewards):
+        self.tape.append(("estimate", len(obs)))
+        return np.full(len(obs), np.log(0.25))
+
+
+@pytest.mark.parametrize(("mode", "kind"), [(True, "rows"), ("bulk", "bulk"), ("each row", "rows")])
+def test_a_batch_goes_its_way_in_order(make_worker, mode, kind):
+    """R61, R62, R63, R64, R65, R66."""
+    tape = []
+    TapedCallbacks.tape = TapedPolicy.tape = tape
+    writer = TapedWriter(tape)
+    worker = make_worker(
+        policy=TapedPolicy,
+        num_envs=2,
+        rollout_fragment_length=3,
+        callbacks=TapedCallbacks,
+        input_creator=lambda context: Stored(3, tape=tape),
+        output_creator=lambda context: writer,
+        input_evaluation=["is"],
+        compress_observations=mode,
+        fake_sampler=True,
+        policy_config={"gamma": 1.0},
+    )
+    batch = worker.sample()
+    assert tape == [
+        ("read", 0),
+        ("read", 1),
+        ("callback", 6, None),
+        ("write", 6, 9.0, []),
+        ("estimate", 3),
+        ("estimate", 3),
+    ]
+    assert batch["rewards"].tolist() == [9.0] * 6, "what the callback changed is seen by the caller"
+    estimates = worker.get_metrics()
+    assert [name for name, _ in estimates] == ["is", "is"]
+    assert estimates[0].metrics["V_prev"] == 27.0, "and by the estimators"
+    assert batch.packed == {"obs", "new_obs"}
+    assert type(batch._columns["obs"]).__name__ == ("PackedRows" if kind == "rows" else "PackedBulk")
+    assert writer.batches[0].packed == frozenset(), "what was written stays as it was"
+    for name in batch:
+        np.testing.assert_array_equal(batch[name], writer.batches[0][name])
+    assert worker.last_batch is batch
+    before = list(tape)
+    assert worker.sample() is batch
+    assert worker.sample() is batch
+    assert tape == before, "no read, callback, write or estimate"
+
+
+def test_observations_of_every_policy_are_compressed(make_worker):
+    """R65."""
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv((4, 4)),
+        {name: spec(VECTOR, ACTIONS) for name in "01"},
+        policy_mapping_fn=lambda agent: agent[1:],
+        rollout_fragment_length=4,
+        compress_observations="bulk",
+    )
+    batch = worker.sample()
+    for number, rows in enumerate(batch.policy_batches.values()):
+        assert rows.packed == {"obs", "new_obs"}
+        assert rows["obs"].tolist() == [counting_obs(0, step, number).tolist() for step in range(4)]
+    batch.decompress()
+    assert all(rows.packed == frozenset() for rows in batch.policy_batches.values())
+
+
+def test_without_compression_nothing_is_packed_and_every_batch_is_new(make_worker):
+    """R65, R66."""
+    worker = make_worker(rollout_fragment_length=5)
+    first, second = worker.sample(), worker.sample()
+    assert first.packed == frozenset()
+    assert first is not second
+    assert worker.last_batch is None
+
+
+class ExtraCallbacks(DefaultCallbacks):
+    def on_episode_end(self, *, episode, **kwargs):
+        rows = {name: np.zeros((1, 3), np.float32) for name in ("obs", "new_obs")}
+        episode.user_data["extra"] = True
+        names = ("actions", "rewards", "prev_actions", "prev_rewards", "dones", "terminateds", "truncateds")
+        rows |= {name: np.zeros(1) for name in (*names, "t", "eps_id", "agent_index")}
+        episode.add_extra_batch(SampleBatch({**rows, "infos": np.array([{}], object), "rewards": np.array([-1.0])}))
+
+
+def test_extra_batches_are_concatenated_and_counted(make_worker):
+    """R67."""
+    worker = make_worker(
+        lambda context: CountingEnv(3),
+        batch_mode="complete_episodes",
+        rollout_fragment_length=8,
+        callbacks=ExtraCallbacks,
+    )
+    batch = worker.sample()
+    assert batch["rewards"].tolist() == [1, 2, 3, -1] * 2
+
+
+def test_metrics_are_those_of_episodes_then_those_of_estimators(make_worker, caplog):
+    """R36, R77, R192: with simulation the environment is played for metrics only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TapedPolicy, "tape", [], raising=False)
+        worker = make_worker(
+            lambda context: CountingEnv(3),
+            TapedPolicy,
+            input_creator=lambda context: Stored(4),
+            input_evaluation=["simulation", "wis", "is"],
+            rollout_fragment_length=4,
+        )
+        assert "for metrics only" in caplog.text
+        assert isinstance(worker.sampler, AsyncSampler)
+        assert worker.sample()["rewards"].tolist() == [1.0] * 4, "stored rows"
+        estimates, episodes = [], []
+        deadline = time.monotonic() + 20
+        # more episodes than a queue of batches could hold that nobody takes
+        while len(episodes) < 20 and time.monotonic() < deadline:
+            for metrics in worker.get_metrics():
+                (estimates if isinstance(metrics, OffPolicyEstimate) else episodes).append(metrics)
+        assert [name for name, _ in estimates] == ["is", "wis"]
+        assert {(found.episode_length, found.episode_reward) for found in episodes} == {(3, 6.0)}
+        assert len(episodes) >= 20
+        worker.stop()
+
+
+class Exclusive(PlainPolicy):
+    """Notes when two threads evaluate it at once."""
+
+    is_inside, clashes = False, 0
+
+    def enter(self, numbers):
+        Exclusive.clashes += self.is_inside
+        self.is_inside = True
+        time.sleep(0.001)
+        self.is_inside = False
+        return numbers
+
+    def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+        return self.enter(np.zeros(len(obs), np.int64)), [], {}
+
+    def compute_log_likelihoods(self, actions, *args):
+        return self.enter(np.full(len(actions), -1.0))
+
+
+def test_estimators_and_the_sampler_do_not_evaluate_a_policy_at_once(make_worker):
+    """R36."""
+    Exclusive.clashes = 0
+    worker = make_worker(
+        policy=Exclusive,
+        input_creator=lambda context: Stored(4),
+        input_evaluation=["simulation", "is"],
+        rollout_fragment_length=4,
+    )
+    for _ in range(50):
+        worker.sample()
+    assert Exclusive.clashes == 0
+
+
+def test_estimators_are_made_by_name(make_worker):
+    """R36."""
+    worker = make_worker(input_evaluation=frozenset(["is"]), input_creator=lambda context: Stored(4))
+    assert [type(found) for found in worker.reward_estimators] == [ImportanceSamplingEstimator]
+    assert make_worker().reward_estimators == []
+
+
+def test_what_was_read_before_an_error_is_kept_for_the_next_call(make_worker):
+    """R7: also when the sampler is interrupted between two turns."""
+    worker = make_worker(lambda context: CountingEnv(50), num_envs=2, rollout_fragment_length=5)
+
+    class Interruption(Exception):
+        pass
+
+    turns = itertools.count()
+
+    def interrupt():
+        if next(turns) == 5:
+            raise Interruption
+
+    worker.on_turn = interrupt
+    with pytest.raises(Interruption):
+        worker.sample()
+    batch = worker.sample()
+    assert batch["t"].tolist() == [0, 1, 2, 3, 4] * 2
+    assert worker.sample()["t"].tolist() == [5, 6, 7, 8, 9] * 2
+
+
+def test_a_callback_that_raises_loses_no_batch(make_worker):
+    """R7, R62."""
+    left = [1, 0]
+
+    class Fails(DefaultCallbacks):
+        def on_sample_end(self, *, samples, **kwargs):
+            1 / (1 - left.pop(0)) if left else None
+
+    worker = make_worker(lambda context: CountingEnv(50), num_envs=2, rollout_fragment_length=3, callbacks=Fails)
+    with pytest.raises(ZeroDivisionError):
+        worker.sample()
+    assert worker.sample()["t"].tolist() == [0, 1, 2] * 2
+    assert worker.sample()["t"].tolist() == [3, 4, 5] * 2
+
+
+@pytest.mark.parametrize("junk", [None, {"obs": np.zeros((2, 3))}])
+def test_a_reader_that_gives_no_batch_is_named_and_may_be_read_again(make_worker, junk):
+    class Junk(Stored):
+        def next(self):
+            return junk if next(self.numbers) == 0 else super().next()
+
+    worker = make_worker(input_creator=lambda context: Junk(4), rollout_fragment_length=4)
+    with pytest.raises(ConfigError, match=f"reader Junk gave a {type(junk).__name__}, expected a SampleBatch"):
+        worker.sample()
+    assert worker.sample().count == 4
+
+
+def test_a_reader_around_the_samplers_batches_is_told_at_once_that_simulation_drops_them(make_worker):
+    """R36, R75: nothing would ever come."""
+
+    class Around(InputReader):
+        def __init__(self, context):
+            self.reader = context.default_sampler_input()
+
+        def next(self):
+            return self.reader.next()
+
+    worker = make_worker(input_creator=Around, input_evaluation=["simulation"])
+    with pytest.raises(ConfigError, match="simulation"):
+        worker.sample()
+
+
+# --- as a stream ---
+
+
+def test_batches_come_as_an_endless_iterator_without_repetition(make_worker):
+    """SPEC 2.2 step 3."""
+    worker = make_worker(lambda context: CountingEnv(50), rollout_fragment_length=5)
+    starts = [int(batch["t"][0]) for batch in itertools.islice(worker.samples, 4)]
+    assert starts == [0, 5, 10, 15]
+
+
+def test_batches_come_as_an_asynchronous_iterator_too(make_worker):
+    """SPEC 2.2 step 3."""
+    worker = make_worker(lambda context: CountingEnv(50), rollout_fragment_length=5)
+
+    async def take(count):
+        starts = []
+        async for batch in worker.samples:
+            starts.append(int(batch["t"][0]))
+            if len(starts) == count:
+                return starts
+
+    assert asyncio.run(take(3)) == [0, 5, 10]
+    assert next(worker.samples)["t"][0] == 15
+
+
+# --- kinds of environments ---
+
+
+class TwoCounters(VectorEnv):
+    """Two counters in one, of lengths 3 and 4."""
+
+    num_envs, observation_space, action_space = 2, VECTOR, ACTIONS
+
+    def __init__(self):
+        self.envs = [CountingEnv(3, index=0), CountingEnv(4, index=1)]
+
+    def vector_reset(self):
+        return [env.reset()[0] for env in self.envs]
+
+    def reset_at(self, index):
+        return self.envs[index].reset()[0]
+
+    def vector_step(self, actions):
+        return tuple(zip(*(env.step(a) for env, a in zip(self.envs, actions, strict=True)), strict=True))
+
+
+class Client(ExternalEnv):
+    """Plays episodes of 3 steps."""
+
+    def run(self):
+        for number in itertools.count():
+            episode = self.start_episode()
+            for step in range(3):
+                self.get_action(episode, counting_obs(number, step))
+                self.log_returns(episode, step + 1.0)
+            self.end_episode(episode, counting_obs(number, 3))
+
+
+class MultiClient(ExternalMultiAgentEnv):
+    def run(self):
+        for number in itertools.count():
+            episode = self.start_episode()
+            for step in range(3):
+                self.get_action(episode, {"a0": counting_obs(number, step)})
+                self.log_returns(episode, {"a0": step + 1.0})
+            self.end_episode(episode, {"a0": counting_obs(number, 3)})
+
+
+class OldGym:
+    """One-value reset, four-value step."""
+
+    observation_space, action_space = VECTOR, ACTIONS
+
+    def __init__(self):
+        self.env = CountingEnv(3)
+
+    def reset(self):
+        return self.env.reset()[0]
+
+    def step(self, action):
+        obs, reward, terminated, _, info = self.env.step(action)
+        return obs, reward, terminated, info
+
+
+def external(kind):
+    return lambda context: kind(ACTIONS, VECTOR)
+
+
+KINDS = {
+    "gymnasium": lambda context: CountingEnv(3),
+    "old gym": lambda context: OldGym(),
+    "gymnasium vector": lambda context: gymnasium.vector.SyncVectorEnv(
+        [lambda: CountingEnv(3)], autoreset_mode="SameStep"
+    ),
+    "VectorEnv": lambda context: TwoCounters(),
+    "MultiAgentEnv": lambda context: CountingMultiAgentEnv((3,)),
+    "ExternalEnv": external(Client),
+    "ExternalMultiAgentEnv": external(MultiClient),
+    "BaseEnv": lambda context: ScriptedEnv({0: [scenes(3)]}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_environment_is_sampled_in_one_process(make_worker, kind):
+    """R161."""
+    worker = make_worker(
+        KINDS[kind],
+        {DEFAULT: spec(VECTOR, ACTIONS)},
+        batch_mode="complete_episodes",
+        rollout_fragment_length=3,
+        num_envs=1,
+    )
+    lengths = set()
+    for _ in range(4):
+        batch = worker.sample()
+        length = batch.count
+        lengths.add(length)
+        assert batch["obs"][:, 1].tolist() == list(range(length))
+        assert batch["rewards"].tolist() == list(range(1, length + 1))
+        assert batch["dones"].tolist() == [False] * (length - 1) + [True]
+    assert lengths == ({3, 4} if kind == "VectorEnv" else {3})
+    assert len(worker.get_metrics()) >= 4
+
+
+def test_environments_in_processes_of_their_own_are_sampled(make_worker, tmp_path):
+    """R161, R164, R20, R26, R29: they are monitored and seeded there; the one that only gave its spaces is not."""
+    worker = make_worker(
+        CountingEnv,
+        env_config={"length": 3},
+        remote_worker_envs=True,
+        num_envs=2,
+        batch_mode="complete_episodes",
+        rollout_fragment_length=6,
+        seed=1,
+        monitor_path=str(tmp_path),
+    )
+    assert type(worker.env) is CountingEnv
+    for _ in range(3):
+        batch = worker.sample()
+        assert batch["t"].tolist() == [0, 1, 2] * 4
+    assert len(worker.async_env.pids) == 2
+    assert worker.foreach_env(lambda env: env) == [worker.async_env]
+    worker.stop()
+    lines = [len((folder / STATS_FILE).read_text().splitlines()) for folder in tmp_path.iterdir()]
+    assert sum(lines) >= 12
+    assert len(lines) == 2
+
+
+def test_a_horizon_cuts_episodes_and_soft_ones_do_not_reset(make_worker):
+    """R82, R84, R85."""
+    hard = make_worker(lambda context: CountingEnv(50), episode_horizon=4, rollout_fragment_length=8)
+    batch = hard.sample()
+    assert batch["t"].tolist() == [0, 1, 2, 3] * 2
+    assert batch["dones"].tolist() == [False, False, False, True] * 2
+    assert batch["obs"][:, 0].tolist() == [0] * 4 + [1] * 4
+    soft = make_worker(
+        lambda context: CountingEnv(50), episode_horizon=4, soft_horizon=True, rollout_fragment_length=8
+    ).sample()
+    assert soft["dones"].sum() == 0
+    assert soft["obs"][:, 1].tolist() == list(range(8))
+    never = make_worker(lambda context: CountingEnv(4), no_done_at_end=True, rollout_fragment_length=8).sample()
+    assert never["dones"].sum() == 0
+
+
+def test_observation_functions_and_clipping_reach_the_sampler(make_worker):
+    """R118, R134."""
+    seen = []
+
+    class Wide(CountingEnv):
+        def __init__(self):
+            super().__init__(50)
+            self.action_space = spaces.Box(-0.5, 0.5, (1,), np.float32)
+
+        def step(self, action):
+            seen.append(float(action[0]))
+            return super().step(0)
+
+    class Far(PlainPolicy):
+        def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+            return np.full((len(obs), 1), 2.0, np.float32), [], {}
+
+    def shifted(agent_obs, worker, base_env, policies, episode):
+        return {agent: obs + np.float32(100) for agent, obs in agent_obs.items()}
+
+    worker = make_worker(lambda context: Wide(), Far, observation_fn=shifted, rollout_fragment_length=3)
+    batch = worker.sample()
+    assert set(seen) == {0.5}
+    assert batch["actions"].tolist() == [[2.0]] * 3
+    assert batch["obs"][0].tolist() == [100, 100, 100]
+    free = make_worker(lambda context: Wide(), Far, clip_actions=False, rollout_fragment_length=3)
+    free.sample()
+    assert seen[-1] == 2.0
+
+
+def test_clients_of_an_external_env_get_clipped_actions_and_rows_keep_what_was_chosen(make_worker):
+    """R118, R119, R150: a client that acts by itself gets nothing, and its action is what the row holds."""
+    got = []
+
+    class Asks(ExternalEnv):
+        def run(self):
+            episode = self.start_episode()
+            got.append(self.get_action(episode, np.zeros(3, np.float32)))
+            got.append(self.log_action(episode, np.ones(3, np.float32), np.array([0.25], np.float32)))
+            got.append(self.get_action(episode, np.ones(3, np.float32)))
+            self.end_episode(episode, np.zeros(3, np.float32))
+            self.start_episode("and goes on")
+
+    class Far(PlainPolicy):
+        def compute_actions(self, obs, state_batches=(), *args, **kwargs):
+            return np.full((len(obs), 1), 2.0, np.float32), [], {}
+
+    worker = make_worker(
+        lambda context: Asks(spaces.Box(-0.5, 0.5, (1,), np.float32), VECTOR),
+        Far,
+        batch_mode="complete_episodes",
+        rollout_fragment_length=3,
+    )
+    assert worker.sample()["actions"].tolist() == [[2.0], [0.25], [2.0]]
+    assert [None if action is None else action.tolist() for action in got] == [[0.5], None, [0.5]]

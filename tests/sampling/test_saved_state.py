@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import contextlib
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiorl.errors import CheckpointError
+from aiorl.sampling.saved_state import SavedState, dump_state, load_state
+
+leaves = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text()
+entries = st.dictionaries(st.text(), st.recursive(leaves, lambda inner: st.lists(inner, max_size=3), max_leaves=5))
+
+
+@given(st.dictionaries(st.text(), entries, max_size=3), st.dictionaries(st.text(), entries, max_size=3))
+def test_what_is_saved_comes_back(filters, policies):
+    """R51."""
+    assert load_state(dump_state(SavedState(filters, policies))) == (filters, policies)
+
+
+def test_arrays_keep_dtype_and_shape():
+    """R51."""
+    weights = np.arange(6, dtype=np.float32).reshape(2, 3)
+    saved = load_state(dump_state(SavedState({}, {"a": {"weights": {"w": weights}, "step": 7}})))
+    found = saved.policies["a"]["weights"]["w"]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, weights)
+
+
+def test_a_state_that_is_no_plain_data_is_refused():
+    """R51: nothing is pickled."""
+    with pytest.raises(CheckpointError, match="cannot be saved"):
+        dump_state(SavedState({}, {"a": {"function": len}}))
+
+
+@given(st.binary(max_size=200))
+def test_any_other_bytes_are_refused(data):
+    """R51."""
+    with pytest.raises(CheckpointError):
+        load_state(data)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, r"none that RolloutWorker\.save"),
+        ([1, 2], "none that"),
+        ({"format": "aiorl-rollout-worker", "version": 2}, "its form is 2, and 1 is known"),
+        ({"format": "aiorl-rollout-worker", "version": 1, "filters": {}}, "its policies are damaged"),
+        ({"format": "aiorl-rollout-worker", "version": 1, "filters": {"a": 3}, "policies": {}}, "its filters are"),
+    ],
+)
+def test_other_forms_are_refused(content, message):
+    """R51."""
+    with pytest.raises(CheckpointError, match=message):
+        load_state(msgpack.packb(content))
+
+
+@given(st.integers(0, 400), st.integers(0, 255))
+def test_damaged_bytes_are_refused_or_read_as_something_else_but_never_crash(position, value):
+    """R51."""
+    data = bytearray(dump_state(SavedState({"a": {"n": np.zeros(3)}}, {"a": {"weights": {"w": np.ones(20)}}})))
+    data[position % len(data)] = value
+    with contextlib.suppress(CheckpointError):
+        load_state(bytes(data))

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from aiorl.errors import BatchError
+from aiorl.sampling.table import Table
+
+
+class Rows(RuleBasedStateMachine):
+    """Against dicts of lists: whatever comes and goes, what waits stays, with what came before and after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = Table()
+        self.table.define("x", (2,), np.float32, [7, 8])
+        self.rows = {}  # seat -> all rows of its agent's episode, the one before it first
+        self.numbers = {}  # seat -> number of the first of these in the table
+        self.waits = {}  # seat -> first row that waits
+        self.next = 0.0
+
+    @rule()
+    def come(self):
+        seat = self.table.take_seat()
+        assert seat not in self.rows
+        self.rows[seat] = [[7.0, 8.0]]
+        self.numbers[seat] = self.table.row_of(seat)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def go(self, data):
+        seat = data.draw(st.sampled_from(sorted(self.rows)))
+        self.table.free_seat(seat)
+        for by_seat in (self.rows, self.numbers, self.waits):
+            by_seat.pop(seat, None)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), times=st.integers(1, 40))
+    def add(self, data, times):
+        seats = data.draw(st.permutations(sorted(self.rows)))
+        seats = seats[: data.draw(st.integers(1, len(seats)))]
+        for _ in range(times):
+            _, index = self.table.add(np.array(seats))
+            values = self.next + np.arange(2.0 * len(seats)).reshape(-1, 2)
+            self.next += 2.0 * len(seats)
+            self.table.write("x", index, values.astype(np.float32))
+            for seat, value in zip(seats, values.tolist(), strict=True):
+                self.rows[seat].append(value)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def wait(self, data):
+        seat = data.draw(st.sampled_from(sorted(self.rows)))
+        self.waits.setdefault(seat, len(self.rows[seat]) - 1)
+        self.table.keep_from(seat, self.table.row_of(seat))
+
+    @precondition(lambda self: self.waits)
+    @rule()
+    def take_out(self):
+        seats = np.array(sorted(self.waits))
+        first = np.array([self.waits[seat] + self.numbers[seat] for seat in seats.tolist()])
+        lengths = np.array([len(self.rows[seat]) - self.waits[seat] for seat in seats.tolist()])
+        places = self.table.places(seats, first, lengths)
+        found = self.table.gather({"now": ("x", 0), "before": ("x", -1)}, places)
+        now = [row for seat in seats.tolist() for row in self.rows[seat][self.waits[seat] :]]
+        assert found["now"].tolist() == now
+        ends = np.cumsum(lengths)
+        assert set(self.table.gaps(places).tolist()) <= set(ends[:-1].tolist())
+        for seat, end, length in zip(seats.tolist(), ends.tolist(), lengths.tolist(), strict=True):
+            before = found["before"][end - length : end].tolist()
+            wanted = self.rows[seat][: self.waits[seat] + length - 1][-length:]
+            assert before[-len(wanted) :] == wanted if wanted else True
+        self.table.taken(seats)
+        self.waits.clear()
+
+    @invariant()
+    def the_latest_row_is_there(self):
+        for seat, rows in self.rows.items():
+            assert self.table.row_of(seat) == self.numbers[seat] + len(rows) - 1
+            assert self.table.entry("x", self.table.row_of(seat), seat).tolist() == rows[-1]
+        assert self.table.num_seats == len(self.rows)
+
+
+TestRows = Rows.TestCase
+TestRows.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
+
+
+def test_it_is_as_long_as_rows_wait_and_no_longer():
+    table = Table()
+    table.define("x", (), np.float32)
+    seats = np.array([table.take_seat() for _ in range(3)])
+    for _ in range(1000):
+        table.add(seats)
+    assert table.length == 16, "nothing waits"
+    table.keep_from(0, table.row_of(0))
+    for _ in range(100):
+        table.add(seats)
+    assert table.length == 128
+
+
+@pytest.mark.parametrize("again", [None, "x"])
+def test_an_episode_that_starts_anew_in_its_seat_keeps_its_state_and_forgets_its_action(again):
+    """R84."""
+    table = Table()
+    for name, start in (("x", None), ("actions", 0), ("state_out_0", -1)):
+        table.define(name, (), np.int64, start)
+    seat = table.take_seat()
+    index = np.array([seat])
+    for number in (1, 2) if again else (1,):
+        _, index = table.add(np.array([seat]))
+        table.write("x", index, np.array([number]))
+        if number == 1:
+            table.write("actions", index, np.array([5]))
+            table.write("state_out_0", index, np.array([9]))
+    table.start_anew(seat, again=again)
+    row = table.row_of(seat)
+    if again:
+        assert table.entry("x", row, seat) == 2
+        row -= 1
+    assert (int(table.entry("actions", row, seat)), int(table.entry("state_out_0", row, seat))) == (0, 9)
+
+
+def written(*parts):
+    """All that is in a column that was written in so many parts, in their order."""
+    table = Table()
+    rows = []
+    for part in parts:
+        values = np.asarray(part)
+        seats = np.array([table.take_seat() for _ in range(len(values))])
+        _, index = table.add(seats)
+        table.write("x", index, values)
+        rows += seats.tolist()
+    return table.read("x", table.at(np.array(rows)))
+
+
+def test_entries_of_another_shape_are_refused():
+    with pytest.raises(BatchError, match="'x'"):
+        written(np.zeros((1, 2)), np.zeros((1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "dtype"),
+    [
+        ([0, 0], [0.75, 0.5], np.float64),
+        ([True, False], [2, 3], np.int64),
+        (np.array([1, 2], np.int32), [2**40, 3], np.int64),
+        (np.array([1, 2], np.float16), np.array([1e30, 0.1], np.float32), np.float32),
+        (np.zeros(2, np.float32), [0.5, 0.25], np.float32),
+        (np.zeros(2, np.float32), [1j, 2], np.complex128),
+        (["a", "b"], ["abc", "d"], "<U3"),
+        (np.array([{}, {}]), [1, 2], object),
+    ],
+    ids=str,
+)
+def test_r96_a_column_is_widened_where_entries_would_lose_their_value(first, then, dtype):
+    """R96, R114: whatever came first."""
+    entries = written(first, then)
+    assert entries.dtype == dtype
+    assert entries.tolist() == [*np.asarray(first).tolist(), *np.asarray(then).tolist()]
+
+
+@pytest.mark.parametrize(("first", "then"), [(["21 or more characters"], [5]), ([5], ["a"]), ([5], [None])])
+def test_entries_of_another_kind_are_refused(first, then):
+    with pytest.raises(BatchError, match=r"'x': expected entries of dtype .*, as before"):
+        written(first, then)

@@ -1,0 +1,810 @@
+"""The methods of RolloutWorker; `sample` has a module of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
+
+from aiorl.acting.observation.filters import NoFilter
+from aiorl.env.external_env import ExternalEnv
+from aiorl.errors import CheckpointError, ConfigError, EnvError, PolicyError, SamplerDied
+from aiorl.offline.io import InputReader, OutputWriter
+from aiorl.sampling.async_sampler import MAX_BATCHES_AHEAD
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.interface import EvaluatorInterface
+from aiorl.sampling.worker import RolloutWorker, get_global_worker
+from aiorl.testing.envs import CountingEnv
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+from aiorl.testing.scripted_env import ScriptedEnv, scenes
+
+ACTIONS = spaces.Discrete(2)
+
+
+def wait_until(condition, limit_s=10.0):
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        threading.Event().wait(0.002)
+
+
+def by_agent(agent):
+    return agent[1:]
+
+
+@pytest.fixture
+def make_pair(make_worker):
+    """A worker whose agents "a0" and "a1" are played by policies "0" and "1"."""
+
+    def make(**more):
+        return make_worker(
+            lambda context: CountingMultiAgentEnv((2, 3)),
+            {name: spec(VECTOR, ACTIONS) for name in "01"},
+            policy_mapping_fn=by_agent,
+            **{"batch_mode": "complete_episodes", "rollout_fragment_length": 3, **more},
+        )
+
+    return make
+
+
+# --- weights ---
+
+
+def test_weights_are_given_for_all_policies_or_those_named(make_pair):
+    """R40."""
+    worker = make_pair()
+    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [0.0], "1": [0.0]}
+    assert list(worker.get_weights(["1"])) == ["1"]
+    assert worker.get_weights(["nobody"]) == worker.get_weights([]) == {}
+    assert list(worker.get_weights("1")) == ["1"]
+    assert worker.get_weights("01") == {}, "a string is one id, not a collection of letters"
+
+
+def test_weights_are_set_for_policies_given_and_global_variables_afterwards(make_pair):
+    """R41."""
+    worker = make_pair()
+    worker.set_weights({"1": {"w": [5.0]}}, {"timestep": 40})
+    assert worker.policy_map["0"].notes == [("global_vars", {"timestep": 40})]
+    assert worker.policy_map["1"].notes == [("weights", 5.0), ("global_vars", {"timestep": 40})]
+    assert worker.policy_map["0"].global_timestep == 40
+    worker.set_weights({"0": {"w": [1.0]}}, {})
+    assert worker.get_global_vars() == {"timestep": 40}
+
+
+def test_weights_of_an_unknown_policy_are_a_key_error_and_change_nothing(make_pair):
+    """R41."""
+    worker = make_pair()
+    with pytest.raises(KeyError, match="nobody"):
+        worker.set_weights({"0": {"w": [1.0]}, "nobody": {"w": [1.0]}})
+    assert worker.policy_map["0"].notes == []
+
+
+class Refusing(PlainPolicy):
+    """Takes weights up, and then finds them wrong."""
+
+    def set_weights(self, weights):
+        super().set_weights(weights)
+        if self.weight[0] > 100:
+            raise PolicyError("too large")
+
+
+def make_refusing(make_worker, **more):
+    return make_worker(
+        lambda context: CountingMultiAgentEnv((3, 3)),
+        {"0": spec(VECTOR, ACTIONS), "1": spec(VECTOR, ACTIONS, Refusing)},
+        policy_mapping_fn=by_agent,
+        **more,
+    )
+
+
+def test_weights_that_one_policy_refuses_change_none(make_worker):
+    """R41."""
+    worker = make_refusing(make_worker)
+    worker.set_weights({"0": {"w": [1.0]}, "1": {"w": [2.0]}}, {"timestep": 5})
+    with pytest.raises(PolicyError, match="too large"):
+        worker.set_weights({"0": {"w": [7.0]}, "1": {"w": [200.0]}}, {"timestep": 6})
+    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [1.0], "1": [2.0]}
+    assert worker.get_global_vars() == {"timestep": 5}
+
+
+def test_weights_set_between_two_samples_govern_the_next_action(make_worker):
+    """R79."""
+    worker = make_worker(rollout_fragment_length=2)
+    worker.sample()
+    worker.set_weights({DEFAULT: {"w": [1.0]}})
+    assert worker.sample()["actions"].tolist() == [1, 1]
+
+
+def test_weights_and_filters_may_be_changed_while_sampling_goes_on_also_by_callbacks(make_worker):
+    """R6, R41: neither ever in the middle of a turn; a callback, which is inside one, doesn't wait for itself."""
+    by_callback = threading.Event()
+
+    class Callbacks(DefaultCallbacks):
+        def on_episode_end(self, *, worker, **kwargs):
+            worker.set_weights(worker.get_weights())
+            by_callback.set()
+
+    worker = make_worker(
+        sample_async=True,
+        rollout_fragment_length=5,
+        observation_filter="ConcurrentMeanStdFilter",
+        callbacks=Callbacks,
+    )
+    for number in range(20):
+        worker.set_weights({DEFAULT: {"w": [float(number)]}})
+        worker.get_filters(flush_after=True)
+        worker.sample()
+    assert by_callback.wait(10)
+
+
+class Slow(PlainPolicy):
+    """Notices weights that are set, and evaluations that begin, while it is evaluated."""
+
+    clashes = 0
+    is_acting = False
+
+    def compute_actions(self, *args, **kwargs):
+        self.clashes += self.is_acting
+        self.is_acting = True
+        threading.Event().wait(0.01)
+        self.is_acting = False
+        return super().compute_actions(*args, **kwargs)
+
+    def set_weights(self, weights):
+        self.clashes += self.is_acting
+        super().set_weights(weights)
+
+
+def test_weights_are_not_set_in_the_middle_of_a_turn_that_a_cancelled_wait_left_going_on(make_worker):
+    """R6, R41."""
+    worker = make_worker(lambda context: CountingEnv(50), Slow, rollout_fragment_length=20)
+
+    async def cancelled():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(worker.samples), 0.03)
+        for number in range(10):
+            worker.set_weights({DEFAULT: {"w": [float(number)]}})
+        return await anext(worker.samples)
+
+    assert asyncio.run(cancelled())["t"].tolist() == list(range(20))
+    assert worker.policy_map[DEFAULT].clashes == 0
+
+
+def test_of_two_threads_that_sample_each_gets_batches_of_its_own(make_worker):
+    """A cancelled wait goes on sampling beside who calls sample()."""
+    worker = make_worker(lambda context: CountingEnv(1000), Slow, rollout_fragment_length=5)
+    batches, errors = [], []
+
+    def sample():
+        try:
+            batches.extend(worker.sample()["t"].tolist() for _ in range(4))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=sample) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert errors == []
+    assert worker.policy_map[DEFAULT].clashes == 0
+    assert sorted(step for batch in batches for step in batch) == list(range(40))
+
+
+@pytest.mark.parametrize("sample_async", [False, True])
+def test_callbacks_may_set_weights_although_others_wait_to_as_well(make_worker, sample_async):
+    """R6: a callback, which is inside a turn, waits for nobody."""
+
+    class Callbacks(DefaultCallbacks):
+        def on_episode_step(self, *, worker, **kwargs):
+            worker.set_weights(worker.get_weights())
+
+    worker = make_worker(sample_async=sample_async, callbacks=Callbacks, rollout_fragment_length=20)
+    over = threading.Event()
+
+    def set_weights():
+        while not over.is_set():
+            worker.set_weights({DEFAULT: {"w": [1.0]}})
+
+    thread = threading.Thread(target=set_weights)
+    thread.start()
+    try:
+        for _ in range(5):
+            assert worker.sample().count == 20
+    finally:
+        over.set()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+# --- learning ---
+
+
+def test_gradients_carry_the_batchs_count(make_worker):
+    """R42."""
+    worker = make_worker(rollout_fragment_length=4)
+    gradients, info = worker.compute_gradients(worker.sample())
+    assert gradients["w"].tolist() == [4]
+    assert info == {"rows": 4, "batch_count": 4}
+
+
+def test_gradients_of_a_multi_agent_batch_cover_the_policies_that_learn(make_pair):
+    """R42, R131."""
+    worker = make_pair(policies_to_train=["1"])
+    samples = worker.sample()
+    gradients, info = worker.compute_gradients(samples)
+    assert list(gradients) == ["1"]
+    assert info == {"1": {"rows": 3}, "batch_count": 3}
+    assert list(make_pair().compute_gradients(samples)[0]) == ["0", "1"]
+
+
+def test_gradients_are_applied_by_policy_or_to_the_default_one(make_pair, make_worker):
+    """R43."""
+    pair = make_pair(policies_to_train=["1"])
+    assert pair.apply_gradients({"0": {"w": np.ones(1)}}) == {"0": {"applied": 1.0}}, "whether it learns or not"
+    with pytest.raises(KeyError, match="nobody"):
+        pair.apply_gradients({"1": {"w": np.ones(1)}, "nobody": {}})
+    assert pair.policy_map["1"].weight.tolist() == [0.0]
+    single = make_worker()
+    assert single.apply_gradients({"w": np.full(1, 2.0)}) == {"applied": 2.0}, "a dict by weight name"
+    assert single.apply_gradients({DEFAULT: {"w": np.full(1, 3.0)}}) == {DEFAULT: {"applied": 3.0}}
+    assert single.policy_map[DEFAULT].weight.tolist() == [5.0]
+
+
+def test_policies_learn_on_their_own_rows_but_for_those_that_are_not_to(make_pair):
+    """R44."""
+    worker = make_pair()
+    samples = worker.sample()
+    assert worker.learn_on_batch(samples) == {
+        "0": {"rows": 2, "mean_reward": 1.5},
+        "1": {"rows": 3, "mean_reward": 2.0},
+    }
+    restricted = make_pair(policies_to_train=["0"])
+    assert list(restricted.learn_on_batch(samples)) == ["0"]
+    assert ("learn", 3) not in restricted.policy_map["1"].notes
+
+
+def test_a_plain_batch_is_learned_by_the_default_policy_whatever_the_whitelist_says(make_worker):
+    """R45."""
+    policies = {name: spec(VECTOR, ACTIONS) for name in (DEFAULT, "other")}
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv(), policies, policies_to_train=["other"], rollout_fragment_length=4
+    )
+    samples = worker.sample().policy_batches[DEFAULT]
+    assert worker.policies_to_train == ["other"]
+    info = worker.learn_on_batch(samples)
+    assert info == {"rows": samples.count, "mean_reward": float(samples["rewards"].mean())}
+
+
+def test_r44_a_policy_that_is_not_to_learn_does_not_though_it_alone_has_rows(make_worker):
+    """R44, R131: several policies give multi-agent batches, of environment steps, whichever of them have rows."""
+    policies = {name: spec(VECTOR, ACTIONS) for name in (DEFAULT, "other")}
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv((3, 5) if context.vector_index else (6, 2)),
+        policies,
+        policy_mapping_fn=lambda agent: DEFAULT,
+        policies_to_train=["other"],
+        rollout_fragment_length=4,
+        num_envs=2,
+    )
+    samples = worker.sample()
+    assert (samples.count, samples.total()) == (8, (4 + 2) + (3 + 4))
+    assert worker.learn_on_batch(samples) == {}
+    assert worker.compute_gradients(samples) == ({}, {"batch_count": 8})
+    assert not [note for note in worker.policy_map[DEFAULT].notes if note[0] == "learn"]
+
+
+def test_sampling_and_learning_in_one_demands_the_expected_count(make_worker):
+    """R46."""
+    worker = make_worker(rollout_fragment_length=6)
+    with pytest.raises(AssertionError, match="count of 6, expected 7"):
+        worker.sample_and_learn(7, 1, 2, [])
+    with pytest.raises(ConfigError, match="sgd_minibatch_size is -4"):
+        worker.sample_and_learn(6, 1, -4, [])
+    info, count = worker.sample_and_learn(6, 2, 4, ["rewards"])
+    assert count == 6
+    assert info.keys() == {DEFAULT}
+    policy = worker.policy_map[DEFAULT]
+    assert [note for note in policy.notes if note[0] == "learn"] == [("learn", 4), ("learn", 2)] * 2
+
+
+def test_sample_with_count_gives_both(make_worker, make_pair):
+    """R47: environment steps, also where each makes several rows."""
+    batch, count = make_worker(rollout_fragment_length=6).sample_with_count()
+    assert batch.count == count == 6
+    batch, count = make_pair().sample_with_count()
+    assert (batch.count, batch.total(), count) == (3, 5, 3)
+
+
+# --- environments and policies ---
+
+
+def test_every_environment_is_visited_or_the_base_environment_if_it_shows_none(make_worker):
+    """R48."""
+    worker = make_worker(num_envs=3)
+    assert worker.foreach_env(id) == [id(env) for env in worker.async_env.get_unwrapped()]
+    assert len(worker.foreach_env(id)) == 3
+    base_env = ScriptedEnv({0: [scenes(2)]})
+    worker = make_worker(lambda context: base_env, {DEFAULT: spec(VECTOR, ACTIONS)})
+    assert worker.foreach_env(lambda env: env) == [base_env]
+
+
+def test_policies_are_found_by_id(make_pair, make_worker):
+    """R49."""
+    worker = make_pair()
+    assert worker.get_policy("0") is worker.policy_map["0"]
+    assert worker.get_policy() is None
+    assert worker.for_policy(id, "1") == id(worker.policy_map["1"])
+    with pytest.raises(KeyError, match="nobody"):
+        worker.for_policy(id, "nobody")
+    assert make_worker().for_policy(type) is PlainPolicy
+
+
+def test_all_policies_or_those_that_learn_are_visited(make_pair):
+    """R50."""
+    worker = make_pair(policies_to_train=["1"])
+    assert worker.foreach_policy(lambda policy, name: (policy, name)) == list(
+        zip(worker.policy_map.values(), "01", strict=True)
+    )
+    assert worker.foreach_trainable_policy(lambda policy, name: name) == ["1"]
+
+
+# --- filters, state, global variables ---
+
+
+def make_filtering(make_worker, **more):
+    return make_worker(observation_filter="MeanStdFilter", rollout_fragment_length=5, **more)
+
+
+def test_filters_are_copied_and_their_deltas_flushed_on_demand(make_worker):
+    """R138."""
+    worker = make_filtering(make_worker)
+    worker.sample()
+    own = worker.filters[DEFAULT]
+    seen = own.count
+    assert worker.get_filters()[DEFAULT].buffer_count == own.buffer_count == seen
+    first = worker.get_filters(flush_after=True)[DEFAULT]
+    assert first.buffer_count == first.count == seen
+    assert (own.count, own.buffer_count) == (seen, 0)
+    assert worker.get_filters()[DEFAULT].buffer_count == 0
+    own(np.zeros(3, np.float32))
+    assert first.count == seen, "a copy"
+
+
+def test_synchronised_filters_keep_the_unsent_delta_and_every_key_must_be_there(make_worker):
+    """R140, R141."""
+    worker, other = make_filtering(make_worker), make_filtering(make_worker)
+    worker.sample()
+    other.sample()
+    given, own = other.get_filters(), worker.filters[DEFAULT]
+    pending, published = own.buffer_count, given[DEFAULT].count
+    worker.sync_filters(given)
+    assert (own.count, own.buffer_count) == (published + pending, pending)
+    with pytest.raises(AssertionError, match="no filters are given for default_policy"):
+        worker.sync_filters({"other": given[DEFAULT]})
+
+
+def test_saving_and_restoring_keeps_policies_and_filters_but_no_pending_delta(make_worker):
+    """R51, R147."""
+    worker, other = make_filtering(make_worker), make_filtering(make_worker)
+    worker.set_weights({DEFAULT: {"w": [3.0]}}, {"timestep": 70})
+    worker.sample()
+    pending = worker.filters[DEFAULT].buffer_count
+    saved = worker.save()
+    assert worker.filters[DEFAULT].buffer_count == pending > 0, "still to be sent"
+    other.sample()
+    other.restore(saved)
+    assert other.get_weights()[DEFAULT]["w"].tolist() == [3.0]
+    assert other.policy_map[DEFAULT].global_timestep == 70
+    found, expected = other.filters[DEFAULT], worker.filters[DEFAULT].state()
+    assert found.buffer_count == 0
+    for name, array in found.state().items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_what_is_no_saved_state_or_of_other_policies_is_refused(make_worker, make_pair):
+    """R51."""
+    worker = make_worker()
+    for data in (b"\xc1", b"\x91" * 400 + b"\xc0"):
+        with pytest.raises(CheckpointError, match="damaged"):
+            worker.restore(data)
+    with pytest.raises(AssertionError, match="default_policy"):
+        worker.restore(make_pair().save())
+
+
+def test_a_state_that_one_policy_refuses_changes_neither_policies_nor_filters(make_worker):
+    """R51."""
+    more = {"observation_filter": "MeanStdFilter", "rollout_fragment_length": 4}
+    saving, worker = make_refusing(make_worker, **more), make_refusing(make_worker, **more)
+    saving.sample()
+    saving.policy_map["1"].weight[:] = 200
+    saving.set_global_vars({"timestep": 9})
+    with pytest.raises(PolicyError, match="too large"):
+        worker.restore(saving.save())
+    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [0.0], "1": [0.0]}
+    assert [policy.global_timestep for policy in worker.policy_map.values()] == [0, 0]
+    assert [found.count for found in worker.filters.values()] == [0, 0]
+
+
+def test_a_state_saved_with_another_filter_is_refused(make_worker):
+    """R51."""
+    plain, filtering = make_worker(), make_filtering(make_worker)
+    filtering.sample()
+    for worker, other in ((plain, filtering), (filtering, plain)):
+        before = worker.save()
+        with pytest.raises(CheckpointError, match="use the observation_filter it was saved with"):
+            worker.restore(other.save())
+        assert worker.save() == before
+
+
+def test_filters_of_another_kind_are_refused_before_any_is_changed(make_worker):
+    """R141."""
+    more = {"observation_filter": "MeanStdFilter", "rollout_fragment_length": 4}
+    giving, worker = make_refusing(make_worker, **more), make_refusing(make_worker, **more)
+    giving.sample()
+    with pytest.raises(ValueError, match="expected a MeanStdFilter"):
+        worker.sync_filters({**giving.get_filters(), "1": NoFilter()})
+    assert [found.count for found in worker.filters.values()] == [0, 0]
+
+
+def test_global_variables_reach_every_policy_and_are_kept(make_pair):
+    """R52."""
+    worker = make_pair()
+    assert worker.get_global_vars() is None
+    worker.set_global_vars({"timestep": 1})
+    worker.set_global_vars({"timestep": 2, "lr": 0.5})
+    assert worker.get_global_vars() == worker.global_vars == {"timestep": 2, "lr": 0.5}
+    for policy in worker.policy_map.values():
+        assert policy.notes == [("global_vars", {"timestep": 1}), ("global_vars", {"timestep": 2, "lr": 0.5})]
+
+
+class Exporting(PlainPolicy):
+    def export_model(self, export_dir):
+        self.notes.append(("model", export_dir))
+
+    def export_checkpoint(self, export_dir, filename_prefix="model"):
+        self.notes.append(("checkpoint", export_dir, filename_prefix))
+
+    def import_model_from_h5(self, import_file):
+        self.notes.append(("h5", import_file))
+
+
+def test_exports_and_imports_reach_the_right_policy(make_worker):
+    """R53."""
+    policies = {name: spec(VECTOR, ACTIONS, Exporting) for name in (DEFAULT, "b")}
+    worker = make_worker(lambda context: CountingMultiAgentEnv(), policies)
+    worker.export_policy_model("m")
+    worker.export_policy_model("mb", "b")
+    worker.import_policy_model_from_h5("f")
+    worker.import_policy_model_from_h5("fb", "b")
+    worker.export_policy_checkpoint("c")
+    worker.export_policy_checkpoint("cb", "weights", "b")
+    assert worker.policy_map[DEFAULT].notes == [("model", "m"), ("h5", "f"), ("checkpoint", "c", "model")]
+    assert worker.policy_map["b"].notes == [("model", "mb"), ("h5", "fb"), ("checkpoint", "cb", "weights")]
+    with pytest.raises(KeyError, match="nobody"):
+        worker.export_policy_model("m", "nobody")
+
+
+def test_learning_data_parallel_needs_policies_that_can(make_worker):
+    """R54."""
+    with pytest.raises(ValueError, match="cannot learn data-parallel"):
+        make_worker().setup_torch_data_parallel("tcp://host:1", 0, 2, "ring")
+
+
+# --- the worker itself ---
+
+
+def test_creation_arguments_are_those_given(make_worker):
+    """R55."""
+    env_config, policy_config = {"a": [1]}, {"model": {"x": 1}}
+
+    def create(context):
+        context["b"] = 2
+        return CountingEnv()
+
+    worker = make_worker(create, env_config=env_config, policy_config=policy_config, seed=3)
+    arguments = worker.creation_args()
+    assert len(arguments) == 36
+    assert arguments["env_creator"] is create
+    assert arguments["policy"] is PlainPolicy
+    assert arguments["env_config"] is env_config
+    assert (env_config, policy_config) == ({"a": [1]}, {"model": {"x": 1}})
+    assert (arguments["seed"], arguments["num_envs"]) == (3, 1)
+    arguments.clear()
+    assert len(worker.creation_args()) == 36
+    again = make_worker(**worker.creation_args())
+    assert again.creation_args() == worker.creation_args()
+
+
+class Closing:
+    def __init__(self):
+        self.closed = 0
+
+    def close(self):
+        self.closed += 1
+
+
+class Reader(Closing, InputReader):
+    def next(self):
+        raise NotImplementedError
+
+
+class Writer(Closing, OutputWriter):
+    def write(self, batch):
+        raise NotImplementedError
+
+
+def test_stopping_ends_sampler_environments_reader_and_writer_and_may_be_repeated(make_worker):
+    """R56, R74."""
+    base_env = ScriptedEnv({0: [scenes(3)]})
+    worker = make_worker(
+        lambda context: base_env,
+        {DEFAULT: spec(VECTOR, ACTIONS)},
+        sample_async=True,
+        input_creator=lambda context: Reader(),
+        output_creator=lambda context: Writer(),
+    )
+    assert worker.sampler.is_alive
+    worker.stop()
+    assert not worker.sampler.is_alive
+    assert base_env.stopped
+    assert worker.input_reader.closed == worker.output_writer.closed == 1
+    worker.stop()
+
+
+class Waiting(ExternalEnv):
+    """Asks for one action, and then never again."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.over = threading.Event()
+
+    def run(self):
+        episode = self.start_episode()
+        self.get_action(episode, np.zeros(3, np.float32))
+        self.over.wait(60)
+
+    def close(self):
+        self.over.set()
+
+
+def test_stopping_wakes_a_sampler_that_waits_for_clients(make_worker):
+    """R56, R74."""
+    worker = make_worker(lambda context: Waiting(ACTIONS, VECTOR), sample_async=True)
+    worker.stop()
+    assert not worker.sampler.is_alive
+
+
+@pytest.mark.parametrize("sample_async", [False, True])
+def test_an_interrupt_ends_a_wait_for_clients_without_waiting_itself(make_worker, sample_async):
+    worker = make_worker(lambda context: Waiting(ACTIONS, VECTOR), sample_async=sample_async)
+    timer = threading.Timer(0.1, worker.interrupt)
+    timer.start()
+    for _ in range(2):
+        with pytest.raises(SamplerDied):
+            worker.sample()
+    timer.join()
+
+
+def test_a_half_built_worker_is_disposed_of_in_silence():
+    """R56: none of its parts is there; under pytest an error in __del__ is a failure."""
+    worker = RolloutWorker.__new__(RolloutWorker)
+    worker.stop()
+    found = weakref.ref(worker)
+    del worker
+    gc.collect()
+    assert found() is None
+
+
+class Hungry(DefaultCallbacks):
+    """Asks for the worker at every step."""
+
+    def on_episode_step(self, *, worker, **kwargs):
+        assert isinstance(worker, RolloutWorker)
+
+
+@pytest.mark.parametrize("length", [2, 10**6], ids=["its queue is full", "it is at work"])
+def test_disposal_ends_an_asynchronous_samplers_thread(length):
+    """R56, R74: the thread keeps its worker alive neither by its callbacks nor by the hook between turns."""
+    worker = RolloutWorker(
+        lambda context: CountingEnv(50),
+        PlainPolicy,
+        sample_async=True,
+        rollout_fragment_length=length,
+        callbacks=Hungry,
+    )
+    thread, found = worker.sampler._thread, weakref.ref(worker)
+    if length == 2:
+        wait_until(lambda: len(found().sampler._batches) == MAX_BATCHES_AHEAD)
+    else:
+        wait_until(lambda: found().sampler.perf.iters > 100)
+    assert thread.is_alive()
+    gc.disable()  # no cycle holds the worker: it ends with the turn that uses it
+    try:
+        del worker
+        thread.join(5)
+    finally:
+        gc.enable()
+    assert not thread.is_alive()
+    assert found() is None
+
+
+@pytest.mark.parametrize("sample_async", [False, True])
+def test_disposal_lets_waiting_clients_go(sample_async):
+    """R56: nobody would answer them."""
+    refused = threading.Event()
+
+    class Patient(ExternalEnv):
+        def run(self):
+            episode = self.start_episode()
+            try:
+                for _ in range(10**6):
+                    self.get_action(episode, np.zeros(3, np.float32))
+                    time.sleep(0.001)
+            except SamplerDied:
+                refused.set()
+
+    worker = RolloutWorker(lambda context: Patient(ACTIONS, VECTOR), PlainPolicy, sample_async=sample_async)
+    worker.sample()
+    del worker
+    gc.collect()
+    assert refused.wait(5)
+
+
+@pytest.mark.parametrize("sample_async", [False, True])
+def test_a_stopped_worker_samples_no_more(make_worker, sample_async):
+    """R56: it would step environments and write to a writer that are closed."""
+    env, written = CountingEnv(50), []
+
+    class Note(OutputWriter):
+        def write(self, batch):
+            written.append(batch)
+
+    worker = make_worker(
+        lambda context: env,
+        sample_async=sample_async,
+        rollout_fragment_length=3,
+        output_creator=lambda context: Note(),
+    )
+    worker.sample()
+    worker.stop()
+    for _ in range(2):
+        with pytest.raises(SamplerDied, match="stopped"):
+            worker.sample()
+    assert len(written) == 1
+
+
+def test_stopping_ends_a_sample_that_another_thread_is_in(make_worker):
+    """R56: before environments are closed."""
+    tape, inside = [], threading.Event()
+
+    class Env(CountingEnv):
+        def step(self, action):
+            inside.set()
+            tape.append("step")
+            return super().step(action)
+
+        def close(self):
+            tape.append("close")
+
+    worker = make_worker(lambda context: Env(50), rollout_fragment_length=10**7)
+    raised = []
+
+    def sample():
+        try:
+            worker.sample()
+        except SamplerDied as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    assert inside.wait(5)
+    worker.stop()
+    thread.join(5)
+    assert len(raised) == 1
+    assert tape.index("close") == len(tape) - 1
+
+
+class BadClose(CountingEnv):
+    def close(self):
+        raise OSError("this one cannot be closed")
+
+
+def test_what_cannot_be_closed_does_not_keep_the_rest_open(make_worker):
+    """R56."""
+    closed = []
+
+    class Note(CountingEnv):
+        def close(self):
+            closed.append(self)
+
+    worker = RolloutWorker(
+        lambda context: BadClose() if context.vector_index == 0 else Note(),
+        PlainPolicy,
+        num_envs=2,
+        input_creator=lambda context: Reader(),
+        output_creator=lambda context: Writer(),
+    )
+    with pytest.raises(OSError, match="cannot be closed"):
+        worker.stop()
+    assert worker.input_reader.closed == worker.output_writer.closed == len(closed) == 1
+
+
+def test_the_error_of_a_construction_is_the_one_seen_although_stopping_fails_as_well(caplog):
+    """R56."""
+    with pytest.raises(AssertionError, match="output_creator"):
+        RolloutWorker(lambda context: BadClose(), PlainPolicy, output_creator=lambda context: None)
+    assert "this one cannot be closed" in caplog.text
+
+
+def test_environments_made_before_one_that_fails_are_closed():
+    """R56."""
+    made = []
+
+    class Env(CountingEnv):
+        def __init__(self, index):
+            if index == 2:
+                raise ZeroDivisionError("the third")
+            super().__init__()
+            self.closed = 0
+            made.append(self)
+
+        def close(self):
+            self.closed += 1
+
+    with pytest.raises(EnvError, match="ZeroDivisionError: the third"):
+        RolloutWorker(lambda context: Env(context.vector_index), PlainPolicy, num_envs=3)
+    assert [env.closed for env in made] == [1, 1]
+
+
+def test_a_worker_that_could_not_be_built_is_not_the_current_one(make_worker):
+    """SPEC 2.2 step 1: it is while it is built."""
+    worker, seen = make_worker(), []
+    with pytest.raises(AssertionError, match="output_creator") as caught:
+        RolloutWorker(
+            lambda context: seen.append(get_global_worker()) or CountingEnv(),
+            PlainPolicy,
+            output_creator=lambda context: None,
+        )
+    assert seen[0] is not worker
+    assert get_global_worker() is worker
+    del caught
+
+
+def test_a_failing_construction_stops_what_was_built():
+    """R56."""
+    base_env = ScriptedEnv({0: [scenes(3)]})
+    with pytest.raises(AssertionError, match="output_creator"):
+        RolloutWorker(
+            lambda context: base_env,
+            {DEFAULT: spec(VECTOR, ACTIONS)},
+            sample_async=True,
+            output_creator=lambda context: None,
+        )
+    assert base_env.stopped
+
+
+def test_addresses_and_ports_are_of_this_host(make_worker):
+    """R57: see also test_rendezvous."""
+    worker = make_worker()
+    assert 0 < worker.find_free_port() < 65536
+    assert worker.get_node_ip().count(".") == 3
+
+
+def test_a_launcher_is_told_the_limits():
+    limits = RolloutWorker.as_remote(num_cpus=2, memory=1000)
+    assert (limits.worker_class, limits.num_cpus, limits.num_gpus, limits.memory) == (RolloutWorker, 2, None, 1000)
+
+
+def test_functions_may_be_applied_to_the_worker(make_worker):
+    worker = make_worker()
+    assert isinstance(worker, EvaluatorInterface)
+    assert worker.apply(lambda given, number, more: (given, number, more), 3, more=4) == (worker, 3, 4)
+    assert worker.get_host()
