@@ -28,10 +28,9 @@ from aiorl.config.withheld import without_secrets
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.nested_codec import pack, unpack
+from aiorl.data.sample_plan import PolicyGraph
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import BadFrame, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
-from aiorl.net.wire.messages import PolicyGraph
-from aiorl.sampling.learned_policies import in_front_of
 
 __all__ = ["ActingState", "PolicyParts"]
 

@@ -143,3 +143,22 @@ def check_new_obs(arrays: Mapping[str, Array]) -> None:
 
 def _env_major(column: Array) -> Array:
     return column.swapaxes(0, 1).reshape(-1, *column.shape[2:])
+
+
+def goes_on(
+    before: NDArray[Any], after: NDArray[Any], count: int, scratch: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:
+    """Whether each stack repeats all frames but the oldest of the one before it, [N].
+
+    Args:
+        before: [N, P * K], N stacks of K frames of P numbers, the frames of a number side by side, oldest first.
+        after: [N, P * K], what follows each.
+        count: K.
+        scratch: [N, P * K - 1], to be used again.
+    """
+    # The next frame of a pixel is its next byte, so that a row is compared with the one before moved by a byte;
+    # what falls on a pixel's newest frame compares two pixels and means nothing.
+    same = np.equal(before[:, 1:], after[:, :-1], out=scratch)
+    same[:, count - 1 :: count] = True
+    is_next: NDArray[np.bool_] = np.logical_and.reduce(same, axis=1)
+    return is_next

@@ -1,14 +1,21 @@
-"""SamplePlan: what a worker computes and sends of each fragment; an algorithm says it, a handshake carries it."""
+"""What a worker acts with, and what it computes and sends of each fragment: a handshake carries both."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from aiorl.data.columns import BOOTSTRAP_VALUES, is_of_sequences
 
-__all__ = ["SamplePlan"]
+__all__ = ["PolicyGraph", "SamplePlan"]
+
+
+class PolicyGraph(TypedDict):
+    """An exported acting graph and its description, see `aiorl.acting.acting_graph.ActingSpec.to_dict`."""
+
+    graph: bytes
+    spec: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,13 @@ from aiorl.acting.policy_map import policy_seed
 from aiorl.config.schema import CommonConfig
 from aiorl.config.user_function import named_failures
 from aiorl.config.worker import PolicyPart, WorkerPart
-from aiorl.data.sample_plan import SamplePlan
+from aiorl.data.sample_plan import PolicyGraph, SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import EnvFacts
 from aiorl.env.registry import name_elsewhere
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations
 from aiorl.learning.tf_runtime import configure_tensorflow, import_tensorflow
-from aiorl.net.wire.messages import PolicyGraph
 from aiorl.process.extras import want_packages
 from aiorl.run.look_at_env import look_at_env
 from aiorl.run.policy_group import PolicyGroup

@@ -13,9 +13,9 @@ from aiorl.acting.policy_map import mapping_by_table
 from aiorl.config.import_path import import_object
 from aiorl.config.user_function import named_failures
 from aiorl.config.worker import WorkerPart
+from aiorl.data.sample_plan import PolicyGraph
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import PolicyError
-from aiorl.net.wire.messages import PolicyGraph
 from aiorl.sampling.policy_specs import ENV_SPACE
 
 __all__ = ["in_front_of", "learned_policies", "named_function"]

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
+from aiorl.data.fragment import goes_on
 from aiorl.errors import BatchError
 from aiorl.learning.replay.ring import Ring
 from aiorl.learning.replay.spec import RECENT_FRAMES
-from aiorl.net.wire.frame_stacks import goes_on
 
 __all__ = ["FrameStore", "Observed", "observed"]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aiorl.data.sample_plan import PolicyGraph
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_members import Members
 from aiorl.net.protocol.rates import Allowance, Allowances
@@ -101,7 +102,7 @@ class Admission:
 
     def __init__(self, run_id: str, learner_incarnation: str, members: Members) -> None:
         self.config: Mapping[str, Any] | None = None
-        self.graphs: Mapping[str, m.PolicyGraph] = {}
+        self.graphs: Mapping[str, PolicyGraph] = {}
         self.snapshot: m.Snapshot | None = None
         self.closing: m.Bye | None = None
         self._run_id = run_id

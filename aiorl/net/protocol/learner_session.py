@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from aiorl.data.sample_plan import PolicyGraph
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_admission import Admission
@@ -93,7 +94,7 @@ class LearnerSession:
 
     # Commands ---------------------------------------------------------------------------------------------
 
-    def set_registration(self, config: Mapping[str, Any], graphs: Mapping[str, m.PolicyGraph], now: float) -> None:
+    def set_registration(self, config: Mapping[str, Any], graphs: Mapping[str, PolicyGraph], now: float) -> None:
         """What joiners get besides the snapshot. Workers that came too early are admitted once both are there."""
         self._members.now = now
         self._admission.config = config

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiorl.data.fragment import goes_on
 from aiorl.errors import BadFrame
 from aiorl.net.wire.compression import compress_blocks, decompress
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from aiorl.net.wire.messages import AnyArray
 
-__all__ = ["MIN_STACK_BYTES", "compress_stacks", "decompress_stacks", "goes_on", "is_shape_of_stacks"]
+__all__ = ["MIN_STACK_BYTES", "compress_stacks", "decompress_stacks", "is_shape_of_stacks"]
 
 MIN_STACK_BYTES = 1 << 10
 """Smaller stacks are not worth it, and would let a peer have us walk through a column in tiny steps."""
@@ -83,25 +84,6 @@ def compress_stacks(array: AnyArray) -> bytes | None:
     stacks = packed[frame_bytes:end].reshape(-1, rows.shape[2])
     np.compress(is_whole.reshape(-1), rows.reshape(-1, rows.shape[2]), axis=0, out=stacks)
     return np.packbits(is_whole).tobytes() + compress_blocks(packed[:end].data)
-
-
-def goes_on(
-    before: AnyArray, after: AnyArray, count: int, scratch: NDArray[np.bool_] | None = None
-) -> NDArray[np.bool_]:
-    """Whether each stack repeats all frames but the oldest of the one before it, [N].
-
-    Args:
-        before: [N, P * K], N stacks of K frames of P numbers, the frames of a number side by side, oldest first.
-        after: [N, P * K], what follows each.
-        count: K.
-        scratch: [N, P * K - 1], to be used again.
-    """
-    # The next frame of a pixel is its next byte, so that a row is compared with the one before moved by a byte;
-    # what falls on a pixel's newest frame compares two pixels and means nothing.
-    same = np.equal(before[:, 1:], after[:, :-1], out=scratch)
-    same[:, count - 1 :: count] = True
-    is_next: NDArray[np.bool_] = np.logical_and.reduce(same, axis=1)
-    return is_next
 
 
 def decompress_stacks(frame: memoryview, dtype: np.dtype[Any], shape: Sequence[int]) -> memoryview:

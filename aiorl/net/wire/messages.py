@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias
 
 from numpy.typing import NDArray
+
+from aiorl.data.sample_plan import PolicyGraph
 
 __all__ = [
     "BUILDING",
@@ -40,7 +42,6 @@ __all__ = [
     "Paragraph",
     "Plain",
     "PolicyArrays",
-    "PolicyGraph",
     "RefusalCode",
     "Refused",
     "Reply",
@@ -88,13 +89,6 @@ PolicyArrays: TypeAlias = Mapping[str, Arrays]
 """Policy id -> name -> array."""
 Plain: TypeAlias = "bool | int | float | str | bytes | AnyArray | Sequence[Plain] | Mapping[str, Plain] | None"
 """What a call may carry: plain data, arrays included. Tuples come out as lists."""
-
-
-class PolicyGraph(TypedDict):
-    """An exported acting graph and its description, see ``ActingSpec.to_dict``."""
-
-    graph: bytes
-    spec: dict[str, Any]  # plain data; its meaning is policy/'s
 
 
 class RefusalCode:

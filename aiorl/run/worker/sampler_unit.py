@@ -28,8 +28,9 @@ from aiorl.data import columns as c
 from aiorl.data.layout import laid_out, with_scaled_rewards
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_plan import PolicyGraph
 from aiorl.errors import EnvError, SamplerDied
-from aiorl.net.wire.messages import Arrays, PolicyArrays, PolicyGraph, Samples, Snapshot
+from aiorl.net.wire.messages import Arrays, PolicyArrays, Samples, Snapshot
 from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.process.log_once import log_once
 from aiorl.run.worker.apply import SnapshotSlot, StopSampling
