@@ -10,6 +10,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+import aiorl.config
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from aiorl.acting.policy import Policy as Policy
     from aiorl.acting.policy_map import PolicyMap as PolicyMap
     from aiorl.config.merge import with_base_config as with_base_config
+    from aiorl.config.schema import CommonConfig
     from aiorl.config.schema import with_common_config as with_common_config
     from aiorl.data.columns import DEFAULT_AGENT_ID as DEFAULT_AGENT_ID
     from aiorl.data.columns import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
@@ -165,6 +168,15 @@ _HOME = {
 
 # all but TFPolicy, so that `from aiorl import *` works without TensorFlow, and never loads it
 __all__ = sorted({*_HOME, "__version__"} - {"TFPolicy"})
+
+
+def _build_trainer(config: CommonConfig) -> AlgorithmTrainer:
+    from aiorl.run.trainer import trainer_for
+
+    return trainer_for(config)
+
+
+aiorl.config.build_trainer = _build_trainer
 
 
 def __getattr__(name: str) -> object:

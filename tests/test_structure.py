@@ -101,7 +101,7 @@ def test_the_architecture_page_has_the_layers_that_are_checked() -> None:
     assert "".join(f"    {layer.replace(' | ', ', ')}\n" for layer in layers) in page
 
 
-LOCKSTEP = {"sampler/assemble.py", "sampler/block.py", "sampler/lockstep.py"}
+LOCKSTEP = {"sampling/assemble.py", "sampling/block.py", "sampling/lockstep.py"}
 """Files of sampling in lockstep, which know columns by name since they fill in whole blocks of them."""
 
 
@@ -109,9 +109,9 @@ LOCKSTEP = {"sampler/assemble.py", "sampler/block.py", "sampler/lockstep.py"}
     ("column", "algorithms"), [("ADVANTAGES", ("a2c", "pg", "ppo")), ("VALUE_TARGETS", ("a2c", "marwil", "ppo"))]
 )
 def test_a_column_is_known_where_it_is_named_made_and_wanted(column: str, algorithms: tuple[str, ...]) -> None:
-    wanted_by = {f"algorithms/{algo}/{name}.py" for algo in algorithms for name in ("algorithm", "update")}
-    wanted_by.add("algorithms/appo/update.py")  # judges each batch itself
-    assert knowing(column) - LOCKSTEP == {"data/columns.py", "policy/postprocess.py"} | wanted_by
+    wanted_by = {f"learning/algorithms/{algo}/{name}.py" for algo in algorithms for name in ("algorithm", "update")}
+    wanted_by.add("learning/algorithms/appo/update.py")  # judges each batch itself
+    assert knowing(column) - LOCKSTEP == {"data/columns.py", "acting/postprocess.py"} | wanted_by
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     assert "`aiorl/data/columns.py`" in page
     assert "`aiorl/acting/postprocess.py`" in page
@@ -151,7 +151,7 @@ def test_what_goes_through_each_stage_of_the_data_flow_is_told_by_one_text() -> 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_is_known_where_it_is_declared_and_where_it_is_called(hook: str) -> None:
     """Exploration is told of episodes by methods of the same names; an evaluation that is filmed has hooks itself."""
-    files = knowing(hook) - {"policy/exploration_kind.py", "policy/noise.py", "evaluation.py"}
+    files = knowing(hook) - {"acting/exploration_kind.py", "acting/noise.py", "run/evaluation.py"}
     assert len(files) == 2
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     assert all(f"`aiorl/{name}`" in page for name in files), files

@@ -1,1 +1,1 @@
-"""Acting: policies, action distributions and postprocessing, on NumPy and ONNX Runtime only."""
+"""Acting: policies, distributions, filters, checkpoints and loaded policies, on NumPy and ONNX Runtime only."""

@@ -15,8 +15,8 @@ nothing to entropy and divergence. Networks put it where an action mask says so.
 
 Sampling is a pure function of inputs and noise. Noise is drawn ahead for many steps at once
 (`draw_noise`), which is both cheaper and exactly reproducible; what its numbers mean is the distribution's
-own business. `aiorl.learning.models.distributions` is the twin of this module on TensorFlow. Distributions over Tuple and
-Dict spaces are put together from the others (`Composite`).
+own business. `aiorl.learning.models.distributions` is the twin of this module on TensorFlow. Distributions over Tuple
+and Dict spaces are put together from the others (`Composite`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ wrong, unknown or not supported yet raise `ConfigError`, before any process is s
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TextIO, cast
 
 from pydantic import PrivateAttr, ValidationError, field_validator
 
+import aiorl.config
 from aiorl.config.address import is_open_bind
 from aiorl.config.check import (
     check_known,
@@ -434,8 +434,7 @@ class CommonConfig(WorkerConfig):
 
         Raises: what the trainer raises.
         """
-        module = importlib.import_module("aiorl.run.trainer")  # which stands on configs
-        trainer: AlgorithmTrainer = module.trainer_for(self)
+        trainer: AlgorithmTrainer = aiorl.config.build_trainer(self)
         return trainer
 
     @property

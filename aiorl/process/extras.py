@@ -15,7 +15,7 @@ __all__ = ["install_command", "missing", "needed_by", "want_packages"]
 
 def install_command(extra: str) -> str:
     """Return what to type to install an extra: into the clone that runs, or beside the aiorl that is installed."""
-    clone = Path(__file__).parents[1]
+    clone = Path(__file__).parents[2]
     if (clone / "pyproject.toml").is_file():
         return f"pip install -e {shlex.quote(f'{clone}[{extra}]')}"
     return f"pip install 'aiorl[{extra}]'"  # pip keeps the aiorl that is installed, and reads its extras

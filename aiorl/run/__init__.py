@@ -1,1 +1,1 @@
-"""The learner: takes fragments in, trains, gives weights out."""
+"""A training run: learner, workers, trainers, results, evaluation and export."""

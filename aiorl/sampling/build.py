@@ -6,7 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gymnasium import spaces
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from aiorl.sampling.sync_sampler import SyncSampler
     from aiorl.sampling.worker import RolloutWorker
 
-    Sampler = LockstepSampler | SyncSampler | AsyncSampler
+    Sampler: TypeAlias = LockstepSampler | SyncSampler | AsyncSampler
 
 __all__ = [
     "env_maker",

@@ -13,13 +13,13 @@ from aiorl.process import extras
 def test_what_to_type_installs_from_the_clone_that_runs() -> None:
     words = shlex.split(extras.install_command("atari"))
     assert words[:3] == ["pip", "install", "-e"]
-    assert Path(words[3].removesuffix("[atari]")) == Path(__file__).parents[1]
+    assert Path(words[3].removesuffix("[atari]")) == Path(__file__).parents[2]
 
 
 def test_what_to_type_keeps_an_aiorl_that_was_installed_from_a_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras, "__file__", str(tmp_path / "aiorl" / "extras.py"))
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "aiorl" / "process" / "extras.py"))
     assert extras.install_command("atari") == "pip install 'aiorl[atari]'"
 
 

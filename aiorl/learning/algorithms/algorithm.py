@@ -1,7 +1,7 @@
 """Algorithm: the leases it wants, what it takes in, and one update.
 
-Everything outside `aiorl.learning.algorithms` speaks to this interface and knows no algorithm by name. The class methods
-take only the config, so that leases and sampling can be planned before TensorFlow is loaded.
+Everything outside `aiorl.learning.algorithms` speaks to this interface and knows no algorithm by name. The class
+methods take only the config, so that leases and sampling can be planned before TensorFlow is loaded.
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     Columns of the replay are `obs`, `actions`, `n_step_returns`, `discounts` and `new_obs`, which is the observation
     behind the steps whose rewards are summed. For a recurrent network each of its rows is a whole sequence with the
-    state that it begins in, see `aiorl.learning.replay.sequences`. Where the sample plan names `priorities`, rows are drawn by
-    these at first. Behind a filter observations are stored as they are, and filtered when they are drawn, by what the
-    merged filter knows then. Subclasses give the update of one minibatch, and its target networks.
+    state that it begins in, see `aiorl.learning.replay.sequences`. Where the sample plan names `priorities`, rows
+    are drawn by these at first. Behind a filter observations are stored as they are, and filtered when they are
+    drawn, by what the merged filter knows then. Subclasses give the update of one minibatch, and its target networks.
     Minibatches are due by rows that come. Of stored experience, what is new is stored and what is there already makes
     them due, until `learning_starts` rows are stored or the replay is full: then both do. So once each worker has read
     its share, as many are made of so many rows read as with one worker, however unevenly they read.

@@ -23,7 +23,7 @@ _COEFFICIENTS = ("lr", "vf_loss_coeff", "entropy_coeff", "kl_coeff", "kl_stop")
 
 
 class Surrogate(CompiledAlgorithm[SurrogateT]):
-    """Has the coefficients of `aiorl.learning.losses.ppo.ppo_loss`; what it trains on is another base class's affair."""
+    """Has the coefficients of `aiorl.learning.losses.ppo.ppo_loss`; another base class says what it trains on."""
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Lay out the train batch; nothing is compiled yet."""

@@ -1,8 +1,8 @@
 """Soft actor-critic: targets and losses of critics, policy and temperature, for continuous and discrete actions.
 
 With alpha the temperature, a policy is worth its return and alpha times its entropy. For continuous actions, a and
-log pi are drawn by the policy, reparametrised (`aiorl.learning.models.distributions.SquashedGaussian`); for discrete ones,
-expectations are taken over all actions, those that are masked out left out.
+log pi are drawn by the policy, reparametrised (`aiorl.learning.models.distributions.SquashedGaussian`); for discrete
+ones, expectations are taken over all actions, those that are masked out left out.
 
 Sources: Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905; Christodoulou 2019,
 https://arxiv.org/abs/1910.07207 (discrete).

@@ -1,4 +1,4 @@
-"""A user's own Keras model as the whole network of a policy; see `aiorl.learning.models.custom_network` for the contract.
+"""A user's own Keras model as the whole network of a policy; the contract is in `aiorl.learning.models.custom_network`.
 
 The model gives the inputs of the action distribution ``[B, num_outputs]``, or these and values ``[B]`` or ``[B, 1]``.
 Where it gives no values, a built-in network of the other settings does. It acts on workers through its exported graph,

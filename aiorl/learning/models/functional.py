@@ -1,7 +1,8 @@
 """A policy's network as a functional Keras model, made of Keras's own layers and operations alone.
 
 So a file of it can be opened where there is no aiorl. It acts one step, as `ActorCritic.forward_step` does. There are
-the networks of `aiorl.learning.models.catalog.build_model`, and those of action values (`aiorl.learning.algorithms.q_network`).
+the networks of `aiorl.learning.models.catalog.build_model`, and those of action values
+(`aiorl.learning.algorithms.q_network`).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class _Network:
         return ops.concatenate([_features(self.distribution, actions), ops.reshape(rewards, [-1, 1])], axis=-1)
 
     def _branch(self, name: str, obs: Any, state: list[Any], previous: Any) -> tuple[Any, list[Any]]:
-        """Features [B, D] of observations [B, ...], and the next state; see `aiorl.learning.models.branch.Branch.step`."""
+        """Features [B, D] of observations [B, ...], and the next state, as `models.branch.Branch.step` gives them."""
         features = self._stack(name, obs)
         if previous is not None:
             features = ops.concatenate([features, previous], axis=-1)
@@ -295,7 +296,7 @@ def _named(name: str) -> dict[str, Any]:
 
 
 def _features(kind: ActionDistribution, actions: Any) -> Any:
-    """Actions [B, ...] in column form as numbers [B, E]; see `aiorl.learning.models.distributions.Distribution.features`."""
+    """Actions [B, ...] in column form as numbers [B, E], as `models.distributions.Distribution.features` gives them."""
     match kind:
         case Categorical():
             return _one_hot(ops.reshape(actions, [-1, 1]), kind.start, kind.num_inputs)

@@ -2,8 +2,8 @@
 
 On a terminal: one live panel with the figures that matter, a curve of the mean return, and the latest events below.
 Elsewhere (a file, a pipe, CI): plain lines, at most one figure line a second, each with its time. Figures come from
-results, see `aiorl.run.report.results`. Displays are to be called from one thread; `DisplayHandler` brings log records of
-others over.
+results, see `aiorl.run.report.results`. Displays are to be called from one thread; `DisplayHandler` brings log records
+of others over.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from aiorl.config.schema import CommonConfig
-from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.run.trainer.algorithm_trainer import AlgorithmTrainer
 from aiorl.run.trainer.trainer import Trainer
 from aiorl.run.trainer.trainers import (
@@ -63,8 +62,4 @@ def trainer_class(algo: str) -> type[AlgorithmTrainer]:
     Raises:
         ConfigError: there is no such algorithm.
     """
-    for kind in AlgorithmTrainer.__subclasses__():
-        if kind._name == algo:
-            return kind
-    own = config_class(algo)
-    return type(f"{algorithm_class(algo).__name__}Trainer", (AlgorithmTrainer,), {"_default_config": own})
+    return AlgorithmTrainer._made_for(algo)

@@ -27,6 +27,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.registry import EnvCreator
 from aiorl.errors import CheckpointError, ConfigError, PolicyError, UnknownPolicyError
 from aiorl.learning.algorithms.algorithm import AlgorithmState
+from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.tf_runtime import prepare_environment
 from aiorl.net.wire.messages import Snapshot
 from aiorl.process.replaced_file import replaced
@@ -66,6 +67,14 @@ class AlgorithmTrainer(Trainer):
         own = vars(cls).get("_default_config")
         if own is not None and "_name" not in vars(cls):
             cls._name = own.model_fields["algo"].default
+
+    @classmethod
+    def _made_for(cls, algo: str) -> type[AlgorithmTrainer]:
+        for kind in AlgorithmTrainer.__subclasses__():
+            if kind._name == algo:
+                return kind
+        own = config_class(algo)
+        return type(f"{algorithm_class(algo).__name__}Trainer", (AlgorithmTrainer,), {"_default_config": own})
 
     @property
     def workers(self) -> WorkerSet:

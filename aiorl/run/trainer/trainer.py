@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib
 import logging
 import math
 import numbers
@@ -69,7 +68,7 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
         algo = config.get("algo")
         found = [own for own in _subclasses(kind) if own._name == algo]
         if not found and is_import_path(str(algo)):  # a user's own, to be imported
-            found = [importlib.import_module("aiorl.run.trainer").trainer_class(algo)]
+            found = [made for own in _subclasses(Trainer) if (made := own._made_for(str(algo))) is not None][:1]
         if not found:
             raise CheckpointError(
                 restored.checkpoint.path, f"it is of the algorithm {algo!r:.50}, which has no trainer here"
@@ -376,6 +375,11 @@ class Trainer:
         return False
 
     # Inside -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _made_for(cls, algo: str) -> type[Trainer] | None:
+        """Return the trainer of an algorithm, made if there is none yet; None where a class makes none."""
+        return None
 
     @classmethod
     def _config_class(cls) -> type[CommonConfig]:

@@ -1,1 +1,1 @@
-"""`python -m aiorl.worker`: samples under leases and sends what it sampled to a learner."""
+"""A worker: samples under leases and sends what it sampled to a learner."""

@@ -15,7 +15,7 @@ from aiorl.acting.onnx_wire import read_model
 from aiorl.errors import PolicyError
 from fuzz_targets.source import Source
 
-EXPORTED = Path(__file__).parents[2] / "policy" / "graphs"
+EXPORTED = Path(__file__).parents[2] / "acting" / "graphs"
 SPEC = ActingSpec(
     (4,), "float32", ((2,),), 2, "Categorical", {"type": "Discrete", "n": 2, "start": 0},
     (ArraySpec("w", (2, 3), "float32"), ArraySpec("b", (), "int64")), ArraySpec("prev_actions", (2,), "int64"),

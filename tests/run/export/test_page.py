@@ -14,7 +14,7 @@ from saved_runs import save_run
 
 import aiorl
 
-PAGE = Path(__file__).parents[2] / "docs" / "exports.md"
+PAGE = Path(__file__).parents[3] / "docs" / "exports.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 ONNX_ONLY = [block for block in BLOCKS if "onnxruntime" in block]
 

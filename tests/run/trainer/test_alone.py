@@ -32,7 +32,7 @@ from aiorl.run.report.loggers import read_results
 from aiorl.run.trainer import in_process as module
 from aiorl.run.trainer.caller_thread import BrokenOff, CallerThread
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ENVS = '''
 import time
 import gymnasium

@@ -1,0 +1,1 @@
+"""Learning: algorithms, their losses and networks, and the replay. All but `replay` may load TensorFlow."""
