@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint
-from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.graph_policy import GraphPolicy, in_front_of
 from aiorl.acting.loading import learned_policy_class
 from aiorl.acting.observation.filters import ObservationFilter, make_filter
 from aiorl.acting.observation.preprocessors import Preprocessor, make_preprocessor

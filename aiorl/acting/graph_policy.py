@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from aiorl.acting.acting_graph import ActingSpec, Previous
 from aiorl.acting.distributions import make_named_distribution
 from aiorl.acting.exploration import make_exploration
+from aiorl.acting.observation.filters import LearningFilter, ObservationFilter
 from aiorl.acting.policy import Policy
 from aiorl.acting.postprocess import ScalesRewards, needs_action_values, needs_values, postprocessed
 from aiorl.data import columns as c
@@ -24,7 +25,7 @@ from aiorl.errors import BatchError, PolicyError
 from aiorl.process.extras import needed_by
 from aiorl.process.tensorflow_import import load_tensorflow
 
-__all__ = ["ActResult", "ActRows", "ActingNetwork", "GraphPolicy", "Learning"]
+__all__ = ["ActResult", "ActRows", "ActingNetwork", "GraphPolicy", "Learning", "in_front_of"]
 
 _LEARNING = "aiorl.learning.algorithms.policy_learning"
 
@@ -517,3 +518,15 @@ def _want(batch: Mapping[str, Any], columns: Iterable[str], name: str) -> None:
     for column in columns:
         if column not in batch:
             raise BatchError(column, f"the column to be there for {name}", sorted(batch))
+
+
+def in_front_of(policy: Policy, own: ObservationFilter) -> ObservationFilter:
+    """Put a filter into place, and return the one in front of the policy's rows.
+
+    Where rows hold raw observations, the policy filters them by `own` itself, between its rows and its network, and
+    the filter in front only learns.
+    """
+    if own.is_identity or not (isinstance(policy, GraphPolicy) and policy.takes_raw):
+        return own
+    policy.filter_inputs(own)
+    return LearningFilter(own)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.loading import learned_policy_class
-from aiorl.acting.observation.filters import LearningFilter, ObservationFilter
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import mapping_by_table
 from aiorl.config.import_path import import_object
@@ -18,7 +16,7 @@ from aiorl.data.spaces import space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.sampling.policy_specs import ENV_SPACE
 
-__all__ = ["in_front_of", "learned_policies", "named_function"]
+__all__ = ["learned_policies", "named_function"]
 
 _FOR_LEARNING = {"algo", "rollout_fragment_length", "num_envs_per_worker", "batch_mode", "num_cpus_per_worker"}
 
@@ -56,18 +54,6 @@ def learned_policies(
             config = {**config, **plan.policy_settings(), "learning": learning}
         entries[policy_id] = (kind, _space(policy.observation_space), _space(policy.action_space), config)
     return entries
-
-
-def in_front_of(policy: Policy, own: ObservationFilter) -> ObservationFilter:
-    """Put a filter into place, and return the one in front of the policy's rows.
-
-    Where rows hold raw observations, the policy filters them by `own` itself, between its rows and its network, and
-    the filter in front only learns.
-    """
-    if own.is_identity or not getattr(policy, "takes_raw", False):
-        return own
-    cast(GraphPolicy, policy).filter_inputs(own)
-    return LearningFilter(own)
 
 
 def named_function(path: str | Mapping[str, str] | None, key: str) -> Any:

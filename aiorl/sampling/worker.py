@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from aiorl.acting.graph_policy import in_front_of
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap, PolicyMappingFn
 from aiorl.data.concat import Batch, columns_of, compressed, concat_batches
@@ -44,7 +45,6 @@ from aiorl.process.log_once import report
 from aiorl.sampling import build, frameworks, rendezvous
 from aiorl.sampling.arguments import DEFAULTS, EnvSource, WorkerArguments
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.learned_policies import in_front_of
 from aiorl.sampling.lockstep import LockstepSampler
 from aiorl.sampling.minibatch_sgd import check_sgd, minibatch_sgd
 from aiorl.sampling.policy_specs import policy_classes, policy_specs

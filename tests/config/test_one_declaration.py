@@ -44,10 +44,10 @@ def test_settings_of_samplers_are_declared_in_one_file() -> None:
     """Those that the reference gives RolloutWorker are named there too, without a default of their own."""
     files = declared()
     for name in ("soft_horizon", "no_done_at_end", "remote_env_batch_wait_ms", "observation_filter"):
-        assert files[name] == {"config/worker.py", "rollout/rollout_worker.py"}, name
+        assert files[name] == {"config/worker.py", "sampling/worker.py"}, name
     for name in ("max_env_restarts_per_hour", "samplers_per_worker", "preprocessor_pref", "metrics_smoothing_episodes"):
         expected = {"config/schema.py" if name == "metrics_smoothing_episodes" else "config/worker.py"}
-        assert files[name] - {"rollout/rollout_worker.py"} == expected, name
+        assert files[name] - {"sampling/worker.py"} == expected, name
 
 
 def test_no_key_is_declared_in_two_places_of_the_config() -> None:

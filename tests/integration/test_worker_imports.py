@@ -26,13 +26,13 @@ HEAVY = ("tensorflow", "keras", "onnx", "tf2onnx", "torch", "jax")
 
 REPORT = """
 import sys, importlib, pkgutil
-for folder in "worker rollout offline sampler env policy transport protocol".split():
+for folder in "run.worker sampling offline env acting acting.observation net.transport net.protocol net.wire".split():
     package = f"aiorl.{folder}"
     module = importlib.import_module(package)
     for found in pkgutil.iter_modules(module.__path__, package + "."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
-import aiorl.evaluate, aiorl.keys, aiorl.acting.loaded_policy
+import aiorl.evaluate, aiorl.keys, aiorl.worker
 print(",".join(name for name in %r if name in sys.modules))
 """
 

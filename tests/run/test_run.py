@@ -294,7 +294,7 @@ class Showing(SilentDisplay):
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any, Outcome]]:
     """Runs that train a fake algorithm with a real worker process, to their end."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'learner'}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'run'}")
 
     def train(
         algorithm: type[FakeAlgorithm] = FakeAlgorithm,

@@ -32,7 +32,7 @@ def local_workers(both: InProcess, folder: Path, events: list[ChildEvent], **opt
         service.address,
         max_restarts=3,
         keys=None,
-        environment={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'learner'}"},
+        environment={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'run'}"},
         log_path=lambda slot: folder / f"{slot}.txt",
         reserve=service.session.reserve_slot,
         on_ended=lambda worker_id, reason: service.session.lose_worker_id(worker_id, reason, time.monotonic()),

@@ -1,7 +1,7 @@
 """`python tests/support/size.py`: code lines and files of the package and its tests, which may only fall.
 
-A code line is a line with code on it: blank lines, comments and docstrings do not count. The limits below are what there
-was when they were last lowered; lower them along with what a change takes away.
+A code line is a line with code on it: blank lines, comments and docstrings do not count. The limits below are the
+counts at the time they were last lowered; lower them along with what a change takes away.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import runpy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,7 +133,3 @@ def time_unit(seconds: float) -> tuple[float, str]:
     if seconds < 180:
         return 1.0, "s"
     return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
-
-
-if __name__ == "__main__":  # the command of earlier versions
-    runpy.run_module("aiorl.plot", run_name="__main__")

@@ -101,7 +101,7 @@ def test_wall_time_has_several_ticks_also_where_the_start_took_most_of_it(tmp_pa
 def test_the_command_of_earlier_versions_draws_too(tmp_path: Path) -> None:
     done = [
         subprocess.run([sys.executable, "-m", module, str(tmp_path)], capture_output=True, text=True, check=False)
-        for module in ("aiorl.run.report.plot", "aiorl.plot")
+        for module in ("aiorl.report.plot", "aiorl.plot")
     ]
     assert [one.returncode for one in done] == [2, 2]
     assert done[0].stderr == done[1].stderr
