@@ -46,7 +46,7 @@ test-all: $(STAMP)  ## run all tests, long learning and fault runs included
 nightly: $(STAMP)  ## run what CI leaves out: campaigns, notebooks, learning runs of minutes
 	@$(BIN)/python -m pytest -m nightly
 
-check: style types layers  ## style, types and import layers
+check: style types layers size  ## style, types, import layers, and how large the code is
 
 style: $(STAMP)  ## ruff: lint and formatting
 	@$(BIN)/ruff check .
@@ -57,6 +57,9 @@ types: $(STAMP)  ## mypy, strict
 
 layers: $(STAMP)  ## import-linter: imports go one way
 	@$(BIN)/lint-imports --no-cache
+
+size:  ## code lines and files, which may only fall
+	@$(BIN)/python tests/support/size.py
 
 requirements: $(STAMP)  ## run the tests and write docs/requirements.md
 	-@$(PYTEST) -m 'not slow' --ignore=tests/test_requirements.py --junitxml=$(RESULTS)

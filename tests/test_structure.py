@@ -38,35 +38,35 @@ def knowing(name: str) -> set[str]:
     }
 
 
-def imports_when_loaded(statements: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports that are run with their module: none within functions, none for type checkers alone."""
-    for statement in statements:
-        match statement:
-            case ast.Import() | ast.ImportFrom():
-                yield statement
-            case ast.If(test=ast.Name("TYPE_CHECKING")):
-                yield from imports_when_loaded(statement.orelse)
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                pass
-            case _:
-                for block in ("body", "orelse", "finalbody"):
-                    yield from imports_when_loaded(getattr(statement, block, []))
-                for handler in getattr(statement, "handlers", []):
-                    yield from imports_when_loaded(handler.body)
+HIDDEN = {
+    ("aiorl.acting.graph_policy", "aiorl.learning.algorithms.policy_learning"),
+    ("aiorl.acting.loading", "aiorl.learning.models.tf_policy"),
+}
+"""Imports by name of what loads TensorFlow, where a worker has to; no more are to come."""
+
+
+def imports_in(node: ast.AST) -> Iterator[str]:
+    """The modules that code imports, within functions too, and strings that may name one; no types alone."""
+    match node:
+        case ast.If(test=ast.Name("TYPE_CHECKING")):
+            for statement in node.orelse:
+                yield from imports_in(statement)
+            return
+        case ast.Import():
+            yield from (alias.name for alias in node.names)
+        case ast.ImportFrom():
+            yield from (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
+        case ast.Constant(str(value)) if "." in value:
+            yield value
+    for child in ast.iter_child_nodes(node):
+        yield from imports_in(child)
 
 
 def imported_modules(sources: dict[str, str]) -> dict[str, set[str]]:
     """Module -> those of the same sources that it imports."""
-    found: dict[str, set[str]] = {}
-    for module, source in sources.items():
-        names: set[str] = set()
-        for statement in imports_when_loaded(ast.parse(source).body):
-            if isinstance(statement, ast.Import):
-                names |= {alias.name for alias in statement.names}
-            else:
-                names |= {str(statement.module), *(f"{statement.module}.{alias.name}" for alias in statement.names)}
-        found[module] = names & sources.keys() - {module}
-    return found
+    return {
+        module: set(imports_in(ast.parse(source))) & sources.keys() - {module} for module, source in sources.items()
+    }
 
 
 def circle(imports: dict[str, set[str]]) -> list[str]:
@@ -85,13 +85,16 @@ def test_no_two_files_import_each_other() -> None:
     }
     imports = imported_modules(modules)
     assert sum(map(len, imports.values())) > 500
+    for module, hidden in HIDDEN:
+        imports[module].remove(hidden)
     assert circle(imports) == []
 
 
 def test_a_circle_would_be_found() -> None:
     assert circle(imported_modules({"a": "import b", "b": "from c import d", "c": "try:\n import a\nfinally: pass"}))
-    later = {"a": "import b", "b": "if TYPE_CHECKING:\n import a\ndef use():\n import a"}
-    assert not circle(imported_modules(later))
+    assert circle(imported_modules({"a": "import b", "b": "def use():\n import a"}))
+    assert circle(imported_modules({"a.x": "import b", "b": "import_module('a.x')"}))
+    assert not circle(imported_modules({"a": "import b", "b": "if TYPE_CHECKING:\n import a"}))
 
 
 def test_the_architecture_page_has_the_layers_that_are_checked() -> None:

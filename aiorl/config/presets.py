@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.resources
 import json
 import logging
@@ -216,19 +215,5 @@ def render_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    """Print docs/presets.md; status 2 where an algorithm does not take the settings of a preset of its own."""
-    config_class = importlib.import_module("aiorl.learning.algorithms.registry").config_class  # which stands on configs
-    for name in preset_names():
-        try:
-            preset = named_preset(name)
-            config_class(preset.algo).from_mapping({**preset.settings, "env": preset.envs[0]})
-        except ConfigError as error:
-            sys.stderr.write(f"aiorl: preset {name}: {error}\n")
-            return 2
-    sys.stdout.write(render_markdown())
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.stdout.write(render_markdown())

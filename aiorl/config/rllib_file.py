@@ -38,13 +38,15 @@ class Converted(NamedTuple):
 
 
 def is_rllib_file(values: Mapping[str, Any]) -> bool:
-    """Return whether a file holds experiments of `rllib train`: names of their own, with `run` and others below."""
-    from aiorl.config.schema import CommonConfig  # which reads files through here
+    """Return whether a file holds experiments of `rllib train`: names of their own, with `run` and an `env` below."""
+    return bool(values) and all(map(_is_experiment, values.values()))
 
-    return bool(values) and all(
-        isinstance(value, Mapping) and isinstance(value.get("run"), str) and name not in CommonConfig.model_fields
-        for name, value in values.items()
-    )
+
+def _is_experiment(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not isinstance(value.get("run"), str):
+        return False
+    config = value.get("config")
+    return "env" in value or (isinstance(config, Mapping) and "env" in config)
 
 
 def convert(values: Mapping[str, Any], lines: Mapping[str, int]) -> Converted:

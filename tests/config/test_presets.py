@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from aiorl.config import presets
 from aiorl.config.key import reason_unsupported
 from aiorl.config.load import dump_yaml, load_config, save_config
 from aiorl.config.presets import find_preset, named_preset, preset_names, render_markdown
@@ -64,19 +63,6 @@ def test_a_preset_says_what_it_achieves_and_where_its_settings_come_from(name: s
     assert name.startswith(f"{preset.algo}-")
     assert preset.result
     assert preset.source
-
-
-def test_the_page_is_not_written_with_a_setting_that_the_algorithm_does_not_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = "{algo: ppo, clip_paramm: 0.3}"
-    (tmp_path / "ppo-typo.yaml").write_text(f"envs: [E]\nresult: r\nsource: s\nsettings: {settings}\n")
-    monkeypatch.setattr(presets, "_FOLDER", tmp_path)
-    assert presets.main() == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "ppo-typo" in shown.err
-    assert "clip_paramm" in shown.err
 
 
 def test_the_presets_on_their_page_are_those_of_the_package() -> None:
