@@ -262,13 +262,14 @@ def test_the_last_checkpoint_of_a_run_holds_what_is_stored_also_where_batches_wa
     config = {
         **SMALL, "algo": "dqn", "num_workers": 1, "train_batch_size": 32, "training_intensity": 64,
         "learning_starts": 64, "replay_capacity": 20_000, "eager": True, "run_dir": str(tmp_path / "run"),
+        "timesteps_per_iteration": 64,
     }  # fmt: skip
-    result = aiorl.train(config=config, stop_timesteps=1000)
+    result = aiorl.train(config=config, stop_timesteps=256)
     assert "is without stored experience" not in caplog.text
     checkpoint = find_checkpoint(result["checkpoint"])
     assert checkpoint.meta["experience"].keys() == {"default_policy"}
     with aiorl.Trainer.restore(result["checkpoint"], run_dir=str(tmp_path / "again"), num_workers=0) as trainer:
-        assert trainer.train()["learner"]["replay_rows"] >= 1000
+        assert trainer.train()["learner"]["replay_rows"] >= 256
     assert "empty replay" not in caplog.text
     bare = Path(trainer.logdir) / "bare"
     with aiorl.Trainer.restore(result["checkpoint"], run_dir=str(tmp_path / "third"), num_workers=0) as trainer:

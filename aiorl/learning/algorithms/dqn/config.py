@@ -8,16 +8,23 @@ from typing import ClassVar
 
 from aiorl.acting.schedules import Schedule
 from aiorl.config.key import changed, key
+from aiorl.config.parts import Activation, ModelConfig
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.replay_config import ReplayConfig
 from aiorl.learning.algorithms.sizes import BATCH, LENGTH
 from aiorl.learning.replay.sequences import SequenceShape
 
-__all__ = ["DQNConfig"]
+__all__ = ["DQNConfig", "QModelConfig"]
 
 _dqn = partial(key, group="DQN")
 _LEAST_SEQUENCE = 8
 _USUAL_SEQUENCE = 40
+
+
+class QModelConfig(ModelConfig):
+    """Shape of the network of action values."""
+
+    fcnet_activation: Activation = changed(ModelConfig, "fcnet_activation", "relu")
 
 
 class DQNConfig(ReplayConfig):
@@ -27,6 +34,9 @@ class DQNConfig(ReplayConfig):
     action_spaces: ClassVar[tuple[str, ...] | None] = ("Discrete",)
 
     algo: str = changed(ReplayConfig, "algo", "dqn")
+    model: QModelConfig = changed(ReplayConfig, "model", QModelConfig())
+    train_batch_size: int = changed(ReplayConfig, "train_batch_size", 64)
+    training_intensity: float = changed(ReplayConfig, "training_intensity", 16.0)
 
     double_q: bool = _dqn(True, "The network that learns chooses the action whose value the target network gives.")
     dueling: bool = _dqn(True, "Streams of the network for the value of a state and for the advantages of actions.")
@@ -38,7 +48,7 @@ class DQNConfig(ReplayConfig):
     v_max: float = _dqn(10.0, "Return of the last atom.", allow_inf_nan=False)
     huber_delta: float = _dqn(1.0, "Size of a TD error up to which its loss is square, and linear beyond.", gt=0)
     epsilon_schedule: list[tuple[float, float]] = _dqn(
-        [(0, 1.0), (10_000, 0.02)], "Share of random actions over env steps sampled, as [[env step, value], ...]."
+        [(0, 1.0), (5_000, 0.05)], "Share of random actions over env steps sampled, as [[env step, value], ...]."
     )
     per_worker_epsilon: bool = _dqn(
         False, "Each worker has a share of random actions of its own, 0.4 down to 0.4^8, and epsilon_schedule none."
