@@ -118,12 +118,12 @@ def test_a_policy_of_another_algorithm_has_the_runs_sampling_what_the_user_set_a
     learned = policies["a"].config
     assert type(learned) is A2CConfig
     assert (learned.gamma, learned.model.fcnet_hiddens) == (0.75, (8,)), "as set for the run"
-    assert (learned.lr, learned.lambda_) == (7e-4, 1.0), "A2C's defaults; PPO's are 4e-4 and 0.95"
+    assert (learned.lr, learned.lambda_) == (7e-4, 1.0), "A2C's defaults; PPO's are 3e-4 and 0.95"
     assert learned.entropy_coeff == 0.125
     assert (learned.train_batch_size, learned.num_envs_per_worker) == (2048, 4), "the run's, of PPO; A2C's: 256, 8"
     assert policies["a"].settings["exploration"] == {"type": "Random"}
     assert policies["a"].policy_class is None
-    assert policies["b"].config.lr == 4e-4
+    assert policies["b"].config.lr == 3e-4
     assert plan(policies={"a": "a2c"}, fn="users_own:all_a", lr=5e-4)["a"].config.lr == 5e-4, "set, if to the default"
 
 

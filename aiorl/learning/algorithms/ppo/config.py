@@ -19,7 +19,7 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
     algo: str = changed(OnPolicyConfig, "algo", "ppo")
     train_batch_size: int = changed(OnPolicyConfig, "train_batch_size", 2048)
     num_envs_per_worker: int = changed(OnPolicyConfig, "num_envs_per_worker", 4)
-    lr: float = changed(OnPolicyConfig, "lr", 4e-4)
+    lr: float = changed(OnPolicyConfig, "lr", 3e-4)
     num_sgd_iter: int = changed(OnPolicyConfig, "num_sgd_iter", 10)
     sgd_minibatch_size: int | None = key(
         None, "Env steps in one minibatch; null takes a 32nd of the train batch, at least 64, and at least four "
