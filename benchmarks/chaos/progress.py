@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.ledger import ledger_gap
 
-__all__ = ["SETTLE_S", "Progress", "Row", "Span", "longest_standstill", "standstill"]
+__all__ = ["SETTLE_S", "Progress", "Row", "Span", "longest_standstill", "standstill", "time_dead"]
 
 SETTLE_S = 1.0
 """A standstill that begins so soon after a fault's end still counts as the fault's."""
@@ -172,6 +172,15 @@ def standstill(rises: Sequence[float], fault: Span) -> float | None:
         return None
     first, last = bisect.bisect_right(rises, fault.begin), bisect.bisect_right(rises, until)
     return max(b - a for a, b in itertools.pairwise([fault.begin, *rises[first : last + 1]]))
+
+
+def time_dead(deaths: Sequence[Span], fault: Span) -> float | None:
+    """Return how long the learner that a fault ended was dead from then on; None if it does not train again.
+
+    One that another fault had ended just before, and that did not train yet, dies no second death.
+    """
+    own = next((death for death in deaths if death.end > fault.begin), None)
+    return None if own is None else own.end - max(own.begin, fault.begin)
 
 
 def longest_standstill(rises: Sequence[float], within: Span, left_out: Sequence[Span]) -> float:

@@ -27,7 +27,7 @@ from benchmarks.chaos.faults import KINDS, NoTarget, Strike
 from benchmarks.chaos.memory import TRIM_S, measure_memory
 from benchmarks.chaos.plan import Effect, Planned, Planner
 from benchmarks.chaos.processes import aborted, crashes_in, ended_in
-from benchmarks.chaos.progress import SETTLE_S, Span, longest_standstill, standstill
+from benchmarks.chaos.progress import SETTLE_S, Span, longest_standstill, standstill, time_dead
 from benchmarks.chaos.report import Bars, Report, Struck
 
 __all__ = ["Options", "run_chaos"]
@@ -185,11 +185,7 @@ class _Run:
         cluster = self._cluster
         ends_learner = KINDS[planned.kind].effect is Effect.ENDS_LEARNER
         deaths = [*cluster.deaths, *([cluster.down] if cluster.down is not None else [])]
-        if ends_learner:
-            own = next((death for death in cluster.deaths if death.begin >= span.begin), None)
-            recovery_s = None if own is None else own.end - own.begin
-        else:
-            recovery_s = standstill(cluster.progress.rises, span)
+        recovery_s = time_dead(cluster.deaths, span) if ends_learner else standstill(cluster.progress.rises, span)
         # who dies while this fault is still felt explains what comes after
         meant = Span(span.begin, span.end + max(SETTLE_S, recovery_s or 0.0))
         return Struck(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.chaos.progress import Progress, Span, longest_standstill, standstill
+from benchmarks.chaos.progress import Progress, Span, longest_standstill, standstill, time_dead
 from benchmarks.ledger import ledger_gap
 
 
@@ -100,3 +100,8 @@ def test_standstills_in_which_the_learner_was_dead_are_left_out_of_the_longest()
     assert longest_standstill(rises, Span(0.0, 20.0), [Span(3.0, 12.0)]) == 3.0
     assert longest_standstill(rises, Span(0.0, 13.0), [Span(3.0, 12.0)]) == 1.0
     assert longest_standstill([], Span(0.0, 20.0), []) == 0.0
+
+
+@pytest.mark.parametrize(("begin", "seconds"), [(10.0, 8.0), (14.0, 6.0), (21.0, None)])
+def test_a_learner_that_is_killed_again_before_it_trains_is_dead_until_it_trains(begin, seconds):
+    assert time_dead([Span(2.0, 5.0), Span(12.0, 20.0)], Span(begin, begin)) == seconds
