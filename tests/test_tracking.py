@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +76,7 @@ def test_wandb_itself_takes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with make_loggers(["wandb"], tmp_path, CONFIG) as loggers:
         loggers.write(RESULT)
     (tracked,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    until = time.monotonic() + 30  # a process of its own writes the file, and ends after the run has finished
+    while tracked.stat().st_size <= 1000 and time.monotonic() < until:
+        time.sleep(0.05)
     assert tracked.stat().st_size > 1000
