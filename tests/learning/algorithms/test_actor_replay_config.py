@@ -35,7 +35,7 @@ def test_the_reference_shows_these_defaults(algo: str) -> None:
     assert (keys["model.fcnet_hiddens"].default, keys["model.fcnet_activation"].default) == ((256, 256), "relu")
 
 
-@pytest.mark.parametrize("algo", ["ppo", "impala", "dqn"])
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
 def test_networks_of_others_are_as_they_were(algo: str) -> None:
     model = make(algo).model
     assert (model.fcnet_hiddens, model.fcnet_activation) == ((64, 64), "tanh")

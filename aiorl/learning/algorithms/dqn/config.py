@@ -19,6 +19,7 @@ __all__ = ["DQNConfig", "QModelConfig"]
 _dqn = partial(key, group="DQN")
 _LEAST_SEQUENCE = 8
 _USUAL_SEQUENCE = 40
+_LEAST_SEQUENCES, _USUAL_SEQUENCES = 8, 32  # of a minibatch
 
 
 class QModelConfig(ModelConfig):
@@ -100,8 +101,8 @@ class DQNConfig(ReplayConfig):
             elif shape.length > length:
                 length = 2 * shape.length - shape.overlap  # of two sequences
         sizes = {LENGTH: length}
-        if BATCH not in fixed and self.train_batch_size < shape.trained_steps:
-            sizes[BATCH] = self.train_batch_size * shape.trained_steps
+        if BATCH not in fixed and self.train_batch_size < _LEAST_SEQUENCES * shape.trained_steps:
+            sizes[BATCH] = _USUAL_SEQUENCES * shape.trained_steps
         return made | {name: size for name, size in sizes.items() if size != getattr(self, name)}
 
     def check(self) -> None:
