@@ -86,18 +86,20 @@ class TwoClassCategorical(Categorical):
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
         """The second action where the difference of logits exceeds the logistic number."""
-        difference = inputs[:, 1] - inputs[:, 0]
-        is_second = difference > noise[:, 0]
-        actions[...] = is_second
-        if self.start:
-            actions += self.start
-        logp[...] = _two_class_logp(difference, is_second)
+        logp[...] = _two_class_logp(*self._choose_into(inputs, noise, actions))
 
     def choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> None:
         """See the base class."""
-        actions[...] = inputs[:, 1] - inputs[:, 0] > noise[:, 0]
+        self._choose_into(inputs, noise, actions)
+
+    def _choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> tuple[F32, NDArray[np.bool_]]:
+        """Choose actions; return the differences of the logits [N], and where the second action is chosen [N]."""
+        difference: F32 = inputs[:, 1] - inputs[:, 0]
+        is_second: NDArray[np.bool_] = difference > noise[:, 0]
+        actions[...] = is_second
         if self.start:
             actions += self.start
+        return difference, is_second
 
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """See the base class."""

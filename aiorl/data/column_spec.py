@@ -35,7 +35,7 @@ class ColumnSpec:
 
     @property
     def is_packed(self) -> bool:
-        """Whether it lies in the packed array of `aiorl.learning.algorithms.batch_buffers`."""
+        """Return whether it lies in the packed array of `aiorl.learning.algorithms.batch_buffers`."""
         return len(self.shape) <= 1 and self.dtype in ("float32", "int32")
 
     @property

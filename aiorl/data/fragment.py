@@ -148,7 +148,7 @@ def _env_major(column: Array) -> Array:
 def goes_on(
     before: NDArray[Any], after: NDArray[Any], count: int, scratch: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
-    """Whether each stack repeats all frames but the oldest of the one before it, [N].
+    """Return whether each stack repeats all frames but the oldest of the one before it, [N].
 
     Args:
         before: [N, P * K], N stacks of K frames of P numbers, the frames of a number side by side, oldest first.

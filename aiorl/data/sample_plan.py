@@ -1,4 +1,4 @@
-"""What a worker acts with, and what it computes and sends of each fragment: a handshake carries both."""
+"""Acting graphs and sample plans: a handshake brings a worker both."""
 
 from __future__ import annotations
 

@@ -66,14 +66,14 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
     restore_withheld(config, os.environ)
     if not kind._name:
         algo = config.get("algo")
-        found = [own for own in _subclasses(kind) if own._name == algo]
-        if not found and is_import_path(str(algo)):  # a user's own, to be imported
-            found = [made for own in _subclasses(Trainer) if (made := own._made_for(str(algo))) is not None][:1]
-        if not found:
+        found = next((own for own in _subclasses(kind) if own._name == algo), None)
+        if found is None and is_import_path(str(algo)):  # a user's own, to be imported
+            found = next(filter(None, (own._made_for(str(algo)) for own in _subclasses(Trainer))), None)
+        if found is None:
             raise CheckpointError(
                 restored.checkpoint.path, f"it is of the algorithm {algo!r:.50}, which has no trainer here"
             )
-        kind = found[0]
+        kind = found
     return kind({**without_defaults_of(config, changes), "init_from": None, **changes}, checkpoint=restored)
 
 
