@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from aiorl.acting.observation.preprocessors import Preprocessor as Preprocessor
     from aiorl.acting.policy import Policy as Policy
     from aiorl.acting.policy_map import PolicyMap as PolicyMap
+    from aiorl.compat.rollout_worker import EvaluatorInterface as EvaluatorInterface
+    from aiorl.compat.rollout_worker import RolloutWorker as RolloutWorker
     from aiorl.config.merge import with_base_config as with_base_config
     from aiorl.config.schema import CommonConfig
     from aiorl.config.schema import with_common_config as with_common_config
@@ -83,9 +85,7 @@ if TYPE_CHECKING:
     from aiorl.sampling.async_sampler import AsyncSampler as AsyncSampler
     from aiorl.sampling.callbacks import DefaultCallbacks as DefaultCallbacks
     from aiorl.sampling.episode import MultiAgentEpisode as MultiAgentEpisode
-    from aiorl.sampling.interface import EvaluatorInterface as EvaluatorInterface
     from aiorl.sampling.sync_sampler import SyncSampler as SyncSampler
-    from aiorl.sampling.worker import RolloutWorker as RolloutWorker
     from aiorl.sampling.worker import get_global_worker as get_global_worker
 
 __version__ = "0.1.0"
@@ -120,7 +120,7 @@ _HOME = {
     "DefaultCallbacks": "aiorl.sampling.callbacks",
     "EnvContext": "aiorl.env.registry",
     "Evaluation": "aiorl.run.evaluation",
-    "EvaluatorInterface": "aiorl.sampling.interface",
+    "EvaluatorInterface": "aiorl.compat.rollout_worker",
     "Exploration": "aiorl.acting.exploration",
     "ExternalEnv": "aiorl.env.external_env",
     "ExternalMultiAgentEnv": "aiorl.env.external_env",
@@ -144,7 +144,7 @@ _HOME = {
     "PolicyMap": "aiorl.acting.policy_map",
     "Poll": "aiorl.env.base_env",
     "Preprocessor": "aiorl.acting.observation.preprocessors",
-    "RolloutWorker": "aiorl.sampling.worker",
+    "RolloutWorker": "aiorl.compat.rollout_worker",
     "SACConfig": "aiorl.learning.algorithms.sac.config",
     "SACTrainer": "aiorl.run.trainer",
     "SampleBatch": "aiorl.data.sample_batch",

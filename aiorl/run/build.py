@@ -21,6 +21,7 @@ from aiorl.acting.exploration import make_exploration
 from aiorl.acting.observation.filters import ObservationFilter, make_filter
 from aiorl.acting.observation.returns import ReturnFilter, returns_of
 from aiorl.acting.policy_map import policy_seed
+from aiorl.compat.dict_callbacks import callbacks_class
 from aiorl.config.schema import CommonConfig
 from aiorl.config.user_function import named_failures
 from aiorl.config.worker import PolicyPart, WorkerPart
@@ -36,7 +37,7 @@ from aiorl.run.look_at_env import look_at_env
 from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.policy_plan import PlannedPolicy, plan_policies, with_policies_named, with_settings_said
 from aiorl.run.report.loggers import check_loggers
-from aiorl.sampling.callbacks import DefaultCallbacks, callbacks_class
+from aiorl.sampling.callbacks import DefaultCallbacks
 
 __all__ = ["Learning", "LearningPlan", "build_learning", "plan_learning", "unusable_init_from"]
 

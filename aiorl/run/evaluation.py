@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from aiorl.acting.saved_run import SavedRun
+from aiorl.compat.dict_callbacks import named_callbacks
 from aiorl.config.worker import OF_EVALUATIONS
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.env.video import Film
 from aiorl.errors import ConfigError
-from aiorl.sampling.arguments import WorkerArguments
-from aiorl.sampling.callbacks import DefaultCallbacks, named_callbacks
-from aiorl.sampling.learned_policies import learned_policies, named_function
-from aiorl.sampling.worker import RolloutWorker
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.policies import learned_policies, named_function
+from aiorl.sampling.settings import WorkerSettings
+from aiorl.sampling.worker import Worker
 
 if TYPE_CHECKING:
     from aiorl.config.worker import WorkerPart
@@ -157,10 +158,10 @@ def _worker(
     explore: bool,
     film: Film | None,
     render: Literal["human"] | None,
-) -> RolloutWorker:
+) -> Worker:
     """A worker that samples whole episodes with a run's policies."""
     mode = "rgb_array" if film is not None else render
-    settings = part.model_copy(
+    config = part.model_copy(
         update={
             **OF_EVALUATIONS,
             "seed": seed,
@@ -170,9 +171,9 @@ def _worker(
     callbacks = named_callbacks(part.callbacks) or DefaultCallbacks
     multiagent = part.multiagent
     stored: dict[str, Any] = {} if part.output is None else {"output_creator": _output_of(part)}
-    worker = RolloutWorker.of(
-        WorkerArguments(
-            settings=settings,
+    worker = Worker(
+        WorkerSettings(
+            config=config,
             env_creator=part.env,
             policy=learned_policies(part, run.acting.graphs, explore=explore),
             policy_mapping_fn=named_function(multiagent.policy_mapping_fn, "multiagent.policy_mapping_fn"),
@@ -200,7 +201,7 @@ def _output_of(settings: WorkerPart) -> OutputCreator:
     return configured_output(settings)
 
 
-def _play(worker: RolloutWorker, episodes: int, on_episode: Callable[[RolloutMetrics], None]) -> list[RolloutMetrics]:
+def _play(worker: Worker, episodes: int, on_episode: Callable[[RolloutMetrics], None]) -> list[RolloutMetrics]:
     played: list[RolloutMetrics] = []
     while len(played) < episodes:
         worker.sample()

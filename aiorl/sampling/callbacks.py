@@ -8,22 +8,11 @@ for.
 from __future__ import annotations
 
 import inspect
-import warnings
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiorl.config.import_path import import_object
 from aiorl.config.user_function import check_takes, named_failures
-from aiorl.errors import ConfigError, nearest
-
-__all__ = [
-    "DefaultCallbacks",
-    "callbacks_class",
-    "callbacks_from_dict",
-    "named_callbacks",
-    "overridden_hooks",
-    "worker_hooks",
-]
+from aiorl.errors import ConfigError
 
 
 class DefaultCallbacks:
@@ -91,51 +80,35 @@ class DefaultCallbacks:
         """
 
 
-def callbacks_class(setting: str | Mapping[str, Any] | None) -> type[DefaultCallbacks] | None:
-    """The class that the setting `callbacks` names; None where it names none.
-
-    Args:
-        setting: import path of a subclass of DefaultCallbacks; or, of the older form, import paths of functions by
-            the names that `callbacks_from_dict` takes.
+def callbacks_class(path: str | None) -> type[DefaultCallbacks] | None:
+    """Return the subclass of DefaultCallbacks that the setting `callbacks` names; None without one.
 
     Raises:
-        ConfigError: something that is not found, or is no callbacks, or a hook that does not take its arguments.
+        ConfigError: a path that is not found or names something else, or a hook that does not take its arguments.
     """
-    if not setting:
+    if not path:
         return None
-    if isinstance(setting, Mapping):
-        return callbacks_from_dict(
-            {name: import_object(str(path), key=f"callbacks.{name}") for name, path in setting.items()}
-        )
-    kind = import_object(setting, key="callbacks")
+    kind = import_object(path, key="callbacks")
     if isinstance(kind, DefaultCallbacks):  # one object for all who ask, as whoever made it wants
         hooks = {name: staticmethod(getattr(kind, name)) for name in _own_hooks(type(kind))}
         kind = type(type(kind).__name__, (DefaultCallbacks,), hooks)
     if not (isinstance(kind, type) and issubclass(kind, DefaultCallbacks)):
         raise ConfigError(
-            f"callbacks is {setting!r}, expected a subclass of aiorl.DefaultCallbacks.", key="callbacks", value=setting
+            f"callbacks is {path!r}, expected a subclass of aiorl.DefaultCallbacks.", key="callbacks", value=path
         )
     for name in _own_hooks(kind):
         hook = getattr(kind, name)
         is_static = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
         positional = () if is_static else (None,)
-        check_takes(hook, f"callbacks {setting!r}: {name}", "callbacks", *positional, **_arguments_of(name))
+        check_takes(hook, f"callbacks {path!r}: {name}", "callbacks", *positional, **_arguments_of(name))
     return kind
 
 
-def named_callbacks(setting: str | Mapping[str, Any] | None) -> type[DefaultCallbacks] | None:
-    """As `callbacks_class`, but what a hook raises becomes a ConfigError that names the class and the hook.
-
-    Raises:
-        ConfigError: see `callbacks_class`.
-    """
-    kind = callbacks_class(setting)
-    if kind is None:
-        return None
-    named = setting if isinstance(setting, str) else dict(setting or {})
+def with_named_failures(kind: type[DefaultCallbacks], setting: Any) -> type[DefaultCallbacks]:
+    """Return a class whose hooks raise a ConfigError that names the setting and the hook."""
 
     def guarded(name: str) -> Any:
-        hook = named_failures(getattr(kind, name), f"callbacks {named!r:.200}: {name}", "callbacks")
+        hook = named_failures(getattr(kind, name), f"callbacks {setting!r:.200}: {name}", "callbacks")
         is_method = not isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
         return hook if is_method else staticmethod(hook)
 
@@ -166,71 +139,3 @@ def _arguments_of(name: str) -> dict[str, None]:
     """Names of the arguments that a hook is given."""
     parameters = inspect.signature(getattr(DefaultCallbacks, name)).parameters.values()
     return {parameter.name: None for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-
-
-_LEGACY_NAMES = {
-    "on_episode_start": "on_episode_start",
-    "on_episode_step": "on_episode_step",
-    "on_episode_end": "on_episode_end",
-    "on_sample_end": "on_sample_end",
-    "on_postprocess_traj": "on_postprocess_trajectory",
-    "on_train_result": "on_train_result",
-}
-
-InfoFunction = Callable[[dict[str, Any]], None]
-
-
-def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCallbacks]:
-    """A callbacks class of the older form: functions by name, each taking one dict.
-
-    Args:
-        functions: ``on_episode_start``, ``on_episode_step`` and ``on_episode_end`` get ``env`` and ``episode``,
-            ``on_sample_end`` gets ``worker`` and ``samples``, ``on_train_result`` gets ``trainer`` and
-            ``result``, ``on_postprocess_traj`` gets ``episode``, ``agent_id``, ``pre_batch``, ``post_batch``
-            and ``all_pre_batches``.
-
-    Raises:
-        ConfigError: an unknown name, or something that cannot be called with one argument.
-    """
-    for name, function in functions.items():
-        if name not in _LEGACY_NAMES:
-            raise ConfigError(
-                f"callbacks has no hook {name!r}.",
-                key=f"callbacks.{name}",
-                value=name,
-                hint=nearest(str(name), _LEGACY_NAMES).strip(),
-            )
-        if not callable(function):
-            raise ConfigError(
-                f"callbacks.{name} is {function!r}, expected a function.", key=f"callbacks.{name}", value=function
-            )
-        check_takes(function, f"callbacks.{name}", f"callbacks.{name}", {})
-    warnings.warn(
-        "callbacks given as a dict are deprecated; subclass aiorl.DefaultCallbacks instead",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    members = {_LEGACY_NAMES[name]: _as_method(name, function) for name, function in functions.items()}
-    return type("DictCallbacks", (DefaultCallbacks,), members)
-
-
-def _as_method(name: str, function: InfoFunction) -> Callable[..., None]:
-    def call(self: DefaultCallbacks, **kwargs: Any) -> None:
-        if name == "on_postprocess_traj":
-            info = {
-                "episode": kwargs["episode"],
-                "agent_id": kwargs["agent_id"],
-                "pre_batch": kwargs["original_batches"][kwargs["agent_id"]],
-                "post_batch": kwargs["postprocessed_batch"],
-                "all_pre_batches": kwargs["original_batches"],
-            }
-        elif name == "on_sample_end":
-            info = {"worker": kwargs["worker"], "samples": kwargs["samples"]}
-        elif name == "on_train_result":
-            info = {"trainer": kwargs["trainer"], "result": kwargs["result"]}
-        else:
-            info = {"env": kwargs["base_env"], "episode": kwargs["episode"]}
-        function(info)
-
-    call.__doc__ = f"Call the function given for {name}."
-    return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,7 @@ from aiorl.env.lockstep import checked_horizon
 from aiorl.env.serial_env import episode_limit
 from aiorl.errors import ConfigError, SamplerDied
 from aiorl.sampling.callbacks import DefaultCallbacks
-
-__all__ = ["ObservationFn", "SamplerSetup", "effective_horizon"]
-
-ObservationFn = Callable[..., Any]
-"""``observation_fn(agent_obs, worker, base_env, policies, episode)`` -> agent id -> raw observation."""
+from aiorl.sampling.settings import ObservationFn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,6 @@
-"""RolloutWorker: environments, policies and a sampler as one object, in one process and without any socket.
+"""Worker: environments, policies, filters and a sampler as one object, in one process and without any socket.
 
-    worker = RolloutWorker(env_creator="CartPole-v1", policy=MyPolicy)
-    batch = worker.sample()
-
-The same class is what a worker process runs.
+A worker process runs one, and so does an evaluation; `aiorl.RolloutWorker` has more methods and keyword arguments.
 """
 
 from __future__ import annotations
@@ -12,17 +9,17 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self, TypeVar
 
-import numpy as np
-
 from aiorl.acting.graph_policy import in_front_of
 from aiorl.acting.policy import Policy
-from aiorl.acting.policy_map import PolicyMap, PolicyMappingFn
-from aiorl.data.concat import Batch, columns_of, compressed, concat_batches
+from aiorl.acting.policy_map import PolicyMap
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.concat import Batch, columns_of, concat_batches
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
@@ -30,71 +27,55 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.kinds import facts_of
 from aiorl.env.lockstep import TrainingDisabled
-from aiorl.errors import ConfigError, EndOfData, SamplerDied
+from aiorl.errors import ConfigError, EndOfData, PolicyError, SamplerDied
 from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator, episode_parts
-from aiorl.offline.io import (
-    InputCreator,
-    InputReader,
-    IOContext,
-    OutputCreator,
-    OutputWriter,
-    noop_output,
-    sampler_input,
-)
+from aiorl.offline.io import InputReader, IOContext, OutputWriter
 from aiorl.process.log_once import report
-from aiorl.sampling import build, frameworks, rendezvous
-from aiorl.sampling.arguments import DEFAULTS, EnvSource, WorkerArguments
-from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling import build
 from aiorl.sampling.lockstep import LockstepSampler
-from aiorl.sampling.minibatch_sgd import check_sgd, minibatch_sgd
-from aiorl.sampling.policy_specs import policy_classes, policy_specs
-from aiorl.sampling.sample_stream import Ahead, SampleStream
-from aiorl.sampling.setup import ObservationFn
-from aiorl.sampling.worker_policies import WorkerPolicies
-
-__all__ = ["RolloutWorker", "get_global_worker"]
+from aiorl.sampling.policies import enable_eager, make_policies, policy_classes, policy_specs, seed_generators
+from aiorl.sampling.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 Sampled = TypeVar("Sampled", Fragment, Batch)
 
-_current: weakref.ref[RolloutWorker] | None = None
+_current: weakref.ref[Worker] | None = None
 
 
-def get_global_worker() -> RolloutWorker | None:
-    """The RolloutWorker made last in this process, while somebody keeps it."""
+def get_global_worker() -> Worker | None:
+    """Return the worker made last in this process, while somebody keeps it."""
     return None if _current is None else _current()
 
 
-class RolloutWorker(WorkerPolicies):
-    """Samples experience with its policies, and lets them learn.
+class Worker:
+    """Samples experience with its policies.
 
     One thread at a time may call its methods; but one may sample while another sets weights, say, or also samples.
 
     Attributes:
+        settings: what it was built from.
         env: environment 0, with its wrappers.
         async_env: all environments, as a BaseEnv.
         num_envs: number of environments asked for.
-        rollout_fragment_length: T, environment steps a batch aims at: the argument times ``num_envs``.
+        rollout_fragment_length: T, environment steps a batch aims at: the setting times ``num_envs``.
         policy_map: policy id -> policy.
         policies_to_train: ids of the policies that learn, in order.
         multiagent: the policy ids differ from exactly the default one.
         preprocessors, filters: by policy id; where rewards are scaled, the statistic of a policy's returns is among the
             filters, as ``policy id/returns``.
-        sampling_filters: policy id -> what stands before the policy where rows are made, see `in_front_of`.
+        sampling_filters: policy id -> filter before the policy where rows are made, see `in_front_of`.
         preprocessing_enabled: False where the environment's wrappers prepare observations.
-        reward_limit: rewards of rows lie in ``[-limit, limit]``; 0 = wherever they do.
+        reward_limit: rewards of rows lie in ``[-limit, limit]``; 0 = no limit.
         callbacks: the hooks.
         policy_config: base config of the policies.
         worker_index, num_workers: place among the workers.
-        tf_sess: always None; TensorFlow 2 has no sessions.
         io_context: what reader and writer were made with.
         reward_estimators: off-policy estimators.
         sampler: SyncSampler, AsyncSampler or LockstepSampler.
         input_reader: where batches come from.
         output_writer: where copies of them go.
-        samples: the results of ``sample()`` as an endless iterator, plain or asynchronous.
         last_batch: what ``fake_sampler`` gives again and again, None before the first batch.
         global_vars: the last global variables set, or None.
         on_turn: called between two turns of the sampler, in the thread that samples, where weights may be set; what
@@ -103,149 +84,84 @@ class RolloutWorker(WorkerPolicies):
 
     on_turn: Callable[[], None] | None = None
 
-    def __init__(
-        self,
-        env_creator: EnvSource,
-        policy: type[Policy] | Mapping[str, tuple[type[Policy], Any, Any, dict[str, Any]]],
-        policy_mapping_fn: PolicyMappingFn | None = None,
-        policies_to_train: Collection[str] | None = None,
-        tf_session_creator: Callable[[], Any] | None = None,
-        rollout_fragment_length: int = 100,
-        batch_mode: str = DEFAULTS.batch_mode,
-        episode_horizon: int | None = DEFAULTS.horizon,
-        preprocessor_pref: str = DEFAULTS.preprocessor_pref,
-        sample_async: bool = DEFAULTS.sample_async,
-        compress_observations: bool | str = DEFAULTS.compress_observations,
-        num_envs: int = DEFAULTS.num_envs_per_worker,
-        observation_fn: ObservationFn | None = None,
-        observation_filter: str = DEFAULTS.observation_filter,
-        clip_rewards: bool | float | None = DEFAULTS.clip_rewards,
-        clip_actions: bool = DEFAULTS.clip_actions,
-        env_config: Mapping[str, Any] | None = None,
-        model_config: Mapping[str, Any] | None = None,
-        policy_config: Mapping[str, Any] | None = None,
-        worker_index: int = 0,
-        num_workers: int = 0,
-        monitor_path: str | None = None,
-        log_dir: str | None = None,
-        log_level: str | None = None,
-        callbacks: type[DefaultCallbacks] | None = None,
-        input_creator: InputCreator = sampler_input,
-        input_evaluation: Collection[str] = frozenset(),
-        output_creator: OutputCreator = noop_output,
-        remote_worker_envs: bool = DEFAULTS.remote_worker_envs,
-        remote_env_batch_wait_ms: float = DEFAULTS.remote_env_batch_wait_ms,
-        soft_horizon: bool = DEFAULTS.soft_horizon,
-        no_done_at_end: bool = DEFAULTS.no_done_at_end,
-        seed: int | None = DEFAULTS.seed,
-        extra_python_environs: Mapping[str, Any] | None = None,
-        fake_sampler: bool = DEFAULTS.fake_sampler,
-        max_env_restarts_per_hour: int = DEFAULTS.max_env_restarts_per_hour,
-    ) -> None:
-        """Build everything; an asynchronous sampler begins to sample.
-
-        Arguments that the config has too are explained in docs/config.md, the others by WorkerArguments.
+    def __init__(self, settings: WorkerSettings, *, on_turn: Callable[[Self], None] | None = None) -> None:
+        """Build everything, in the documented order; an asynchronous sampler begins to sample.
 
         If it fails, what was built is stopped.
 
-        Raises:
-            ValueError: an argument that cannot be honoured.
-            AssertionError: a reader or writer of another type; a filter that sample_async cannot use.
-            ImportError: a policy needs TensorFlow, which is not installed.
-            RuntimeError: GPUs are granted that TensorFlow does not see.
-        """
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self._start(WorkerArguments.of(given), given)
-
-    @classmethod
-    def of(cls, arguments: WorkerArguments, *, on_turn: Callable[[Self], None] | None = None) -> Self:
-        """A worker made from settings that are checked already.
-
         Args:
-            arguments: what it is made from.
+            settings: what it is built from.
             on_turn: as the attribute, but given the worker; an asynchronous sampler calls it before this returns.
 
         Raises:
-            Exception: see the constructor.
-        """
-        worker = cls.__new__(cls)
-        if on_turn is not None:
-            worker.on_turn = functools.partial(on_turn, worker)
-        worker._start(arguments, vars(arguments))
-        return worker
-
-    def _start(self, arguments: WorkerArguments, given: Mapping[str, Any]) -> None:
-        """Build everything.
-
-        Args:
-            arguments: what the worker is made from.
-            given: what ``creation_args`` tells.
+            ValueError: a setting that cannot be honoured.
+            AssertionError: a reader or writer of another type; a filter that sample_async cannot use.
+            EnvError: an environment's constructor failed.
+            ImportError: a policy needs TensorFlow, which is not installed.
+            RuntimeError: GPUs are granted that TensorFlow does not see.
         """
         global _current
         before, _current = _current, weakref.ref(self)
-        self._creation_args = dict(given)
-        self._arguments = arguments
-        self._settings = settings = arguments.settings
-        self.num_envs = settings.num_envs_per_worker
-        self.rollout_fragment_length = settings.rollout_fragment_length * self.num_envs
-        self.policy_config: dict[str, Any] = dict(arguments.policy_config or {})
-        self.worker_index = arguments.worker_index
-        self.num_workers = arguments.num_workers
-        self.tf_sess: None = None
-        self.global_vars = None
+        if on_turn is not None:
+            self.on_turn = functools.partial(on_turn, self)
+        self.settings, self._config = settings, settings.config
+        self.num_envs = settings.config.num_envs_per_worker
+        self.rollout_fragment_length = settings.config.rollout_fragment_length * self.num_envs
+        self.policy_config = dict(settings.policy_config)
+        self.worker_index = settings.worker_index
+        self.num_workers = settings.num_workers
+        self.global_vars: dict[str, Any] | None = None
         self.last_batch: Batch | None = None
         self._read: list[Batch] = []
         self._sampling = threading.RLock()
         self._is_stopped = False
         try:
-            self._build(arguments)
+            self._build()
         except BaseException:
             if get_global_worker() is self:
                 _current = before
             self._stop_what_there_is()
             raise
 
-    def _build(self, arguments: WorkerArguments) -> None:
-        """Build everything, in the documented order."""
-        settings = arguments.settings
-        build.set_environment_variables(settings.extra_python_environs_for_worker)
-        self._ahead = Ahead()
-        classes = policy_classes(arguments.policy)
-        frameworks.enable_eager(self.policy_config, classes)
-        build.set_up_logging(arguments.log_level, arguments.worker_index)
-        polled = build.why_polled(arguments)
-        maker = build.env_maker(arguments, polled)
-        self.callbacks = (arguments.callbacks or DefaultCallbacks)()
+    def _build(self) -> None:
+        settings, config = self.settings, self._config
+        os.environ.update(config.extra_python_environs_for_worker)
+        classes = policy_classes(settings.policy)
+        enable_eager(self.policy_config, classes)
+        build.set_up_logging(settings.log_level, settings.worker_index)
+        polled = build.why_polled(settings)
+        maker = build.env_maker(settings, polled)
+        self.callbacks = settings.callbacks()
         self.env = maker.make_first()
         self.preprocessing_enabled = not maker.is_deepmind
-        self.reward_limit = float(maker.is_deepmind) if settings.clip_rewards is None else settings.reward_limit
+        self.reward_limit = float(maker.is_deepmind) if config.clip_rewards is None else config.reward_limit
         facts = facts_of(self.env, maker.env_id)
-        specs = policy_specs(arguments.policy, facts.observation_space, facts.action_space)
-        if settings.seed is not None:
+        specs = policy_specs(settings.policy, facts.observation_space, facts.action_space)
+        if config.seed is not None:
             maker.check_seedable(self.env)
-            frameworks.seed_generators(settings.seed, classes)
-        policies, self.preprocessors = build.make_policies(specs, arguments, preprocess=self.preprocessing_enabled)
-        self.policy_map = PolicyMap(policies, arguments.policy_mapping_fn, arguments.policies_to_train)
+            seed_generators(config.seed, classes)
+        policies, self.preprocessors = make_policies(specs, settings, preprocess=self.preprocessing_enabled)
+        self.policy_map = PolicyMap(policies, settings.policy_mapping_fn, settings.policies_to_train)
         self.policies_to_train = list(self.policy_map.trainable_ids)
         self.multiagent = self.policy_map.is_multi_agent
         facts.check_policies(specs, "policy")
-        self.filters = build.make_filters(self.preprocessors, settings.observation_filter)
+        self.filters = build.make_filters(self.preprocessors, config.observation_filter)
         self.filters |= build.make_return_filters(policies)
         self.sampling_filters = self.filters | {
             policy_id: in_front_of(policy, self.filters[policy_id]) for policy_id, policy in policies.items()
         }
-        build.set_rules_for_agents(self.env, arguments)
+        build.set_rules_for_agents(self.env, settings)
         self.async_env: BaseEnv = maker.to_base_env(self.env)
-        self.io_context = IOContext(arguments.log_dir, self.policy_config, arguments.worker_index, self)
-        self.reward_estimators: list[OffPolicyEstimator] = build.make_estimators(arguments, self.io_context)
+        self.io_context = IOContext(settings.log_dir, self.policy_config, settings.worker_index, self)
+        self.reward_estimators: list[OffPolicyEstimator] = build.make_estimators(settings, self.io_context)
         self._on_turn = _weakly(self._between_turns)
         self.sampler: build.Sampler = build.lockstep_sampler(
-            self, arguments, polled, self._on_turn
-        ) or build.polling_sampler(self, arguments, self._on_turn)
+            self, settings, polled, self._on_turn
+        ) or build.polling_sampler(self, settings, self._on_turn)
         if hasattr(self.sampler, "start"):  # one that samples in the background
             self.sampler.start()
-        self.input_reader: InputReader = build.make_input_reader(arguments, self.io_context)
-        self.output_writer: OutputWriter = build.make_output_writer(arguments, self.io_context)
+        self.input_reader: InputReader = build.make_input_reader(settings, self.io_context)
+        self.output_writer: OutputWriter = build.make_output_writer(settings, self.io_context)
         if self.worker_index == 0:
             logger.info("Policies: %s", dict(self.policy_map))
             logger.info("Preprocessors: %s", self.preprocessors)
@@ -254,7 +170,7 @@ class RolloutWorker(WorkerPolicies):
     # --- sampling ---
 
     def sample(self) -> Batch:
-        """A batch of ``rollout_fragment_length`` environment steps, or of whole episodes with at least as many.
+        """Return a batch of ``rollout_fragment_length`` environment steps, or of whole episodes with at least as many.
 
         While one thread samples, others wait.
 
@@ -267,12 +183,15 @@ class RolloutWorker(WorkerPolicies):
         with self._sampling:
             if self._is_stopped:
                 raise SamplerDied("the worker was stopped; make another one to go on sampling")
-            if self._settings.fake_sampler and self.last_batch is not None:
+            if self._config.fake_sampler and self.last_batch is not None:
                 return self.last_batch
-            return self._sample()
+            batch = self._sample()
+            if self._config.fake_sampler:
+                self.last_batch = batch
+            return batch
 
     def sample_in_lockstep(self) -> tuple[Fragment, EpisodeColumns] | None:
-        """A fragment and the episodes that ended since the last; None where environments are not in lockstep.
+        """Return a fragment and the episodes that ended since the last; None where environments are not in lockstep.
 
         A step that is not to be trained on ends lockstep for good: the environments begin anew, and ``sample`` has
         what comes of them.
@@ -288,12 +207,12 @@ class RolloutWorker(WorkerPolicies):
             return self._reported(sampler.sample), sampler.take_episodes()
         except TrainingDisabled as error:
             logger.info("%s, so the environments begin anew and are polled from now on", error)
-            self.sampler = build.polling_sampler(self, self._arguments, self._on_turn)
-            self.input_reader = build.make_input_reader(self._arguments, self.io_context)
+            self.sampler = build.polling_sampler(self, self.settings, self._on_turn)
+            self.input_reader = build.make_input_reader(self.settings, self.io_context)
             return None
 
     def _reported(self, sample: Callable[[], Sampled]) -> Sampled:
-        """What comes of sampling; how much is wanted, and what came, are logged."""
+        """Sample; log how much is wanted, and the result."""
         report("sample_start", self.rollout_fragment_length)
         sampled = sample()
         report("sample_end", sampled.columns if isinstance(sampled, Fragment) else columns_of(sampled))
@@ -308,15 +227,11 @@ class RolloutWorker(WorkerPolicies):
                 for part in episode_parts(batch):
                     for estimator in self.reward_estimators:
                         estimator.process(part)
-        if self._settings.compress_observations:
-            batch = compressed(batch, is_bulk=self._settings.compress_observations == "bulk")
-        if self._settings.fake_sampler:
-            self.last_batch = batch
         return batch
 
     def _read_enough(self) -> Batch:
-        """What was read, after the callback has had it; all is kept for the next call if that raises."""
-        limit = self.num_envs if self._settings.is_truncating else math.inf
+        """Read a batch and hand it to the callback; keep all for the next call if that raises."""
+        limit = self.num_envs if self._config.is_truncating else math.inf
         while not self._read or (
             len(self._read) < limit and sum(batch.env_steps for batch in self._read) < self.rollout_fragment_length
         ):
@@ -346,91 +261,73 @@ class RolloutWorker(WorkerPolicies):
             )
         return batch
 
-    @property
-    def samples(self) -> SampleStream:  # noqa: D102 (the class describes it)
-        return SampleStream(self.sample, self._ahead)
-
-    def sample_with_count(self) -> tuple[Batch, int]:
-        """``sample()`` and the batch's count."""
-        batch = self.sample()
-        return batch, batch.count
-
-    def sample_and_learn(
-        self,
-        expected_batch_size: int,
-        num_sgd_iter: int,
-        sgd_minibatch_size: int,
-        standardize_fields: Collection[str],
-    ) -> tuple[dict[str, Any], int]:
-        """Sample, and let the policies learn in minibatches.
-
-        Args:
-            expected_batch_size: count that the batch must have.
-            num_sgd_iter: passes over the batch.
-            sgd_minibatch_size: rows of a minibatch; 0 = all at once.
-            standardize_fields: columns brought to mean 0 and deviation 1 before.
-        Returns: figures by policy id, means over the last pass; and the batch's count.
-
-        Raises:
-            AssertionError: the batch has another count.
-            ConfigError: a number of passes or rows that is none; nothing is sampled then (a ValueError).
-        """
-        check_sgd(num_sgd_iter, sgd_minibatch_size, standardize_fields)
-        batch = self.sample()
-        if batch.count != expected_batch_size:
-            raise AssertionError(f"the batch has a count of {batch.count}, expected {expected_batch_size}")
-        info = minibatch_sgd(
-            batch,
-            self.policies_to_train,
-            self.learn_on_batch,
-            num_sgd_iter=num_sgd_iter,
-            sgd_minibatch_size=sgd_minibatch_size,
-            standardize_fields=standardize_fields,
-            rng=np.random.default_rng(np.random.randint(2**31)),
-        )
-        return info, batch.count
-
     def get_metrics(self) -> list[RolloutMetrics | OffPolicyEstimate]:
-        """Episodes that ended since the last call, then estimates made since."""
+        """Return episodes that ended since the last call, then estimates made since."""
         metrics: list[RolloutMetrics | OffPolicyEstimate] = [*self.sampler.get_metrics()]
         for estimator in self.reward_estimators:
             metrics += estimator.get_metrics()
         return metrics
 
+    # --- policies ---
+
+    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
+        """Return weights of the policies named, None = all; unknown names are skipped. A string is one name."""
+        names = [policies] if isinstance(policies, str) else policies
+        with self._paused():
+            return {
+                policy_id: policy.get_weights()
+                for policy_id, policy in self.policy_map.items()
+                if names is None or policy_id in names
+            }
+
+    def set_weights(self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None) -> None:
+        """Take up weights of the policies given, then global variables if there are any; between two turns.
+
+        Raises:
+            UnknownPolicyError: no policy has that id; nothing is changed then (a KeyError).
+            PolicyError: weights that do not fit their policy; all policies keep theirs then (a ValueError).
+        """
+        policies = {policy_id: self.policy_map[policy_id] for policy_id in weights}
+        with self._paused():
+            change_all(
+                policies, weights, lambda policy: policy.get_weights(), lambda policy, new: policy.set_weights(new)
+            )
+            if global_vars:
+                self.set_global_vars(global_vars)
+
+    def set_global_vars(self, global_vars: Mapping[str, Any]) -> None:
+        """Tell every policy of new global variables, and keep them."""
+        with self._paused():
+            for policy in self.policy_map.values():
+                policy.on_global_var_update(global_vars)
+            self.global_vars = dict(global_vars)
+
+    def get_global_vars(self) -> dict[str, Any] | None:
+        """Return the global variables set last, None before."""
+        return self.global_vars
+
+    def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy | None:
+        """Return the policy of that id, or None."""
+        return self.policy_map.get(policy_id)
+
+    def for_policy(self, function: Callable[[Policy], R], policy_id: str = DEFAULT_POLICY_ID) -> R:
+        """Call a function with a policy; return its result.
+
+        Raises:
+            UnknownPolicyError: no policy has that id (a KeyError).
+        """
+        return function(self.policy_map[policy_id])
+
+    def foreach_policy(self, function: Callable[[Policy, str], R]) -> list[R]:
+        """Call a function with each policy and its id; return the results."""
+        return [function(policy, policy_id) for policy_id, policy in self.policy_map.items()]
+
     # --- the worker itself ---
 
     def foreach_env(self, function: Callable[[Any], R]) -> list[R]:
-        """What the function gives for each environment; for the BaseEnv where it shows none."""
+        """Call a function with each environment, or the BaseEnv where it shows none; return the results."""
         envs = list(self.async_env.get_unwrapped())
         return [function(env) for env in envs or [self.async_env]]
-
-    @classmethod
-    def as_remote(
-        cls,
-        num_cpus: float | None = None,
-        num_gpus: float | None = None,
-        memory: int | None = None,
-        object_store_memory: int | None = None,
-        resources: Mapping[str, float] | None = None,
-    ) -> rendezvous.LauncherSpec:
-        """What a launcher is told of a worker of this class, with limits where given.
-
-        Raises:
-            ConfigError: a limit that cannot be had (also a ValueError).
-        """
-        return rendezvous.LauncherSpec(cls, num_cpus, num_gpus, memory, object_store_memory, dict(resources or {}))
-
-    def get_node_ip(self) -> str:
-        """The address under which other hosts reach this one."""
-        return rendezvous.node_ip()
-
-    def find_free_port(self) -> int:
-        """A TCP port that can be bound now."""
-        return rendezvous.find_free_port()
-
-    def creation_args(self) -> dict[str, Any]:
-        """The arguments it was made with."""
-        return dict(self._creation_args)
 
     def interrupt(self) -> None:
         """Let a ``sample`` that waits for environments or clients raise, and every later one; never waits itself.
@@ -490,13 +387,13 @@ class RolloutWorker(WorkerPolicies):
             self.on_turn()
 
     def _paused(self) -> contextlib.AbstractContextManager[None]:
-        """Neither observations are processed nor policies evaluated, but by the thread that calls this."""
+        """Keep other threads from processing observations and evaluating policies."""
         paused: contextlib.AbstractContextManager[None] = self.sampler.paused()
         return paused
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """The same method of an object that is not kept alive; nothing, once it is gone."""
+    """Return a method that does not keep its object alive, and does nothing once that is gone."""
     found = weakref.WeakMethod(method)
 
     def call() -> None:
@@ -505,3 +402,37 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
             bound()
 
     return call
+
+
+def change_all(
+    policies: Mapping[str, Policy],
+    values: Mapping[str, Any],
+    read: Callable[[Policy], Any],
+    change: Callable[[Policy, Any], None],
+) -> None:
+    """Give each policy its value; if one refuses it, the others get back what they had.
+
+    Args:
+        policies: by id.
+        values: for each of them.
+        read: returns a policy's value.
+        change: sets it.
+
+    Raises:
+        Exception: what the policy raised that refused.
+    """
+    before: list[tuple[str, Any]] = []
+    policy_id = ""
+    try:
+        for policy_id, policy in policies.items():
+            with contextlib.suppress(PolicyError, NotImplementedError):  # it may have nothing yet
+                before.append((policy_id, read(policy)))
+            change(policy, values[policy_id])
+    except BaseException:
+        for changed_id, value in before:
+            try:
+                change(policies[changed_id], value)
+            except Exception:
+                if changed_id != policy_id:  # which refused, and so may go on refusing
+                    logger.exception("policy %r does not take back what it had", changed_id)
+        raise

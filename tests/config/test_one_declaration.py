@@ -10,11 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.key import all_keys, reason_unsupported
 from aiorl.config.parts import ModelConfig, MultiAgentConfig, TransportConfig
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerConfig
-from aiorl.sampling.worker import RolloutWorker
 
 PACKAGE = Path(__file__).parents[2] / "aiorl"
 REFERENCE = set(inspect.signature(RolloutWorker).parameters)
@@ -44,10 +44,10 @@ def test_settings_of_samplers_are_declared_in_one_file() -> None:
     """Those that the reference gives RolloutWorker are named there too, without a default of their own."""
     files = declared()
     for name in ("soft_horizon", "no_done_at_end", "remote_env_batch_wait_ms", "observation_filter"):
-        assert files[name] == {"config/worker.py", "sampling/worker.py"}, name
+        assert files[name] == {"config/worker.py", "compat/rollout_worker.py"}, name
     for name in ("max_env_restarts_per_hour", "samplers_per_worker", "preprocessor_pref", "metrics_smoothing_episodes"):
         expected = {"config/schema.py" if name == "metrics_smoothing_episodes" else "config/worker.py"}
-        assert files[name] - {"sampling/worker.py"} == expected, name
+        assert files[name] - {"compat/rollout_worker.py"} == expected, name
 
 
 def test_no_key_is_declared_in_two_places_of_the_config() -> None:
@@ -71,12 +71,12 @@ from aiorl.config.command_line import configure_learner
 from aiorl.config.load import dump_yaml
 from aiorl.config.reference import render_markdown
 from aiorl.config.worker import WorkerPart
-from aiorl.sampling.arguments import WorkerArguments
+from aiorl.sampling.settings import WorkerSettings
 
 config = configure_learner(["--env", "E", "--algo", "impala", "--brand-new", "4"], config_class)
 part = WorkerPart.from_dict(WorkerPart.of(config).to_dict())
 assert part.brand_new == 4
-assert WorkerArguments(settings=part, env_creator="E", policy=None).settings.brand_new == 4
+assert WorkerSettings(config=part, env_creator="E", policy=None).config.brand_new == 4
 assert "brand_new: 4" in dump_yaml(config)
 assert "| `brand_new` | `3` | a whole number | W | Something new. |" in render_markdown()
 configure_learner(["--env", "E", "--brand-new", "-1"], config_class)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aiorl.acting.policy import Policy
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
@@ -19,7 +20,6 @@ from aiorl.env.lockstep_base_env import LockstepBaseEnv
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError, EnvContractError, UnknownEnvError
 from aiorl.run.look_at_env import look_at_env
-from aiorl.sampling.worker import RolloutWorker
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
 

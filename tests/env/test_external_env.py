@@ -7,6 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.acting.policy import Policy
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.env_maker import to_base_env
@@ -21,7 +22,6 @@ from aiorl.errors import (
     SamplerDied,
     UnsupportedEnvError,
 )
-from aiorl.sampling.worker import RolloutWorker
 
 SPACES = (spaces.Discrete(100), spaces.Discrete(100))
 VECTORS = (spaces.Discrete(1000), spaces.Box(-np.inf, np.inf, (2,), np.float64))

@@ -8,6 +8,7 @@ import pytest
 from plain_policies import PlainPolicy, RandomPolicy
 from stored_rows import assert_equal_batches, cartpole_rows
 
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.multi_agent_batch import MultiAgentBatch
@@ -19,7 +20,6 @@ from aiorl.offline.readers import FileReader, HoldOut
 from aiorl.offline.registry import format_of
 from aiorl.offline.sources import InputSettings, configured_input, configured_output, input_creator, output_creator
 from aiorl.process.log_once import log_once
-from aiorl.sampling.worker import RolloutWorker
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 

@@ -1,41 +1,20 @@
 from __future__ import annotations
 
-import contextlib
 import math
 
 import pytest
-from plain_policies import PlainPolicy
+from rollout_workers import fresh_logging, make_pair, make_worker
 from sampler_settings import sampler_settings
 
 from aiorl.acting.observation.filters import NoFilter
 from aiorl.acting.observation.preprocessors import preprocessor_for
-from aiorl.process.log_once import log_once
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.setup import SamplerSetup
 from aiorl.sampling.sync_sampler import SyncSampler
-from aiorl.sampling.worker import RolloutWorker
-from aiorl.testing.envs import CountingEnv
 from aiorl.testing.scripted_env import RecordingPolicy
 
-
-@pytest.fixture(autouse=True)
-def _fresh_logging():
-    log_once.reset()
-    yield
-    log_once.reset()
-
-
-@pytest.fixture
-def make_worker():
-    """RolloutWorkers over a CountingEnv and a PlainPolicy, unless told otherwise; stopped after the test."""
-    with contextlib.ExitStack() as stack:
-
-        def make(env_creator=lambda context: CountingEnv(), policy=PlainPolicy, **more):
-            return stack.enter_context(RolloutWorker(env_creator=env_creator, policy=policy, **more))
-
-        yield make
-
+__all__ = ["fresh_logging", "make_pair", "make_worker"]
 
 _SETTINGS = ("horizon", "soft_horizon", "no_done_at_end", "clip_actions", "clip_rewards")
 

@@ -26,12 +26,12 @@ from traced_parts import TracedPolicy, traced_callbacks
 
 from aiorl.acting.observation.filters import make_filter
 from aiorl.acting.observation.preprocessors import make_preprocessor
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import WorkerConfig
 from aiorl.env.registry import EnvContext
 from aiorl.errors import BadObservationError, EnvContractError
 from aiorl.sampling.setup import SamplerSetup
 from aiorl.sampling.sync_sampler import SyncSampler
-from aiorl.sampling.worker import RolloutWorker
 
 
 def tape_of(case: Case, side: str) -> tuple[Tape, dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.errors import BatchError, PolicyError
@@ -17,7 +18,6 @@ from aiorl.learning.algorithms.dqn.config import DQNConfig
 from aiorl.learning.algorithms.impala.config import IMPALAConfig
 from aiorl.learning.algorithms.pg.config import PGConfig
 from aiorl.learning.algorithms.ppo.config import PPOConfig
-from aiorl.sampling.worker import RolloutWorker
 
 SMALL: dict[str, Any] = {"model": {"fcnet_hiddens": [8]}, "eager": True, "lr": 0.01}
 

@@ -18,6 +18,7 @@ from plain_policies import DEFAULT, VECTOR, PlainPolicy, RandomPolicy, spec
 
 from aiorl.acting.observation.filters import MeanStdFilter
 from aiorl.acting.observation.preprocessors import IdentityPreprocessor
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.env.external_env import ExternalEnv
 from aiorl.env.monitor import STATS_FILE
 from aiorl.env.multi_agent_env import MultiAgentEnv
@@ -27,7 +28,7 @@ from aiorl.process.log_once import log_once
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.sync_sampler import SyncSampler
-from aiorl.sampling.worker import RolloutWorker, get_global_worker
+from aiorl.sampling.worker import get_global_worker
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 from aiorl.testing.scripted_env import ScriptedEnv, scenes
@@ -593,8 +594,8 @@ def test_a_tensorflow_policy_without_tensorflow_is_an_import_error(make_worker, 
 
 def test_in_eager_mode_policies_are_converted(make_worker, monkeypatch):
     """R35."""
-    monkeypatch.setattr("aiorl.sampling.frameworks._tensorflow", MagicMock())
-    monkeypatch.setattr("aiorl.sampling.build.check_tensorflow", lambda policy_class, gpus: None)
+    monkeypatch.setattr("aiorl.sampling.policies._tensorflow", MagicMock())
+    monkeypatch.setattr("aiorl.sampling.policies.check_tensorflow", lambda policy_class, gpus: None)
     with pytest.raises(ValueError, match="no method as_eager"):
         make_worker(policy=TfLike, policy_config={"eager": True})
     monkeypatch.setattr(TfLike, "as_eager", classmethod(lambda cls: PlainPolicy), raising=False)

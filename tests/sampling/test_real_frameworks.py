@@ -10,8 +10,8 @@ import pytest
 from gymnasium import spaces
 from plain_policies import DEFAULT, VECTOR, PlainPolicy, RandomPolicy, spec
 
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.data import columns as c
-from aiorl.sampling.worker import RolloutWorker
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
 tf = pytest.importorskip("tensorflow")

@@ -44,7 +44,7 @@ from aiorl.run.trainer.with_workers import TrainingWithWorkers
 from aiorl.run.trainer.worker_set import WorkerSet
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.worker import RolloutWorker
+from aiorl.sampling.worker import Worker
 
 __all__ = ["AlgorithmTrainer"]
 
@@ -457,7 +457,7 @@ class AlgorithmTrainer(Trainer):
         if not merged.is_identity:
             own.restore(self._loop.do(merged.state))  # workers may bring more of them now
 
-    def _local_worker(self) -> RolloutWorker:
+    def _local_worker(self) -> Worker:
         training = self._settled()
         if isinstance(training, InProcessTraining):
             unit = training.unit()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from aiorl.run.training import Training
-from aiorl.sampling.worker import RolloutWorker
+from aiorl.sampling.worker import Worker
 
 __all__ = ["RemoteWorker", "WorkerSet"]
 
@@ -34,7 +34,7 @@ class WorkerSet:
 
     def __init__(
         self,
-        local: Callable[[], RolloutWorker],
+        local: Callable[[], Worker],
         do: Callable[[Callable[[], list[RemoteWorker]]], list[RemoteWorker]],
         training: Training | None,
         stop: Callable[[], None],
@@ -52,7 +52,7 @@ class WorkerSet:
         self._training = training
         self._stop = stop
 
-    def local_worker(self) -> RolloutWorker:
+    def local_worker(self) -> Worker:
         """Return the worker of this process, index 0, with the newest weights and filter statistics.
 
         Where all is sampled in this process, it is the one that samples; else one that is made when it is asked for.

@@ -1,4 +1,4 @@
-"""SamplerUnit: environments, policies and filters of one sampler, a RolloutWorker run in a thread of its own.
+"""SamplerUnit: environments, policies and filters of one sampler, a Worker run in a thread of its own.
 
 Environment code may block, so it never runs on the event loop. Of a unit, only ``offer``, ``stop`` and ``in_env_s``
 may be used from any thread; all else belongs to the unit's thread, or to the event loop while the unit is idle.
@@ -23,6 +23,7 @@ import numpy as np
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.observation.filters import ObservationFilter
 from aiorl.acting.policy import Policy
+from aiorl.compat.dict_callbacks import named_callbacks
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.layout import laid_out, with_scaled_rewards
@@ -34,10 +35,10 @@ from aiorl.net.wire.messages import Arrays, PolicyArrays, Samples, Snapshot
 from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.process.log_once import log_once
 from aiorl.run.worker.apply import SnapshotSlot, StopSampling
-from aiorl.sampling.arguments import WorkerArguments
-from aiorl.sampling.callbacks import named_callbacks
-from aiorl.sampling.learned_policies import learned_policies, named_function
-from aiorl.sampling.worker import RolloutWorker
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.policies import learned_policies, named_function
+from aiorl.sampling.settings import WorkerSettings
+from aiorl.sampling.worker import Worker
 
 __all__ = ["Produced", "SamplerUnit", "StepClock", "UnitPlace", "monitor_directory", "unit_seed"]
 
@@ -121,7 +122,7 @@ class SamplerUnit:
     newest version that has arrived when they are taken, since how far they lag is for that setting's user to judge.
 
     Attributes:
-        worker: the RolloutWorker.
+        worker: the sampling Worker.
     """
 
     def __init__(
@@ -156,11 +157,11 @@ class SamplerUnit:
         seed = None if part.seed is None else unit_seed(part.seed, place, part.life)
         own = part.model_copy(update={"seed": seed, "compress_observations": False})  # the wire does that
         default = part.policies.get(c.DEFAULT_POLICY_ID)
-        self.worker = RolloutWorker.of(
-            WorkerArguments(
-                settings=own,
+        self.worker = Worker(
+            WorkerSettings(
+                config=own,
                 env_creator=part.env,
-                policy_config=part.model_dump(include=_FOR_POLICIES) if part.eager else None,
+                policy_config=part.model_dump(include=_FOR_POLICIES) if part.eager else {},
                 # networks get their weights before the first turn, with the first snapshot
                 policy=learned_policies(part, graphs),
                 policy_mapping_fn=named_function(part.multiagent.policy_mapping_fn, "multiagent.policy_mapping_fn"),
@@ -170,7 +171,7 @@ class SamplerUnit:
                 num_workers=place.num_workers,
                 monitor_path=monitor_directory(part, place),
                 log_dir=part.log_dir,
-                callbacks=named_callbacks(part.callbacks),
+                callbacks=named_callbacks(part.callbacks) or DefaultCallbacks,
                 **_stored_experience(own, place),
                 sample_plan=None if default is None else default.sample_plan,
             ),
@@ -302,7 +303,7 @@ class SamplerUnit:
         self._between_turns(self.worker)
         return self._slot.version
 
-    def _between_turns(self, worker: RolloutWorker) -> None:
+    def _between_turns(self, worker: Worker) -> None:
         """Take up what is offered; in the thread that samples, which may be at work before the constructor ends."""
         self._clock.step()
         if not self._policies:
@@ -332,7 +333,7 @@ class SamplerUnit:
 
 
 def _stored_experience(settings: WorkerPart, place: UnitPlace) -> dict[str, Any]:
-    """Arguments of a RolloutWorker that reads or writes stored experience; who doesn't loads nothing for it."""
+    """Settings of a worker that reads or writes stored experience; who doesn't loads nothing for it."""
     if settings.input == "sampler" and settings.output is None:
         return {}
     from aiorl.offline.sources import configured_input, configured_output, share_of

@@ -15,7 +15,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.build import plan_learning
-from aiorl.sampling.learned_policies import learned_policies
+from aiorl.sampling.policies import learned_policies
 
 SMALL: dict[str, Any] = {
     "env": "general_runs:Poles", "num_workers": 0, "num_envs_per_worker": 2, "rollout_fragment_length": 8, "seed": 3,

@@ -12,8 +12,6 @@ from typing import Self
 
 from aiorl.data.concat import Batch
 
-__all__ = ["Ahead", "SampleStream"]
-
 
 @dataclass(slots=True)
 class Ahead:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from aiorl.sampling.sample_stream import Ahead, SampleStream
+from aiorl.compat.sample_stream import Ahead, SampleStream
 
 
 def test_each_batch_is_given_once():

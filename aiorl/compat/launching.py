@@ -1,4 +1,4 @@
-"""Where workers that learn together meet: addresses and ports of this host, and limits of a worker's process."""
+"""What launchers of worker processes ask for: limits, addresses and ports, data-parallel learning."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 from aiorl.acting.policy import Policy
 from aiorl.errors import ConfigError
 
-__all__ = ["LauncherSpec", "find_free_port", "join_data_parallel", "node_ip"]
-
 _ELSEWHERE = ("192.0.2.1", 9)  # TEST-NET-1 of RFC 5737; nothing is sent there
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherSpec:
-    """What a launcher is told of a worker that is to run in a process of its own.
+    """Limits of a worker that is to run in a process of its own.
 
     Attributes:
         worker_class: which kind of worker.
@@ -54,7 +52,7 @@ class LauncherSpec:
 
 
 def node_ip() -> str:
-    """The address under which other hosts reach this one, as far as its routes tell; else loopback."""
+    """Return the address under which other hosts reach this one, as far as its routes tell; else loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_ELSEWHERE)
@@ -65,7 +63,7 @@ def node_ip() -> str:
 
 
 def find_free_port() -> int:
-    """A TCP port that can be bound now."""
+    """Return a TCP port that can be bound now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,7 @@
-"""Several passes over a batch in minibatches, for policies that learn by themselves."""
+"""Learning with the policies of a worker: gradients, updates, and passes over a batch in minibatches.
+
+Each policy learns on its own rows, and only those that are to learn do.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.acting.policy_map import PolicyMap
 from aiorl.data import columns as c
-from aiorl.data.concat import Batch
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.concat import Batch, columns_of
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError
-from aiorl.process.log_once import log_once
-
-__all__ = ["check_sgd", "minibatch_sgd", "minibatches", "standardized"]
+from aiorl.process.log_once import log_once, report
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +28,77 @@ _SMALLEST_STD = 1e-4
 LearnFn = Callable[[Batch], Mapping[str, Any]]
 
 
-def check_sgd(num_sgd_iter: int, sgd_minibatch_size: int, standardize_fields: Collection[str]) -> None:
-    """Nothing, for arguments that ``minibatch_sgd`` can honour.
+def compute_gradients(policies: PolicyMap, samples: Batch) -> tuple[Any, dict[str, Any]]:
+    """Return gradients and figures, by policy id for a multi-agent batch; ``batch_count`` joins the figures.
 
     Raises:
-        ConfigError: it could not (also a ValueError).
+        UnknownPolicyError: a plain batch, and there is no default policy (a KeyError).
+    """
+    report("compute_gradients", columns_of(samples))
+    gradients: Any = {}
+    info: dict[str, Any] = {}
+    if isinstance(samples, MultiAgentBatch):
+        for policy_id, batch in _trainable_parts(policies, samples):
+            gradients[policy_id], info[policy_id] = policies[policy_id].compute_gradients(batch)
+    else:
+        gradients, info = policies[DEFAULT_POLICY_ID].compute_gradients(samples)
+    report("gradients_out", gradients)
+    return gradients, {**info, "batch_count": samples.count}
+
+
+def apply_gradients(policies: PolicyMap, gradients: Any) -> dict[str, Any]:
+    """Apply gradients by policy id, to policies that are not to learn too; in any other form the default policy's.
+
+    The default policy's own gradients may be a dict as well, by weight name.
+
+    Raises:
+        UnknownPolicyError: no policy has that id; nothing is changed then (a KeyError).
+    """
+    report("apply_gradients", gradients)
+    if not (isinstance(gradients, Mapping) and _are_by_policy(policies, gradients)):
+        return policies[DEFAULT_POLICY_ID].apply_gradients(gradients)
+    appliers = {policy_id: policies[policy_id] for policy_id in gradients}
+    return {policy_id: policy.apply_gradients(gradients[policy_id]) for policy_id, policy in appliers.items()}
+
+
+def learn_on_batch(policies: PolicyMap, samples: Batch) -> dict[str, Any]:
+    """Update policies on a batch; return the figures, of a multi-agent batch by id of each policy that learns.
+
+    Raises:
+        UnknownPolicyError: a plain batch, and there is no default policy (a KeyError).
+    """
+    report("learn_on_batch", columns_of(samples))
+    info: dict[str, Any]
+    if isinstance(samples, MultiAgentBatch):
+        info = {name: policies[name].learn_on_batch(batch) for name, batch in _trainable_parts(policies, samples)}
+    else:
+        info = policies[DEFAULT_POLICY_ID].learn_on_batch(samples)
+    report("learn_output", info)
+    return info
+
+
+def _trainable_parts(policies: PolicyMap, samples: MultiAgentBatch) -> Iterator[tuple[str, SampleBatch]]:
+    return (item for item in samples.policy_batches.items() if item[0] in policies.trainable_ids)
+
+
+def _are_by_policy(policies: PolicyMap, gradients: Mapping[str, Any]) -> bool:
+    """Tell whether the keys are meant as policy ids, known or not; else they name the default policy's weights."""
+    if not gradients or DEFAULT_POLICY_ID not in policies or policies.keys() & gradients.keys():
+        return True
+    if not policies.is_multi_agent or gradients.keys() & policies[DEFAULT_POLICY_ID].get_weights().keys():
+        return False
+    # where there are several policies, what holds several arrays is all that one of them computed
+    return any(isinstance(value, Mapping | list | tuple) for value in gradients.values())
+
+
+# --- minibatches ---
+
+
+def check_sgd(num_sgd_iter: int, sgd_minibatch_size: int, standardize_fields: Collection[str]) -> None:
+    """Check arguments of `minibatch_sgd`.
+
+    Raises:
+        ConfigError: one that cannot be honoured (also a ValueError).
     """
     for name, value, smallest in (("num_sgd_iter", num_sgd_iter, 1), ("sgd_minibatch_size", sgd_minibatch_size, 0)):
         if not isinstance(value, int | np.integer) or value < smallest:
@@ -80,7 +149,7 @@ def minibatch_sgd(
         return figures
 
     if isinstance(samples, SampleBatch):
-        parts = {c.DEFAULT_POLICY_ID: samples}
+        parts = {DEFAULT_POLICY_ID: samples}
     else:
         rows = samples.policy_batches
         parts = {policy_id: rows[policy_id] for policy_id in policy_ids if policy_id in rows}
@@ -97,7 +166,7 @@ def minibatch_sgd(
 
 
 def minibatches(batch: SampleBatch, size: int, rng: np.random.Generator) -> Iterator[SampleBatch]:
-    """The rows in random order, ``size`` at a time; those of recurrent policies stay in order."""
+    """Yield the rows in random order, ``size`` at a time; rows of recurrent policies stay in order."""
     if not size:
         yield batch
         return
@@ -111,14 +180,14 @@ def minibatches(batch: SampleBatch, size: int, rng: np.random.Generator) -> Iter
 
 
 def standardized(column: NDArray[Any]) -> NDArray[np.float32]:
-    """Mean 0 and standard deviation 1; a column of equal numbers becomes zeros."""
+    """Scale a column to mean 0 and standard deviation 1; a column of equal numbers becomes zeros."""
     numbers = np.asarray(column, np.float64)
     scaled: NDArray[np.float64] = (numbers - numbers.mean()) / max(_SMALLEST_STD, float(numbers.std()))
     return scaled.astype(np.float32)
 
 
 def _means(figures: Collection[Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean of each figure that is a number, also of those in dicts."""
+    """Return the mean of each figure that is a number, in nested dicts too."""
     means: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in figures for name in one):
         values = [one[name] for one in figures if name in one]

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from aiorl.acting.observation.filters import ObservationFilter
-from aiorl.acting.policy import Policy
 from aiorl.config.regular_file import check_depth
 from aiorl.data.nested_codec import pack, unpack
-from aiorl.errors import BadFrame, BatchError, CheckpointError, PolicyError
-
-__all__ = ["SavedState", "change_all", "check_filter_states", "dump_state", "load_state"]
-
-logger = logging.getLogger(__name__)
+from aiorl.errors import BadFrame, BatchError, CheckpointError
 
 _FORMAT = "aiorl-rollout-worker"
 _VERSION = 1
@@ -24,7 +17,7 @@ _WHERE = "of a rollout worker"
 
 
 class SavedState(NamedTuple):
-    """What is kept.
+    """State of a worker's filters and policies.
 
     Attributes:
         filters: policy id -> statistics of its observation filter.
@@ -36,7 +29,7 @@ class SavedState(NamedTuple):
 
 
 def dump_state(state: SavedState) -> bytes:
-    """The state as bytes.
+    """Return the state as bytes.
 
     Raises:
         CheckpointError: a policy's state holds what is neither number, string, array, nor a list or dict of these.
@@ -48,7 +41,7 @@ def dump_state(state: SavedState) -> bytes:
 
 
 def load_state(data: bytes) -> SavedState:
-    """What ``dump_state`` was given.
+    """Return the state that `dump_state` was given.
 
     Raises:
         CheckpointError: bytes that it did not write, or that are damaged.
@@ -70,7 +63,7 @@ def load_state(data: bytes) -> SavedState:
 
 
 def check_filter_states(filters: Mapping[str, ObservationFilter], states: Mapping[str, Mapping[str, Any]]) -> None:
-    """Nothing, where each filter can be restored from its state; changes none.
+    """Check that each filter can be restored from its state; change none.
 
     Raises:
         CheckpointError: a state of another kind of filter, or of other observations.
@@ -87,37 +80,3 @@ def check_filter_states(filters: Mapping[str, ObservationFilter], states: Mappin
             found.copy().restore(state)
         except BatchError as error:
             raise CheckpointError(_WHERE, f"the filter of policy {policy_id!r} does not fit here: {error}") from error
-
-
-def change_all(
-    policies: Mapping[str, Policy],
-    values: Mapping[str, Any],
-    read: Callable[[Policy], Any],
-    change: Callable[[Policy, Any], None],
-) -> None:
-    """Give each policy its value; should one refuse it, all that had one before have that again.
-
-    Args:
-        policies: by id.
-        values: for each of them.
-        read: gives what a policy has now.
-        change: sets it.
-
-    Raises:
-        Exception: what the policy raised that refused.
-    """
-    before: list[tuple[str, Any]] = []
-    policy_id = ""
-    try:
-        for policy_id, policy in policies.items():
-            with contextlib.suppress(PolicyError, NotImplementedError):  # it may have nothing yet
-                before.append((policy_id, read(policy)))
-            change(policy, values[policy_id])
-    except BaseException:
-        for changed_id, value in before:
-            try:
-                change(policies[changed_id], value)
-            except Exception:
-                if changed_id != policy_id:  # which refused, and so may go on refusing
-                    logger.exception("policy %r does not take back what it had", changed_id)
-        raise

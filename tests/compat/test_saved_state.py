@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiorl.compat.saved_state import SavedState, dump_state, load_state
 from aiorl.errors import CheckpointError
-from aiorl.sampling.saved_state import SavedState, dump_state, load_state
 
 leaves = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text()
 entries = st.dictionaries(st.text(), st.recursive(leaves, lambda inner: st.lists(inner, max_size=3), max_leaves=5))

@@ -7,8 +7,8 @@ import pytest
 from gymnasium import spaces
 from plain_policies import VECTOR, PlainPolicy
 
-from aiorl.sampling import rendezvous
-from aiorl.sampling.rendezvous import LauncherSpec, find_free_port, join_data_parallel, node_ip
+from aiorl.compat import launching
+from aiorl.compat.launching import LauncherSpec, find_free_port, join_data_parallel, node_ip
 
 
 class Joining(PlainPolicy):
@@ -37,7 +37,7 @@ def test_the_address_is_one_of_this_host():
 
 def test_without_routes_the_address_is_loopback(monkeypatch):
     """R57."""
-    monkeypatch.setattr(rendezvous, "_ELSEWHERE", ("255.255.255.255", 9))
+    monkeypatch.setattr(launching, "_ELSEWHERE", ("255.255.255.255", 9))
     assert node_ip() == "127.0.0.1", "a broadcast address needs a permission that the probe has not"
 
 

@@ -1,0 +1,1 @@
+"""RLlib's older faces over today's parts: nothing in ``sampling`` or below imports from here."""

@@ -1,0 +1,142 @@
+"""RolloutWorker's arguments, checked and made into a worker's settings."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from aiorl.config.check import plain_error
+from aiorl.config.worker import WorkerConfig
+from aiorl.errors import ConfigError, nearest
+from aiorl.offline.estimators import ESTIMATORS
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.settings import SIMULATION, WorkerSettings
+
+_ENVIRONS = "extra_python_environs_for_worker"
+_OTHER_NAMES = {
+    "num_envs": "num_envs_per_worker",
+    "episode_horizon": "horizon",
+    "extra_python_environs": _ENVIRONS,
+    "model_config": "model",
+}
+"""Arguments of RolloutWorker that have another name in the config."""
+
+_LOG_LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
+_EVALUATIONS = (*ESTIMATORS, SIMULATION)
+
+
+def worker_settings(given: Mapping[str, Any]) -> WorkerSettings:
+    """Return the settings of a worker for the arguments of RolloutWorker's constructor.
+
+    Args:
+        given: every argument by name.
+
+    Raises:
+        ConfigError: an argument that cannot be honoured (also a ValueError).
+    """
+    names = WorkerSettings.__dataclass_fields__.keys() | {"tf_session_creator"}
+    own = {name: value for name, value in given.items() if name in names}
+    config = _config({name: value for name, value in given.items() if name not in names})
+    for name, (is_right, expected) in _CHECKS.items():
+        if name in own and not is_right(own[name]):
+            hint = nearest(own[name], _LOG_LEVELS).strip() if name == "log_level" else ""
+            raise ConfigError(f"{name} is {own[name]!r}, expected {expected}.", key=name, value=own[name], hint=hint)
+    for name in own["input_evaluation"]:
+        if name not in _EVALUATIONS:
+            raise ConfigError(
+                f"input_evaluation is {name!r}, expected one of {', '.join(_EVALUATIONS)}.",
+                key="input_evaluation", value=name, hint=nearest(str(name), _EVALUATIONS).strip(),
+            )  # fmt: skip
+    own["policy_config"] = dict(own["policy_config"] or {})
+    own["callbacks"] = own["callbacks"] or DefaultCallbacks
+    del own["tf_session_creator"]
+    counts = {name: int(own[name]) for name in ("worker_index", "num_workers")}
+    return WorkerSettings(config=config, **own | counts)
+
+
+def _config(given: Mapping[str, Any]) -> WorkerConfig:
+    """Return the config keys among the arguments, checked by their declarations.
+
+    Raises:
+        ConfigError: naming the argument at fault.
+    """
+    values = {_OTHER_NAMES.get(name, name): _plain(value) for name, value in given.items()}
+    if values["horizon"] in (0, math.inf):
+        values["horizon"] = None
+    if values["compress_observations"] != "bulk":
+        values["compress_observations"] = bool(values["compress_observations"])
+    for name in ("env_config", "model", _ENVIRONS):
+        values[name] = {} if values[name] is None else values[name]
+    if isinstance(values[_ENVIRONS], dict):
+        values[_ENVIRONS] = {name: str(value) for name, value in values[_ENVIRONS].items()}
+    try:
+        return WorkerConfig.model_validate(values, strict=True)
+    except ValidationError as error:
+        fault = plain_error(WorkerConfig, error)
+        name, dot, rest = fault.key.partition(".")
+        argument = {of: ours for ours, of in _OTHER_NAMES.items()}.get(name, name)
+        fault.key, fault.message = f"{argument}{dot}{rest}", argument + fault.message.removeprefix(name)
+        raise fault from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without NumPy's and other kinds where the config has plain kinds."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
+
+
+def _is_function_or_none(value: Any) -> bool:
+    return value is None or callable(value)
+
+
+def _is_path_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str | os.PathLike)
+
+
+def _is_collection(value: Any) -> bool:
+    # a string is a collection of its letters
+    return isinstance(value, Collection) and not isinstance(value, str | bytes)
+
+
+def _is_dict_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping)
+
+
+def _is_policy_config(value: Any) -> bool:
+    return value is None or (isinstance(value, Mapping) and _is_dict_or_none(value.get("model")))
+
+
+def _is_hooks(value: Any) -> bool:
+    return value is None or (inspect.isclass(value) and issubclass(value, DefaultCallbacks))
+
+
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "log_level": (lambda value: value is None or value in _LOG_LEVELS, f"one of {', '.join(_LOG_LEVELS)}, or None"),
+    "worker_index": (_is_count, "a whole number of at least 0"),
+    "num_workers": (_is_count, "a whole number of at least 0"),
+    "policy_config": (_is_policy_config, "a dict, its model likewise, or None"),
+    "monitor_path": (_is_path_or_none, "a directory's path, or None"),
+    "log_dir": (_is_path_or_none, "a directory's path, or None"),
+    "policies_to_train": (lambda value: value is None or _is_collection(value), "a list of policy ids, or None"),
+    "input_evaluation": (_is_collection, f"a collection of {', '.join(_EVALUATIONS)}; an empty one for none"),
+    "policy_mapping_fn": (_is_function_or_none, "a function, or None"),
+    "observation_fn": (_is_function_or_none, "a function, or None"),
+    "input_creator": (callable, "a function that takes an IOContext"),
+    "output_creator": (callable, "a function that takes an IOContext"),
+    "callbacks": (_is_hooks, "a subclass of aiorl.DefaultCallbacks, not an object of it"),
+    "tf_session_creator": (
+        lambda value: value is None, "None: TensorFlow 2 has no sessions; see tf_session_args",
+    ),
+}  # fmt: skip
+"""Argument -> test of a value, and what is expected of it."""

@@ -1,0 +1,325 @@
+"""RolloutWorker: a sampling worker as RLlib knows it, with 36 keyword arguments and policies that learn.
+
+worker = RolloutWorker(env_creator="CartPole-v1", policy=MyPolicy)
+batch = worker.sample()
+"""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+
+from aiorl.acting.observation.filters import ObservationFilter
+from aiorl.acting.policy import Policy
+from aiorl.acting.policy_map import PolicyMappingFn
+from aiorl.compat import launching, learning
+from aiorl.compat.arguments import worker_settings
+from aiorl.compat.sample_stream import Ahead, SampleStream
+from aiorl.compat.saved_state import SavedState, check_filter_states, dump_state, load_state
+from aiorl.config.worker import WorkerConfig
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.concat import Batch, compressed
+from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.settings import EnvSource, ObservationFn
+from aiorl.sampling.worker import Worker, change_all
+
+__all__ = ["EvaluatorInterface", "RolloutWorker"]
+
+DEFAULTS = WorkerConfig()
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class EvaluatorInterface(ABC):
+    """Interface of an object that samples, and computes and applies gradients."""
+
+    @abstractmethod
+    def sample(self) -> Batch:
+        """Return a batch of experience, played with the weights in force."""
+
+    @abstractmethod
+    def learn_on_batch(self, samples: Batch) -> dict[str, Any]:
+        """Update the policies on a batch; return figures about it."""
+
+    @abstractmethod
+    def compute_gradients(self, samples: Batch) -> tuple[Any, dict[str, Any]]:
+        """Return gradients on a batch, and figures about them with ``batch_count``."""
+
+    @abstractmethod
+    def apply_gradients(self, gradients: Any) -> dict[str, Any]:
+        """Update the policies with gradients of ``compute_gradients``; return figures about it."""
+
+    @abstractmethod
+    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
+        """Return weights by policy id."""
+
+    @abstractmethod
+    def set_weights(self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None) -> None:
+        """Take up weights by policy id."""
+
+    def get_host(self) -> str:
+        """Return the name of the host it runs on."""
+        return socket.gethostname()
+
+    def apply(self, function: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function with this object and the arguments; return its result."""
+        return function(self, *args, **kwargs)
+
+
+class RolloutWorker(Worker, EvaluatorInterface):
+    """Samples experience with its policies, and lets them learn. See Worker for more attributes and methods.
+
+    Attributes:
+        tf_sess: always None; TensorFlow 2 has no sessions.
+    """
+
+    tf_sess: None = None
+
+    def __init__(
+        self,
+        env_creator: EnvSource,
+        policy: type[Policy] | Mapping[str, tuple[type[Policy], Any, Any, dict[str, Any]]],
+        policy_mapping_fn: PolicyMappingFn | None = None,
+        policies_to_train: Collection[str] | None = None,
+        tf_session_creator: Callable[[], Any] | None = None,
+        rollout_fragment_length: int = 100,
+        batch_mode: str = DEFAULTS.batch_mode,
+        episode_horizon: int | None = DEFAULTS.horizon,
+        preprocessor_pref: str = DEFAULTS.preprocessor_pref,
+        sample_async: bool = DEFAULTS.sample_async,
+        compress_observations: bool | str = DEFAULTS.compress_observations,
+        num_envs: int = DEFAULTS.num_envs_per_worker,
+        observation_fn: ObservationFn | None = None,
+        observation_filter: str = DEFAULTS.observation_filter,
+        clip_rewards: bool | float | None = DEFAULTS.clip_rewards,
+        clip_actions: bool = DEFAULTS.clip_actions,
+        env_config: Mapping[str, Any] | None = None,
+        model_config: Mapping[str, Any] | None = None,
+        policy_config: Mapping[str, Any] | None = None,
+        worker_index: int = 0,
+        num_workers: int = 0,
+        monitor_path: str | None = None,
+        log_dir: str | None = None,
+        log_level: str | None = None,
+        callbacks: type[DefaultCallbacks] | None = None,
+        input_creator: InputCreator = sampler_input,
+        input_evaluation: Collection[str] = frozenset(),
+        output_creator: OutputCreator = noop_output,
+        remote_worker_envs: bool = DEFAULTS.remote_worker_envs,
+        remote_env_batch_wait_ms: float = DEFAULTS.remote_env_batch_wait_ms,
+        soft_horizon: bool = DEFAULTS.soft_horizon,
+        no_done_at_end: bool = DEFAULTS.no_done_at_end,
+        seed: int | None = DEFAULTS.seed,
+        extra_python_environs: Mapping[str, Any] | None = None,
+        fake_sampler: bool = DEFAULTS.fake_sampler,
+        max_env_restarts_per_hour: int = DEFAULTS.max_env_restarts_per_hour,
+    ) -> None:
+        """Build everything; an asynchronous sampler begins to sample.
+
+        Arguments that the config has too are explained in docs/config.md, the others by WorkerSettings.
+
+        If it fails, what was built is stopped.
+
+        Raises:
+            ValueError: an argument that cannot be honoured.
+            AssertionError: a reader or writer of another type; a filter that sample_async cannot use.
+            ImportError: a policy needs TensorFlow, which is not installed.
+            RuntimeError: GPUs are granted that TensorFlow does not see.
+        """
+        self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self._ahead = Ahead()
+        super().__init__(worker_settings(self._given))
+
+    def creation_args(self) -> dict[str, Any]:
+        """Return the arguments it was made with."""
+        return dict(self._given)
+
+    # --- sampling ---
+
+    def _sample(self) -> Batch:
+        batch, how = super()._sample(), self.settings.config.compress_observations
+        return compressed(batch, is_bulk=how == "bulk") if how else batch
+
+    @property
+    def samples(self) -> SampleStream:
+        """The results of ``sample()`` as an endless iterator, plain or asynchronous."""
+        return SampleStream(self.sample, self._ahead)
+
+    def sample_with_count(self) -> tuple[Batch, int]:
+        """Return ``sample()`` and the batch's count."""
+        batch = self.sample()
+        return batch, batch.count
+
+    # --- learning ---
+
+    def compute_gradients(self, samples: Batch) -> tuple[Any, dict[str, Any]]:
+        """Return gradients and figures; see `learning.compute_gradients`."""
+        with self._paused():
+            return learning.compute_gradients(self.policy_map, samples)
+
+    def apply_gradients(self, gradients: Any) -> dict[str, Any]:
+        """Apply gradients, the default policy's or by policy id; see `learning.apply_gradients`."""
+        with self._paused():
+            return learning.apply_gradients(self.policy_map, gradients)
+
+    def learn_on_batch(self, samples: Batch) -> dict[str, Any]:
+        """Update policies, the default one or those that learn by id; see `learning.learn_on_batch`."""
+        with self._paused():
+            return learning.learn_on_batch(self.policy_map, samples)
+
+    def sample_and_learn(
+        self,
+        expected_batch_size: int,
+        num_sgd_iter: int,
+        sgd_minibatch_size: int,
+        standardize_fields: Collection[str],
+    ) -> tuple[dict[str, Any], int]:
+        """Sample, and let the policies learn in minibatches.
+
+        Args:
+            expected_batch_size: count that the batch must have.
+            num_sgd_iter: passes over the batch.
+            sgd_minibatch_size: rows of a minibatch; 0 = all at once.
+            standardize_fields: columns brought to mean 0 and deviation 1 before.
+        Returns: figures by policy id, means over the last pass; and the batch's count.
+
+        Raises:
+            AssertionError: the batch has another count.
+            ConfigError: an impossible number of passes or rows; nothing is sampled then (a ValueError).
+        """
+        learning.check_sgd(num_sgd_iter, sgd_minibatch_size, standardize_fields)
+        batch = self.sample()
+        if batch.count != expected_batch_size:
+            raise AssertionError(f"the batch has a count of {batch.count}, expected {expected_batch_size}")
+        info = learning.minibatch_sgd(
+            batch,
+            self.policies_to_train,
+            self.learn_on_batch,
+            num_sgd_iter=num_sgd_iter,
+            sgd_minibatch_size=sgd_minibatch_size,
+            standardize_fields=standardize_fields,
+            rng=np.random.default_rng(np.random.randint(2**31)),
+        )
+        return info, batch.count
+
+    def foreach_trainable_policy(self, function: Callable[[Policy, str], R]) -> list[R]:
+        """Call a function with each policy that learns and its id; return the results."""
+        return [function(self.policy_map[policy_id], policy_id) for policy_id in self.policies_to_train]
+
+    # --- filters and state ---
+
+    def get_filters(self, flush_after: bool = False) -> dict[str, ObservationFilter]:
+        """Return copies of the filters by policy id; with the flag their deltas are forgotten here afterwards."""
+        with self._paused():
+            copies = {policy_id: found.as_serializable() for policy_id, found in self.filters.items()}
+            if flush_after:
+                for found in self.filters.values():
+                    found.clear_buffer()
+            return copies
+
+    def sync_filters(self, new_filters: Mapping[str, ObservationFilter]) -> None:
+        """Adopt the statistics given, with the own unsent deltas on top.
+
+        Raises:
+            AssertionError: a policy's filter is missing; nothing is changed then.
+            ValueError: a filter of another kind or shape; nothing is changed then.
+        """
+        self._check_filters(new_filters)
+        with self._paused():
+            for policy_id, found in self.filters.items():
+                found.copy().sync(new_filters[policy_id])
+            for policy_id, found in self.filters.items():
+                found.sync(new_filters[policy_id])
+
+    def save(self) -> bytes:
+        """Return filters and states of the policies; deltas not sent yet stay pending.
+
+        Raises:
+            CheckpointError: a policy's state cannot be saved.
+        """
+        with self._paused():
+            return dump_state(
+                SavedState(
+                    {policy_id: found.state() for policy_id, found in self.filters.items()},
+                    {policy_id: policy.get_state() for policy_id, policy in self.policy_map.items()},
+                )
+            )
+
+    def restore(self, data: bytes) -> None:
+        """Go on from a saved state; deltas pending or in flight are forgotten. If it raises, nothing is changed.
+
+        Raises:
+            CheckpointError: bytes that ``save`` did not return, or another kind of filter.
+            AssertionError: a policy's filter is missing.
+            UnknownPolicyError: no policy has that id (a KeyError).
+            PolicyError: a state that does not fit its policy (a ValueError).
+        """
+        saved = load_state(data)
+        self._check_filters(saved.filters)
+        policies = {policy_id: self.policy_map[policy_id] for policy_id in saved.policies}
+        with self._paused():
+            check_filter_states(self.filters, saved.filters)
+            change_all(
+                policies, saved.policies, lambda policy: policy.get_state(), lambda policy, new: policy.set_state(new)
+            )
+            for policy_id, found in self.filters.items():
+                found.restore(saved.filters[policy_id])
+
+    def _check_filters(self, given: Mapping[str, Any]) -> None:
+        missing = sorted(self.filters.keys() - given.keys())
+        if missing:
+            raise AssertionError(f"no filters are given for {', '.join(missing)}; given are {sorted(given)}")
+
+    def export_policy_model(self, export_dir: str, policy_id: str = DEFAULT_POLICY_ID) -> None:
+        """Write a policy's model for use elsewhere."""
+        self.policy_map[policy_id].export_model(export_dir)
+
+    def import_policy_model_from_h5(self, import_file: str, policy_id: str = DEFAULT_POLICY_ID) -> None:
+        """Read a policy's weights from a Keras h5 file."""
+        self.policy_map[policy_id].import_model_from_h5(import_file)
+
+    def export_policy_checkpoint(
+        self, export_dir: str, filename_prefix: str = "model", policy_id: str = DEFAULT_POLICY_ID
+    ) -> None:
+        """Write a policy's weights for use elsewhere."""
+        self.policy_map[policy_id].export_checkpoint(export_dir, filename_prefix)
+
+    # --- launching ---
+
+    @classmethod
+    def as_remote(
+        cls,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: int | None = None,
+        object_store_memory: int | None = None,
+        resources: Mapping[str, float] | None = None,
+    ) -> launching.LauncherSpec:
+        """Return the limits for a launcher of a worker of this class.
+
+        Raises:
+            ConfigError: an impossible limit (also a ValueError).
+        """
+        return launching.LauncherSpec(cls, num_cpus, num_gpus, memory, object_store_memory, dict(resources or {}))
+
+    def get_node_ip(self) -> str:
+        """Return the address under which other hosts reach this one."""
+        return launching.node_ip()
+
+    def find_free_port(self) -> int:
+        """Return a TCP port that can be bound now."""
+        return launching.find_free_port()
+
+    def setup_torch_data_parallel(self, url: str, world_rank: int, world_size: int, backend: str) -> None:
+        """Let every policy take part in data-parallel learning; the name is RLlib's.
+
+        Raises:
+            ConfigError: a policy that cannot; none has joined then (also a ValueError).
+        """
+        launching.join_data_parallel(self.policy_map, url, world_rank, world_size, backend)

@@ -1,0 +1,345 @@
+"""Which policies a worker has, and how they are made.
+
+Nothing here imports TensorFlow unless a policy needs it: a class counts as TensorFlow's if it derives from
+``aiorl.learning.models.tf_policy.TFPolicy``, or says ``framework = "tf"``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import logging
+import random
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from aiorl.acting.loading import learned_policy_class
+from aiorl.acting.observation.filters import make_filter
+from aiorl.acting.observation.preprocessors import Preprocessor, make_preprocessor
+from aiorl.acting.policy import Policy
+from aiorl.acting.policy_map import mapping_by_table, policy_seed
+from aiorl.config.import_path import import_object
+from aiorl.config.merge import deep_update
+from aiorl.config.user_function import named_failures
+from aiorl.config.worker import WorkerPart
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.sample_plan import PolicyGraph
+from aiorl.data.spaces import space_from_dict
+from aiorl.errors import ConfigError, PolicyError
+from aiorl.process.extras import install_command
+from aiorl.sampling.settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+ENV_SPACE: Any = object()
+"""In a policy's 4-tuple: the environment's own space."""
+
+_FORM = "a tuple (class, observation_space, action_space, config)"
+_FOR_LEARNING = {"algo", "rollout_fragment_length", "num_envs_per_worker", "batch_mode", "num_cpus_per_worker"}
+_ATTRIBUTES = ("observation_space", "action_space", "global_timestep")
+_OWN_TF_POLICY = ("aiorl.learning.models.tf_policy", "TFPolicy")
+
+
+class PolicySpec(NamedTuple):
+    """Recipe of one policy.
+
+    Attributes:
+        policy_class: its class.
+        observation_space: space of its agents' observations as environments give them.
+        action_space: space of their actions.
+        config: its differences from the base config.
+    """
+
+    policy_class: type[Policy]
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    config: Mapping[str, Any]
+
+
+def policy_classes(policy: Any) -> list[type[Policy]]:
+    """Return the classes in the setting ``policy``, as far as it has any; never raise."""
+    values = policy.values() if isinstance(policy, Mapping) else [(policy,)]
+    firsts = [value[0] for value in values if isinstance(value, tuple | list) and value]
+    return [found for found in firsts if _is_policy_class(found)]
+
+
+def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict[str, PolicySpec]:
+    """Return the setting ``policy`` in its full form, checked, in the order of the ids.
+
+    Args:
+        policy: a Policy class, which becomes the default policy, or policy id -> 4-tuple.
+        observation_space: the environment's, for a policy given as a class, or with ENV_SPACE as its space.
+        action_space: likewise.
+
+    Raises:
+        ConfigError: anything else (also a ValueError).
+    """
+    if not isinstance(policy, Mapping):
+        if not _is_policy_class(policy):
+            raise _refused("policy", policy, "a subclass of aiorl.Policy, or a dict: policy id -> " + _FORM)
+        for name, space in (("observation_space", observation_space), ("action_space", action_space)):
+            if not isinstance(space, spaces.Space):
+                raise ConfigError(
+                    f"policy is a class, and the environment's {name} is {space!r}, no space that it could have.",
+                    key="policy",
+                    hint="Give the environment both spaces of an agent, or a dict: policy id -> " + _FORM + ".",
+                )
+        return {DEFAULT_POLICY_ID: PolicySpec(policy, observation_space, action_space, {})}
+    if not policy:
+        raise _refused("policy", policy, "at least one policy")
+    for policy_id in policy:
+        if not isinstance(policy_id, str):
+            raise _refused("policy", policy_id, "ids that are strings")
+    given = (observation_space, action_space)
+    return {policy_id: _spec(policy_id, policy[policy_id], given) for policy_id in sorted(policy)}
+
+
+def _spec(policy_id: str, value: Any, env_spaces: tuple[Any, Any]) -> PolicySpec:
+    key = f"policy[{policy_id!r}]"
+    if not isinstance(value, tuple | list) or len(value) != len(PolicySpec._fields):
+        raise _refused(key, value, _FORM)
+    kind, observation_space, action_space, config = value
+    spec = PolicySpec(
+        kind,
+        env_spaces[0] if observation_space is ENV_SPACE else observation_space,
+        env_spaces[1] if action_space is ENV_SPACE else action_space,
+        config,
+    )
+    if not _is_policy_class(spec.policy_class):
+        raise _refused(f"{key}[0]", spec.policy_class, "a subclass of aiorl.Policy")
+    for position, space in ((1, spec.observation_space), (2, spec.action_space)):
+        if not isinstance(space, spaces.Space):
+            raise _refused(f"{key}[{position}]", space, "a gymnasium space")
+    if not isinstance(spec.config, dict):
+        raise _refused(f"{key}[3]", spec.config, "a dict of settings")
+    return spec
+
+
+def _is_policy_class(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, Policy)
+
+
+def _refused(key: str, value: Any, expected: str) -> ConfigError:
+    return ConfigError(f"{key} is {value!r}, expected {expected}.", key=key, value=value)
+
+
+def learned_policies(
+    part: WorkerPart, graphs: Mapping[str, PolicyGraph], *, explore: bool = True
+) -> dict[str, tuple[type[Policy], Any, Any, dict[str, Any]]]:
+    """Return the setting ``policy`` for a learner's policies; networks have no weights yet.
+
+    Args:
+        part: the workers' part of the learner's configuration.
+        graphs: policy id -> acting graph, of policies that are not of a class of the user's own.
+        explore: False has networks take their most likely actions.
+
+    Raises:
+        PolicyError: a policy without graph, or a damaged one.
+        ConfigError: a class of the user's own that can't be imported.
+    """
+    entries = {}
+    for policy_id, policy in part.policies.items():
+        config, plan = policy.config if explore else {**policy.config, "explore": False}, policy.sample_plan
+        if policy.policy_class is not None:
+            kind = import_object(policy.policy_class, key=f"multiagent.policies.{policy_id}")
+        elif policy_id not in graphs:
+            raise PolicyError(f"the learner sent no graph for policy {policy_id!r}")
+        else:
+            graph = graphs[policy_id]
+            kind = learned_policy_class(
+                graph["graph"],
+                graph["spec"],
+                threads=part.num_cpus_per_worker,
+                runs_per_weights=part.cut_length,
+            )
+            learning = {**part.model_dump(include=_FOR_LEARNING), "algo": policy.algo or part.algo}
+            config = {**config, **plan.policy_settings(), "learning": learning}
+        entries[policy_id] = (kind, _space(policy.observation_space), _space(policy.action_space), config)
+    return entries
+
+
+def named_function(path: str | Mapping[str, str] | None, key: str) -> Any:
+    """Return the function that a setting names, with failures that name the setting; for a table its mapping.
+
+    Raises:
+        ConfigError: it can't be imported.
+    """
+    if isinstance(path, Mapping):
+        return mapping_by_table(path)
+    return None if path is None else named_failures(import_object(path, key=key), f"{key} {path!r}", key)
+
+
+def _space(data: dict[str, Any] | None) -> Any:
+    return ENV_SPACE if data is None else space_from_dict(data)
+
+
+def make_policies(
+    specs: Mapping[str, PolicySpec], settings: WorkerSettings, *, preprocess: bool
+) -> tuple[dict[str, Policy], dict[str, Preprocessor]]:
+    """Make policies and preprocessors by policy id, in the order of the ids.
+
+    Args:
+        specs: from `policy_specs`.
+        settings: settings of the worker.
+        preprocess: False where the environment's wrappers prepare observations.
+
+    Raises:
+        UnsupportedSpaceError: observations that no preprocessor can take (also a ValueError).
+        ConfigError: a policy without an eager variant, in eager mode; or one without spaces (also a ValueError).
+        ImportError: a policy needs TensorFlow, which is not installed.
+        RuntimeError: GPUs are granted that TensorFlow does not see.
+    """
+    policies: dict[str, Policy] = {}
+    preprocessors: dict[str, Preprocessor] = {}
+    base_config, worker_config = settings.policy_config, settings.config
+    for position, policy_id in enumerate(sorted(specs)):
+        spec = specs[policy_id]
+        config = deep_update(base_config, spec.config)
+        config |= {"num_workers": settings.num_workers, "worker_index": settings.worker_index}
+        if worker_config.seed is not None:
+            seed = policy_seed(worker_config.seed, position)
+            config.setdefault("seed", seed)
+            spec.action_space.seed(seed)  # for policies that draw their actions from it
+        custom = (config.get("model") or {}).get("custom_preprocessor") or worker_config.model.custom_preprocessor
+        if custom and not preprocess:
+            logger.warning(
+                "policy %r: its custom_preprocessor is not used, since DeepMind's wrappers prepare observations; give "
+                "it in model_config, or preprocessor_pref='rllib', to do without these wrappers",
+                policy_id,
+            )
+            custom = None
+        preprocessor = make_preprocessor(
+            spec.observation_space,
+            action_space=spec.action_space,
+            custom_preprocessor=custom,
+            is_enabled=preprocess,
+        )
+        check_tensorflow(spec.policy_class, granted_gpus(base_config, settings.worker_index))
+        policy_class = policy_class_for(spec.policy_class, base_config)
+        preprocessors[policy_id] = preprocessor
+        filtered = make_filter(worker_config.observation_filter, preprocessor.shape, preprocessor.layout.num_mask)
+        space = filtered.output_space(preprocessor.observation_space)
+        policies[policy_id] = policy_class(space, spec.action_space, config)
+        _check_initialised(policy_id, policies[policy_id])
+    return policies, preprocessors
+
+
+def _check_initialised(policy_id: str, policy: Policy) -> None:
+    """Raise if a policy lacks attributes that samplers and learners read."""
+    missing = [name for name in _ATTRIBUTES if not hasattr(policy, name)]
+    if missing:
+        raise ConfigError(
+            f"policy {policy_id!r}, a {type(policy).__name__}, has no {', '.join(missing)}.",
+            key="policy",
+            hint="Its __init__ has to call super().__init__(observation_space, action_space, config).",
+        )
+
+
+# --- TensorFlow ---
+
+
+def is_tf_policy(policy_class: type[Policy]) -> bool:
+    """Tell whether TensorFlow runs policies of this class."""
+    return getattr(policy_class, "framework", None) == "tf" or _is_own_tf_policy(policy_class)
+
+
+def _is_own_tf_policy(policy_class: type[Policy]) -> bool:
+    return any((base.__module__, base.__name__) == _OWN_TF_POLICY for base in policy_class.__mro__)
+
+
+def granted_gpus(policy_config: Mapping[str, Any], worker_index: int) -> float:
+    """Return how many GPUs this process may use, by the policies' base config."""
+    return float(policy_config.get("num_gpus_per_worker" if worker_index else "num_gpus", 0) or 0)
+
+
+def check_tensorflow(policy_class: type[Policy], gpus: float) -> None:
+    """Check that a policy of this class can be run.
+
+    Raises:
+        ImportError: TensorFlow runs it, and is not installed.
+        RuntimeError: GPUs are granted, but TensorFlow sees none.
+    """
+    if not is_tf_policy(policy_class):
+        return
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ImportError(
+            f"policy {policy_class.__name__} needs TensorFlow, which is not installed; {install_command('learner')}"
+        )
+    if gpus > 0 and not _tensorflow().config.list_physical_devices("GPU"):
+        raise RuntimeError(
+            f"{gpus:g} GPUs are granted to this process, but TensorFlow sees none; install aiorl[learner-gpu] on a "
+            "host with CUDA, or grant none"
+        )
+
+
+def wants_eager(policy_config: Mapping[str, Any]) -> bool:
+    """Tell whether policies are to be run eagerly on workers."""
+    return bool(policy_config.get("eager")) and not policy_config.get("no_eager_on_workers")
+
+
+def enable_eager(policy_config: Mapping[str, Any], policy_classes: Collection[type[Policy]]) -> None:
+    """Make TensorFlow run functions eagerly in this process, where that is asked for and policies need it.
+
+    With ``eager_tracing`` functions stay traced, which in TensorFlow 2 is what tracing an eager policy means.
+    """
+    if not wants_eager(policy_config) or policy_config.get("eager_tracing"):
+        return
+    if any(is_tf_policy(policy_class) for policy_class in policy_classes):
+        config = _tensorflow().config
+        if not config.functions_run_eagerly():
+            config.run_functions_eagerly(True)
+
+
+def policy_class_for(policy_class: type[Policy], policy_config: Mapping[str, Any]) -> type[Policy]:
+    """Return the class itself, or in eager mode its eager variant.
+
+    A class of any kind offers it by a class method ``as_eager``, and a traced form of that by ``with_tracing``. A
+    TFPolicy of aiorl is its own eager variant.
+
+    Raises:
+        ConfigError: a class of TensorFlow's has no eager variant (also a ValueError).
+    """
+    if not wants_eager(policy_config):
+        return policy_class
+    make_eager = getattr(policy_class, "as_eager", None)
+    if make_eager is None:
+        if not is_tf_policy(policy_class) or _is_own_tf_policy(policy_class):
+            return policy_class
+        raise ConfigError(
+            f"policy {policy_class.__name__} cannot be run eagerly: it has no method as_eager.",
+            key="eager",
+            hint="Set eager: false, or no_eager_on_workers: true.",
+        )
+    eager: type[Policy] = make_eager()
+    make_traced = getattr(eager, "with_tracing", None)
+    if policy_config.get("eager_tracing") and make_traced is not None:
+        traced: type[Policy] = make_traced()
+        return traced
+    return eager
+
+
+def seed_generators(seed: int, policy_classes: Collection[type[Policy]]) -> None:
+    """Seed the random generators of this process: Python's, NumPy's, and those of frameworks in use.
+
+    Nothing imports torch for this: it is seeded if it is there by now, as where a policy's module imports it. A policy
+    that imports it as late as in its constructor has to seed it itself.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        logger.debug("torch is not in use, so it is not seeded")
+    else:
+        torch.manual_seed(seed)
+    if "tensorflow" in sys.modules or any(is_tf_policy(policy_class) for policy_class in policy_classes):
+        _tensorflow().random.set_seed(seed)
+
+
+def _tensorflow() -> Any:
+    # by name: workers load no TensorFlow unless a policy needs it, so it is not in their import graph
+    return importlib.import_module("tensorflow")

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from plain_policies import DEFAULT, VECTOR, PlainPolicy
+
+from aiorl.acting.policy_map import PolicyMap
+from aiorl.compat import learning
+from aiorl.compat.learning import check_sgd, minibatch_sgd, minibatches, standardized
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import ConfigError, UnknownPolicyError
+
+
+def rows(count):
+    return SampleBatch(rewards=np.ones(count, np.float32))
+
+
+def policies(*names, train=None):
+    return PolicyMap({name: PlainPolicy(VECTOR, spaces.Discrete(2), {}) for name in names}, None, train)
+
+
+def test_a_plain_batch_needs_a_default_policy():
+    with pytest.raises(KeyError, match=DEFAULT):
+        learning.compute_gradients(policies("a"), rows(1))
+    with pytest.raises(KeyError, match=DEFAULT):
+        learning.learn_on_batch(policies("a"), rows(1))
+
+
+def test_rows_of_policies_unknown_here_are_passed_over():
+    """R42, R44."""
+    samples = MultiAgentBatch({"a": rows(2), "gone": rows(3)}, 5)
+    assert learning.compute_gradients(policies("a"), samples)[1] == {"a": {"rows": 2}, "batch_count": 5}
+    assert list(learning.learn_on_batch(policies("a"), samples)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("names", "gradients", "expected"),
+    [
+        ((DEFAULT,), {"w": np.ones(1)}, {"applied": 1.0}),
+        ((DEFAULT,), {DEFAULT: {"w": np.ones(1)}}, {DEFAULT: {"applied": 1.0}}),
+        ((DEFAULT, "a"), {"w": np.ones(1)}, {"applied": 1.0}),
+        ((DEFAULT, "a"), {"a": {"w": np.ones(1)}}, {"a": {"applied": 1.0}}),
+        ((DEFAULT,), {}, {}),
+        ((DEFAULT, "a"), {"v": np.ones(1), "w": np.ones(1)}, {"applied": 1.0}),
+        (("a",), {}, {}),
+    ],
+)
+def test_gradients_by_policy_are_told_from_the_default_policys_own(names, gradients, expected):
+    """R43."""
+    assert learning.apply_gradients(policies(*names), gradients) == expected
+
+
+def test_a_mistyped_policy_is_no_weight_of_the_default_one():
+    """R43."""
+    known = policies(DEFAULT, "a")
+    for gradients in ({"w": np.ones(1)}, [np.ones(1)]):
+        with pytest.raises(UnknownPolicyError, match="'aa'"):
+            learning.apply_gradients(known, {"aa": gradients})
+    assert known[DEFAULT].weight.tolist() == [0.0]
+
+
+def test_what_goes_into_learning_and_what_comes_out_is_reported_once(caplog):
+    """SPEC 4.11."""
+    known = policies(DEFAULT, "a")
+    with caplog.at_level(logging.INFO, "aiorl"):
+        for _ in range(2):
+            learning.compute_gradients(known, rows(3))
+            learning.apply_gradients(known, {"w": np.ones(1)})
+            learning.learn_on_batch(known, rows(3))
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text.split(": ")[0] for text in texts] == [
+        "Gradients are computed on",
+        "Gradients computed",
+        "Gradients are applied",
+        "Policies learn on",
+        "Learning gave",
+    ]
+    assert "'w': array(float32, [1], min 3" in texts[1]
+    assert "'rows': 3" in texts[4]
+
+
+def test_gradients_of_unknown_policies_change_nothing():
+    """R43."""
+    known = policies("a")
+    with pytest.raises(UnknownPolicyError, match="'w'"):
+        learning.apply_gradients(known, {"w": np.ones(1)})
+    with pytest.raises(KeyError, match="nobody"):
+        learning.apply_gradients(known, {"a": {"w": np.ones(1)}, "nobody": {}})
+    assert known["a"].weight.tolist() == [0.0]
+
+
+def test_policies_not_trained_are_left_out():
+    """R42, R44."""
+    known = policies("a", "b", train=["b"])
+    samples = MultiAgentBatch({"a": rows(2), "b": rows(3)}, 3)
+    assert list(learning.learn_on_batch(known, samples)) == ["b"]
+    assert list(learning.compute_gradients(known, samples)[0]) == ["b"]
+
+
+# --- minibatches ---
+
+
+def numbered(*numbers, **more):
+    return SampleBatch(rewards=np.array(numbers, np.float32), **more)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def test_minibatches_hold_every_row_once_in_random_order(rng):
+    """R46."""
+    found = [batch["rewards"].tolist() for batch in minibatches(numbered(*range(50)), 20, rng)]
+    assert [len(numbers) for numbers in found] == [20, 20, 10]
+    order = [number for numbers in found for number in numbers]
+    assert sorted(order) == list(range(50)) != order
+
+
+def test_a_size_of_zero_takes_all_rows_as_they_are(rng):
+    batch = numbered(1, 2)
+    assert list(minibatches(batch, 0, rng)) == [batch]
+
+
+def test_rows_of_recurrent_policies_stay_in_order_with_one_warning(rng, caplog):
+    batch = numbered(*range(6), state_in_0=np.zeros((6, 1)))
+    for _ in range(2):
+        assert [part["rewards"].tolist() for part in minibatches(batch, 4, rng)] == [[0, 1, 2, 3], [4, 5]]
+    assert caplog.text.count("not shuffled") == 1
+
+
+def test_standardised_columns_have_mean_0_and_deviation_1():
+    assert standardized(np.array([1, 3])).tolist() == [-1, 1]
+    assert standardized(np.array([2.0, 2.0])).tolist() == [0, 0]
+
+
+def test_every_policy_passes_over_its_rows_as_often_as_asked(rng):
+    """R46: figures are means over the last pass; what is not a number is left out."""
+    seen = []
+
+    def learn(batch):
+        ((policy_id, part),) = batch.policy_batches.items()
+        seen.append((policy_id, batch.count, round(float(part["rewards"].sum()), 3)))
+        return {policy_id: {"calls": len(seen), "name": "x", "shape": np.zeros(2)}}
+
+    samples = MultiAgentBatch({"a": numbered(1, 1, 5), "b": numbered(7), "still": numbered(1)}, 3)
+    info = minibatch_sgd(
+        samples,
+        ["a", "b", "absent"],
+        learn,
+        num_sgd_iter=2,
+        sgd_minibatch_size=2,
+        standardize_fields=["rewards"],
+        rng=rng,
+    )
+    assert [(name, count) for name, count, _ in seen] == [("a", 2), ("a", 1)] * 2 + [("b", 1)] * 2
+    assert sum(total for name, _, total in seen if name == "a") == pytest.approx(0, abs=1e-2)
+    assert info == {"a": {"calls": 3.5}, "b": {"calls": 6.0}}
+    assert samples.policy_batches["a"]["rewards"].tolist() == [1, 1, 5], "not modified"
+
+
+@pytest.mark.parametrize("whitelist", [["default_policy"], ["other"]])
+def test_a_plain_batch_is_the_default_policys_whatever_the_whitelist_says(rng, whitelist):
+    """R45, R46."""
+    info = minibatch_sgd(
+        numbered(1, 2),
+        whitelist,
+        lambda batch: {"rows": batch.count},
+        num_sgd_iter=1,
+        sgd_minibatch_size=0,
+        standardize_fields=[],
+        rng=rng,
+    )
+    assert info == {"default_policy": {"rows": 2.0}}
+
+
+def test_figures_in_dicts_are_averaged_too(rng):
+    """R46."""
+    calls = itertools.count(1)
+
+    def learn(batch):
+        number = next(calls)
+        return {"loss": number, "stats": {"grad": {"norm": 10.0 * number, "name": "x"}, "lr": np.float32(0.5)}}
+
+    info = minibatch_sgd(
+        numbered(*range(4)),
+        ["default_policy"],
+        learn,
+        num_sgd_iter=1,
+        sgd_minibatch_size=2,
+        standardize_fields=[],
+        rng=rng,
+    )
+    assert info == {"default_policy": {"loss": 1.5, "stats": {"grad": {"norm": 15.0}, "lr": 0.5}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_sgd_iter", 0),
+        ("num_sgd_iter", "3"),
+        ("sgd_minibatch_size", -4),
+        ("sgd_minibatch_size", None),
+        ("standardize_fields", "advantages"),
+    ],
+)
+def test_arguments_with_which_nothing_would_be_learned_are_refused(name, value):
+    """R46."""
+    given = {"num_sgd_iter": 1, "sgd_minibatch_size": 0, "standardize_fields": []}
+    check_sgd(**given)
+    with pytest.raises(ConfigError, match=f"{name} is "):
+        check_sgd(**{**given, name: value})

@@ -1,0 +1,282 @@
+"""What a RolloutWorker has beside sampling: learning, state, filters, exports, launching."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
+from rollout_workers import make_refusing
+
+from aiorl.acting.observation.filters import NoFilter
+from aiorl.compat.rollout_worker import EvaluatorInterface, RolloutWorker
+from aiorl.errors import CheckpointError, ConfigError, PolicyError
+from aiorl.testing.envs import CountingEnv
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+
+ACTIONS = spaces.Discrete(2)
+
+
+def make_filtering(make_worker, **more):
+    return make_worker(observation_filter="MeanStdFilter", rollout_fragment_length=5, **more)
+
+
+def test_gradients_carry_the_batchs_count(make_worker):
+    """R42."""
+    worker = make_worker(rollout_fragment_length=4)
+    gradients, info = worker.compute_gradients(worker.sample())
+    assert gradients["w"].tolist() == [4]
+    assert info == {"rows": 4, "batch_count": 4}
+
+
+def test_gradients_of_a_multi_agent_batch_cover_the_policies_that_learn(make_pair):
+    """R42, R131."""
+    worker = make_pair(policies_to_train=["1"])
+    samples = worker.sample()
+    gradients, info = worker.compute_gradients(samples)
+    assert list(gradients) == ["1"]
+    assert info == {"1": {"rows": 3}, "batch_count": 3}
+    assert list(make_pair().compute_gradients(samples)[0]) == ["0", "1"]
+
+
+def test_gradients_are_applied_by_policy_or_to_the_default_one(make_pair, make_worker):
+    """R43."""
+    pair = make_pair(policies_to_train=["1"])
+    assert pair.apply_gradients({"0": {"w": np.ones(1)}}) == {"0": {"applied": 1.0}}, "whether it learns or not"
+    with pytest.raises(KeyError, match="nobody"):
+        pair.apply_gradients({"1": {"w": np.ones(1)}, "nobody": {}})
+    assert pair.policy_map["1"].weight.tolist() == [0.0]
+    single = make_worker()
+    assert single.apply_gradients({"w": np.full(1, 2.0)}) == {"applied": 2.0}, "a dict by weight name"
+    assert single.apply_gradients({DEFAULT: {"w": np.full(1, 3.0)}}) == {DEFAULT: {"applied": 3.0}}
+    assert single.policy_map[DEFAULT].weight.tolist() == [5.0]
+
+
+def test_policies_learn_on_their_own_rows_but_for_those_that_are_not_to(make_pair):
+    """R44."""
+    worker = make_pair()
+    samples = worker.sample()
+    assert worker.learn_on_batch(samples) == {
+        "0": {"rows": 2, "mean_reward": 1.5},
+        "1": {"rows": 3, "mean_reward": 2.0},
+    }
+    restricted = make_pair(policies_to_train=["0"])
+    assert list(restricted.learn_on_batch(samples)) == ["0"]
+    assert ("learn", 3) not in restricted.policy_map["1"].notes
+
+
+def test_a_plain_batch_is_learned_by_the_default_policy_whatever_the_whitelist_says(make_worker):
+    """R45."""
+    policies = {name: spec(VECTOR, ACTIONS) for name in (DEFAULT, "other")}
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv(), policies, policies_to_train=["other"], rollout_fragment_length=4
+    )
+    samples = worker.sample().policy_batches[DEFAULT]
+    assert worker.policies_to_train == ["other"]
+    info = worker.learn_on_batch(samples)
+    assert info == {"rows": samples.count, "mean_reward": float(samples["rewards"].mean())}
+
+
+def test_r44_a_policy_that_is_not_to_learn_does_not_though_it_alone_has_rows(make_worker):
+    """R44, R131: several policies give multi-agent batches, of environment steps, whichever of them have rows."""
+    policies = {name: spec(VECTOR, ACTIONS) for name in (DEFAULT, "other")}
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv((3, 5) if context.vector_index else (6, 2)),
+        policies,
+        policy_mapping_fn=lambda agent: DEFAULT,
+        policies_to_train=["other"],
+        rollout_fragment_length=4,
+        num_envs=2,
+    )
+    samples = worker.sample()
+    assert (samples.count, samples.total()) == (8, (4 + 2) + (3 + 4))
+    assert worker.learn_on_batch(samples) == {}
+    assert worker.compute_gradients(samples) == ({}, {"batch_count": 8})
+    assert not [note for note in worker.policy_map[DEFAULT].notes if note[0] == "learn"]
+
+
+def test_sampling_and_learning_in_one_demands_the_expected_count(make_worker):
+    """R46."""
+    worker = make_worker(rollout_fragment_length=6)
+    with pytest.raises(AssertionError, match="count of 6, expected 7"):
+        worker.sample_and_learn(7, 1, 2, [])
+    with pytest.raises(ConfigError, match="sgd_minibatch_size is -4"):
+        worker.sample_and_learn(6, 1, -4, [])
+    info, count = worker.sample_and_learn(6, 2, 4, ["rewards"])
+    assert count == 6
+    assert info.keys() == {DEFAULT}
+    policy = worker.policy_map[DEFAULT]
+    assert [note for note in policy.notes if note[0] == "learn"] == [("learn", 4), ("learn", 2)] * 2
+
+
+def test_sample_with_count_gives_both(make_worker, make_pair):
+    """R47: environment steps, also where each makes several rows."""
+    batch, count = make_worker(rollout_fragment_length=6).sample_with_count()
+    assert batch.count == count == 6
+    batch, count = make_pair().sample_with_count()
+    assert (batch.count, batch.total(), count) == (3, 5, 3)
+
+
+def test_filters_are_copied_and_their_deltas_flushed_on_demand(make_worker):
+    """R138."""
+    worker = make_filtering(make_worker)
+    worker.sample()
+    own = worker.filters[DEFAULT]
+    seen = own.count
+    assert worker.get_filters()[DEFAULT].buffer_count == own.buffer_count == seen
+    first = worker.get_filters(flush_after=True)[DEFAULT]
+    assert first.buffer_count == first.count == seen
+    assert (own.count, own.buffer_count) == (seen, 0)
+    assert worker.get_filters()[DEFAULT].buffer_count == 0
+    own(np.zeros(3, np.float32))
+    assert first.count == seen, "a copy"
+
+
+def test_synchronised_filters_keep_the_unsent_delta_and_every_key_must_be_there(make_worker):
+    """R140, R141."""
+    worker, other = make_filtering(make_worker), make_filtering(make_worker)
+    worker.sample()
+    other.sample()
+    given, own = other.get_filters(), worker.filters[DEFAULT]
+    pending, published = own.buffer_count, given[DEFAULT].count
+    worker.sync_filters(given)
+    assert (own.count, own.buffer_count) == (published + pending, pending)
+    with pytest.raises(AssertionError, match="no filters are given for default_policy"):
+        worker.sync_filters({"other": given[DEFAULT]})
+
+
+def test_saving_and_restoring_keeps_policies_and_filters_but_no_pending_delta(make_worker):
+    """R51, R147."""
+    worker, other = make_filtering(make_worker), make_filtering(make_worker)
+    worker.set_weights({DEFAULT: {"w": [3.0]}}, {"timestep": 70})
+    worker.sample()
+    pending = worker.filters[DEFAULT].buffer_count
+    saved = worker.save()
+    assert worker.filters[DEFAULT].buffer_count == pending > 0, "still to be sent"
+    other.sample()
+    other.restore(saved)
+    assert other.get_weights()[DEFAULT]["w"].tolist() == [3.0]
+    assert other.policy_map[DEFAULT].global_timestep == 70
+    found, expected = other.filters[DEFAULT], worker.filters[DEFAULT].state()
+    assert found.buffer_count == 0
+    for name, array in found.state().items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_what_is_no_saved_state_or_of_other_policies_is_refused(make_worker, make_pair):
+    """R51."""
+    worker = make_worker()
+    for data in (b"\xc1", b"\x91" * 400 + b"\xc0"):
+        with pytest.raises(CheckpointError, match="damaged"):
+            worker.restore(data)
+    with pytest.raises(AssertionError, match="default_policy"):
+        worker.restore(make_pair().save())
+
+
+def test_a_state_that_one_policy_refuses_changes_neither_policies_nor_filters(make_worker):
+    """R51."""
+    more = {"observation_filter": "MeanStdFilter", "rollout_fragment_length": 4}
+    saving, worker = make_refusing(make_worker, **more), make_refusing(make_worker, **more)
+    saving.sample()
+    saving.policy_map["1"].weight[:] = 200
+    saving.set_global_vars({"timestep": 9})
+    with pytest.raises(PolicyError, match="too large"):
+        worker.restore(saving.save())
+    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [0.0], "1": [0.0]}
+    assert [policy.global_timestep for policy in worker.policy_map.values()] == [0, 0]
+    assert [found.count for found in worker.filters.values()] == [0, 0]
+
+
+def test_a_state_saved_with_another_filter_is_refused(make_worker):
+    """R51."""
+    plain, filtering = make_worker(), make_filtering(make_worker)
+    filtering.sample()
+    for worker, other in ((plain, filtering), (filtering, plain)):
+        before = worker.save()
+        with pytest.raises(CheckpointError, match="use the observation_filter it was saved with"):
+            worker.restore(other.save())
+        assert worker.save() == before
+
+
+def test_filters_of_another_kind_are_refused_before_any_is_changed(make_worker):
+    """R141."""
+    more = {"observation_filter": "MeanStdFilter", "rollout_fragment_length": 4}
+    giving, worker = make_refusing(make_worker, **more), make_refusing(make_worker, **more)
+    giving.sample()
+    with pytest.raises(ValueError, match="expected a MeanStdFilter"):
+        worker.sync_filters({**giving.get_filters(), "1": NoFilter()})
+    assert [found.count for found in worker.filters.values()] == [0, 0]
+
+
+class Exporting(PlainPolicy):
+    def export_model(self, export_dir):
+        self.notes.append(("model", export_dir))
+
+    def export_checkpoint(self, export_dir, filename_prefix="model"):
+        self.notes.append(("checkpoint", export_dir, filename_prefix))
+
+    def import_model_from_h5(self, import_file):
+        self.notes.append(("h5", import_file))
+
+
+def test_exports_and_imports_reach_the_right_policy(make_worker):
+    """R53."""
+    policies = {name: spec(VECTOR, ACTIONS, Exporting) for name in (DEFAULT, "b")}
+    worker = make_worker(lambda context: CountingMultiAgentEnv(), policies)
+    worker.export_policy_model("m")
+    worker.export_policy_model("mb", "b")
+    worker.import_policy_model_from_h5("f")
+    worker.import_policy_model_from_h5("fb", "b")
+    worker.export_policy_checkpoint("c")
+    worker.export_policy_checkpoint("cb", "weights", "b")
+    assert worker.policy_map[DEFAULT].notes == [("model", "m"), ("h5", "f"), ("checkpoint", "c", "model")]
+    assert worker.policy_map["b"].notes == [("model", "mb"), ("h5", "fb"), ("checkpoint", "cb", "weights")]
+    with pytest.raises(KeyError, match="nobody"):
+        worker.export_policy_model("m", "nobody")
+
+
+def test_learning_data_parallel_needs_policies_that_can(make_worker):
+    """R54."""
+    with pytest.raises(ValueError, match="cannot learn data-parallel"):
+        make_worker().setup_torch_data_parallel("tcp://host:1", 0, 2, "ring")
+
+
+def test_creation_arguments_are_those_given(make_worker):
+    """R55."""
+    env_config, policy_config = {"a": [1]}, {"model": {"x": 1}}
+
+    def create(context):
+        context["b"] = 2
+        return CountingEnv()
+
+    worker = make_worker(create, env_config=env_config, policy_config=policy_config, seed=3)
+    arguments = worker.creation_args()
+    assert len(arguments) == 36
+    assert arguments["env_creator"] is create
+    assert arguments["policy"] is PlainPolicy
+    assert arguments["env_config"] is env_config
+    assert (env_config, policy_config) == ({"a": [1]}, {"model": {"x": 1}})
+    assert (arguments["seed"], arguments["num_envs"]) == (3, 1)
+    arguments.clear()
+    assert len(worker.creation_args()) == 36
+    again = make_worker(**worker.creation_args())
+    assert again.creation_args() == worker.creation_args()
+
+
+def test_addresses_and_ports_are_of_this_host(make_worker):
+    """R57: see also test_rendezvous."""
+    worker = make_worker()
+    assert 0 < worker.find_free_port() < 65536
+    assert worker.get_node_ip().count(".") == 3
+
+
+def test_a_launcher_is_told_the_limits():
+    limits = RolloutWorker.as_remote(num_cpus=2, memory=1000)
+    assert (limits.worker_class, limits.num_cpus, limits.num_gpus, limits.memory) == (RolloutWorker, 2, None, 1000)
+
+
+def test_functions_may_be_applied_to_the_worker(make_worker):
+    worker = make_worker()
+    assert isinstance(worker, EvaluatorInterface)
+    assert worker.apply(lambda given, number, more: (given, number, more), 3, more=4) == (worker, 3, 4)
+    assert worker.get_host()

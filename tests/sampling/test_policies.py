@@ -1,0 +1,279 @@
+"""Which policies a worker has, and how they are made: specs, learners' graphs, TensorFlow's part with a stand-in."""
+
+from __future__ import annotations
+
+import random
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from plain_policies import VECTOR, PlainPolicy
+
+from aiorl.acting.loading import learned_policy_class
+from aiorl.data import columns as c
+from aiorl.env.kinds import facts_of
+from aiorl.errors import PolicyError
+from aiorl.offline.estimators import action_log_likelihoods
+from aiorl.sampling import policies
+from aiorl.sampling.policies import ENV_SPACE, policy_classes, policy_specs
+from aiorl.testing.envs import CountingEnv
+from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
+from aiorl.testing.scripted_env import ScriptedEnv
+from benchmarks.acting_mlp import make_acting_graph, mlp_weights
+
+ACTIONS = spaces.Discrete(2)
+GOOD = (PlainPolicy, VECTOR, ACTIONS, {})
+
+
+def test_a_class_becomes_the_default_policy_with_the_environments_spaces():
+    """R13."""
+    assert policy_specs(PlainPolicy, VECTOR, ACTIONS) == {"default_policy": GOOD}
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_class_needs_an_environment_with_spaces(position):
+    """R13, R14."""
+    given = [VECTOR, ACTIONS]
+    given[position] = None
+    with pytest.raises(ValueError, match="no space that it could have"):
+        policy_specs(PlainPolicy, *given)
+
+
+def test_a_dict_is_taken_in_the_order_of_ids_and_lists_will_do():
+    """R14, R19."""
+    found = policy_specs({"b": GOOD, "a": list(GOOD)}, None, None)
+    assert list(found) == ["a", "b"]
+    assert found["a"] == found["b"] == GOOD
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (object(), "a subclass of aiorl.Policy"),
+        (CountingEnv, "a subclass of aiorl.Policy"),
+        ({}, "at least one policy"),
+        ({1: GOOD}, "ids that are strings"),
+        ({"a": GOOD[:3]}, "a tuple"),
+        ({"a": PlainPolicy}, "a tuple"),
+        ({"a": (CountingEnv, *GOOD[1:])}, r"policy\['a'\]\[0\]"),
+        ({"a": (PlainPolicy, (3,), ACTIONS, {})}, r"policy\['a'\]\[1\]"),
+        ({"a": (PlainPolicy, VECTOR, None, {})}, r"policy\['a'\]\[2\]"),
+        ({"a": (PlainPolicy, VECTOR, ACTIONS, None)}, r"policy\['a'\]\[3\]"),
+    ],
+)
+def test_each_violation_is_refused(policy, message):
+    """R14."""
+    with pytest.raises(ValueError, match=message):
+        policy_specs(policy, VECTOR, ACTIONS)
+
+
+def test_a_tuple_may_ask_for_the_environments_spaces():
+    found = policy_specs({"a": (PlainPolicy, ENV_SPACE, ENV_SPACE, {})}, VECTOR, ACTIONS)
+    assert found["a"] == (PlainPolicy, VECTOR, ACTIONS, {})
+    with pytest.raises(ValueError, match=r"policy\['a'\]\[1\] is None"):
+        policy_specs({"a": (PlainPolicy, ENV_SPACE, ENV_SPACE, {})}, None, None)
+
+
+def test_classes_are_found_in_any_argument():
+    assert policy_classes(PlainPolicy) == [PlainPolicy]
+    assert policy_classes({"a": GOOD, 1: (3,), "b": ()}) == [PlainPolicy]
+    assert policy_classes(7) == []
+
+
+def test_other_policies_than_the_default_one_need_several_agents():
+    """R34."""
+    with pytest.raises(ValueError, match="one agent"):
+        facts_of(CountingEnv(), "env").check_policies({"a": GOOD}, "policy")
+    with pytest.raises(ValueError, match="one agent"):
+        facts_of(CountingEnv(), "env").check_policies({"a": GOOD, "default_policy": GOOD}, "policy")
+    facts_of(CountingEnv(), "env").check_policies({"default_policy": GOOD}, "policy")
+    facts_of(CountingMultiAgentEnv(), "env").check_policies({"a": GOOD}, "policy")
+    facts_of(ScriptedEnv({}), "env").check_policies({"a": GOOD}, "policy")
+
+
+# --- learners' graphs ---
+
+WEIGHTS = mlp_weights(4, 2)
+CARTPOLE = spaces.Box(-1, 1, (4,), np.float32)
+
+
+@pytest.fixture
+def policy_class():
+    graph, acting_spec = make_acting_graph(4, ACTIONS, 2, WEIGHTS)
+    return learned_policy_class(graph, acting_spec.to_dict())
+
+
+def test_a_learners_graph_acts_in_a_worker(make_worker, policy_class):
+    """R27, R40, R41: equal seeds and weights give equal rows."""
+    batches = []
+    for _ in range(2):
+        worker = make_worker("CartPole-v1", policy_class, num_envs=2, rollout_fragment_length=20, seed=3)
+        worker.set_weights({"default_policy": WEIGHTS})
+        assert worker.get_weights()["default_policy"].keys() == WEIGHTS.keys()
+        batches.append(worker.sample())
+    assert batches[0].count == 40
+    assert {c.ACTION_LOGP, c.VF_PREDS, c.ACTION_DIST_INPUTS} <= batches[0].keys()
+    for name in (c.OBS, c.ACTIONS, c.REWARDS, c.ACTION_LOGP):
+        np.testing.assert_array_equal(batches[0][name], batches[1][name])
+
+
+def test_its_state_is_saved_and_restored(make_worker, policy_class):
+    """R51."""
+    worker, other = (make_worker("CartPole-v1", policy_class, seed=1) for _ in range(2))
+    worker.set_weights({"default_policy": WEIGHTS}, {"timestep": 9})
+    other.restore(worker.save())
+    for name, array in other.get_weights()["default_policy"].items():
+        np.testing.assert_array_equal(array, WEIGHTS[name])
+
+
+def test_a_graph_policy_tells_how_likely_its_actions_were(make_worker, policy_class, monkeypatch):
+    """R191: the recorded log-probabilities, from observations and actions alone."""
+    worker = make_worker("CartPole-v1", policy_class, rollout_fragment_length=30, seed=3)
+    worker.set_weights({"default_policy": WEIGHTS})
+    batch = worker.sample()
+    policy = worker.get_policy()
+    compute_actions = Mock(wraps=policy.compute_actions)
+    monkeypatch.setattr(policy, "compute_actions", compute_actions)
+    found = action_log_likelihoods(policy, batch)
+    np.testing.assert_allclose(found, batch[c.ACTION_LOGP], rtol=1e-5, atol=1e-6)
+    obs, states, prev_actions, prev_rewards = compute_actions.call_args.args
+    assert states == []
+    for given, name in ((obs, c.OBS), (prev_actions, c.PREV_ACTIONS), (prev_rewards, c.PREV_REWARDS)):
+        np.testing.assert_array_equal(given, batch[name])
+
+
+def test_spaces_of_another_environment_are_refused(policy_class):
+    with pytest.raises(PolicyError, match="action space"):
+        policy_class(CARTPOLE, spaces.Discrete(3), {})
+    with pytest.raises(PolicyError, match=r"observations of shape \(5,\)"):
+        policy_class(spaces.Box(-1, 1, (5,), np.float32), ACTIONS, {})
+
+
+# --- TensorFlow ---
+
+
+class TfLike(PlainPolicy):
+    framework = "tf"
+
+
+class WithEager(TfLike):
+    @classmethod
+    def as_eager(cls):
+        return EagerForm
+
+
+class EagerForm(TfLike):
+    @classmethod
+    def with_tracing(cls):
+        return TracedForm
+
+
+class TracedForm(TfLike):
+    pass
+
+
+@pytest.fixture
+def tensorflow(monkeypatch):
+    """What tests may look at: gpus, seeds, and whether functions run eagerly."""
+    state = SimpleNamespace(gpus=[], seeds=[], eager=False)
+    module = ModuleType("tensorflow")
+    module.__spec__ = ModuleSpec("tensorflow", None)
+    module.config = SimpleNamespace(
+        list_physical_devices=lambda kind: state.gpus,
+        functions_run_eagerly=lambda: state.eager,
+        run_functions_eagerly=lambda on: setattr(state, "eager", on),
+    )
+    module.random = SimpleNamespace(set_seed=state.seeds.append)
+    monkeypatch.setitem(sys.modules, "tensorflow", module)
+    return state
+
+
+def test_a_tensorflow_policy_without_tensorflow_is_an_import_error(monkeypatch):
+    """R33."""
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    policies.check_tensorflow(PlainPolicy, 1)
+    with pytest.raises(ImportError, match="needs TensorFlow"):
+        policies.check_tensorflow(TfLike, 0)
+
+
+def test_granted_gpus_that_tensorflow_does_not_see_are_a_runtime_error(tensorflow):
+    """R33."""
+    config = {"num_gpus": 1, "num_gpus_per_worker": 0.5}
+    assert policies.granted_gpus(config, 0) == 1
+    assert policies.granted_gpus(config, 3) == 0.5
+    assert policies.granted_gpus({}, 3) == 0
+    policies.check_tensorflow(TfLike, 0)
+    with pytest.raises(RuntimeError, match=r"0\.5 GPUs are granted"):
+        policies.check_tensorflow(TfLike, 0.5)
+    tensorflow.gpus.append("gpu0")
+    policies.check_tensorflow(TfLike, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("config", "classes", "expected"),
+    [
+        ({"eager": True}, [PlainPolicy, TfLike], True),
+        ({"eager": True}, [PlainPolicy], False),
+        ({"eager": True, "no_eager_on_workers": True}, [TfLike], False),
+        ({"eager": True, "eager_tracing": True}, [TfLike], False),
+        ({}, [TfLike], False),
+    ],
+)
+def test_eager_mode_is_switched_on_where_asked_for_and_needed(tensorflow, config, classes, expected):
+    """R35."""
+    policies.enable_eager(config, classes)
+    assert tensorflow.eager is expected
+
+
+def test_classes_of_tensorflows_are_converted_and_others_pass():
+    """R35."""
+    eager, traced = {"eager": True}, {"eager": True, "eager_tracing": True}
+    assert policies.policy_class_for(WithEager, eager) is EagerForm
+    assert policies.policy_class_for(WithEager, traced) is TracedForm
+    assert policies.policy_class_for(WithEager, {}) is WithEager
+    assert policies.policy_class_for(PlainPolicy, eager) is PlainPolicy
+    with pytest.raises(ValueError, match="no method as_eager"):
+        policies.policy_class_for(TfLike, eager)
+    assert policies.policy_class_for(TfLike, {**eager, "no_eager_on_workers": True}) is TfLike
+
+
+def test_aiorls_own_tf_policy_is_recognised_by_its_name():
+    """R35: without an import of TensorFlow; it is its own eager variant."""
+    own = type("TFPolicy", (PlainPolicy,), {"__module__": "aiorl.learning.models.tf_policy"})
+    derived = type("Mine", (own,), {})
+    assert policies.is_tf_policy(derived)
+    assert not policies.is_tf_policy(PlainPolicy)
+    assert policies.policy_class_for(derived, {"eager": True}) is derived
+
+
+def test_generators_of_all_frameworks_in_use_are_seeded(tensorflow, monkeypatch):
+    """R27."""
+    torch_seeds = []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(manual_seed=torch_seeds.append))
+    drawn = []
+    for _ in range(2):
+        policies.seed_generators(42, [PlainPolicy])
+        drawn.append((random.random(), np.random.random()))
+    assert drawn[0] == drawn[1]
+    assert tensorflow.seeds == torch_seeds == [42, 42]
+
+
+def test_a_class_of_any_kind_that_offers_an_eager_variant_is_converted():
+    """R35, SPEC 2.3."""
+    traced = type("Traced", (PlainPolicy,), {})
+    eager = type("Eager", (PlainPolicy,), {"with_tracing": classmethod(lambda cls: traced)})
+    plain = type("Plain", (PlainPolicy,), {"as_eager": classmethod(lambda cls: eager)})
+    assert policies.policy_class_for(plain, {"eager": True}) is eager
+    assert policies.policy_class_for(plain, {"eager": True, "eager_tracing": True}) is traced
+    assert policies.policy_class_for(plain, {"eager": True, "no_eager_on_workers": True}) is plain
+
+
+def test_tensorflow_is_not_imported_for_plain_policies(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    policies.seed_generators(1, [PlainPolicy])
+    assert "tensorflow" not in sys.modules
