@@ -10,6 +10,9 @@ rows.
 Weights are external initialisers: ONNX Runtime takes them when a session is built, which costs a millisecond or more,
 so that a running session is never changed and new weights take effect all at once. Those of small dense networks, and
 of larger ones that get new weights often, are inputs instead: one session serves all of their weights.
+
+A worker trusts its learner, but a graph may also come in a stranger's checkpoint. An ONNX graph can't run code, and it
+reads a file only through an entry with the key ``location``. So each graph is loaded with that word blotted out.
 """
 
 from __future__ import annotations
@@ -26,7 +29,6 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.acting.acting_session import OBS_INPUT, ActingSession
-from aiorl.acting.graph_check import to_canonical_graph
 from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.process.forked_child import let_children_end
@@ -38,10 +40,12 @@ __all__ = [
     "PREV_ACTIONS_INPUT",
     "PREV_REWARDS_INPUT",
     "VF_OUTPUT",
+    "WEIGHTS_LOCATION",
     "ActingGraph",
     "ActingSpec",
     "ArraySpec",
     "Previous",
+    "without_files",
 ]
 
 let_children_end()  # those of a process that has loaded ONNX Runtime would not
@@ -55,6 +59,8 @@ PREV_ACTIONS_INPUT = "prev_actions"
 PREV_REWARDS_INPUT = "prev_rewards"
 DIST_INPUTS_OUTPUT = "dist_inputs"
 VF_OUTPUT = "vf"
+WEIGHTS_LOCATION = "weights"
+"""The file that weights' external data names in an exported graph; it is never opened."""
 MAX_WEIGHT_BYTES = 4 << 30
 """Most bytes all weights of one policy may have."""
 
@@ -69,7 +75,8 @@ _MAX_BRIEF_BYTES = 1 << 20
 _BRIEF_RUNS = 64
 """Up to so many runs the layout of up to so many bytes is not worth it: of two towers of 256x256 a session takes 1.7 ms
 to build, and saves 2 us of a run for one row, 19 us of one for eight."""
-_WEIGHT_DTYPES = frozenset(["float32", "float16", "float64", "int32", "int64", "uint8", "bool"])
+_WEIGHT_DTYPES = {"float32": 1, "uint8": 2, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11}
+"""Their numbers in ONNX."""
 _ORT_ERRORS = 3  # log severity
 _FORMAT = 1
 
@@ -224,16 +231,13 @@ class ActingGraph:
     """
 
     def __init__(self, graph: bytes, spec: ActingSpec, *, threads: int = 1, runs_per_weights: float = math.inf) -> None:
-        """Check the graph and write it anew; it can run once it has weights.
+        """Take the graph; it can run once it has weights.
 
         Args:
             graph: serialised ONNX model.
             spec: its description.
             threads: threads a run may use.
             runs_per_weights: about how many runs there are before weights are new.
-
-        Raises: PolicyError if the graph is damaged, too large, holds what is not accepted, or refers to anything but
-            the spec's weights.
         """
         self.spec = spec
         most_bytes = _MAX_BRIEF_BYTES if runs_per_weights <= _BRIEF_RUNS else _MAX_INPUT_BYTES
@@ -241,12 +245,8 @@ class ActingGraph:
         self._weights_are_inputs = spec.num_weight_bytes <= most_bytes and all(
             len(weight.shape) <= 2 for weight in spec.weights
         )
-        # what was received is never loaded
-        self._graph = to_canonical_graph(
-            graph,
-            {weight.name: (weight.shape, weight.dtype) for weight in spec.weights},
-            weights_as_inputs=self._weights_are_inputs,
-        )
+        inputs = b"".join(map(_graph_input, spec.weights)) if self._weights_are_inputs else b""
+        self._graph = without_files(graph + _field(7, inputs))
         self._shared: Any = None  # the session of all weights, where they are inputs
         self._threads = threads
         self._weight_specs = {weight.name: weight for weight in spec.weights}
@@ -361,15 +361,18 @@ class ActingGraph:
         return copies
 
     def _make_session(self, weights: dict[str, NDArray[Any]]) -> ActingSession:
+        by_name = {_blotted(name): weight for name, weight in weights.items()}
+        if self._weights_are_inputs and self._shared is not None:
+            return ActingSession(self._shared, self._output_names, weights, given=by_name)
+        values = {name: ort.OrtValue.ortvalue_from_numpy(weight) for name, weight in by_name.items()}
+        session = self._load(values)
         if not self._weights_are_inputs:
-            values = [ort.OrtValue.ortvalue_from_numpy(weight) for weight in weights.values()]
-            return ActingSession(self._load(weights, values), self._output_names, weights, values)
-        if self._shared is None:
-            self._shared = self._load({}, [])
-        return ActingSession(self._shared, self._output_names, weights)
+            return ActingSession(session, self._output_names, weights, values=values)
+        self._shared, self._first_values = session, values  # the session works on the memory of these
+        return ActingSession(session, self._output_names, weights, given=by_name)
 
-    def _load(self, weights: Mapping[str, NDArray[Any]], values: list[Any]) -> Any:  # Any: a session
-        """A session with these weights, as NumPy's arrays and as ONNX Runtime's values; none where they are inputs."""
+    def _load(self, values: Mapping[str, Any]) -> Any:  # Any: a session
+        """Return a session with these weights, which are ONNX Runtime's values."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
@@ -379,11 +382,10 @@ class ActingGraph:
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-        # else ONNX Runtime looks at the bytes to tell its own format, which is not checked, from ONNX
+        # else ONNX Runtime looks at the bytes to tell its own format from ONNX
         options.add_session_config_entry("session.load_model_format", "ONNX")
         try:
-            if values:
-                options.add_external_initializers(list(weights), values)
+            options.add_external_initializers([*values], [*values.values()])
             session = ort.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             # onnxruntime's own exceptions have no common base but this
@@ -399,8 +401,7 @@ class ActingGraph:
         if spec.prev_action is not None:
             inputs[PREV_ACTIONS_INPUT] = (spec.prev_action.shape, _PREV_DTYPES[spec.prev_action.dtype])
             inputs[PREV_REWARDS_INPUT] = ((), "tensor(float)")
-        given = self._weight_specs if self._weights_are_inputs else {}
-        for node in (node for node in session.get_inputs() if node.name not in given):
+        for node in session.get_inputs():
             expected = inputs.pop(node.name, None)
             if expected != (tuple(node.shape[1:]), node.type) or isinstance(node.shape[0], int):
                 raise PolicyError(
@@ -412,6 +413,42 @@ class ActingGraph:
         lacking = set(spec.output_names) - {node.name for node in session.get_outputs()}
         if lacking:
             raise PolicyError(f"the acting graph lacks the outputs {sorted(lacking)}")
+
+
+def without_files(graph: bytes) -> bytes:
+    """Return a serialised ONNX model that can name no file, nor an address in memory: its ``location`` keys are gone.
+
+    A tensor whose data lies outside can then only be one that the session is given by name. Names in the graph that
+    hold the word change alike.
+    """
+    return graph.replace(b"location", b"locati0n")
+
+
+def _blotted(name: str) -> str:
+    return without_files(name.encode()).decode()
+
+
+def _graph_input(weight: ArraySpec) -> bytes:
+    """Return the field of an ONNX graph that makes a weight an input too: a ValueInfoProto.
+
+    Appended to a serialised message, a field is merged with what the message holds.
+    """
+    shape = b"".join(_field(1, _number(1, size)) for size in weight.shape)
+    tensor = _number(1, _WEIGHT_DTYPES[weight.dtype]) + _field(2, shape)
+    return _field(11, _field(1, weight.name.encode()) + _field(2, _field(1, tensor)))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Return a field of Protocol Buffers that has a length: bytes, a text or a message."""
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _number(number: int, value: int) -> bytes:
+    return _varint(number << 3) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + _varint(value >> 7)
 
 
 def _count(value: object) -> int:

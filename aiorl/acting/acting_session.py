@@ -37,7 +37,9 @@ class ActingSession:
         session: Any,
         output_names: Sequence[str],
         weights: dict[str, NDArray[Any]],
-        values: Sequence[Any] | None = None,
+        *,
+        values: object = None,
+        given: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         """Nothing is bound yet.
 
@@ -45,12 +47,13 @@ class ActingSession:
             session: ONNX Runtime's.
             output_names: distribution inputs, values and states.
             weights: by name; kept, as the session works on this memory.
-            values: the same as values of ONNX Runtime that the session holds; None = they are inputs of each run.
+            values: kept along with the session, which works on their memory and doesn't keep them alive.
+            given: weights that are inputs of each run, by their names in the graph.
         """
         self._session = session
         self._output_names = output_names
-        self._values = values  # the session does not keep them alive
-        self._given = weights if values is None else {}
+        self._values = values
+        self._given = given or {}
         self.weights = weights
         self._runs: Counter[int] = Counter()  # not bound, by the number of rows
         self._bound: dict[int, _Bound] = {}  # those that no thread uses now

@@ -21,12 +21,12 @@ from aiorl.acting.acting_graph import (
     PREV_ACTIONS_INPUT,
     PREV_REWARDS_INPUT,
     VF_OUTPUT,
+    WEIGHTS_LOCATION,
     ActingGraph,
     ActingSpec,
     ArraySpec,
     Previous,
 )
-from aiorl.acting.graph_check import WEIGHTS_LOCATION
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ExportError, PolicyError
 from aiorl.learning.models.catalog import ActorCritic

@@ -22,8 +22,6 @@ from aiorl.data import columns as c
 from aiorl.errors import ExportError
 from aiorl.run.export.form import PolicyForm
 
-__all__ = ["ROWS", "TOLERANCE", "Compared", "Runner", "check_against_policy"]
-
 Array = NDArray[Any]
 Runner = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """Runs a file: inputs by name -> outputs by name, [N, ...]."""

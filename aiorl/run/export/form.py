@@ -1,16 +1,17 @@
-"""What an exported policy computes, whatever the format: its inputs and outputs, and the numbers beside the network.
+"""An exported policy, whatever the format: its inputs and outputs, and the steps before and after the network.
 
-Everything between an observation as the preprocessor gives it and an action as the environment takes it is in the
-file: observation filter, network, the most likely action, clipping to the bounds of the action space, dtype and shape.
-Bounds and statistics are float32, which every runtime has, also in browsers and on accelerators.
+The file holds everything between an observation as the preprocessor gives it and an action as the environment takes it:
+observation filter, network, the most likely action, clipping to the bounds of the action space, dtype and shape.
+Bounds and statistics are float32, which every runtime has, also in browsers and on accelerators. A format has its own
+way to write an operation (`Operations`); a tensor is whatever the format calls it by, and its first axis is the rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -25,15 +26,26 @@ from aiorl.acting.acting_graph import (
     ArraySpec,
 )
 from aiorl.acting.acting_state import PolicyParts
-from aiorl.acting.distributions import ActionDistribution, Composite
+from aiorl.acting.distributions import (
+    MASKED_LOGIT,
+    ActionDistribution,
+    Bernoulli,
+    Categorical,
+    Composite,
+    DiagGaussian,
+    MultiCategorical,
+    SquashedGaussian,
+)
 from aiorl.acting.observation.filters import MeanStdFilter, Normalisation
 from aiorl.acting.saved_run import SavedRun
+from aiorl.errors import ExportError
 
-__all__ = ["ActionPart", "PolicyForm"]
-
+T = TypeVar("T")
+Array = NDArray[Any]
 F32 = NDArray[np.float32]
 
 _ACTION = "action"
+_ONE = np.ones(1, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +183,87 @@ def _rounded(bound: NDArray[Any], toward: float) -> F32:
     is_beyond = near < flat if toward > 0 else near > flat
     moved: F32 = np.where(is_beyond, np.nextafter(near, np.float32(toward)), near)
     return moved
+
+
+class Operations(Protocol[T]):
+    """The operations that a format has to offer; T is a tensor."""
+
+    def add(self, tensor: T, constant: Array) -> T:
+        """Sum."""
+
+    def subtract(self, tensor: T, constant: Array) -> T:
+        """Difference."""
+
+    def multiply(self, tensor: T, constant: Array) -> T:
+        """Product."""
+
+    def minimum(self, tensor: T, constant: Array) -> T:
+        """The lesser of both, element-wise."""
+
+    def maximum(self, tensor: T, constant: Array) -> T:
+        """The greater of both, element-wise."""
+
+    def tanh(self, tensor: T) -> T:
+        """Hyperbolic tangent."""
+
+    def is_positive(self, tensor: T) -> T:
+        """Bool: greater than zero."""
+
+    def argmax(self, tensor: T) -> T:
+        """Int64: position of the greatest number along the last axis; of several the first."""
+
+    def columns(self, tensor: T, start: int, stop: int) -> T:
+        """Columns of a tensor [N, P]."""
+
+    def take(self, tensor: T, columns: NDArray[np.int64], fill: float) -> T:
+        """Columns of a tensor [N, P] by number, in any order; number P is a column of `fill`."""
+
+    def reshape(self, tensor: T, shape: Sequence[int]) -> T:
+        """The same numbers as [N, *shape]."""
+
+    def cast(self, tensor: T, dtype: str) -> T:
+        """The same numbers in another dtype."""
+
+
+def normalise(ops: Operations[T], obs: T, own: Normalisation) -> T:
+    """Filtered observations, float32."""
+    centred = ops.subtract(ops.cast(obs, "float32"), own.centre)
+    return ops.subtract(ops.multiply(centred, own.scale), own.shift)
+
+
+def choose_action(ops: Operations[T], dist_inputs: T, part: ActionPart) -> T:
+    """The most likely action [N, ...] as the environment takes it, for the inputs of the whole distribution [N, P].
+
+    Raises: ExportError for a distribution of another kind.
+    """
+    inputs = ops.columns(dist_inputs, part.inputs.start, part.inputs.stop)
+    return ops.cast(ops.reshape(_mode(ops, inputs, part), part.output.shape), part.output.dtype)
+
+
+def _mode(ops: Operations[T], inputs: T, part: ActionPart) -> T:
+    kind = part.distribution
+    match kind:
+        case Categorical():
+            return _shifted(ops, ops.argmax(inputs), np.array(kind.start))
+        case MultiCategorical():
+            widest = int(kind.sizes.max())
+            columns = np.full(len(kind.sizes) * widest, kind.num_inputs)
+            columns[kind.positions] = np.arange(kind.num_inputs)
+            padded = ops.take(inputs, columns, MASKED_LOGIT)
+            return _shifted(ops, ops.argmax(ops.reshape(padded, [len(kind.sizes), widest])), kind.start)
+        case Bernoulli():
+            return ops.is_positive(inputs)
+        case DiagGaussian():
+            values = ops.columns(inputs, 0, kind.size)
+            if isinstance(kind, SquashedGaussian):
+                share = ops.multiply(ops.add(ops.tanh(values), _ONE), _ONE / 2)
+                values = ops.minimum(ops.add(ops.multiply(share, kind.span), kind.low), kind.high)
+            if part.bounds is not None:
+                low, high = part.bounds
+                values = ops.minimum(ops.maximum(values, low), high)
+            return values
+    raise ExportError(f"actions of a {kind.name} distribution can't be exported")
+
+
+def _shifted(ops: Operations[T], index: T, start: NDArray[np.int64]) -> T:
+    return ops.add(index, start.astype(np.int64)) if start.any() else index

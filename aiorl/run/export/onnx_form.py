@@ -1,30 +1,23 @@
-"""A policy as one ONNX file: its acting graph with the weights inside, and the steps around it.
-
-Composed of the bytes in the checkpoint, by NumPy alone: neither TensorFlow nor onnx is needed.
-"""
+"""A policy as one ONNX file: its acting graph with the weights inside, and the steps around it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from aiorl.acting.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, ArraySpec
-from aiorl.acting.graph_check import DTYPES, to_canonical_graph
-from aiorl.acting.onnx_wire import Message, read_model, write_model
+from aiorl.acting.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, ArraySpec, without_files
 from aiorl.errors import ExportError
-from aiorl.run.export.form import PolicyForm
-from aiorl.run.export.steps import choose_action, normalise
-
-__all__ = ["open_onnx", "to_onnx"]
+from aiorl.run.export.check import Runner
+from aiorl.run.export.form import PolicyForm, choose_action, normalise
 
 Array = NDArray[Any]
 
-_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 _PREFIX = "aiorl/"
 _WIDE = _PREFIX + DIST_INPUTS_OUTPUT
 _ROWS = "N"
@@ -33,47 +26,13 @@ _MAX_WEIGHT_BYTES = (2 << 30) - (64 << 20)
 _ORT_ERRORS = 3  # log severity
 
 
-def to_onnx(form: PolicyForm) -> bytes:
-    """The whole policy as a serialised ONNX model.
+def write_onnx(form: PolicyForm, path: Path) -> Runner:
+    """Write an ONNX file that holds its weights, and open it.
 
-    Raises: ExportError if its network has no acting graph, or its weights are too large for one file.
+    Raises: ExportError if the network has no acting graph, its weights are too large for one file, or ONNX Runtime
+        refuses it.
     """
-    spec = form.spec
-    if not form.graph:
-        raise ExportError(
-            "this network has no ONNX form, as the log of its run said when it began; savedmodel and keras may do"
-        )
-    if spec.num_weight_bytes > _MAX_WEIGHT_BYTES:
-        raise ExportError(f"{spec.num_weight_bytes:,} bytes of weights don't fit into one ONNX file, which has 2 GiB")
-    model = read_model(to_canonical_graph(form.graph, {item.name: (item.shape, item.dtype) for item in spec.weights}))
-    network = model["graph"]
-    weights = form.weights
-    initializers = [_tensor(item["name"], weights[item["name"]]) if "external_data" in item else item
-                    for item in network.get("initializer", [])]  # fmt: skip
-    before = _Nodes("before")
-    if form.normalisation is not None:
-        _rename(network["node"], {OBS_INPUT: normalise(before, OBS_INPUT, form.normalisation)})
-    after = _Nodes("after")
-    if spec.num_features:  # what only exploration reads comes behind the inputs of the distribution
-        _rename(network["node"], {DIST_INPUTS_OUTPUT: _WIDE}, of_outputs=True)
-        after.name_output(after.columns(_WIDE, 0, spec.num_dist_inputs), DIST_INPUTS_OUTPUT)
-    for part in form.actions:
-        after.name_output(choose_action(after, DIST_INPUTS_OUTPUT, part), part.output.name)
-    graph = {
-        "node": [*before.nodes, *network["node"], *after.nodes],
-        "name": "policy",
-        "initializer": [*initializers, *before.constants, *after.constants],
-        "input": _value_infos(form.inputs),
-        "output": _value_infos(form.outputs),
-    }
-    return write_model({**model, "producer_name": b"aiorl", "graph": graph})
-
-
-def open_onnx(path: Path) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """A function from inputs to outputs, both by name, that runs a file.
-
-    Raises: ExportError if ONNX Runtime refuses it.
-    """
+    path.write_bytes(_to_onnx(form))
     options = ort.SessionOptions()
     options.log_severity_level = _ORT_ERRORS
     try:
@@ -82,24 +41,59 @@ def open_onnx(path: Path) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
         # onnxruntime's own exceptions have no common base but this
         raise ExportError(f"ONNX Runtime can't load what was written: {error!s:.500}") from error
     names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
-    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
-    return run
+def _to_onnx(form: PolicyForm) -> bytes:
+    """Return the whole policy as a serialised ONNX model."""
+    spec = form.spec
+    if not form.graph:
+        raise ExportError(
+            "this network has no ONNX form, as the log of its run said when it began; savedmodel and keras may do"
+        )
+    if spec.num_weight_bytes > _MAX_WEIGHT_BYTES:
+        raise ExportError(f"{spec.num_weight_bytes:,} bytes of weights don't fit into one ONNX file, which has 2 GiB")
+    model = ModelProto.FromString(without_files(form.graph))
+    network = model.graph
+    weights = {without_files(name.encode()).decode(): weight for name, weight in form.weights.items()}
+    initializers = [
+        numpy_helper.from_array(weights[item.name], item.name) if item.name in weights else item
+        for item in network.initializer
+    ]
+    before = _Nodes("before")
+    if form.normalisation is not None:
+        _rename(network.node, {OBS_INPUT: normalise(before, OBS_INPUT, form.normalisation)})
+    after = _Nodes("after")
+    if spec.num_features:  # what only exploration reads comes behind the inputs of the distribution
+        _rename(network.node, {DIST_INPUTS_OUTPUT: _WIDE}, of_outputs=True)
+        after.name_output(after.columns(_WIDE, 0, spec.num_dist_inputs), DIST_INPUTS_OUTPUT)
+    for part in form.actions:
+        after.name_output(choose_action(after, DIST_INPUTS_OUTPUT, part), part.output.name)
+    graph = helper.make_graph(
+        [*before.nodes, *network.node, *after.nodes],
+        "policy",
+        _value_infos(form.inputs),
+        _value_infos(form.outputs),
+        [*initializers, *before.constants, *after.constants],
+    )
+    made = helper.make_model(
+        graph, producer_name="aiorl", ir_version=model.ir_version, opset_imports=model.opset_import
+    )
+    serialised: bytes = made.SerializeToString(deterministic=True)
+    return serialised
 
 
 class _Nodes:
-    """Writes nodes and constants; a tensor is its name. See `aiorl.run.export.steps.Operations`."""
+    """Writes nodes and constants; a tensor is its name. See `aiorl.run.export.form.Operations`."""
 
     def __init__(self, name: str) -> None:
-        self.nodes: list[Message] = []
-        self.constants: list[Message] = []
+        self.nodes: list[NodeProto] = []
+        self.constants: list[TensorProto] = []
         self._prefix = f"{_PREFIX}{name}/"
 
     def name_output(self, tensor: str, name: str) -> None:
         """Give a tensor a name that the graph's outputs have."""
-        self.nodes.append({"op_type": "Identity", "input": [tensor], "output": [name]})
+        self.nodes.append(helper.make_node("Identity", [tensor], [name]))
 
     def add(self, tensor: str, constant: Array) -> str:
         return self._node("Add", tensor, self._constant(constant))
@@ -137,51 +131,32 @@ class _Nodes:
         return self._node("Reshape", tensor, self._constant(np.array([-1, *shape], np.int64)))
 
     def cast(self, tensor: str, dtype: str) -> str:
-        return self._node("Cast", tensor, to=_NUMBERS[dtype])
+        return self._node("Cast", tensor, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
     def _node(self, operator: str, *inputs: str, **attributes: int) -> str:
         name = f"{self._prefix}{operator}_{len(self.nodes)}"
-        self.nodes.append({
-            "name": name, "op_type": operator, "input": list(inputs), "output": [name],
-            "attribute": [{"name": key, "type": 2, "i": value} for key, value in attributes.items()],
-        })  # fmt: skip
+        self.nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
         return name
 
     def _constant(self, array: Array) -> str:
         name = f"{self._prefix}constant_{len(self.constants)}"
-        self.constants.append(_tensor(name, array))
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name))
         return name
 
 
-def _tensor(name: str, array: Array) -> Message:
-    little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
-    return {
-        "name": name,
-        "dims": list(array.shape),
-        "data_type": _NUMBERS[array.dtype.name],
-        "raw_data": little.tobytes(),
-    }
-
-
-def _value_infos(specs: Iterable[ArraySpec]) -> list[Message]:
+def _value_infos(specs: Iterable[ArraySpec]) -> list[ValueInfoProto]:
     return [
-        {
-            "name": spec.name,
-            "type": {
-                "tensor_type": {
-                    "elem_type": _NUMBERS[spec.dtype],
-                    "shape": {"dim": [{"dim_param": _ROWS}, *({"dim_value": size} for size in spec.shape)]},
-                }
-            },
-        }
+        helper.make_tensor_value_info(
+            spec.name, helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype)), [_ROWS, *spec.shape]
+        )
         for spec in specs
     ]
 
 
-def _rename(nodes: Iterable[Message], renamed: Mapping[str, str], *, of_outputs: bool = False) -> None:
+def _rename(nodes: Iterable[NodeProto], renamed: Mapping[str, str], *, of_outputs: bool = False) -> None:
     """Rename what nodes take, those of inner graphs included, and perhaps what they give."""
     for node in nodes:
-        for names in ("input", "output") if of_outputs else ("input",):
-            node[names] = [renamed.get(name, name) for name in node.get(names, [])]
-        for attribute in node.get("attribute", []):
-            _rename(attribute.get("g", {}).get("node", []), renamed, of_outputs=of_outputs)
+        for names in (node.input, node.output) if of_outputs else (node.input,):
+            names[:] = [renamed.get(name, name) for name in names]
+        for attribute in node.attribute:
+            _rename(attribute.g.node, renamed, of_outputs=of_outputs)

@@ -19,10 +19,7 @@ from aiorl.acting.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, PREV_ACTION
 from aiorl.errors import ExportError
 from aiorl.learning.models.functional import FunctionalNetwork, FunctionalQNetwork
 from aiorl.run.export.check import Runner
-from aiorl.run.export.form import PolicyForm
-from aiorl.run.export.steps import choose_action, normalise
-
-__all__ = ["to_keras", "write_keras", "write_savedmodel", "write_tflite"]
+from aiorl.run.export.form import PolicyForm, choose_action, normalise
 
 Array = NDArray[Any]
 
@@ -143,26 +140,18 @@ def _save(form: PolicyForm, path: Path) -> None:
 
 
 class _KerasOperations:
-    """Applies Keras's operations; see `aiorl.run.export.steps.Operations`."""
+    """Applies Keras's operations; see `aiorl.run.export.form.Operations`."""
+
+    subtract = staticmethod(ops.subtract)
+    multiply = staticmethod(ops.multiply)
+    minimum = staticmethod(ops.minimum)
+    maximum = staticmethod(ops.maximum)
+    tanh = staticmethod(ops.tanh)
+    cast = staticmethod(ops.cast)
 
     def add(self, tensor: Any, constant: Array) -> Any:
         # the other way round it would be Keras's bias_add, which TFLite has for float32 only
         return ops.add(constant, tensor)
-
-    def subtract(self, tensor: Any, constant: Array) -> Any:
-        return ops.subtract(tensor, constant)
-
-    def multiply(self, tensor: Any, constant: Array) -> Any:
-        return ops.multiply(tensor, constant)
-
-    def minimum(self, tensor: Any, constant: Array) -> Any:
-        return ops.minimum(tensor, constant)
-
-    def maximum(self, tensor: Any, constant: Array) -> Any:
-        return ops.maximum(tensor, constant)
-
-    def tanh(self, tensor: Any) -> Any:
-        return ops.tanh(tensor)
 
     def is_positive(self, tensor: Any) -> Any:
         return ops.greater(tensor, 0.0)
@@ -180,6 +169,3 @@ class _KerasOperations:
 
     def reshape(self, tensor: Any, shape: Sequence[int]) -> Any:
         return ops.reshape(tensor, [-1, *shape])
-
-    def cast(self, tensor: Any, dtype: str) -> Any:
-        return ops.cast(tensor, dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from aiorl.acting.checkpoint import load_checkpoint, save_checkpoint
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import CheckpointError, ConfigError, ExportError, PolicyError, UnknownPolicyError
 from aiorl.export import main
-from aiorl.run.export import check, writing
+from aiorl.run.export import check, onnx_form, writing
 
 DEFAULT = aiorl.DEFAULT_POLICY_ID
 
@@ -157,12 +158,13 @@ def test_the_file_beside_says_what_goes_in_what_comes_out_and_where_it_is_from(t
     assert 0 <= described["checked"]["difference"] <= 1e-5
 
 
-def test_weights_are_in_the_file_and_nothing_else_is_needed_to_write_it(tmp_path: Path) -> None:
-    """By the base install: neither TensorFlow nor onnx, and no environment."""
+def test_weights_are_in_the_file_and_neither_tensorflow_nor_the_environment_is_needed_to_write_it(
+    tmp_path: Path,
+) -> None:
     save_world("memory", tmp_path / "run")
     code = f"""
 import sys
-sys.modules.update(dict.fromkeys(["tensorflow", "keras", "onnx", "tf2onnx", "pygame"]))
+sys.modules.update(dict.fromkeys(["tensorflow", "keras", "tf2onnx", "pygame"]))
 import aiorl
 print(*aiorl.export_policy({str(tmp_path / "run")!r}, {str(tmp_path / "out")!r}).values())
 try:
@@ -189,10 +191,11 @@ def test_a_file_that_is_not_the_policy_is_not_put_in_place(
     }
     for says, change in broken.items():
 
-        def open_changed(path: Path, change: Any = change) -> Any:
-            return lambda inputs: change(run_onnx(path, dict(inputs)))
+        def write_changed(form: Any, path: Path, change: Any = change) -> Any:
+            run = onnx_form.write_onnx(form, path)
+            return lambda inputs: change(run(inputs))
 
-        monkeypatch.setattr(writing, "open_onnx", open_changed)
+        monkeypatch.setitem(writing.FORMATS, "onnx", replace(writing.FORMATS["onnx"], writer=lambda: write_changed))
         with pytest.raises(ExportError, match=f"policy '{DEFAULT}' can't be exported as onnx: .*{says}"):
             aiorl.export_policy(run, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["onnx"]
