@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import aiorl.config
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType
+    from typing import Any
 
     from aiorl.acting.exploration import Exploration as Exploration
     from aiorl.acting.loaded_policy import LoadedPolicy as LoadedPolicy
@@ -176,7 +178,14 @@ def _build_trainer(config: CommonConfig) -> AlgorithmTrainer:
     return trainer_for(config)
 
 
+def _translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    from aiorl.compat.old_keys import translate_old_keys
+
+    return translate_old_keys(values)
+
+
 aiorl.config.build_trainer = _build_trainer
+aiorl.config.translate_old_keys = _translate_old_keys
 
 
 def __getattr__(name: str) -> object:
@@ -189,7 +198,7 @@ def _missing(name: str, caller: FrameType) -> Exception:
     """Return the error for a name that is not here, with a hint where it is one of another library."""
     import dis  # here, so that `import aiorl` stays cheap
 
-    from aiorl.config.other_names import attribute_hint
+    from aiorl.config.check import attribute_hint
 
     said, hint = f"module 'aiorl' has no attribute {name!r}", attribute_hint("aiorl", name)
     if hint and dis.opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM":

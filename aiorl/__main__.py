@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from aiorl import __version__
-from aiorl.config.parser import usage_error
+from aiorl.config.command_line import usage_error
 from aiorl.errors import nearest
 from aiorl.process.python_path import find_modules_here
 from aiorl.process.standard_output import keep_output_from_failing

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aiorl.acting.loaded_policy import LoadedPolicy, load_policy
-from aiorl.config.parser import Parser, at_least, exit_status
+from aiorl.config.command_line import Parser, at_least, exit_status
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
 from aiorl.offline.estimators.judgement import METHODS, WITH_RATIOS, Judgement, judge

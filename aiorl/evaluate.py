@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aiorl.config.parser import Parser, at_least, exit_status
+from aiorl.config.command_line import Parser, at_least, exit_status
 from aiorl.process.replaced_file import write_json
 from aiorl.run.evaluation import Evaluation, evaluate
 

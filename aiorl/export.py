@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiorl.config.parser import Parser, exit_status
+from aiorl.config.command_line import Parser, exit_status
 from aiorl.run.export.writing import FORMATS, export_policy
 
 __all__ = ["main"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zmq
 
-from aiorl.config.parser import Parser, as_typed
+from aiorl.config.command_line import Parser, as_typed
 from aiorl.errors import AiorlError, ConfigError, SecurityError
 from aiorl.net.transport.security import ADMITTED, read_public_key, read_secret_key
 from aiorl.process.standard_output import keep_output_from_failing

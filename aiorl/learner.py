@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from aiorl.config.command_line import LEARNER_PROG, configure_learner
-from aiorl.config.parser import usage_error
+from aiorl.config.command_line import usage_error
+from aiorl.config.reference import LEARNER_PROG, configure_learner
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, ConfigError, InternalError, UnsupportedEnvError
 from aiorl.learning.algorithms.registry import config_class

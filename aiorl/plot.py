@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiorl.config.parser import Parser, exit_status
+from aiorl.config.command_line import Parser, exit_status
 from aiorl.errors import ConfigError
 from aiorl.process.extras import install_command
 from aiorl.process.replaced_file import replaced

@@ -21,7 +21,7 @@ from aiorl.process.python_path import child_python, find_modules_here, python_pa
 from aiorl.process.restarts import FAILED, HOPELESS
 
 if TYPE_CHECKING:
-    from aiorl.config.worker_command_line import WorkerArgs
+    from aiorl.config.command_line import WorkerArgs
 
 __all__ = ["command", "main"]
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _keep_workers(words: list[str]) -> int:
-    from aiorl.config.worker_command_line import parse_worker_args
+    from aiorl.config.command_line import parse_worker_args
     from aiorl.process.keeper import Keeper
 
     take_handed_over()  # is for one worker, not for several
@@ -64,7 +64,7 @@ def _keep_workers(words: list[str]) -> int:
 
 
 def _run_worker(words: list[str]) -> int:
-    from aiorl.config.worker_command_line import parse_worker_args
+    from aiorl.config.command_line import parse_worker_args
     from aiorl.errors import AiorlError, ConfigError
     from aiorl.process.event_loop import run
 

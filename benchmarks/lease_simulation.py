@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aiorl.config.parts import TransportConfig
+from aiorl.config.worker import TransportConfig
 from aiorl.learning.algorithms.algorithm import LeasePlan
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.config.command_line import parse_learner_args
-from aiorl.config.load import load_config
-from aiorl.config.worker_command_line import parse_worker_args
+from aiorl.config.command_line import parse_worker_args
+from aiorl.config.layers import load_config
+from aiorl.config.reference import parse_learner_args
 from aiorl.keys import parse_key_args
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.net.wire.decoding import decode

@@ -12,7 +12,7 @@ import pytest
 
 import aiorl
 from aiorl import __main__ as program
-from aiorl.config.parser import as_typed
+from aiorl.config.command_line import as_typed
 
 ROOT = Path(__file__).parents[1]
 

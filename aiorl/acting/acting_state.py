@@ -21,10 +21,10 @@ from aiorl.acting.graph_policy import GraphPolicy, in_front_of
 from aiorl.acting.loading import learned_policy_class
 from aiorl.acting.observation.filters import ObservationFilter, make_filter
 from aiorl.acting.observation.preprocessors import Preprocessor, make_preprocessor
-from aiorl.config.named_code import foreign_code
-from aiorl.config.regular_file import check_depth
+from aiorl.config.code import foreign_code
+from aiorl.config.files import check_depth
+from aiorl.config.layers import without_secrets
 from aiorl.config.schema import CommonConfig
-from aiorl.config.withheld import without_secrets
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.nested_codec import pack, unpack

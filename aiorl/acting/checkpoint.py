@@ -30,8 +30,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from aiorl.config.import_path import is_local
-from aiorl.config.regular_file import check_written, open_regular, parse_json, read_regular
+from aiorl.config.code import is_local
+from aiorl.config.files import check_written, open_regular, parse_json, read_regular
 from aiorl.data.column_spec import Piece
 from aiorl.errors import CheckpointError
 

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from aiorl.acting.distributions import ActionDistribution
 from aiorl.acting.exploration_kind import Exploration, Moment, Points
 from aiorl.acting.noise import GaussianNoise, OrnsteinUhlenbeckNoise, StateDependentNoise
-from aiorl.config.import_path import import_object, is_import_path
-from aiorl.config.user_function import named_failures
+from aiorl.config.code import import_object, is_import_path, named_failures
 from aiorl.data.actions import leaf_spaces
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
 

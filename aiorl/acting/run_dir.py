@@ -29,8 +29,8 @@ from typing import Self
 from aiorl.acting.checkpoint import clear_partial
 from aiorl.acting.run_lock import RunLock
 from aiorl.config.address import split_address
-from aiorl.config.load import CONFIG_FILE, save_config
-from aiorl.config.regular_file import parse_json, read_regular
+from aiorl.config.files import parse_json, read_regular
+from aiorl.config.layers import CONFIG_FILE, save_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import psutil
 
-from aiorl.config.regular_file import check_regular, parse_json, read_regular
+from aiorl.config.files import check_regular, parse_json, read_regular
 from aiorl.errors import ConfigError
 
 __all__ = ["RunLock"]

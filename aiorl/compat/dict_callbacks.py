@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aiorl.config.import_path import import_object
-from aiorl.config.user_function import check_takes
+from aiorl.config.code import check_takes, import_object
 from aiorl.errors import ConfigError, nearest
 from aiorl.sampling import callbacks
 from aiorl.sampling.callbacks import DefaultCallbacks

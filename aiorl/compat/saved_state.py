@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from aiorl.acting.observation.filters import ObservationFilter
-from aiorl.config.regular_file import check_depth
+from aiorl.config.files import check_depth
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.errors import BadFrame, BatchError, CheckpointError
 

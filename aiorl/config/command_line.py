@@ -1,228 +1,225 @@
-"""What may be typed after `python -m aiorl.learner`.
+"""Command lines of aiorl's programs: argparse with errors in one plain sentence, and the worker's options.
 
-Every key of the config, those of the algorithm included, is an option (`--train-batch-size 4000`, `--model.use-lstm`):
-its value is read as YAML and checked by the config's own types, so that a mistake gets the same plain sentence wherever
-it was made. The help shows the ones that people reach for, with the meanings and defaults of their declarations.
+It loads next to nothing, since workers are started often. The learner's options are in `aiorl.config.reference`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from aiorl.config.effective import render_effective
-from aiorl.config.key import all_keys, expected, unit_of
-from aiorl.config.layers import Layer
-from aiorl.config.load import ConfigClassOf, dump_yaml, load_config
-from aiorl.config.other_names import CALLED, key_hint
-from aiorl.config.parser import Parser, spelt, usage_error
-from aiorl.config.presets import algo_of
-from aiorl.config.presets import render_text as render_presets
-from aiorl.config.reference import default_text, render_text
-from aiorl.config.schema import CommonConfig
-from aiorl.config.yaml_text import parse_value
-from aiorl.errors import ConfigError, nearest
+from aiorl.config.address import split_address
+from aiorl.errors import AiorlError, ConfigError, UnknownPolicyError, nearest
+from aiorl.process.restarts import DEFAULT_MAX_RESTARTS
+from aiorl.text import one_line
 
-__all__ = ["LEARNER_PROG", "LearnerArgs", "configure_learner", "parse_learner_args"]
+_MAX_SHOWN = 2000
+_WORDINGS = (
+    (r"argument (\S+): expected .*", r"\1 needs a value."),
+    (r"argument (\S+): ignored explicit argument .*", r"\1 takes no value."),
+    (r"argument (\S+): (.*)", r"\1 \2"),
+)
+"""What argparse says -> what we say."""
+_COMMAND = re.compile(r"python -m aiorl\.(learner|worker|evaluate|plot|export|estimate|data|keys)\b(?!\.)")
 
-LEARNER_PROG = "python -m aiorl.learner"
 
-_ABOUT = "Trains a policy, with worker processes here and on any host that joins."
-_TEXT = ("text", "text or null")
-_DEFAULT_ALGO = str(CommonConfig.model_fields["algo"].default)
-_SHOWN = {
-    "run": {
-        "env": "ID", "algo": "NAME", "preset": "NAME", "seed": "N", "stop_return": "R", "stop_timesteps": "N",
-        "stop_time_s": "S", "run_dir": "DIR", "resume": "DIR", "init_from": "DIR",
-    },
-    "workers": {
-        "num_workers": "N", "num_envs_per_worker": "N", "vectorize": "HOW", "max_worker_restarts": "N",
-    },
-    "evaluation and data": {"evaluation_interval": "N", "input": "PATH", "output": "PATH"},
-    "network": {"bind": "ADDRESS", "keys": "DIR", "insecure": ""},
-}  # fmt: skip
-"""The keys that the help shows, and what stands for their values."""
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose options may be written with _ for -, and have negative numbers for values."""
 
-_EXAMPLES = """
+    def __init__(self, prog: str, usage: str, about: str, examples: str) -> None:
+        """Take what the help begins and ends with."""
+        super().__init__(
+            prog,
+            f"{prog} {usage}",
+            about,
+            examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+        )
+        self.hints: dict[str, str] = {}
+        """Word that is no option -> what to write instead."""
+
+    def format_help(self) -> str:
+        """Return the help, with commands as the user types them."""
+        return as_typed(super().format_help())
+
+    def options(self) -> list[str]:
+        """All options that the help shows, such as ``--seed``."""
+        return [
+            word
+            for action in self._actions
+            if action.help != argparse.SUPPRESS
+            for word in action.option_strings
+            if word.startswith("--")
+        ]
+
+    def parse(self, words: Sequence[str]) -> dict[str, Any]:
+        """Name -> value of what was given.
+
+        Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
+        """
+        words = spelt(words)
+        if {"-h", "--help"} & set(words):
+            words = ["--help"]  # whatever else there is
+        found, others = self.parse_known_args(words)
+        if others:
+            name = others[0].partition("=")[0]
+            if not name.startswith("--") or name == "--":
+                self.error(f"{others[0]!r} is neither an option nor its value. {self.hints.get(name, '')}".rstrip())
+            self.error(f"There is no option {name}.{nearest(name, self.options())}")
+        return vars(found)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what was wrong, and end with status 2."""
+        for pattern, wording in _WORDINGS:
+            message, changed = re.subn(pattern, wording, message, count=1)
+            if changed:
+                break
+        usage_error(self.prog, message)
+
+
+def as_typed(text: str) -> str:
+    """Write `aiorl train` for `python -m aiorl.learner`, and so on, in a text for a user who has typed `aiorl`."""
+    if os.path.basename(sys.argv[0]) != "aiorl":
+        return text
+    return _COMMAND.sub(lambda found: f"aiorl {'train' if found[1] == 'learner' else found[1]}", text)
+
+
+def spelt(words: Sequence[str]) -> list[str]:
+    """Words with options spelt as they are declared, and a value that begins with one - tied to its option."""
+    made: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            made.append(name.replace("_", "-") + equals + value)
+        elif name.startswith("-") and word != "-h" and made and re.fullmatch("--[^=]+", made[-1]):
+            made[-1] += f"={word}"
+        else:
+            made.append(word)
+    return made
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Read a whole number that is no smaller than `least`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}.")
+        return int(text)
+
+    return read
+
+
+def usage_error(prog: str, sentence: str) -> NoReturn:
+    """Say what was wrong with the command line, and end with status 2."""
+    sys.stderr.write(as_typed(f"{prog}: {sentence}\n(`{prog} --help` shows examples.)\n"))
+    raise SystemExit(2)
+
+
+def exit_status(do: Callable[[], int | None], *, interrupted: str = "ended by Ctrl-C; nothing was written") -> int:
+    """Do what a command line asks for; what goes wrong is said on standard error.
+
+    Args:
+        do: gives a status of its own, or None for 0.
+        interrupted: what is said after Ctrl-C.
+    Returns: 0 done, 1 failed, 2 asked for what cannot be, 130 ended by Ctrl-C.
+    """
+    try:
+        status = do()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"aiorl: {interrupted}\n")
+        return 130
+    except (AiorlError, ImportError, OSError) as error:
+        sys.stderr.write(f"aiorl: {one_line(str(error), _MAX_SHOWN)}\n")
+        return 2 if isinstance(error, ConfigError | UnknownPolicyError) else 1
+    return status or 0
+
+
+# The worker's options --------------------------------------------------------------------------------------------
+
+_WORKER_ABOUT = "Samples for a learner; may join at any time, and waits for a learner that is away."
+_WORKER_EXAMPLES = """
 Examples:
-  # train here and now, workers included
-  python -m aiorl.learner --env CartPole-v1 --stop-return 475
-  # another algorithm, more workers, any config key
-  python -m aiorl.learner --env CartPole-v1 --algo impala --num-workers 4 --lr 5e-4
-  # settings made for the environment
-  python -m aiorl.learner --env Acrobot-v1 --preset auto
-  # go on with a run that ended or was killed
-  python -m aiorl.learner --resume runs/ppo_CartPole-v1_2026-01-31_12-00-00
-  # keep a config: write it, edit it, use it
-  python -m aiorl.learner --env Pendulum-v1 --print-config > mine.yaml
-  python -m aiorl.learner --config mine.yaml --seed 1
-  # let workers of other hosts join
-  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys keys
+  # one worker for a learner on this host
+  python -m aiorl.worker --connect tcp://127.0.0.1:5557
+  # eight workers on this host for a learner on another one
+  python -m aiorl.worker --connect tcp://learner-host:5557 --num-workers 8 --keys keys
 
-Every config key is an option: --train-batch-size 4000, --model.fcnet-hiddens "[256, 256]".
+Environment, policy and config come from the learner: the address (and keys) is all a worker needs. Keys of a learner
+of the same user on the same host it finds by itself.
 """
+_LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerArgs:
-    """What was asked of the learner.
+class WorkerArgs(NamedTuple):
+    """What was asked of a worker, or of the supervisor of several.
 
     Attributes:
-        overrides: config keys that the command line sets, nested as the config is.
-        config_file: YAML file of keys, or None.
-        print_config: print the effective config and end.
-        show_config: print each effective value and where it comes from, and end.
-        help_config: print the reference of all keys and end.
-        help_presets: print all presets and end.
-        typed: dotted key -> the option it was typed as, for messages.
+        connect: the learner's address, tcp://HOST:PORT.
+        num_workers: worker processes on this host.
+        keys: directory of this host's CURVE keys, or None.
+        log_level: level of the log on stderr; None takes the learner's.
+        max_worker_restarts: restarts of one worker process before it stays down.
+        slot: index that the learner gave a worker which it started itself; None for all others.
+        exit_with_parent: end as soon as the process that started this one is gone.
     """
 
-    overrides: dict[str, Any] = field(default_factory=dict)
-    config_file: Path | None = None
-    print_config: bool = False
-    show_config: bool = False
-    help_config: bool = False
-    help_presets: bool = False
-    typed: dict[str, str] = field(default_factory=dict)
+    connect: str
+    num_workers: int = 1
+    keys: Path | None = None
+    log_level: str | None = None
+    max_worker_restarts: int = DEFAULT_MAX_RESTARTS
+    slot: int | None = None
+    exit_with_parent: bool = False
 
 
-def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lambda name: CommonConfig) -> LearnerArgs:
-    """What the learner's command line says; its config keys are not checked yet.
+def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
+    """What the worker's command line says.
 
     Args:
         argv: without the program's name.
-        config_class_of: name of an algorithm -> its config class, whose defaults the help shows.
     Raises: SystemExit, with status 0 after --help and 2 after one sentence about wrong usage.
     """
-    found = _parser(_class_to_explain(argv, config_class_of), argv).parse(argv)
-    pairs: list[str] = found.pop("set", [])
-    args = LearnerArgs(
-        config_file=found.pop("config", None),
-        print_config=found.pop("print_config", False),
-        show_config=found.pop("show_config", False),
-        help_config=found.pop("help_config", False),
-        help_presets=found.pop("help_presets", False),
-    )
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            usage_error(LEARNER_PROG, f"--set takes KEY=VALUE, such as --set lr=3e-4, not {pair!r}.")
-        _set(args, name.strip(), parse_value(text), f"--set {name.strip()}")
-    texts = {name for name, declared in all_keys(CommonConfig) if expected(declared.annotation) in _TEXT}
-    for name, text in found.items():
-        is_said = text is True or (name in texts and text != "null")
-        _set(args, name, text if is_said else parse_value(text), _flag(name))
-    return args
+    defaults = WorkerArgs._field_defaults
+    parser = Parser("python -m aiorl.worker", "--connect tcp://HOST:PORT [options]", _WORKER_ABOUT, _WORKER_EXAMPLES)
+    add = parser.add_argument
+    add("--connect", metavar="ADDRESS", type=_address, help="The learner's address, which it shows at its start.")
+    add(
+        "--num-workers", metavar="N", type=at_least(1),
+        help=f"Worker processes on this host. (default: {defaults['num_workers']})",
+    )  # fmt: skip
+    add("--keys", metavar="DIR", type=Path, help="CURVE keys, as python -m aiorl.keys DIR makes them.")
+    add(
+        "--max-worker-restarts", metavar="N", type=at_least(0),
+        help=f"Restarts of one worker process before it stays down. (default: {DEFAULT_MAX_RESTARTS})",
+    )  # fmt: skip
+    add("--log-level", metavar="|".join(_LEVELS), type=_level, help="Level of the log. (default: the learner's)")
+    # those that the learner gives the workers it starts itself
+    add("--slot", type=at_least(0), help=argparse.SUPPRESS)
+    add("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
+    found = parser.parse(argv)
+    if "connect" not in found:
+        parser.error("Where is the learner? Give its address: --connect tcp://HOST:PORT")
+    return WorkerArgs(**found)
 
 
-def configure_learner(argv: Sequence[str], config_class_of: ConfigClassOf) -> CommonConfig:
-    """The effective config of a learner started with `argv`; prints what it is asked to print instead.
-
-    Args:
-        argv: without the program's name.
-        config_class_of: name of an algorithm -> its config class; raises UnknownAlgorithmError for others.
-    Raises: SystemExit, with status 0 after something was printed, 2 after one sentence about wrong usage.
-    """
-    args, config_class = LearnerArgs(), CommonConfig
+def _address(text: str) -> str:
     try:
-        args = parse_learner_args(argv, config_class_of)
-        if args.help_presets:
-            _print_and_end(render_presets())
-        config_class = config_class_of(algo_of([Layer(args.overrides)]))
-        if args.help_config:
-            _print_and_end(render_text(config_class))
-        config = load_config(config_class_of, file=args.config_file, overrides=args.overrides, warn=_warn)
+        _, port = split_address(text, key="--connect")
     except ConfigError as error:
-        usage_error(LEARNER_PROG, _as_typed(error, args, config_class))
-    if args.print_config:
-        _print_and_end(dump_yaml(config))
-    if args.show_config:
-        _print_and_end(render_effective(config))
-    return config
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--connect ")) from error
+    if port == 0:
+        raise argparse.ArgumentTypeError(f"needs the learner's port, not 0, in {text!r}.")
+    return text
 
 
-def _warn(text: str) -> None:
-    sys.stderr.write(f"aiorl: {text}\n")
-    sys.stderr.flush()
-
-
-def _print_and_end(text: str) -> NoReturn:
-    sys.stdout.write(text)
-    raise SystemExit(0)
-
-
-def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
-    """The options that the help shows, and whatever keys there are in `argv`: the config knows which are none."""
-    parser = Parser(LEARNER_PROG, "--env ID [options]", _ABOUT, _EXAMPLES)
-    for title, names in _SHOWN.items():
-        group = parser.add_argument_group(title)
-        for name, metavar in names.items():
-            declared = config_class.model_fields[name]
-            text, default = str(declared.description).replace("%", "%%"), default_text(declared)
-            if not metavar:
-                group.add_argument(_flag(name), action="store_true", help=text)
-                continue
-            notes = "; ".join(filter(None, [unit_of(declared), "" if default == "null" else f"default: {default}"]))
-            group.add_argument(_flag(name), metavar=metavar, help=f"{text} ({notes})" if notes else text)
-    group = parser.add_argument_group("settings")
-    group.add_argument("--config", metavar="FILE", type=Path, help="YAML file of config keys; options win over it.")
-    parser.hints["-f"] = "--config FILE reads settings, also those of an experiment for rllib train."
-    group.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", help="Set any config key, as in model.use_lstm=true; repeatable."
-    )
-    group.add_argument("--print-config", action="store_true", help="Print the effective config as YAML and end.")
-    group.add_argument(
-        "--show-config", action="store_true", help="Print each effective value and where it comes from, and end."
-    )
-    group.add_argument("--help-config", action="store_true", help="Explain every config key of --algo and end.")
-    group.add_argument("--help-presets", action="store_true", help="List the presets with their settings and end.")
-    declared_options = {*parser.options()}
-    for word in dict.fromkeys(word.partition("=")[0] for word in spelt(argv)):
-        if word.startswith("--") and len(word) > 2 and word not in declared_options:
-            parser.add_argument(word, nargs="?", const="true", help=argparse.SUPPRESS)
-    return parser
-
-
-def _class_to_explain(argv: Sequence[str], config_class_of: ConfigClassOf) -> type[CommonConfig]:
-    """The config class of the algorithm that is asked for, if there is one: others are refused later."""
-    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    peek.add_argument("--algo", nargs="?", default=_DEFAULT_ALGO)
-    try:
-        return config_class_of(str(peek.parse_known_args(argv)[0].algo))
-    except ConfigError:
-        return CommonConfig
-
-
-def _set(args: LearnerArgs, dotted: str, value: Any, typed: str) -> None:
-    args.typed[dotted] = typed
-    *groups, last = dotted.split(".")
-    inner = args.overrides
-    for group in groups:
-        below = inner.setdefault(group, {})
-        if not isinstance(below, dict):
-            usage_error(LEARNER_PROG, f"{typed} and {_flag(group)} can't both be given.")
-        inner = below
-    inner[last] = value
-
-
-def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonConfig]) -> str:
-    """The error's sentence, with options where it would name keys that were typed as options."""
-    typed = args.typed.get(error.key)
-    if typed is None or typed.startswith("--set "):
-        return str(error)
-    if error.message == f"There is no key {error.key}.":
-        if key_hint(error.key, {}):
-            hint = re.sub(rf"^{CALLED}([\w.]*\w)", lambda found: CALLED + _flag(found[1]), error.hint)
-            return f"There is no option {typed}. {hint}"
-        known = [_flag(name) for name, _ in all_keys(config_class)] + _parser(config_class, []).options()
-        return f"There is no option {typed}.{nearest(typed, dict.fromkeys(known), count=1)}".rstrip()
-    return str(error).replace(error.key, typed, 1) if str(error).startswith(error.key) else str(error)
-
-
-def _flag(key: str) -> str:
-    return f"--{key.rstrip('_').replace('_', '-')}"
+def _level(text: str) -> str:
+    if text.upper() not in _LEVELS:
+        raise argparse.ArgumentTypeError(f"must be {' or '.join(_LEVELS)}, not {text!r}.")
+    return text.upper()

@@ -1,33 +1,66 @@
-"""What is put on top of what, and where each value of a config comes from: default < preset < file < argument."""
+"""Layers of settings, later ones on top: default < preset < file < argument; and the origin of each value.
+
+`load_config` puts them together for a run. Values of environment variables with names that look like secrets are left
+out of printed and saved configs. A saved config takes them from the learner's own environment when it is loaded.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.resources
 import logging
-from collections.abc import Iterator, Mapping, Sequence, Set
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from aiorl.config.code import foreign_code, named
+from aiorl.config.files import MAX_BYTES, dump_mapping, parse_yaml, read_config_file, read_regular
+from aiorl.config.key import all_keys, as_written, by_group
 from aiorl.config.merge import deep_update, put_on_top
 from aiorl.config.rllib_file import convert, is_rllib_file
-from aiorl.config.yaml_text import parse_yaml, read_config_file
+from aiorl.errors import ConfigError, nearest
 
-__all__ = ["DEFAULT", "DERIVED", "PRESET", "Layer", "Origins", "file_layer", "located", "merged", "without_overruled"]
+if TYPE_CHECKING:
+    from aiorl.config.schema import CommonConfig
 
 _log = logging.getLogger(__name__)
 
+CONFIG_FILE = "config.yaml"
+"""Name of the effective config's file in a run directory."""
+DEFAULT_ALGO = "ppo"
+"""Algorithm of a config that names none."""
 DEFAULT = "default"
-"""Where values come from that nobody sets."""
-
+"""Origin of values that nobody sets."""
 PRESET = "preset "
 """Begins the origin of a value that a preset sets; its name follows."""
-
 DERIVED = "derived"
-"""Where sizes come from that follow from others, which a user set."""
+"""Origin of sizes that follow from others, which a user set."""
+AUTO = "auto"
+"""Stands for the preset of the algorithm and the environment, if there is one."""
+WITHHELD = "<withheld>"
+"""Stands in printed and saved configs for a value that looks like a secret."""
+
+ConfigClassOf = Callable[[str], type["CommonConfig"]]
+"""Name of an algorithm -> its config class; raises UnknownAlgorithmError for others."""
 
 _ARGUMENT = "argument"
 _SCHEDULE = "_schedule"
+_PRESETS = importlib.resources.files("aiorl") / "presets"
+_SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private", re.IGNORECASE)
+_ENVIRONS = ("extra_python_environs_for_driver", "extra_python_environs_for_worker")
+_OF_NEW_RUNS = {
+    "init_from": ("goes on with its own weights", "--init-from"),
+    "preset": ("goes on with its own settings", "--preset"),
+}
+"""Key -> why a resumed run has none, and its option."""
+
+
+# Layers and origins ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +69,10 @@ class Layer:
 
     Attributes:
         values: nested as the config is.
-        origin: where they come from, for people.
-        origins: the same for single keys (dotted) where it is known better, such as file and line.
-        is_file: an error of one of them names the line.
-        is_record: they are a whole run's, so that a preset they name has nothing to add.
+        origin: for people.
+        origins: more exact origins of single keys (dotted), such as file and line.
+        is_file: errors name the line.
+        is_record: the values are a whole run's, so a preset that they name has nothing to add.
     """
 
     values: Mapping[str, Any]
@@ -48,12 +81,8 @@ class Layer:
     is_file: bool = False
     is_record: bool = False
 
-    def names(self) -> Iterator[str]:
-        """Every dotted key that is set, groups included."""
-        return _keys(self.values)
-
     def origin_of(self, key: str) -> str:
-        """Where the value of a dotted key comes from."""
+        """Return the origin of a dotted key's value."""
         return self.origins.get(key, self.origin)
 
 
@@ -62,8 +91,8 @@ def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = Fa
 
     Args:
         path: of the file.
-        content: what it holds, if that was read already.
-        is_record: it is the config of a run.
+        content: of the file, if it was read already.
+        is_record: the file is the config of a run.
     Raises: ConfigError when the file can't be read, is no YAML, holds no mapping or sets a key twice.
     """
     values, lines = parse_yaml(path, read_config_file(path) if content is None else content)
@@ -77,12 +106,12 @@ def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = Fa
 
 
 def merged(layers: Sequence[Layer]) -> dict[str, Any]:
-    """The values of all layers, later ones on top."""
-    return reduce(put_on_top, (layer.values for layer in layers), {})
+    """Return the values of all layers, later ones on top."""
+    return functools.reduce(put_on_top, (layer.values for layer in layers), {})
 
 
 def without_overruled(layers: Sequence[Layer], keys: Set[str]) -> list[Layer]:
-    """The layers without the schedules of settings that a later one sets: a schedule would win over its value.
+    """Return the layers without schedules of settings that a later layer sets: they would win over its values.
 
     Args:
         layers: of one config.
@@ -96,35 +125,39 @@ def without_overruled(layers: Sequence[Layer], keys: Set[str]) -> list[Layer]:
     return kept[::-1]
 
 
-def located(message: str, key: str, layers: Sequence[Layer]) -> str:
-    """An error's sentence, with file and line before it where the value at fault stands in a file."""
-    layer = next((layer for layer in reversed(layers) if key in layer.names()), None)
-    if layer is None or not layer.is_file:
-        return message
-    return f"{layer.origin_of(key)}: {message}"
+@contextlib.contextmanager
+def located(layers: Sequence[Layer]) -> Iterator[None]:
+    """Put file and line before the message of a ConfigError within, if the value at fault is from a file."""
+    try:
+        yield
+    except ConfigError as error:
+        layer = next((layer for layer in reversed(layers) if error.key in _keys(layer.values)), None)
+        if layer is not None and layer.is_file:
+            error.message = f"{layer.origin_of(error.key)}: {error.message}"
+        raise
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where the values of a config come from. Any two are equal: configs are compared by their values.
+    """Origins of a config's values. Any two are equal: configs are compared by their values.
 
     Attributes:
-        tree: nested as the config is, of what is set; each leaf is an origin.
+        tree: nested as the values that are set; each leaf is an origin.
     """
 
     tree: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, layers: Sequence[Layer]) -> Origins:
-        """Those of values that are put together from layers, later ones on top."""
-        return cls(reduce(deep_update, (_origins(layer, layer.values) for layer in layers), {}))
+        """Return the origins of values that are put together from layers, later ones on top."""
+        return cls(functools.reduce(deep_update, (_origins(layer, layer.values) for layer in layers), {}))
 
     def origin_of(self, key: str, *, has_default: bool = False) -> str:
-        """Where the value of a dotted key comes from; several origins where parts of it come from several places.
+        """Return the origin of a dotted key's value; several, if its parts come from several places.
 
         Args:
             key: dotted.
-            has_default: it is a mapping whose parts have defaults, and keep them where they are not set.
+            has_default: the value is a mapping, and parts that are not set keep their defaults.
         """
         inner: Any = self.tree
         for name in key.split("."):
@@ -134,15 +167,15 @@ class Origins:
         return ", ".join(dict.fromkeys([DEFAULT, *parts] if is_mixed or not parts else parts))
 
     def users_keys(self) -> set[str]:
-        """The keys of the outermost level that a user sets, in full or in part."""
+        """Return the keys of the outermost level that a user sets, in full or in part."""
         return {name for name, inner in self.tree.items() if any(map(_is_users, _leaves(inner)))}
 
     def users_values(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a config's values, those that a user sets, or that differ from their defaults for want of an origin."""
+        """Return the values that a user sets, or that differ from their defaults and have no origin."""
         return _users_values(values, defaults, self.tree)
 
     def as_layer(self, values: Mapping[str, Any]) -> Layer:
-        """All of a config's values, with their origins; a preset among them has nothing to add."""
+        """Return all of a config's values with their origins; a preset among them has nothing to add."""
         return Layer(values, DEFAULT, dict(_flat(self.tree)), is_record=True)
 
 
@@ -197,3 +230,282 @@ def _leaves(tree: Any) -> Iterator[str]:
             yield from _leaves(inner)
     else:
         yield tree
+
+
+# Presets --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Settings under a name.
+
+    Attributes:
+        name: of the file, ALGORITHM-ENVIRONMENT.
+        envs: names of environments that they are for, or patterns of names such as ``ALE/*-v5``.
+        result: what they achieve, where, and whether that was measured here.
+        source: where they come from.
+        settings: nested as the config is; `algo` is among them.
+    """
+
+    name: str
+    envs: tuple[str, ...]
+    result: str
+    source: str
+    settings: dict[str, Any]
+
+    @property
+    def algo(self) -> str:
+        """Algorithm of the settings."""
+        return str(self.settings["algo"])
+
+    def suits(self, env: str) -> bool:
+        """Return whether the settings are for an environment of this name."""
+        return any(fnmatchcase(env, pattern) for pattern in self.envs)
+
+    def lines(self) -> list[str]:
+        """Return the settings as lines of YAML."""
+        return [f"{name}: {as_written(value)}" for name, value in self.settings.items()]
+
+    def layer(self) -> Layer:
+        """Return the settings; the environment is among them if they are for a single one."""
+        own = {} if len(self.envs) > 1 or not set("*?[").isdisjoint(self.envs[0]) else {"env": self.envs[0]}
+        return Layer({**self.settings, **own}, f"{PRESET}{self.name}")
+
+
+def preset_names() -> list[str]:
+    """Return the names of all presets."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in _PRESETS.iterdir() if entry.name.endswith(".yaml"))
+
+
+@functools.cache
+def named_preset(name: str) -> Preset:
+    """Return the preset of a name.
+
+    Raises: ConfigError offering the nearest names.
+    """
+    if name not in preset_names():
+        raise ConfigError(
+            f"There is no preset {name!r}.{nearest(name, preset_names())}", key="preset", value=name,
+            hint="`python -m aiorl.learner --help-presets` lists all of them.",
+        )  # fmt: skip
+    file = f"{name}.yaml"
+    values, _ = parse_yaml(Path(file), (_PRESETS / file).read_bytes())
+    return Preset(name, **{**values, "envs": tuple(values["envs"])})
+
+
+def find_preset(algo: str, env: str) -> Preset | None:
+    """Return the preset for an algorithm in an environment: one that names it rather than one with a pattern."""
+    presets = (named_preset(name) for name in preset_names() if name.startswith(f"{algo}-"))
+    fitting = [preset for preset in presets if preset.suits(env)]
+    return next((preset for preset in fitting if env in preset.envs), next(iter(fitting), None))
+
+
+def algo_of(layers: Sequence[Layer]) -> str:
+    """Return the algorithm that layers of settings name, directly or by a preset, or the default.
+
+    Raises: ConfigError when there is no such preset.
+    """
+    values = merged(layers)
+    if values.get("algo") is not None:
+        return str(named(values["algo"]))
+    name = _name_in(layers)
+    return DEFAULT_ALGO if name in (None, AUTO) else named_preset(str(name)).algo
+
+
+def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Layer]:
+    """Return the layers on top of the preset that they name; for ``auto``, one more layer names the preset found.
+
+    Args:
+        layers: of one config.
+        algo: the algorithm that the config is for.
+        keys: all that the config has; a layer that sets them all needs no preset, which need not exist any more.
+    Raises: ConfigError when there is no such preset, or it is for another algorithm.
+    """
+    values, name = merged(layers), _name_in(layers, keys)
+    env = values.get("env")
+    if name is None or (name == AUTO and env is None):
+        return list(layers)
+    found = find_preset(algo.lower(), str(env)) if name == AUTO else named_preset(name)
+    if found is None:
+        _log.warning("there is no preset for %s in %s: its defaults are taken", algo, env)
+    elif found.algo != algo.lower():
+        raise ConfigError(
+            f"preset {name} is for {found.algo}, not for {algo}.", key="preset", value=name,
+            hint=f"Set algo: {found.algo}, or take another of `python -m aiorl.learner --help-presets`.",
+        )  # fmt: skip
+    elif env is not None and not found.suits(str(env)):
+        _log.warning("preset %s is made for %s, not for %s", found.name, " and ".join(found.envs), env)
+    if found is not None:
+        _warn_if_overruled(found, layers)
+    below = [] if found is None else [found.layer()]
+    if name != AUTO:
+        return [*below, *layers]
+    origin = next(layer.origin_of("preset") for layer in reversed(layers) if "preset" in layer.values)
+    return [*below, *layers, Layer({"preset": None if found is None else found.name}, f"{origin} ({AUTO})")]
+
+
+def _name_in(layers: Sequence[Layer], keys: Set[str] | None = None) -> str | None:
+    """Return the preset that layers ask for; None if there is nothing to look up."""
+    layer = next((layer for layer in reversed(layers) if "preset" in layer.values), None)
+    name = None if layer is None else layer.values["preset"]
+    if layer is None or not isinstance(name, str):
+        return None
+    is_whole = layer.is_record or (keys is not None and keys <= layer.values.keys())
+    return None if is_whole and name != AUTO else name
+
+
+def _warn_if_overruled(preset: Preset, layers: Sequence[Layer]) -> None:
+    """Warn if a config file leaves nothing to a preset, as a printed one does; configs of runs are exempt."""
+    settings = {name: value for name, value in preset.settings.items() if name != "algo"}
+    names = set(_keys(settings))
+    for layer in layers:
+        is_users = layer.is_file and not layer.is_record
+        if is_users and names <= {*_keys(layer.values)} and deep_update(layer.values, settings) != layer.values:
+            _log.warning(
+                "preset %s adds nothing, since %s sets all of its keys and wins: leave out there what the preset is to "
+                "set, or give env and preset without the file", preset.name, layer.origin,
+            )  # fmt: skip
+
+
+# Secrets --------------------------------------------------------------------------------------------------------
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config's values without the values of environment variables that look like secrets."""
+    shown = {
+        group: {name: WITHHELD if _SECRET.search(name) else text for name, text in values[group].items()}
+        for group in _ENVIRONS
+        if group in values
+    }
+    return {**values, **shown}
+
+
+def restore_withheld(values: dict[str, Any]) -> None:
+    """Set the values that were withheld, from the environment variables of this process.
+
+    Raises: ConfigError naming a variable that is not set here.
+    """
+    for group in _ENVIRONS:
+        variables = values.get(group)
+        if not isinstance(variables, dict):
+            continue
+        for name, text in variables.items():
+            if text == WITHHELD and name not in os.environ:
+                raise ConfigError(
+                    f"{group}.{name} was withheld when this config was saved, and {name} is not set here.",
+                    key=f"{group}.{name}", hint=f"Set the environment variable {name}.",
+                )  # fmt: skip
+            variables[name] = os.environ[name] if text == WITHHELD else text
+
+
+# The config of a run --------------------------------------------------------------------------------------------
+
+
+def load_config(
+    config_class_of: ConfigClassOf,
+    *,
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    warn: Callable[[str], None] = _log.warning,
+    env_hint: str = "Give one: --env CartPole-v1",
+) -> CommonConfig:
+    """Return the effective config, of its algorithm's config class; a user's own algorithm is imported.
+
+    Args:
+        config_class_of: name of an algorithm -> its config class.
+        file: YAML file of keys; None for none. With `resume`, the run directory's own config is read before it.
+        overrides: keys that the command line sets, nested as the config is; they win.
+        warn: called with a sentence on the code that somebody else's config or file names (see `foreign_code`), before
+            any of it is imported.
+        env_hint: what to do if there is no environment.
+    Raises: ConfigError naming file and line where a file is at fault.
+    """
+    overrides = dict(overrides or {})
+    layers: list[Layer] = []
+    resume = overrides.get("resume")
+    fixed: dict[str, str] = {}
+    saved: list[Path] = []
+    if resume is not None:
+        for name, (why, option) in _OF_NEW_RUNS.items():
+            if overrides.get(name) is not None:
+                raise ConfigError(
+                    f"{name} is for new runs, and the one in {resume} {why}.",
+                    key=name, value=overrides[name], hint=f"Leave out {option} or --resume.",
+                )  # fmt: skip
+        saved = [Path(str(resume)), Path(str(resume)) / CONFIG_FILE]
+        layers.append(_resumed(saved[0]))
+        fixed = {"run_dir": str(resume), "algo": algo_of(layers)}
+        overrides.setdefault("run_dir", fixed["run_dir"])
+    if file is not None:
+        layers.append(file_layer(file))
+    layers.append(Layer(overrides))
+    values = merged(layers)
+    with located(layers):
+        for name, own in fixed.items():
+            wanted = own if values.get(name) is None else values[name]
+            if os.path.normpath(str(wanted)) != os.path.normpath(own):
+                raise _not_resumable(name, values[name], own, saved[0])
+        if said := foreign_code([*saved, *([] if file is None else [file])], values):
+            warn(said)
+        config_class = config_class_of(algo_of(layers))
+    config = config_class.from_layers(layers)
+    with located(layers):
+        if config.env is None:
+            raise ConfigError("There is no environment to train in.", key="env", hint=env_hint)
+    return config
+
+
+def dump_yaml(config: CommonConfig) -> str:
+    """Return all keys of the effective config as YAML that loads back equal; secrets are withheld."""
+    plain = without_secrets(config.to_dict())
+    values = {name: plain[name] for name, _ in by_group(type(config).model_fields.items())}
+    return dump_mapping(values)
+
+
+def render_effective(config: CommonConfig) -> str:
+    """Return a line for each key: its name, the origin of its value, and the value; secrets are withheld."""
+    values = without_secrets(config.to_dict())
+    keys = [name for name, _ in by_group(all_keys(type(config)))]
+    for group in ("model", "multiagent"):  # they may have more, which only the user knows
+        keys += [name for inner in values[group] if (name := f"{group}.{inner}") not in keys]
+    found = (functools.reduce(dict.__getitem__, name.split("."), values) for name in keys)
+    rows = [(name, config.origin_of(name), as_written(value)) for name, value in zip(keys, found, strict=True)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "".join(f"{name:{widths[0]}}  {origin:{widths[1]}}  {text}\n" for name, origin, text in rows)
+
+
+def save_config(config: CommonConfig, run_dir: Path) -> Path:
+    """Write the effective config to the run directory, for people and for `--resume`.
+
+    Raises: ConfigError when the file can't be written.
+    """
+    path, temporary = run_dir / CONFIG_FILE, run_dir / f"{CONFIG_FILE}.tmp"
+    try:
+        temporary.write_text(dump_yaml(config.model_copy(update={"resume": None})), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}.", key="run_dir", value=str(run_dir)) from error
+    return path
+
+
+def _resumed(run_dir: Path) -> Layer:
+    """Return the config of the run to resume."""
+    path = run_dir / CONFIG_FILE
+    try:
+        content = read_regular(path, max_bytes=MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(
+            f"{run_dir} is no run directory: it holds no {CONFIG_FILE}.",
+            key="resume", value=str(run_dir), hint="Give the directory that the run named at its end.",
+        ) from error  # fmt: skip
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}.", key="resume", value=str(run_dir)) from error
+    return file_layer(path, content, is_record=True)
+
+
+def _not_resumable(key: str, value: object, own: str, run_dir: Path) -> ConfigError:
+    flag = f"--{key.replace('_', '-')}"
+    return ConfigError(
+        f"{key} can't be {value} here: the run in {run_dir} goes on with {key} {own}.", key=key, value=value,
+        hint=f"Leave {flag} out, or begin a new run like it: --config {run_dir / CONFIG_FILE} {flag} {value}",
+    )  # fmt: skip

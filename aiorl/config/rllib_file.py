@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aiorl.config.other_names import from_rllib
-from aiorl.config.parser import Parser, exit_status
-from aiorl.config.yaml_text import dump_mapping, read_yaml
+from aiorl.config.check import from_rllib
+from aiorl.config.command_line import Parser, exit_status
+from aiorl.config.files import dump_mapping, read_yaml
 from aiorl.errors import ConfigError
-
-__all__ = ["Converted", "convert", "is_rllib_file"]
 
 _PROG = "python -m aiorl.config.rllib_file"
 _GROUPS = ("model", "multiagent", "replay_buffer_config", "stop")

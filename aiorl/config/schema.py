@@ -8,62 +8,188 @@ wrong, unknown or not supported yet raise `ConfigError`, before any process is s
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TextIO, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TextIO, cast
 
-from pydantic import PrivateAttr, ValidationError, field_validator
+from pydantic import ConfigDict, PrivateAttr, ValidationError, field_validator
 
 import aiorl.config
 from aiorl.config.address import is_open_bind
 from aiorl.config.check import (
+    COMMON_RULES,
+    MODEL_RULES,
+    check_extras,
     check_known,
-    check_model,
-    check_no_search,
-    check_numbers,
+    check_rules,
     check_supported,
+    check_values,
+    no_attribute,
     plain_error,
-    warn_unheeded,
 )
-from aiorl.config.effective import render_effective
-from aiorl.config.import_path import import_object, is_local, named, not_importable, plain_code
+from aiorl.config.code import code_named_in, import_object, is_local, named, not_importable, plain_code
 from aiorl.config.key import all_keys, key
-from aiorl.config.layers import DERIVED, Layer, Origins, file_layer, located, merged, without_overruled
+from aiorl.config.layers import (
+    AUTO,
+    DERIVED,
+    Layer,
+    Origins,
+    file_layer,
+    located,
+    merged,
+    render_effective,
+    restore_withheld,
+    with_preset,
+    without_overruled,
+)
 from aiorl.config.merge import deep_update, to_plain, with_base_config
-from aiorl.config.named_code import code_named_in
-from aiorl.config.other_names import no_attribute
-from aiorl.config.parts import Code, CodeWithSettings, ModelConfig, MultiAgentConfig, SDESettings, TransportConfig
-from aiorl.config.presets import AUTO, with_preset
-from aiorl.config.renamed import check_removed, rename_legacy
-from aiorl.config.withheld import restore_withheld
-from aiorl.config.worker import WorkerConfig, check_evaluation_keys
+from aiorl.config.worker import (
+    Code,
+    CodeWithSettings,
+    WorkerConfig,
+    WorkerModelConfig,
+    WorkerMultiAgentConfig,
+    check_evaluation_keys,
+)
 from aiorl.errors import ConfigError
 
 if TYPE_CHECKING:
     from aiorl.run.trainer import AlgorithmTrainer
 
-__all__ = [
-    "CommonConfig",
-    "ModelConfig",
-    "MultiAgentConfig",
-    "TransportConfig",
-    "key",
-    "samples_alone",
-    "with_common_config",
-]
-
 _log = logging.getLogger(__name__)
 
+_MAX_LAYERS, _MAX_POLICIES = 1000, 1000
+
+Sizes = int | tuple[int, int]
+"""Of both sides of an image, or of each."""
+
+Activation = Literal["tanh", "relu", "swish", "silu", "gelu", "elu", "linear"]
+
+_model = partial(key, group="Model")
+_agents = partial(key, group="Multi-agent")
 _run = partial(key, group="Run")
 _learning = partial(key, group="Learning")
 _sampling = partial(key, group="Sampling")
 _hosts = partial(key, group="Workers and hosts")
 _resources = partial(key, group="Resources")
 _reports = partial(key, group="Reports")
+
+
+class ModelConfig(WorkerModelConfig):
+    """Shape of the networks; keys not listed here are passed on to custom models."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    fcnet_hiddens: tuple[int, ...] = _model((64, 64), "Width of each hidden layer; of images only with conv_filters.")
+    fcnet_activation: Activation = _model("tanh", "Activation of the hidden layers; of images only with conv_filters.")
+    conv_filters: tuple[tuple[int, Sizes, Sizes], ...] | None = _model(
+        None, "Convolutions as [channels, kernel, stride] each; null takes the Nature CNN for images of about 84x84 "
+        "and fitting ones for other sizes, with the hidden layer that goes with them. Byte images [C, H, W] are "
+        "transposed.",
+    )  # fmt: skip
+    vf_share_layers: bool = _model(False, "Policy and value function share their hidden layers.")
+    use_lstm: bool = _model(False, "Put an LSTM cell behind the hidden layers.")
+    use_gru: bool = _model(False, "Put a GRU cell behind the hidden layers.")
+    lstm_cell_size: int = _model(64, "Width of the recurrent cell.", ge=1)
+    lstm_use_prev_action_reward: bool = _model(
+        False, "The recurrent cell also sees the previous action and the previous reward."
+    )
+    free_log_std: bool = _model(
+        False, "Standard deviations of continuous actions are free weights, not outputs of the net."
+    )
+    initial_log_std: float = _model(
+        0.0, "Logarithm that these begin with: less, for example -2, explores by smaller steps.", ge=-20.0, le=2.0
+    )
+    custom_model: Code | None = _model(
+        None, "Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that makes a Keras "
+        "model. The model returns the inputs of the action distribution, alone or with values; for algorithms "
+        "with a replay it returns features of any width, in place of the hidden layers.",
+    )  # fmt: skip
+
+    @field_validator("fcnet_hiddens")
+    @classmethod
+    def _check_widths(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
+        if len(widths) > _MAX_LAYERS:
+            raise ValueError(f"must be at most {_MAX_LAYERS} widths")
+        if any(width < 1 for width in widths):
+            raise ValueError("every width must be at least 1")
+        return widths
+
+    @field_validator("conv_filters", mode="before")
+    @classmethod
+    def _check_filters(cls, filters: object) -> object:
+        if isinstance(filters, list | tuple) and len(filters) > _MAX_LAYERS:
+            raise ValueError(f"must be at most {_MAX_LAYERS} filters")
+        for entry in filters if isinstance(filters, list | tuple) else ():
+            if not (isinstance(entry, list | tuple) and len(entry) == 3 and all(map(_are_sizes, entry))):
+                raise ValueError("a filter is [channels, kernel, stride], in positive whole numbers or pairs of these")
+        return filters
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """Return the settings of one network, checked.
+
+        Raises: ConfigError naming the first key at fault.
+        """
+        try:
+            config = cls.model_validate(dict(settings))
+        except ValidationError as error:
+            raise plain_error(cls, error, "model.") from None
+        config.check()
+        return config
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Return whether a built-in network has a recurrent cell."""
+        return self.use_lstm or self.use_gru
+
+    def check(self) -> None:
+        """Refuse values that don't go together.
+
+        Raises: ConfigError naming the key that should change.
+        """
+        check_rules(self, MODEL_RULES, "model.")
+
+
+class SDESettings(NamedTuple):
+    """Deviations of actions that a network's features make up, for exploration by noise of the state (gSDE).
+
+    Attributes:
+        initial_log_std: logarithm of the standard deviation that each feature's weights begin with.
+        learns_features: the features learn from the deviations, too.
+    """
+
+    initial_log_std: float
+    learns_features: bool
+
+
+class MultiAgentConfig(WorkerMultiAgentConfig):
+    """The policies and the agents that act with each."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    policies: dict[str, Any] | Literal["per_agent", "per_space"] = _agents(
+        {}, "per_agent: a policy for each agent that the environment names; per_space: one for all agents with the "
+        "same spaces, by the id of the first of them. Or policy id -> null, or a mapping of class, "
+        "observation_space, action_space and config, all of which may be left out, or a list of the four; empty "
+        "means a single policy. Without a class it is a network that the learner trains by the run's algorithm. "
+        "class: the name or import path of another algorithm that wants the same leases, which has the run's "
+        "sampling, the values set of keys that both have, and otherwise its own defaults; or the import path of a "
+        "Policy class of your own, which only acts. Spaces are the environment's unless given, and config holds "
+        "learning keys that differ. The config.yaml of a run says all others of a policy with another algorithm "
+        "as its defaults; values set on top of that file win.",
+    )  # fmt: skip
+    policies_to_train: list[str] | None = _agents(None, "Policies that learn; null or empty means all of them.")
+
+    @field_validator("policies", mode="before")
+    @classmethod
+    def _without_objects(cls, policies: object) -> object:
+        if isinstance(policies, Mapping) and len(policies) > _MAX_POLICIES:
+            raise ValueError(f"must be at most {_MAX_POLICIES} policies")
+        return plain_code(policies)
 
 
 class CommonConfig(WorkerConfig):
@@ -178,14 +304,10 @@ class CommonConfig(WorkerConfig):
         0, "GPUs that the learner may use: 0 hides them, a fraction bounds the share of the memory of one.", ge=0,
         allow_inf_nan=False,
     )  # fmt: skip
-    num_gpus_per_worker: float = _resources(
-        0, "The same for workers.", ge=0, unsupported="networks act with ONNX Runtime on CPUs there",
-    )  # fmt: skip
     num_cpus_for_driver: int = _resources(
         1, "CPU threads of the learner outside TensorFlow: what a launcher is to grant it. Within the learner, threads "
         "bounds those of TensorFlow.", unit="threads", ge=1,
     )  # fmt: skip
-    custom_resources_per_worker: dict[str, Any] = _resources({}, "Always empty: aiorl schedules no machines.")
     memory: int = _resources(
         0, "Most heap that the learner's process may take: beyond it the run ends with an error that says so, and is "
         "saved. 0 is no quota.", unit="bytes", ge=0,
@@ -203,10 +325,6 @@ class CommonConfig(WorkerConfig):
     loggers: list[Code] = _reports(
         [], "More that takes each result: wandb, mlflow, or import paths (package.module:Name), called with the run "
         "directory and the config; what they give has write(result) and close(). None of them can fail a run.",
-    )  # fmt: skip
-    collect_metrics_timeout: float = _reports(
-        180.0, "Longest wait for metrics of workers. They come with the fragments, so it is never as long; what comes "
-        "late counts in the next iteration.", unit="s", gt=0,
     )  # fmt: skip
     evaluation_interval: int | None = _reports(
         None, "Evaluate at the beginning and every so many iterations, by whole episodes and the most likely actions; "
@@ -226,19 +344,19 @@ class CommonConfig(WorkerConfig):
     """Kinds of Gymnasium spaces that the algorithm chooses actions of; None = all that a network can."""
 
     is_offline: ClassVar[bool] = False
-    """What it learns from is no samples of its own, but what others stored."""
+    """True if it learns from stored experience, not from samples of its own."""
 
     trains_on_what_comes: ClassVar[bool] = True
-    """What is sampled makes up the train batches, whose size so is all policies' of a run; else they are drawn."""
+    """True if train batches are made of fresh samples (one size for all policies); false if a replay draws them."""
 
     needs_whole_episodes: ClassVar[bool] = False
-    """What it learns from is wrong where a fragment cuts an episode: nothing stands for the rewards that follow."""
+    """True if it can't learn from an episode that a fragment cuts: nothing stands for the rewards that follow."""
 
     _origins: Origins = PrivateAttr(default_factory=Origins)
     _held: list[object] = PrivateAttr(default_factory=list)  # the objects that only this process knows
 
     def __init__(self, *values: Any, **settings: Any) -> None:
-        """The algorithm's defaults, deep-updated by `settings` (a sub-dict merges), checked as a whole.
+        """Take the algorithm's defaults, deep-updated by `settings` (a sub-dict merges), checked as a whole.
 
         Raises: ConfigError, as `from_mapping`; TypeError if there are positional arguments.
         """
@@ -261,7 +379,7 @@ class CommonConfig(WorkerConfig):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, allow_unknown: bool = False) -> Self:
-        """The algorithm's defaults, deep-updated by `values`, checked as a whole.
+        """Return the algorithm's defaults, deep-updated by `values`, checked as a whole.
 
         Args:
             values: what the user sets; nested as the config is. Not modified.
@@ -274,7 +392,7 @@ class CommonConfig(WorkerConfig):
 
     @classmethod
     def from_file(cls, path: str | Path, **settings: Any) -> Self:
-        """The config that a YAML file describes, with `settings` on top.
+        """Return the config that a YAML file describes, with `settings` on top.
 
         Args:
             path: file of `key: value` lines, such as the config.yaml of a run.
@@ -282,31 +400,25 @@ class CommonConfig(WorkerConfig):
         Raises: ConfigError naming file and line.
         """
         layers = [file_layer(Path(path)), Layer(settings)]
-        try:
+        with located(layers):
             _check_algo(merged(layers).get("algo"), cls)
-        except ConfigError as error:
-            error.message = located(error.message, error.key, layers)
-            raise
         return cls.from_layers(layers)
 
     @classmethod
-    def from_layers(
-        cls, layers: Sequence[Layer], *, allow_unknown: bool = False, environ: Mapping[str, str] | None = None
-    ) -> Self:
-        """The algorithm's defaults, the preset that the layers name, and the layers, later ones on top.
+    def from_layers(cls, layers: Sequence[Layer], *, allow_unknown: bool = False) -> Self:
+        """Return the algorithm's defaults, the preset that the layers name, and the layers, later ones on top.
 
         Args:
             layers: of settings.
             allow_unknown: drop unknown top-level keys instead of refusing them.
-            environ: the process's environment, which values that a saved config withholds are taken from.
         Raises: ConfigError, as `from_mapping`, naming file and line where a file is at fault.
         """
         config = cls.__new__(cls)
-        config._put_together(layers, allow_unknown=allow_unknown, environ=environ)
+        config._put_together(layers, allow_unknown=allow_unknown)
         return config
 
     def updated(self, *changes: Mapping[str, Any]) -> Self:
-        """This config with `changes` deep-merged into it, later ones on top, checked again.
+        """Return this config with `changes` deep-merged into it, later ones on top, checked again.
 
         A preset among them takes the place of the one there was; what was set otherwise wins over it as ever.
 
@@ -318,21 +430,16 @@ class CommonConfig(WorkerConfig):
             own = replace(own, values=self.users_values(), is_record=False)
         return type(self).from_layers([own, *layers])
 
-    def _put_together(
-        self, layers: Sequence[Layer], *, allow_unknown: bool = False, environ: Mapping[str, str] | None = None
-    ) -> None:
+    def _put_together(self, layers: Sequence[Layer], *, allow_unknown: bool = False) -> None:
         """Become what the layers say, over the defaults."""
         kind = type(self)
-        for layer in layers:
-            check_numbers(layer.values)
+        keys, algo = set(kind.model_fields), kind.model_fields["algo"].default
         layers = [_in_new_names(kind, layer, allow_unknown) for layer in layers]
-        algo = kind.model_fields["algo"].default
-        try:
-            keys = set(kind.model_fields)
+        with located(layers):
             layers = without_overruled(with_preset(layers, str(named(merged(layers).get("algo")) or algo), keys), keys)
             values = deep_update(kind().to_dict(), merged(layers))
             if any(layer.is_file for layer in layers):
-                restore_withheld(values, os.environ if environ is None else environ)
+                restore_withheld(values)
             self._take(values)
             sizes = self.derived_sizes(Origins.of(layers).users_keys())
             if sizes:
@@ -344,13 +451,8 @@ class CommonConfig(WorkerConfig):
             self._origins = Origins.of(layers)
             self.model_fields_set.intersection_update(self._origins.users_keys())
             check_supported(self)
-            if self.model.custom_model is None:
-                check_model(self, self.model)
-            warn_unheeded(self, "multiagent", self.multiagent)
+            check_extras(self)
             self.check()
-        except ConfigError as error:
-            error.message = located(error.message, error.key, layers)
-            raise
 
     def _hold_objects(self) -> None:
         """Keep the objects that only this process knows, if nobody else needs them."""
@@ -380,19 +482,19 @@ class CommonConfig(WorkerConfig):
         return {}
 
     def users_values(self) -> dict[str, Any]:
-        """What a user set, nested as the config is: neither defaults nor what a preset says."""
+        """Return the values that a user set, nested as the config is: no defaults, no values of a preset."""
         return self._origins.users_values(self.to_dict(), type(self)().to_dict())
 
     @classmethod
     def learns_actions_of(cls, space: object) -> bool:
-        """Whether the algorithm learns actions of a space, by what the space is or is derived from."""
+        """Return whether the algorithm learns actions of a space, by the space's class and its bases."""
         kinds = {base.__name__ for base in type(space).__mro__}
         if "Box" in kinds and cast(Any, space).is_bounded():
             kinds.add("bounded Box")
         return cls.action_spaces is None or not kinds.isdisjoint(cls.action_spaces)
 
     def is_default(self, name: str) -> bool:
-        """Whether a key has the value that it has unless somebody says otherwise."""
+        """Return whether a key has its default value."""
         return bool(getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True))
 
     def refuse_unless(self, applies: bool, names: Iterable[str], needed: str, *, hint: str) -> None:
@@ -412,7 +514,7 @@ class CommonConfig(WorkerConfig):
                 raise ConfigError(f"{name} is for {needed}.", key=name, value=getattr(self, name), hint=hint)
 
     def origin_of(self, key: str) -> str:
-        """Where a value comes from: a default, a preset, a line of a file, an argument.
+        """Return the origin of a value: a default, a preset, a line of a file, an argument.
 
         Args:
             key: dotted inside groups, such as model.use_lstm.
@@ -422,7 +524,7 @@ class CommonConfig(WorkerConfig):
         return self._origins.origin_of(key, has_default=isinstance(default, dict) and bool(default))
 
     def describe(self, file: TextIO | None = None) -> None:
-        """Print each effective value and where it comes from; secrets are withheld.
+        """Print each effective value and its origin; secrets are withheld.
 
         Args:
             file: where to; None is standard output.
@@ -439,65 +541,21 @@ class CommonConfig(WorkerConfig):
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody but the learner's process is to sample: no workers are started, and none expected."""
-        return samples_alone({"num_workers": self.num_workers, "bind": self.bind})
+        """Whether the learner's process samples by itself: no workers are started, and none expected."""
+        return not self.num_workers and self.is_default("bind")
 
     def to_dict(self) -> dict[str, Any]:
-        """All keys as plain data: dicts, lists, strings, numbers, None."""
+        """Return all keys as plain data: dicts, lists, strings, numbers, None."""
         plain: dict[str, Any] = to_plain(self.model_dump())
         return plain
 
     def check(self) -> None:
-        """Refuses values that don't go together; subclasses add theirs and call this one.
+        """Refuse values that don't go together; subclasses add theirs and call this one.
 
         Raises: ConfigError naming the key that should change.
         """
-        if self.custom_resources_per_worker:
-            raise ConfigError(
-                "custom_resources_per_worker must be empty: aiorl schedules no machines.",
-                key="custom_resources_per_worker", value=self.custom_resources_per_worker,
-                hint="Start workers where the resources are: python -m aiorl.worker --connect tcp://HOST:PORT",
-            )  # fmt: skip
-        self._check_files()
-        if self.exploration is not None and self.state_dependent_noise is not None:
-            raise ConfigError(
-                "exploration takes the place of use_sde, which is another way to explore.",
-                key="exploration", value=self.exploration, hint="Leave out one of the two.",
-            )  # fmt: skip
-        if self.num_gpus > 1 and self.num_gpus % 1:
-            raise ConfigError(
-                f"num_gpus is {self.num_gpus:g}, expected a whole number of GPUs, or a fraction of one.",
-                key="num_gpus", value=self.num_gpus,
-            )  # fmt: skip
+        check_rules(self, COMMON_RULES)
         self.model.check()
-        self._check_evaluation()
-        if self.sample_async and self.observation_filter == "MeanStdFilter":
-            raise ConfigError(
-                "sample_async needs a filter that several threads may use, not MeanStdFilter.",
-                key="observation_filter", value=self.observation_filter,
-                hint="Set observation_filter: ConcurrentMeanStdFilter.",
-            )  # fmt: skip
-        if self.transport.heartbeat_timeout_s <= 2 * self.transport.heartbeat_interval_s:
-            raise ConfigError(
-                f"transport.heartbeat_timeout_s is {self.transport.heartbeat_timeout_s:g}, which one late beat "
-                "would pass.",
-                key="transport.heartbeat_timeout_s", value=self.transport.heartbeat_timeout_s,
-                hint=f"Set more than {2 * self.transport.heartbeat_interval_s:g}, twice heartbeat_interval_s.",
-            )  # fmt: skip
-        is_open_bind(self.bind, has_keys=self.keys is not None, insecure=self.insecure)
-
-    def _check_files(self) -> None:
-        """Of experience that is read and written."""
-        if self.input_epochs is not None and (self.input == "sampler" or isinstance(self.input, dict)):
-            raise ConfigError(
-                "input_epochs is for stored experience alone: what is sampled, or mixed, has no end.",
-                key="input_epochs", value=self.input_epochs, hint="Leave it out, or let input name files.",
-            )  # fmt: skip
-        if self.input_epochs is not None and not self.num_workers and not self.is_alone:
-            raise ConfigError(
-                "input_epochs needs a number of workers, who share the stored experience between them.",
-                key="num_workers", value=0, hint="Set num_workers, or leave bind out to read it in this process.",
-            )  # fmt: skip
         self.refuse_unless(
             self.is_offline or self.input != "sampler",
             (
@@ -510,27 +568,14 @@ class CommonConfig(WorkerConfig):
             self.output is not None, ("output_compress_columns", "output_max_file_size"), "what output writes",
             hint="Leave it out, or set output.",
         )  # fmt: skip
-
-    def _check_evaluation(self) -> None:
-        changes = {name: value for name, value in self.evaluation_config.items() if name != "explore"}
         try:
-            check_evaluation_keys(changes)
+            check_evaluation_keys({name: of for name, of in self.evaluation_config.items() if name != "explore"})
         except ConfigError as error:
             raise ConfigError(
                 f"evaluation_config: {error.message}", key="evaluation_config", value=self.evaluation_config,
                 hint=error.hint or "It takes keys of workers, and explore.",
             ) from error  # fmt: skip
-        if self.evaluation_interval and not changes and self.evaluation_config.get("explore"):
-            raise ConfigError(
-                "An evaluation that draws actions, and has no settings of its own, tells what training tells.",
-                key="evaluation_config", value=self.evaluation_config,
-                hint="Leave out explore, or give it settings of its own, such as env_config.",
-            )  # fmt: skip
-        if self.stop_evaluation_return is not None and not self.evaluation_interval:
-            raise ConfigError(
-                "stop_evaluation_return needs evaluations.", key="stop_evaluation_return",
-                value=self.stop_evaluation_return, hint="Set evaluation_interval: 10, say.",
-            )  # fmt: skip
+        is_open_bind(self.bind, has_keys=self.keys is not None, insecure=self.insecure)
 
     @property
     def state_dependent_noise(self) -> SDESettings | None:
@@ -544,13 +589,12 @@ class CommonConfig(WorkerConfig):
             return self.xla
         return "off" if self.eager_tracing else "eager"
 
-    def session_args(self, worker_index: int) -> dict[str, Any]:
-        """Options of TensorFlow's runtime in a process; those of index 0, the learner, have its own on top."""
-        own = self.local_tf_session_args if worker_index == 0 else {}
-        return deep_update(self.tf_session_args, own)
+    def session_args(self) -> dict[str, Any]:
+        """Return the options of the learner's TensorFlow runtime."""
+        return deep_update(self.tf_session_args, self.local_tf_session_args)
 
     def sequence_length(self) -> int:
-        """Steps of one sequence that is trained through; of complete episodes, the least there are."""
+        """Return the steps of a training sequence; with complete episodes, the least there are."""
         whole = self.batch_mode == "complete_episodes"  # their fragments are one long row of episodes
         return self.rollout_fragment_length * (self.num_envs_per_worker if whole else 1)
 
@@ -584,33 +628,27 @@ class CommonConfig(WorkerConfig):
         return value
 
 
-def samples_alone(settings: Mapping[str, Any]) -> bool:
-    """Whether settings, checked or not, have the learner's process sample by itself; see `CommonConfig.is_alone`."""
-    fields = CommonConfig.model_fields
-    found = {name: settings.get(name, fields[name].default) for name in ("num_workers", "bind")}
-    return found == {"num_workers": 0, "bind": fields["bind"].default}
+def _are_sizes(given: object) -> bool:
+    sizes = given if isinstance(given, list | tuple) and len(given) == 2 else [given]
+    return all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
 
 
 def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The common defaults, updated by `extra` one level deep: a sub-dict in `extra` replaces the whole one."""
+    """Return the common defaults, updated by `extra` one level deep: a sub-dict replaces the whole one."""
     return with_base_config(CommonConfig().to_dict(), extra)
 
 
 def _in_new_names(kind: type[CommonConfig], layer: Layer, allow_unknown: bool) -> Layer:
-    """A layer with legacy names replaced, and no key in it that there is not.
+    """Return a layer with old names replaced.
 
-    Raises: ConfigError on keys that are gone or unknown.
+    Raises: ConfigError on keys that are gone or unknown, and on values that no key may have.
     """
-    try:
-        check_no_search(layer.values)
-        check_removed(layer.values)
-        values = rename_legacy(layer.values)
+    with located([layer]):
+        check_values(layer.values)
+        values = aiorl.config.translate_old_keys(layer.values)
         if allow_unknown:
             values = {name: value for name, value in values.items() if name in kind.model_fields}
         check_known(kind, values)
-    except ConfigError as error:
-        error.message = located(error.message, error.key, [layer])
-        raise
     return replace(layer, values=values)
 
 

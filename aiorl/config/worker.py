@@ -12,12 +12,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from aiorl.config.check import check_known, plain_error
+from aiorl.config.code import named, plain_code
 from aiorl.config.key import key
+from aiorl.config.layers import DEFAULT_ALGO
 from aiorl.config.merge import deep_update, to_plain
-from aiorl.config.parts import Code, CodeWithSettings, TransportConfig, WorkerModelConfig, WorkerMultiAgentConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.errors import ConfigError
@@ -25,11 +26,19 @@ from aiorl.errors import ConfigError
 if TYPE_CHECKING:
     from aiorl.config.schema import CommonConfig
 
-__all__ = ["OF_EVALUATIONS", "PolicyPart", "WorkerConfig", "WorkerPart", "check_evaluation_keys"]
-
 _run = partial(key, group="Run", where="both")
 _sampling = partial(key, group="Sampling", where="workers")
 _offline = partial(key, group="Offline data", where="workers")
+_model = partial(key, group="Model", where="workers")
+_agents = partial(key, group="Multi-agent", where="workers")
+_transport = partial(key, group="Transport", where="both")
+
+Code = Annotated[str, BeforeValidator(named)]
+"""A text that names code; a config takes the object itself as well."""
+
+CodeWithSettings = Annotated[str | dict[str, Any], BeforeValidator(plain_code)]
+"""A text that names code, or a mapping that has this text and settings for it."""
+
 
 OF_EVALUATIONS: Mapping[str, Any] = MappingProxyType(
     {
@@ -54,13 +63,71 @@ _INSTEAD = {
 }
 
 
+class WorkerModelConfig(BaseModel):
+    """The keys of `model` that workers read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    dim: int = _model(84, "Height and width Atari frames are resized to.", ge=1)
+    framestack: bool = _model(True, "Stack the last four Atari frames.")
+    custom_preprocessor: Code | None = _model(
+        None, "Preprocessor subclass (package.module:Name) that makes arrays of observations.", where="both"
+    )
+
+
+class WorkerMultiAgentConfig(BaseModel):
+    """The keys of `multiagent` that workers read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    policy_mapping_fn: Code | dict[str, str] | None = _agents(
+        None, "Function (package.module:Name): agent id -> policy id; it may take episode and worker, too. Or a "
+        "mapping of agent ids to policy ids.",
+    )  # fmt: skip
+    observation_fn: Code | None = _agents(
+        None, "Function (package.module:Name) that rewrites the agents' observations."
+    )
+
+
+class TransportConfig(BaseModel):
+    """Sockets, queues and time limits between learner and workers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heartbeat_interval_s: float = _transport(1.0, "How often each side says that it lives.", unit="s", gt=0)
+    heartbeat_timeout_s: float = _transport(10.0, "Silence after which the other side counts as lost.", unit="s", gt=0)
+    build_timeout_s: float = _transport(
+        120.0, "The same for a worker that is building its environment, which may keep it from saying that it lives.",
+        unit="s", gt=0, where="learner",
+    )  # fmt: skip
+    lease_timeout_s: float = _transport(
+        5.0, "A worker that brings no fragment for so long, and for several times as long as the others need, is "
+        "named and what it owes is leased to the others.", unit="s", gt=0, where="learner",
+    )  # fmt: skip
+    max_message_bytes: int = _transport(
+        256 * 2**20, "Largest message taken, after decompression; larger ones are refused before memory is taken.",
+        unit="bytes", ge=2**16,
+    )  # fmt: skip
+    max_header_bytes: int = _transport(2**20, "Largest message header taken.", unit="bytes", ge=2**17)
+    send_queue_length: int = _transport(64, "Messages that may wait to be sent to one peer.", unit="messages", ge=1)
+    compression: Literal["auto", "off"] = _transport(
+        "auto", "auto compresses a column with LZ4 where that pays; off never does."
+    )
+    resend_after_s: float = _transport(
+        5.0, "A fragment not acknowledged for so long is sent again.", where="workers", unit="s", gt=0
+    )
+    reconnect_max_s: float = _transport(
+        5.0, "Longest pause between two tries to reach the learner.", where="workers", unit="s", gt=0
+    )
+
+
 class WorkerConfig(BaseModel):
     """The keys that workers read, with their defaults; also the settings of a RolloutWorker and its sampler."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
     algo: Code = _run(
-        "ppo",
+        DEFAULT_ALGO,
         "Algorithm: the name of a folder in aiorl/learning/algorithms, or package.module:Name for a class of your own.",
     )
     env: Code | None = _run(
@@ -238,7 +305,7 @@ def check_evaluation_keys(changes: Mapping[str, Any]) -> None:
 
 
 class PolicyPart(BaseModel):
-    """What a worker needs to know of one policy.
+    """What a worker must know of one policy.
 
     Attributes:
         policy_class: import path of a user's own Policy; None = the graph that the learner sends under the id.
@@ -296,7 +363,7 @@ class WorkerPart(WorkerConfig):
         policies: Mapping[str, PolicyPart] | None = None,
         log_dir: str | None = None,
     ) -> Self:
-        """The workers' part of the learner's config.
+        """Return the workers' part of the learner's config.
 
         Args:
             config: the effective config.
@@ -313,7 +380,7 @@ class WorkerPart(WorkerConfig):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What came in a handshake, checked.
+        """Return the part that came in a handshake, checked.
 
         Raises: ConfigError naming the first key at fault.
         """
@@ -323,7 +390,7 @@ class WorkerPart(WorkerConfig):
             raise plain_error(cls, error) from None
 
     def for_evaluation(self, changes: Mapping[str, Any]) -> Self:
-        """This part with the settings of an evaluation deep-merged into it, checked again.
+        """Return this part with the settings of an evaluation deep-merged into it, checked again.
 
         Raises: ConfigError naming a key that can't be set for an evaluation, or the first one at fault.
         """
@@ -331,6 +398,6 @@ class WorkerPart(WorkerConfig):
         return self.from_dict(deep_update(self.to_dict(), changes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for the wire: dicts, lists, strings, numbers, None."""
+        """Return plain data for the wire: dicts, lists, strings, numbers, None."""
         plain: dict[str, Any] = to_plain(self.model_dump())
         return plain

@@ -31,7 +31,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from aiorl.config.import_path import (
+from aiorl.config.code import (
     import_for,
     import_object,
     import_path_of,
@@ -202,7 +202,7 @@ def _who_registers(gym_id: str, module: str) -> str:
         return "gymnasium"
     code = f"""
 import sys
-from aiorl.config.import_path import import_module
+from aiorl.config.code import import_module
 from aiorl.process.python_path import find_modules_here
 find_modules_here()
 for status, module in enumerate(["gymnasium", {module!r}]):

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
 
-from aiorl.config.import_path import import_object
-from aiorl.config.user_function import named_failures
+from aiorl.config.code import import_object, named_failures
 from aiorl.env.atari import is_atari, wrap_deepmind
 from aiorl.env.gym_like import AsGymnasium, is_gym_like
 from aiorl.env.kinds import kind_of

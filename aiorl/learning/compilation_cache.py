@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from aiorl.config.regular_file import read_regular, whose_else
+from aiorl.config.files import read_regular, whose_else
 from aiorl.process.cores import usable_cores
 
 __all__ = ["CompilationCache"]

@@ -77,7 +77,7 @@ def _keep_compilations(config: CommonConfig) -> None:
 def num_threads(config: CommonConfig) -> int:
     """Threads for TensorFlow's kernels: as configured, but no more than there are cores to run on."""
     cores = usable_cores()
-    wanted = config.threads or int(config.session_args(0).get("intra_op_parallelism_threads", cores))
+    wanted = config.threads or int(config.session_args().get("intra_op_parallelism_threads", cores))
     return max(1, min(wanted, cores))
 
 
@@ -120,7 +120,7 @@ def configure_tensorflow(config: CommonConfig) -> None:
     import tensorflow as tf
 
     # One inter-op thread can hang on nested functions (tensorflow#38969)
-    options = config.session_args(0)
+    options = config.session_args()
     inter = int(options.get("inter_op_parallelism_threads", 2))
     _check_gpus(tf, config.num_gpus)
     tf.config.set_soft_device_placement(bool(options.get("allow_soft_placement", True)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from aiorl.config.parser import Parser, as_typed, at_least, exit_status, usage_error
+from aiorl.config.command_line import Parser, as_typed, at_least, exit_status, usage_error
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError, nearest

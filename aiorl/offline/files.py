@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import lz4.frame
 
-from aiorl.config.regular_file import open_regular
+from aiorl.config.files import open_regular
 from aiorl.errors import AiorlError, ConfigError, DataError
 from aiorl.process.extras import needed_by
 from aiorl.text import one_line

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from aiorl.config.regular_file import parsed_bytes
+from aiorl.config.files import parsed_bytes
 from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.acting.observation.preprocessors import preprocessor_for
-from aiorl.config.regular_file import open_regular, parse_json, read_regular
+from aiorl.config.files import open_regular, parse_json, read_regular
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
 from aiorl.data.concat import Batch

@@ -23,7 +23,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from aiorl.config.regular_file import parsed_bytes
+from aiorl.config.files import parsed_bytes
 from aiorl.data import columns as c
 from aiorl.data.concat import Batch
 from aiorl.data.sample_batch import SampleBatch

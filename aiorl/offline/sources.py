@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from aiorl.acting.graph_policy import GraphPolicy
-from aiorl.config.import_path import import_object, is_import_path
-from aiorl.config.user_function import check_takes, named_failures
+from aiorl.config.code import check_takes, import_object, is_import_path, named_failures
 from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.config.regular_file import check_depth
+from aiorl.config.files import check_depth
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError

@@ -22,8 +22,8 @@ from aiorl.acting.observation.filters import ObservationFilter, make_filter
 from aiorl.acting.observation.returns import ReturnFilter, returns_of
 from aiorl.acting.policy_map import policy_seed
 from aiorl.compat.dict_callbacks import callbacks_class
+from aiorl.config.code import named_failures
 from aiorl.config.schema import CommonConfig
-from aiorl.config.user_function import named_failures
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.sample_plan import PolicyGraph, SamplePlan
 from aiorl.data.spaces import space_to_dict

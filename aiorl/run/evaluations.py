@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.config.regular_file import parse_json, read_regular
+from aiorl.config.files import parse_json, read_regular
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError, CheckpointError, EvaluationError
 from aiorl.process.cores import usable_cores

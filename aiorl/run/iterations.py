@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from aiorl.config.code import named_failures
 from aiorl.config.schema import CommonConfig
-from aiorl.config.user_function import named_failures
 from aiorl.run.flow import Counters
 from aiorl.sampling.callbacks import DefaultCallbacks
 

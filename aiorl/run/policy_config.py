@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiorl.acting.policy import Policy
-from aiorl.config.import_path import import_object, is_import_path
+from aiorl.compat.old_keys import translate_old_keys
+from aiorl.config.code import import_object, is_import_path
 from aiorl.config.key import group_of
 from aiorl.config.layers import Layer
-from aiorl.config.renamed import rename_legacy
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError
 from aiorl.learning.algorithms.algorithm import Algorithm
@@ -86,7 +86,7 @@ def config_of(
     Raises:
         ConfigError: one of them is the run's, or they make no config.
     """
-    own = rename_legacy(overrides)
+    own = translate_old_keys(overrides)
     key = f"{POLICIES}.{policy_id}.config"
     for place, values in ((key, own), (f"{POLICIES}.{policy_id}.defaults", defaults or {})):
         for name in values:

@@ -12,10 +12,9 @@ from gymnasium import spaces
 from aiorl.acting.distributions import make_distribution
 from aiorl.acting.observation.preprocessors import Preprocessor, make_preprocessor
 from aiorl.acting.policy_map import PolicyMap, mapping_by_table, wanted_of_mapping
-from aiorl.config.import_path import import_object
+from aiorl.config.code import check_takes, import_object
 from aiorl.config.merge import deep_update
 from aiorl.config.schema import CommonConfig
-from aiorl.config.user_function import check_takes
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.env.kinds import EnvFacts

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiorl.acting.run_dir import RunDirectory
+from aiorl.config.layers import without_secrets
 from aiorl.config.schema import CommonConfig
-from aiorl.config.withheld import without_secrets
 from aiorl.errors import ConfigError
 from aiorl.run.report.background import BackgroundLogger
 from aiorl.run.report.log_files import LogFile

@@ -10,8 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from aiorl.config.import_path import import_object
-from aiorl.config.user_function import check_takes, named_failures
+from aiorl.config.code import check_takes, import_object, named_failures
 from aiorl.errors import ConfigError
 
 

@@ -23,9 +23,8 @@ from aiorl.acting.observation.filters import make_filter
 from aiorl.acting.observation.preprocessors import Preprocessor, make_preprocessor
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import mapping_by_table, policy_seed
-from aiorl.config.import_path import import_object
+from aiorl.config.code import import_object, named_failures
 from aiorl.config.merge import deep_update
-from aiorl.config.user_function import named_failures
 from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import PolicyGraph

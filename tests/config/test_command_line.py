@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aiorl.config.command_line import configure_learner, parse_learner_args
-from aiorl.config.key import changed
-from aiorl.config.schema import CommonConfig, key
-from aiorl.config.worker_command_line import parse_worker_args
+from aiorl.config.command_line import parse_worker_args
+from aiorl.config.key import changed, key
+from aiorl.config.reference import configure_learner, parse_learner_args
+from aiorl.config.schema import CommonConfig
 from aiorl.errors import UnknownAlgorithmError
 from aiorl.learning.algorithms.registry import config_class
 
@@ -242,7 +242,7 @@ def test_help_teaches_by_example_and_shows_no_internal_option(
 def test_parsing_is_quick_enough_not_to_be_noticed() -> None:
     code = (
         "import time; start = time.perf_counter()\n"
-        "from aiorl.config.command_line import configure_learner\n"
+        "from aiorl.config.reference import configure_learner\n"
         "from aiorl.config.schema import CommonConfig\n"
         "configure_learner(['--env', 'E', '--lr', '1e-3'], lambda name: CommonConfig)\n"
         "raise SystemExit(0 if time.process_time() < 2.0 else f'{time.process_time()} s')"

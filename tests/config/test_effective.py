@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.config.effective import render_effective
 from aiorl.config.key import all_keys
+from aiorl.config.layers import render_effective
 from aiorl.learning.algorithms.ppo.config import PPOConfig
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.config.parser import exit_status
+from aiorl.config.command_line import exit_status
 from aiorl.errors import CheckpointError, ConfigError, UnknownPolicyError
 
 

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import pytest
 from gymnasium import spaces
 
-from aiorl.config.import_path import (
+from aiorl.config.code import (
     import_module,
     import_object,
     is_import_path,
@@ -55,7 +55,7 @@ def test_what_other_processes_can_import_is_named_by_its_path():
 
 
 def test_what_only_this_process_knows_has_a_name_as_long_as_something_holds_it(monkeypatch):
-    monkeypatch.setattr("aiorl.config.import_path._local", WeakValueDictionary())
+    monkeypatch.setattr("aiorl.config.code._local", WeakValueDictionary())
     own = [lambda: 1, lambda: 2, partial(int, 3), Local(), Local().method]
     names = [named(thing) for thing in own]
     assert names == [
@@ -120,7 +120,7 @@ def test_a_script_that_its_name_does_not_import_is_known_here_alone(tmp_path, mo
 def test_a_script_that_trains_when_it_is_imported_is_refused_and_told_the_guard(tmp_path, monkeypatch):
     refuse_in_import("trains")
     (tmp_path / "unguarded.py").write_text(
-        "from aiorl.config.import_path import refuse_in_import\nrefuse_in_import('trains')\n"
+        "from aiorl.config.code import refuse_in_import\nrefuse_in_import('trains')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError) as caught:

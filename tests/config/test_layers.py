@@ -46,8 +46,10 @@ def test_a_file_tells_the_line_of_each_key_as_origin_and_in_errors(tmp_path: Pat
     file.write_text("lr: 1\nmodel:\n  dim: 3\n", encoding="utf-8")
     stack = [file_layer(file), Layer({"lr": 2})]
     assert Origins.of(stack).origin_of("model.dim") == f"{file}, line 3"
-    assert located("It is bad.", "model.dim", stack) == f"{file}, line 3: It is bad."
-    assert located("It is bad.", "lr", stack) == "It is bad."
+    for key, sentence in (("model.dim", f"{file}, line 3: It is bad."), ("lr", "It is bad.")):
+        with pytest.raises(ConfigError) as caught, located(stack):
+            raise ConfigError("It is bad.", key=key)
+        assert str(caught.value) == sentence
     with pytest.raises(ConfigError, match="No such file"):
         file_layer(tmp_path / "none.yaml")
 

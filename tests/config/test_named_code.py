@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aiorl.config.load import load_config, save_config
-from aiorl.config.named_code import code_named_in, foreign_code
+from aiorl.config.code import code_named_in, foreign_code
+from aiorl.config.layers import load_config, save_config
 from aiorl.config.schema import CommonConfig
 from aiorl.learning.algorithms.registry import config_class
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.key import all_keys, reason_unsupported
-from aiorl.config.parts import ModelConfig, MultiAgentConfig, TransportConfig
-from aiorl.config.schema import CommonConfig
-from aiorl.config.worker import WorkerConfig
+from aiorl.config.schema import CommonConfig, ModelConfig, MultiAgentConfig
+from aiorl.config.worker import TransportConfig, WorkerConfig
 
 PACKAGE = Path(__file__).parents[2] / "aiorl"
 REFERENCE = set(inspect.signature(RolloutWorker).parameters)
@@ -67,9 +66,9 @@ def test_one_more_setting_of_samplers_touches_one_file(tmp_path: Path) -> None:
     file.write_text(text.replace("    soft_horizon: bool = ", f"{more}    soft_horizon: bool = ", 1), encoding="utf-8")
     code = """
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.config.command_line import configure_learner
-from aiorl.config.load import dump_yaml
-from aiorl.config.reference import render_markdown
+from aiorl.config.reference import configure_learner
+from aiorl.config.layers import dump_yaml
+from aiorl.config.reference import config_page
 from aiorl.config.worker import WorkerPart
 from aiorl.sampling.settings import WorkerSettings
 
@@ -78,7 +77,7 @@ part = WorkerPart.from_dict(WorkerPart.of(config).to_dict())
 assert part.brand_new == 4
 assert WorkerSettings(config=part, env_creator="E", policy=None).config.brand_new == 4
 assert "brand_new: 4" in dump_yaml(config)
-assert "| `brand_new` | `3` | a whole number | W | Something new. |" in render_markdown()
+assert "| `brand_new` | `3` | a whole number | W | Something new. |" in config_page()
 configure_learner(["--env", "E", "--brand-new", "-1"], config_class)
 """
     done = subprocess.run(

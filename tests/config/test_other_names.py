@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import aiorl
+from aiorl.config.check import attribute_hint, from_rllib
 from aiorl.config.key import all_keys
-from aiorl.config.other_names import attribute_hint, from_rllib, with_tables
-from aiorl.config.reference import default_text
+from aiorl.config.reference import default_text, with_tables
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.registry import ALGORITHMS
 
@@ -37,7 +37,7 @@ def rows(name: str, kind: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_tables_of_a_page_are_those_of_the_code(name: str) -> None:
-    """Run `python -m aiorl.config.other_names docs/migration_*.md` after a change."""
+    """Run `python -m aiorl.config.reference docs/migration_*.md` after a change."""
     assert with_tables(page(name)) == page(name)
     assert len(list(rows(name, "keys"))) > 60
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from aiorl.config.files import parse_value
 from aiorl.config.key import reason_unsupported
-from aiorl.config.load import dump_yaml, load_config, save_config
-from aiorl.config.presets import find_preset, named_preset, preset_names, render_markdown
-from aiorl.config.yaml_text import parse_value
+from aiorl.config.layers import dump_yaml, find_preset, load_config, named_preset, preset_names, save_config
+from aiorl.config.reference import presets_page
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.impala.config import IMPALAConfig
@@ -66,8 +66,8 @@ def test_a_preset_says_what_it_achieves_and_where_its_settings_come_from(name: s
 
 
 def test_the_presets_on_their_page_are_those_of_the_package() -> None:
-    """Run `python -m aiorl.config.presets > docs/presets.md` after a change of presets."""
-    assert (ROOT / "docs" / "presets.md").read_text(encoding="utf-8") == render_markdown()
+    """Run `python -m aiorl.config.reference presets > docs/presets.md` after a change of presets."""
+    assert (ROOT / "docs" / "presets.md").read_text(encoding="utf-8") == presets_page()
 
 
 def test_default_gives_way_to_preset_to_file_to_argument(tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_default_gives_way_to_preset_to_file_to_argument(tmp_path: Path) -> None
 
 def test_an_exact_name_goes_before_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     presets = {"ppo-atari": ("ALE/*-v5",), "ppo-pong": ("ALE/Pong-v5",)}
-    monkeypatch.setattr("aiorl.config.presets.preset_names", lambda: list(presets))
+    monkeypatch.setattr("aiorl.config.layers.preset_names", lambda: list(presets))
     monkeypatch.setattr(
-        "aiorl.config.presets.named_preset",
+        "aiorl.config.layers.named_preset",
         lambda name: type(named_preset("ppo-atari"))(name, presets[name], "", "", {"algo": "ppo"}),
     )
     found = [find_preset("ppo", env) for env in ("ALE/Pong-v5", "ALE/Breakout-v5", "Pong")]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.config import regular_file
-from aiorl.config.regular_file import open_regular, parse_json, parsed_bytes, read_regular
+from aiorl.config import files as regular_file
+from aiorl.config.files import open_regular, parse_json, parsed_bytes, read_regular
 
 
 def test_a_regular_file_is_read_up_to_its_bound(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiorl.config.load import load_config
+from aiorl.config.layers import load_config
 from aiorl.config.rllib_file import convert, is_rllib_file
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.registry import config_class

@@ -10,9 +10,9 @@ from gymnasium.spaces import Discrete
 from pydantic import ValidationError
 
 from aiorl.config.check import FREE_SUB_DICTS
-from aiorl.config.key import changed
+from aiorl.config.key import changed, key
 from aiorl.config.merge import with_base_config
-from aiorl.config.schema import CommonConfig, key, with_common_config
+from aiorl.config.schema import CommonConfig, with_common_config
 from aiorl.config.worker import WorkerPart
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.registry import register_env, resolve_env
@@ -48,8 +48,6 @@ SPEC_DEFAULTS = {
     "num_workers": 2,
     "num_gpus": 0,
     "num_cpus_per_worker": 1,
-    "num_gpus_per_worker": 0,
-    "custom_resources_per_worker": {},
     "num_cpus_for_driver": 1,
     "memory": 0,
     "object_store_memory": 0,
@@ -72,7 +70,6 @@ SPEC_DEFAULTS = {
     },
     "local_tf_session_args": {"intra_op_parallelism_threads": 8, "inter_op_parallelism_threads": 8},
     "compress_observations": False,
-    "collect_metrics_timeout": 180,
     "metrics_smoothing_episodes": 100,
     "remote_worker_envs": False,
     "remote_env_batch_wait_ms": 0,
@@ -129,9 +126,7 @@ def test_r167_an_unknown_key_or_sub_key_is_refused_by_name(values: dict, named: 
     assert offered in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "free", sorted(set(FREE_SUB_DICTS) - {"evaluation_config", "custom_resources_per_worker", "model"})
-)
+@pytest.mark.parametrize("free", sorted(set(FREE_SUB_DICTS) - {"evaluation_config", "model"}))
 def test_r167_below_the_free_sub_dicts_any_key_is_taken(free: str) -> None:
     """Those of which only the default is supported, and model, have tests of their own."""
     config = CommonConfig.from_mapping({free: {"mine": {"deep": [1, {"er": 2}]}}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiorl.config.user_function import check_takes, named_failures
+from aiorl.config.code import check_takes, named_failures
 from aiorl.errors import ConfigError, EnvError
 
 

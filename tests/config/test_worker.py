@@ -9,9 +9,8 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.config.key import where_of
-from aiorl.config.parts import ModelConfig, MultiAgentConfig, WorkerModelConfig, WorkerMultiAgentConfig
-from aiorl.config.schema import CommonConfig
-from aiorl.config.worker import PolicyPart, WorkerConfig, WorkerPart
+from aiorl.config.schema import CommonConfig, ModelConfig, MultiAgentConfig
+from aiorl.config.worker import PolicyPart, WorkerConfig, WorkerModelConfig, WorkerMultiAgentConfig, WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan
 from aiorl.data.spaces import space_to_dict
@@ -95,7 +94,7 @@ def test_a_key_of_a_newer_learner_is_passed_over() -> None:
 
 def test_a_workers_config_needs_neither_tensorflow_nor_matplotlib() -> None:
     code = (
-        "import sys, aiorl.config.worker, aiorl.config.command_line, aiorl.config.worker_command_line\n"
+        "import sys, aiorl.config.worker, aiorl.config.command_line, aiorl.config.command_line\n"
         "bad = {'tensorflow', 'keras', 'onnx', 'matplotlib', 'tensorboard'} & set(sys.modules)\n"
         "raise SystemExit(f'loaded {bad}' if bad else 0)"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.config.worker_command_line import WorkerArgs, parse_worker_args
+from aiorl.config.command_line import WorkerArgs, parse_worker_args
 
 
 def test_a_worker_needs_an_address_only() -> None:
@@ -47,7 +47,7 @@ def test_wrong_usage_of_a_worker_ends_with_status_2(
 
 def test_it_loads_next_to_nothing_as_a_worker_is_waited_for() -> None:
     code = (
-        "import sys, aiorl.config.worker_command_line as it\n"
+        "import sys, aiorl.config.command_line as it\n"
         "it.parse_worker_args(['--connect', 'tcp://h:1'])\n"
         "bad = {'pydantic', 'numpy', 'yaml', 'inspect', 'asyncio', 'rich', 'tyro'} & set(sys.modules)\n"
         "raise SystemExit(f'loaded {bad}' if bad else 0)"

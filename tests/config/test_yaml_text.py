@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.config.yaml_text import parse_value, read_yaml
+from aiorl.config.files import parse_value, read_yaml
 
 
 def write(path: Path, text: str) -> Path:

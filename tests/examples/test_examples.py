@@ -19,8 +19,8 @@ import pytest
 from learner_server import can_fork
 from processes import Started, StartedLearner
 
-from aiorl.config.command_line import parse_learner_args
-from aiorl.config.load import load_config
+from aiorl.config.layers import load_config
+from aiorl.config.reference import parse_learner_args
 from aiorl.learning.algorithms.registry import config_class
 
 ROOT = Path(__file__).parents[2]

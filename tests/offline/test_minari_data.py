@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stored_rows import assert_equal_batches, cartpole_rows
 
-from aiorl.config.regular_file import open_regular
+from aiorl.config.files import open_regular
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.formats import Share, Stored, WriteOptions

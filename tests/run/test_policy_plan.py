@@ -14,7 +14,7 @@ from gymnasium import spaces
 from plain_policies import PlainPolicy
 
 from aiorl.config.key import changed
-from aiorl.config.load import load_config, save_config
+from aiorl.config.layers import load_config, save_config
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.errors import ConfigError, UnsupportedSpaceError

@@ -17,7 +17,7 @@ import pytest
 from in_process import BlockingEnv, InProcess
 from over_tcp import learner_over_tcp, until
 
-from aiorl.config.parts import TransportConfig
+from aiorl.config.worker import TransportConfig
 from aiorl.net.protocol.learner_session import LearnerSettings
 from aiorl.process.supervisor import ChildEvent, ChildKilled, ChildRestarting, ChildStarted
 from aiorl.run.worker_set import LocalWorkers

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from aiorl.config.import_path import named
+from aiorl.config.code import named
 from aiorl.errors import ConfigError
 from aiorl.sampling.callbacks import (
     DefaultCallbacks,

@@ -18,9 +18,8 @@ from memory_endpoint import MemoryNetwork
 
 from aiorl.acting.observation.filters import make_filter
 from aiorl.acting.observation.returns import ReturnFilter, returns_of
-from aiorl.config.parts import TransportConfig
 from aiorl.config.schema import CommonConfig
-from aiorl.config.worker import WorkerPart
+from aiorl.config.worker import TransportConfig, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_plan import SamplePlan

@@ -17,8 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
-from aiorl.config.import_path import import_object
-from aiorl.config.user_function import named_failures
+from aiorl.config.code import import_object, named_failures
 from aiorl.data.action_mask import ACTION_MASK, MaskLayout, is_masked
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.data.spaces import KINDS, MAX_SPACE_ELEMENTS, SIMPLE_KINDS

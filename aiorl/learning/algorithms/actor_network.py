@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from aiorl.acting.distributions import LOG_STD_MIN, ActionDistribution
-from aiorl.config.parts import ModelConfig, SDESettings
+from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts
 from aiorl.learning.models.branch import make_branch

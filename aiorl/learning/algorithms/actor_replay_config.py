@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from aiorl.config.key import changed, key
-from aiorl.config.parts import Activation, ModelConfig
+from aiorl.config.schema import Activation, ModelConfig
 from aiorl.learning.algorithms.replay_config import ReplayConfig
 
 __all__ = ["ActorReplayConfig", "CriticsModelConfig"]

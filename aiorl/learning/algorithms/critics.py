@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from aiorl.acting.distributions import ActionDistribution, DiagGaussian, SquashedGaussian
-from aiorl.config.parts import ModelConfig
+from aiorl.config.schema import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.learning.models.branch import choose_layers, make_trunk
 from aiorl.learning.models.networks import Network, dense, layer_variables, make_stack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from aiorl.config.import_path import is_import_path
+from aiorl.config.code import is_import_path
 from aiorl.config.key import changed
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.actor_replay_config import ActorReplayConfig

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from aiorl.acting.distributions import Greedy
-from aiorl.config.parts import ModelConfig
+from aiorl.config.schema import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.learning.losses.categorical_q import expected_q, support
 from aiorl.learning.losses.q_learning import dueling

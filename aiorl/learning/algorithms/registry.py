@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from aiorl.config.import_path import import_object, is_import_path
-from aiorl.config.renamed import OTHER_ALGORITHMS
+from aiorl.config.check import OTHER_ALGORITHMS
+from aiorl.config.code import import_object, is_import_path
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError, nearest
 from aiorl.learning.algorithms.a2c.config import A2CConfig

@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from aiorl.config.key import key
-from aiorl.config.parts import SDESettings
-from aiorl.config.schema import CommonConfig
+from aiorl.config.schema import CommonConfig, SDESettings
 from aiorl.errors import ConfigError
 
 __all__ = ["SDEConfig"]

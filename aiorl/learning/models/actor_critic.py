@@ -11,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from aiorl.acting.distributions import MASKED_LOGIT, ActionDistribution
-from aiorl.config.parts import ModelConfig, SDESettings
+from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import PolicyError
 from aiorl.learning.models.branch import Branch, make_branch

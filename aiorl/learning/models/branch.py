@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from aiorl.config.parts import ModelConfig, Sizes
+from aiorl.config.schema import ModelConfig, Sizes
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.learning.models.custom_network import CustomStack

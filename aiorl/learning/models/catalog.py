@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from aiorl.acting.distributions import ActionDistribution, DiagGaussian
-from aiorl.config.parts import ModelConfig, SDESettings
+from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.learning.models.actor_critic import ActorCritic

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from aiorl.acting.distributions import ActionDistribution
-from aiorl.config.parts import ModelConfig
+from aiorl.config.schema import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts

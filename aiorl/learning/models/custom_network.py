@@ -30,9 +30,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from aiorl.config.import_path import import_object
-from aiorl.config.parts import ModelConfig
-from aiorl.config.user_function import named_failures
+from aiorl.config.code import import_object, named_failures
+from aiorl.config.schema import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.learning.models.networks import Stack

@@ -27,7 +27,7 @@ from aiorl.acting.distributions import (
     Greedy,
     MultiCategorical,
 )
-from aiorl.config.parts import ModelConfig
+from aiorl.config.schema import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.learning.models.branch import channels_first, choose_layers

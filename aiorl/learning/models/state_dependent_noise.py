@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from aiorl.acting.distributions import ActionDistribution, DiagGaussian
-from aiorl.config.parts import SDESettings
+from aiorl.config.schema import SDESettings
 from aiorl.errors import ConfigError
 
 __all__ = ["StateDependentDeviations", "log_deviations", "with_features"]

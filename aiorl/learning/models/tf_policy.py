@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from aiorl.acting.acting_graph import ActingSpec, Previous
 from aiorl.acting.distributions import make_distribution
 from aiorl.acting.graph_policy import GraphPolicy
-from aiorl.config.parts import SDESettings
+from aiorl.config.schema import SDESettings
 from aiorl.data.obs_layout import layout_of
 from aiorl.errors import CheckpointError, PolicyError, UnsupportedSpaceError
 from aiorl.learning.models.catalog import ActorCritic, build_model

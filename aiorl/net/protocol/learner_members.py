@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from aiorl.config.parts import TransportConfig
+from aiorl.config.worker import TransportConfig
 from aiorl.errors import LocalProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.leases import Grant, LeaseBook

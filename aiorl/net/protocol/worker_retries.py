@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aiorl.config.parts import TransportConfig
+from aiorl.config.worker import TransportConfig
 from aiorl.errors import ConfigError
 from aiorl.net.wire import messages as m
 from aiorl.text import MAX_NAME, is_name

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, Self, TypeAlias
 
-from aiorl.config.parts import TransportConfig
+from aiorl.config.worker import TransportConfig
 
 __all__ = ["Buffer", "EndpointLimits", "EndpointStats", "Event", "EventKind", "LearnerEndpoint", "WorkerEndpoint"]
 

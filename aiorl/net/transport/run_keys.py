@@ -22,7 +22,7 @@ from pathlib import Path
 
 import zmq
 
-from aiorl.config.regular_file import whose_else
+from aiorl.config.files import whose_else
 from aiorl.errors import SecurityError
 from aiorl.net.transport.security import LearnerKeys, WorkerKeys, parse_worker_keys, read_worker_file, unusable
 from aiorl.process.handover import KEYS_VARIABLE

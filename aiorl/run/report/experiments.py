@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.config.load import CONFIG_FILE
-from aiorl.config.regular_file import read_regular
-from aiorl.config.yaml_text import MAX_BYTES, parse_yaml
+from aiorl.config.files import MAX_BYTES, parse_yaml, read_regular
+from aiorl.config.layers import CONFIG_FILE
 from aiorl.errors import ConfigError
 from aiorl.run.report.figures import number_at
 from aiorl.run.report.loggers import each_result

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiorl.config.parser import as_typed
+from aiorl.config.command_line import as_typed
 
 __all__ = [
     "Headline",

@@ -24,9 +24,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 import orjson
 
-from aiorl.config.import_path import import_object
-from aiorl.config.regular_file import open_regular
-from aiorl.config.user_function import check_takes, named_failures
+from aiorl.config.code import check_takes, import_object, named_failures
+from aiorl.config.files import open_regular
 from aiorl.errors import ConfigError, nearest
 from aiorl.process.extras import want_packages
 from aiorl.process.replaced_file import replaced

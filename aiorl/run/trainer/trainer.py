@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
 from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import Checkpoint, check_compatible
 from aiorl.acting.run_dir import RunDirectory
-from aiorl.config.import_path import is_import_path, refuse_in_import
-from aiorl.config.load import load_config
+from aiorl.compat.resources import ResourceRequest, default_resource_request, resource_help
+from aiorl.config.check import no_attribute
+from aiorl.config.code import is_import_path, refuse_in_import
+from aiorl.config.layers import load_config, restore_withheld
 from aiorl.config.merge import with_base_config, without_defaults_of
-from aiorl.config.other_names import no_attribute
-from aiorl.config.resources import ResourceRequest, default_resource_request, resource_help
 from aiorl.config.schema import CommonConfig
-from aiorl.config.withheld import restore_withheld
 from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
 from aiorl.run.iterations import report
@@ -63,7 +62,7 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
     """A trainer that goes on from a checkpoint; ``changes`` are keys of its config."""
     restored = Restored.find(path, ActingState.from_checkpoint)
     config = dict(ActingState.taken_from(restored.checkpoint).config)
-    restore_withheld(config, os.environ)
+    restore_withheld(config)
     if not kind._name:
         algo = config.get("algo")
         found = next((own for own in _subclasses(kind) if own._name == algo), None)

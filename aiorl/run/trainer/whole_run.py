@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from aiorl.acting.run_dir import RunDirectory
-from aiorl.config.import_path import refuse_in_import
-from aiorl.config.load import load_config
+from aiorl.config.code import refuse_in_import
+from aiorl.config.layers import load_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError
 from aiorl.learning.algorithms.registry import config_class

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from aiorl.acting.run_dir import RunDirectory
-from aiorl.config.import_path import is_import_path
-from aiorl.config.load import dump_yaml, load_config
+from aiorl.config.code import is_import_path
+from aiorl.config.layers import dump_yaml, load_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.registry import config_class
@@ -46,7 +46,7 @@ def run(data: bytes) -> None:
     FACTS_FILE.write(facts)
     CONFIG_FILE.write(config)
     try:
-        loaded = load_config(_config_class, overrides={"resume": str(FOLDER)}, environ={})
+        loaded = load_config(_config_class, overrides={"resume": str(FOLDER)})
         directory = RunDirectory.open(loaded)
     except ConfigError:
         return

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from aiorl.config.check import OTHER_ALGORITHMS
+from aiorl.config.files import parse_value
 from aiorl.config.merge import deep_update
-from aiorl.config.renamed import OTHER_ALGORITHMS
-from aiorl.config.yaml_text import parse_value
 from aiorl.errors import ConfigError, UnknownAlgorithmError
 from aiorl.learning.algorithms.algorithm import Algorithm
 from aiorl.learning.algorithms.registry import ALGORITHMS, algorithm_class, config_class

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiorl.config.parts import TransportConfig
+from aiorl.config.worker import TransportConfig
 from aiorl.errors import BadFrame, LocalProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings

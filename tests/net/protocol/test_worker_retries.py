@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from aiorl.config.parts import TransportConfig
+from aiorl.config.worker import TransportConfig
 from aiorl.net.protocol.worker_retries import Greeting, SentFragments, VersionWatch, WorkerSettings
 from aiorl.net.wire import messages as m
 

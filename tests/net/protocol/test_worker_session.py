@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiorl.config.parts import TransportConfig
+from aiorl.config.worker import TransportConfig
 from aiorl.errors import RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState

@@ -16,7 +16,7 @@ import time
 import pytest
 import zmq
 
-from aiorl.config.parts import TransportConfig
+from aiorl.config.worker import TransportConfig
 from aiorl.errors import ConfigError, EndpointClosed
 from aiorl.net.transport import zmq_learner, zmq_worker
 from aiorl.net.transport.endpoint import EndpointLimits, EventKind

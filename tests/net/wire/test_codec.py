@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiorl.config.parts import TransportConfig
+from aiorl.config.worker import TransportConfig
 from aiorl.data.arena import allocate_together
 from aiorl.errors import BadFrame, LocalProtocolError, MessageTooBig, RemoteProtocolError, VersionMismatch
 from aiorl.net.wire import decoding, encoding

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aiorl.config.load import save_config
+from aiorl.config.layers import save_config
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo.config import PPOConfig
 from aiorl.learning.algorithms.registry import config_class

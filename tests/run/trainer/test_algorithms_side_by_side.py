@@ -10,7 +10,7 @@ import pytest
 
 from aiorl import DQNConfig, PPOConfig, Trainer, load_policy
 from aiorl.acting.saved_run import SavedRun
-from aiorl.config.load import load_config
+from aiorl.config.layers import load_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError
 from aiorl.learning.algorithms.registry import config_class

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from aiorl.acting.schedules import Schedule
 from aiorl.config.key import changed, key
-from aiorl.config.parts import Activation, ModelConfig
+from aiorl.config.schema import Activation, ModelConfig
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.replay_config import ReplayConfig
 from aiorl.learning.algorithms.sizes import BATCH, LENGTH

@@ -1,13 +1,11 @@
-"""What a run asks of its hosts. aiorl schedules no machines: this is for people, and for launchers that do."""
+"""Resources that a run asks of its hosts, for people and launchers: aiorl itself schedules no machines."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiorl.config.load import dump_yaml
+from aiorl.config.layers import dump_yaml
 from aiorl.config.schema import CommonConfig
-
-__all__ = ["ResourceRequest", "default_resource_request", "resource_help"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +26,22 @@ class ResourceRequest:
 
 
 def default_resource_request(config: CommonConfig) -> ResourceRequest:
-    """What a run of a config takes: the learner's figures, and those of a worker times `num_workers`."""
+    """Return the learner's resources plus those of a worker times `num_workers`."""
     workers = config.num_workers
     return ResourceRequest(
         cpu=config.num_cpus_for_driver + workers * config.num_cpus_per_worker,
-        gpu=config.num_gpus + workers * config.num_gpus_per_worker,
+        gpu=config.num_gpus,
         memory=config.memory + workers * config.memory_per_worker,
         object_store_memory=config.object_store_memory + workers * config.object_store_memory_per_worker,
     )
 
 
 def resource_help(config: CommonConfig) -> str:
-    """What to adjust where a run takes too much or too little, and the config."""
+    """Return the keys to adjust if a run takes too much or too little, and the config."""
     request = default_resource_request(config)
     return (
         f"The run takes {request.cpu:g} CPU threads and {request.gpu:g} GPUs. Adjust num_workers, "
-        "num_cpus_per_worker, num_gpus_per_worker, memory_per_worker and object_store_memory_per_worker for the "
-        "workers; num_cpus_for_driver, threads, num_gpus, memory and object_store_memory for the learner.\n\n"
+        "num_cpus_per_worker, memory_per_worker and object_store_memory_per_worker for the workers; "
+        "num_cpus_for_driver, threads, num_gpus, memory and object_store_memory for the learner.\n\n"
         f"{dump_yaml(config)}"
     )

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from aiorl.config.resources import ResourceRequest, default_resource_request, resource_help
+from aiorl.compat.resources import ResourceRequest, default_resource_request, resource_help
 from aiorl.learning.algorithms.ppo.config import PPOConfig
 
 MIB = 2**20

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from aiorl.config.renamed import rename_legacy
+from aiorl.compat.old_keys import translate_old_keys
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 
@@ -33,7 +33,7 @@ def test_r169_sample_batch_size_is_renamed_with_a_warning(caplog: pytest.LogCapt
 def test_r169_policy_graphs_is_renamed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     values = {"multiagent": {"policy_graphs": {"a": 1}, "x": 2}}
     with caplog.at_level(logging.WARNING):
-        assert rename_legacy(values) == {"multiagent": {"policies": {"a": 1}, "x": 2}}
+        assert translate_old_keys(values) == {"multiagent": {"policies": {"a": 1}, "x": 2}}
     assert values == {"multiagent": {"policy_graphs": {"a": 1}, "x": 2}}
     assert "multiagent.policy_graphs is now called multiagent.policies" in caplog.text
 
@@ -70,7 +70,7 @@ def test_how_environments_are_driven_is_no_setting_any_more(
 
 
 def test_r169_old_and_new_name_may_agree_but_not_conflict() -> None:
-    assert rename_legacy({"sample_batch_size": 5, "rollout_fragment_length": 5}) == {"rollout_fragment_length": 5}
+    assert translate_old_keys({"sample_batch_size": 5, "rollout_fragment_length": 5}) == {"rollout_fragment_length": 5}
     with pytest.raises(ConfigError, match="set to 5 and 6") as caught:
-        rename_legacy({"sample_batch_size": 5, "rollout_fragment_length": 6})
+        translate_old_keys({"sample_batch_size": 5, "rollout_fragment_length": 6})
     assert caught.value.key == "sample_batch_size"

@@ -1,50 +1,47 @@
-"""Objects of Python in settings: named by import path if other processes can import them, else known to this one alone.
+"""Code that settings name: classes and functions of the user as texts, the objects of these texts, and calls of them.
 
-A config is plain text, so an object in it becomes a text, and the text the object again:
+A config is plain text. An object in it becomes a text, and the text becomes the object again:
 
-* ``package.module:Name`` for a class or function at the top of a module. The script that is run counts as the module of
-  its name: this process takes it as it is, others import it, without what stands under
+* ``package.module:Name`` for a class or function at the top of a module. The script that runs counts as the module of
+  its name: this process uses it as it is, and others import it, without the code below
   ``if __name__ == "__main__":``.
 * ``this-program:Name`` for anything else, such as a lambda or a class of a notebook. Only this process knows it, for as
-  long as something holds it, as the config does that it was given to.
+  long as something holds it, for example the config that it was given to.
+
+Reading a config runs no code; a run imports the code that its config names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
+import pwd
 import re
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import count
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aiorl.errors import ConfigError, nearest
+from aiorl.errors import AiorlError, ConfigError, nearest
 
-__all__ = [
-    "import_for",
-    "import_module",
-    "import_object",
-    "import_path_of",
-    "is_import_path",
-    "is_local",
-    "main_module_name",
-    "named",
-    "not_importable",
-    "plain_code",
-    "refuse_in_import",
-]
+_log = logging.getLogger(__name__)
 
 _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SCHEMES = ("minari",)
 _LOCAL = "this-program:"
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping)
+
+_NO_CODE = {"bind", "init_from", "resume", "run_dir"}
+_VARIABLES = ("extra_python_environs_for_driver", "extra_python_environs_for_worker")
 
 _local: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _importing: ContextVar[str] = ContextVar("_importing", default="")
@@ -226,3 +223,125 @@ def _local_object(path: str, key: str) -> Any:
             hint=f"Give {key.partition('.')[0]} again, or 'module:name' for something that can be imported.",
         )
     return found
+
+
+# Code of somebody else ------------------------------------------------------------------------------------------
+
+
+def code_named_in(config: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted key -> text, of all that may be an import path: it has a colon, wherever in the config it stands.
+
+    Some of it may be no import path, but no import path is missing.
+    """
+    values = {name: value for name, value in config.items() if name not in {*_NO_CODE, *_VARIABLES}}
+    return {name: text for name, text in _texts(values, "") if ":" in text}
+
+
+def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
+    """What to tell a user of a config that somebody else wrote, before anything that it names is imported.
+
+    Args:
+        paths: where it was found.
+        configs: what it holds, checked or not; a text that stands in several of them is shown once.
+    Returns: lines of printable text; "" where all of them are the user's own, or no code is named.
+    """
+    others: dict[int, Path] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            others.setdefault(path.stat().st_uid, path)
+    others.pop(os.getuid(), None)
+    if not others:
+        return ""
+    lines: dict[str, str] = {}
+    for values in configs:
+        for name, text in code_named_in(values).items():
+            lines.setdefault(text, f"  {_shown(name)}: {text!r}")
+        for group in _VARIABLES:
+            variables = values.get(group)
+            if variables and isinstance(variables, Mapping):  # what is none is refused later
+                line = f"  {group}: {', '.join(_shown(str(name)) for name in variables)}"
+                lines.setdefault(line, line)
+    if not lines:
+        return ""
+    whose = " and ".join(f"{_shown(str(path))} belongs to {_user(uid)}" for uid, path in others.items())
+    title = f"warning: {whose}, not to you. Its config names code and variables that take effect with your rights:"
+    return "\n".join([title, *lines.values()])
+
+
+def _texts(value: object, dotted: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield dotted, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{dotted}.{name}" if dotted else str(name))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _texts(inner, f"{dotted}[{number}]")
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() else repr(name)
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name!r}"
+    except KeyError:
+        return f"the user with id {uid}"
+
+
+# Calls of the user's functions ----------------------------------------------------------------------------------
+
+
+def check_takes(function: Callable[..., Any], what: str, key: str, /, *args: Any, **kwargs: Any) -> None:
+    """Nothing, where the function can be called with such arguments; it is not called.
+
+    Args:
+        function: what will be called.
+        what: its name in messages.
+        key: the setting that names it.
+        *args: positional arguments, of which only the number counts.
+        **kwargs: keyword arguments, of which only the names count.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions don't tell theirs
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        given = [f"{len(args)} positional"] * bool(args) + list(kwargs)
+        raise ConfigError(
+            f"{what} can't be called as it is here, with {', '.join(given)}: {error}.",
+            key=key,
+            hint=f"Its signature is {signature}.",
+        ) from error
+
+
+def named_failures(function: Callable[..., Any], what: str, key: str, *, hint: str = "") -> Callable[..., Any]:
+    """Return a user's function or class, whose errors become a ConfigError; the traceback is logged.
+
+    Errors of aiorl, for example those of an environment that the function called, stay as they are.
+
+    Args:
+        function: the user's.
+        what: its name in messages.
+        key: the setting that names it.
+        hint: what to do.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except AiorlError:
+            raise
+        except Exception as error:
+            # whatever a user's function raises
+            _log.exception("%s failed", what)
+            raise ConfigError(f"{what} failed: {error!r:.500}", key=key, hint=hint) from error
+
+    return call

@@ -1,0 +1,302 @@
+"""Files of settings and of runs: YAML, JSON, and reading files that somebody else may have made or damaged.
+
+YAML follows the rules of version 1.2, so that `1e-4` is a number and `off` is a word.
+
+Everything in a run directory is read by `read_regular` or `open_regular`: a pipe would block, a link leads elsewhere, a
+file of holes or a few kilobytes of empty lists fill memory, and a thousand brackets exhaust the stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from aiorl.errors import ConfigError
+from aiorl.process.available_memory import available_bytes
+
+MAX_BYTES = 1 << 20
+"""Largest config file that is read."""
+
+_MAX_DEPTH = 32
+_MAX_NODES = 100_000
+_MAX_PARSED_BYTES = 1 << 30
+_SMALL_BYTES = 64 << 20
+"""A file of up to this size is read without a look at the memory there is."""
+_MAX_HOLES = 16
+"""Bytes of holes that a file may have for each byte that was written: file systems may make holes of zeros."""
+
+
+# YAML -----------------------------------------------------------------------------------------------------------
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the keys that a YAML file sets, and the line of each dotted key.
+
+    Raises: ConfigError when the file can't be read, is no YAML, holds no mapping or sets a key twice.
+    """
+    return parse_yaml(path, read_config_file(path))
+
+
+def parse_yaml(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the keys that a file's content sets, and the line of each dotted key.
+
+    Raises: ConfigError naming the file when it is no YAML, holds no mapping or sets a key twice.
+    """
+    try:
+        values, lines = _load(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"Config file {path} can't be read: it is no UTF-8 text.", value=str(path)) from error
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", error)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{line}: this is no valid YAML: {problem}.", value=str(path)) from error
+    if values is None:
+        return {}, {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a config file holds `key: value` lines, not a {type(values).__name__}.")
+    return values, lines
+
+
+def parse_value(text: str) -> Any:
+    """Return one value as a config file would hold it: `3`, `1e-4`, `true`, `[64, 64]`, `{a: 1}`; else the text."""
+    try:
+        value, _ = _load(text)
+    except yaml.YAMLError:
+        return text
+    return text if value is None and text.strip() not in ("null", "~", "Null", "NULL") else value
+
+
+def dump_mapping(values: Mapping[str, Any]) -> str:
+    """Return plain data as YAML that reads back equal."""
+    text: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110)
+    return text
+
+
+def read_config_file(path: Path) -> bytes:
+    """Return the content of a file that the user names; it may be a pipe."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"Config file {path} can't be read: {error.strerror}.", value=str(path)) from error
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"Config file {path} can't be read: it has more than {MAX_BYTES:,} bytes.", value=str(path))
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the plain words of YAML 1.2."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper without anchors, which readers of a config would stumble over."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+_FLOAT = (
+    r"^[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))$"
+    r"|^\.(?:nan|NaN|NAN)$"
+)
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("int", r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$", "-+0123456789"),
+    ("float", _FLOAT, "-+0123456789."),
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("merge", r"^<<$", "<"),
+):  # fmt: skip
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+    # The dumper quotes what either version of YAML would not take for text.
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+
+
+def _load(text: str) -> tuple[Any, dict[str, int]]:
+    """Return a document's value, None for an empty one, and the line of each dotted key.
+
+    Raises: yaml.YAMLError.
+    """
+    lines: dict[str, int] = {}
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        _check_nodes(node, "", lines, iter(range(_MAX_NODES)))
+        return loader.construct_document(node), lines
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # PyYAML expects the values of explicit tags to fit: `!!bool maybe` is a KeyError
+        raise yaml.YAMLError(f"a value is none of its type: {error!r:.100}") from error
+
+
+def _check_nodes(node: yaml.Node, prefix: str, lines: dict[str, int], budget: Iterator[int], depth: int = 1) -> None:
+    """Note the lines of keys; refuse keys set twice, deep nesting, and too many values with all aliases replaced."""
+    if depth > _MAX_DEPTH:
+        raise yaml.composer.ComposerError(None, None, "it is nested too deeply", node.start_mark)
+    if next(budget, None) is None:
+        raise yaml.composer.ComposerError(None, None, f"it holds more than {_MAX_NODES:,} values", node.start_mark)
+    if isinstance(node, yaml.SequenceNode):
+        for inner in node.value:
+            _check_nodes(inner, "", {}, budget, depth + 1)
+    seen: set[str] = set()
+    for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if not isinstance(name, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key is one plain word", name.start_mark)
+        if name.value in seen and name.tag != "tag:yaml.org,2002:merge":
+            raise yaml.constructor.ConstructorError(None, None, f"{name.value} is set twice", name.start_mark)
+        seen.add(name.value)
+        lines[f"{prefix}{name.value}"] = name.start_mark.line + 1
+        _check_nodes(value, f"{prefix}{name.value}.", lines, budget, depth + 1)
+
+
+# Files that may be somebody else's ------------------------------------------------------------------------------
+
+
+def whose_else(found: os.stat_result) -> str:
+    """Return why a file or directory is not this user's alone, in plain words; "" if it is."""
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}"
+    mode = stat.S_IMODE(found.st_mode)
+    return f"can be read or written by others (mode {mode:04o})" if mode & 0o077 else ""
+
+
+def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: of the file; its parents may be links.
+        max_bytes: the size is checked against it before anything is read.
+        follow: whether it may be a symbolic link itself.
+    Raises: OSError, with a reason in plain words, if it is missing, unreadable, no regular file, too large, mostly
+        holes, or larger than the memory that is left: twice its size, for what is made of it.
+    """
+    with open_regular(path, follow=follow) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise OSError(
+                errno.EFBIG, f"it has {size:,} bytes, more than the {max_bytes:,} that it may have", str(path)
+            )
+        check_written(file.fileno(), path)
+        if size > _SMALL_BYTES and 2 * size > (left := available_bytes()):
+            raise OSError(errno.ENOMEM, f"it has {size:,} bytes, and {left:,} bytes of memory are left", str(path))
+        return file.read(size)
+
+
+def open_regular(path: str | Path, *, follow: bool = False) -> BufferedReader:
+    """Open a regular file to be read piece by piece.
+
+    Args:
+        path: of the file.
+        follow: whether it may be a symbolic link.
+    Raises: OSError, with a reason in plain words, if it is missing, unreadable or no regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from error
+        raise
+    try:
+        check_regular(descriptor, path)
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def check_regular(descriptor: int, path: str | Path) -> None:
+    """Raise OSError unless an open file is a regular one."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def check_written(descriptor: int, path: str | Path) -> None:
+    """Raise OSError if most of a file is holes: they cost nothing on disk, but a reader needs memory for each."""
+    size = os.fstat(descriptor).st_size
+    at = holes = 0
+    with contextlib.suppress(OSError):  # the file system can't tell
+        while at < size:
+            try:
+                data = os.lseek(descriptor, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                data = size  # nothing but a hole is left
+            holes += data - at
+            at = os.lseek(descriptor, data, os.SEEK_HOLE) if data < size else size
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    if holes > _SMALL_BYTES + _MAX_HOLES * (size - holes):
+        raise OSError(errno.EFBIG, f"{holes:,} of its {size:,} bytes are holes that nobody wrote", str(path))
+
+
+def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: whatever JSON holds
+    """Return the value of JSON in UTF-8 of moderate depth and size.
+
+    Args:
+        content: the JSON.
+        is_strict: whether numbers must be finite, and each name of an object must occur once.
+    Raises: ValueError if it is anything else.
+    """
+    if parsed_bytes(content) > _MAX_PARSED_BYTES:
+        raise ValueError("it holds too many values")
+    strict: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite, "object_pairs_hook": _unique}
+    try:
+        value = json.loads(content.decode("utf-8"), **(strict if is_strict else {}))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    check_depth(value, _MAX_DEPTH)
+    return value
+
+
+def parsed_bytes(content: bytes) -> int:
+    """Estimate from above how much memory the values of JSON take: `[[],[]]` takes 20 times its length."""
+    costs = {b",": 32, b'"': 24, b":": 100, b"[": 72, b"{": 72}
+    return len(content) + sum(cost * content.count(sign) for sign, cost in costs.items())
+
+
+def check_depth(value: object, most: int) -> None:
+    """Raise ValueError where dicts, lists and tuples are nested deeper than allowed."""
+    level = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list | tuple)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise ValueError("it is nested too deeply")
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.20} is no finite number")
+    return number
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice in one object")
+    return found
