@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from aiorl.sampling.async_sampler import AsyncSampler as AsyncSampler
     from aiorl.sampling.callbacks import DefaultCallbacks as DefaultCallbacks
     from aiorl.sampling.episode import MultiAgentEpisode as MultiAgentEpisode
-    from aiorl.sampling.sync_sampler import SyncSampler as SyncSampler
+    from aiorl.sampling.sampler import SyncSampler as SyncSampler
     from aiorl.sampling.worker import get_global_worker as get_global_worker
 
 __version__ = "0.1.0"
@@ -151,7 +151,7 @@ _HOME = {
     "SACTrainer": "aiorl.run.trainer",
     "SampleBatch": "aiorl.data.sample_batch",
     "SamplerInput": "aiorl.offline.io",
-    "SyncSampler": "aiorl.sampling.sync_sampler",
+    "SyncSampler": "aiorl.sampling.sampler",
     "TD3Config": "aiorl.learning.algorithms.td3.config",
     "TD3Trainer": "aiorl.run.trainer",
     "TFPolicy": "aiorl.learning.models.tf_policy",

@@ -29,7 +29,7 @@ from aiorl.env.wrapping import Wrapping
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
-from aiorl.sampling.lockstep import LockstepSampler
+from aiorl.sampling.lockstep import Lockstep
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure
 from benchmarks.sampler import PPO_COLUMNS
@@ -124,7 +124,7 @@ def load_policy(directory: Path) -> OnnxPolicy:
 
 def make_subject(policy: OnnxPolicy, num_envs: int, steps: int, vectorize: str = "serial") -> Advance:
     """Pong with the DeepMind preprocessing in lockstep."""
-    sampler = LockstepSampler(
+    sampler = Lockstep(
         make_env(num_envs, vectorize),
         policy,
         fragment_length=steps,

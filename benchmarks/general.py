@@ -30,8 +30,8 @@ from aiorl.env.multi_agent_env import MultiAgentBaseEnv, MultiAgentEnv
 from aiorl.env.serial_env import Copies
 from aiorl.env.vector_env import VectorBaseEnv
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.setup import SamplerSetup
-from aiorl.sampling.sync_sampler import SyncSampler
+from aiorl.sampling.sampler import SyncSampler
+from aiorl.sampling.settings import SamplerSetup
 from benchmarks.acting_mlp import NumpyActor, make_onnx_policy, mlp_weights
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.env.env_maker import make_lockstep_env
-from aiorl.sampling.lockstep import LockstepSampler
+from aiorl.sampling.lockstep import Lockstep
 from benchmarks.acting_mlp import NumpyActor, make_onnx_policy, mlp_weights
 from benchmarks.measure import alternate, pin_to_one_core, run_fresh
 from benchmarks.result import Figure
@@ -87,7 +87,7 @@ def _measured(vectorize: str, num_envs: int, target_ratio: float = TARGET_RATIO)
 def _make_subject(vectorize: str, num_envs: int, steps: int) -> Advance:
     env = make_lockstep_env(ENV_ID, {}, num_envs, vectorize)
     policy = make_onnx_policy(4, env.action_space, 2, mlp_weights(4, 2))
-    sampler = LockstepSampler(
+    sampler = Lockstep(
         env,
         policy,
         fragment_length=steps,

@@ -105,8 +105,8 @@ def test_the_architecture_page_has_the_layers_that_are_checked() -> None:
     assert "".join(f"    {layer.replace(' | ', ', ')}\n" for layer in layers) in page
 
 
-LOCKSTEP = {"sampling/assemble.py", "sampling/block.py", "sampling/lockstep.py"}
-"""Files of sampling in lockstep, which know columns by name since they fill in whole blocks of them."""
+LOCKSTEP = {"sampling/fragments.py", "sampling/table.py"}
+"""Files of sampling in lockstep, which know columns by name since they fill in whole tables of them."""
 
 
 @pytest.mark.parametrize(

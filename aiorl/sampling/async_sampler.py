@@ -1,4 +1,4 @@
-"""AsyncSampler: environments polled in a thread of its own, always a few batches ahead."""
+"""AsyncSampler: a thread around a SyncSampler, always a few batches ahead."""
 
 from __future__ import annotations
 
@@ -9,19 +9,11 @@ from collections import deque
 from collections.abc import Callable
 
 from aiorl.data.metrics import PerfStats, RolloutMetrics
-from aiorl.data.multi_agent_batch import MultiAgentBatch
-from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, SamplerDied, SampleTimeout
-from aiorl.sampling.gate import TurnGate
-from aiorl.sampling.iteration import Iteration
-from aiorl.sampling.setup import SamplerSetup
-from aiorl.sampling.turns import Turns
-
-__all__ = ["MAX_BATCHES_AHEAD", "AsyncSampler"]
+from aiorl.sampling.sampler import Batch, SyncSampler
+from aiorl.sampling.settings import SamplerSetup
 
 logger = logging.getLogger(__name__)
-
-Batch = SampleBatch | MultiAgentBatch
 
 MAX_BATCHES_AHEAD = 5
 """Finished batches that wait at most; then sampling waits."""
@@ -61,8 +53,7 @@ class AsyncSampler:
                     "may not share; sample_async needs ConcurrentMeanStdFilter or NoFilter"
                 )
         self._setup = setup
-        self._gate = TurnGate()
-        self._turns = Turns(Iteration(setup), gate=self._gate, on_turn=on_turn)
+        self._sampler = SyncSampler(setup, on_turn=on_turn)
         self._blackhole = blackhole_outputs
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
@@ -77,7 +68,7 @@ class AsyncSampler:
     @property
     def perf(self) -> PerfStats:
         """Where time went."""
-        return self._turns.perf
+        return self._sampler.perf
 
     @property
     def is_alive(self) -> bool:
@@ -132,7 +123,7 @@ class AsyncSampler:
             metrics, self._metrics = self._metrics, []
         if self._blackhole and self._cause is not None and not metrics and not self.shutdown:
             raise SamplerDied("the sampling thread has ended, and no more metrics will come") from self._cause
-        stats = self._turns.perf.get()
+        stats = self._sampler.perf.get()
         return [item._replace(perf_stats=dict(stats)) for item in metrics]
 
     def get_extra_batches(self) -> list[Batch]:
@@ -143,7 +134,7 @@ class AsyncSampler:
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Neither observations are processed nor policies evaluated inside this block."""
-        return self._gate.pause()
+        return self._sampler.paused()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
         """End the thread, also one that waits for room; an environment that blocks is not interrupted.
@@ -169,7 +160,7 @@ class AsyncSampler:
     def _run(self) -> None:
         try:
             while not self.shutdown:
-                self._turns.advance()
+                self._sampler.advance()
                 self._hand_out()
         except BaseException as error:  # SystemExit too would end this thread unseen
             self.shutdown = self.shutdown or self._setup.is_abandoned
@@ -185,7 +176,7 @@ class AsyncSampler:
 
     def _hand_out(self) -> None:
         self._keep_extra_batches()
-        for output in self._turns.take_outputs():
+        for output in self._sampler.take_outputs():
             if self.shutdown:
                 return
             if isinstance(output, RolloutMetrics):
@@ -195,7 +186,7 @@ class AsyncSampler:
                 self._put(output)
 
     def _keep_extra_batches(self) -> None:
-        extra = self._turns.take_extra_batches()
+        extra = self._sampler.get_extra_batches()
         if extra and not self._blackhole:
             with self._changed:
                 self._extra += extra

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
 
@@ -23,19 +23,16 @@ from aiorl.errors import ConfigError
 from aiorl.offline.estimators import ESTIMATORS, OffPolicyEstimator
 from aiorl.offline.io import InputReader, IOContext, OutputWriter, SamplerInput, noop_output, sampler_input
 from aiorl.process.log_once import log_once
-from aiorl.sampling.assemble import FRAGMENT_COLUMNS
+from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.callbacks import worker_hooks
-from aiorl.sampling.lockstep import LockstepSampler
+from aiorl.sampling.fragments import FRAGMENT_COLUMNS
+from aiorl.sampling.lockstep import Lockstep
 from aiorl.sampling.policies import ENV_SPACE
-from aiorl.sampling.settings import SIMULATION, WorkerSettings
-from aiorl.sampling.setup import SamplerSetup
+from aiorl.sampling.sampler import SyncSampler
+from aiorl.sampling.settings import SIMULATION, SamplerSetup, WorkerSettings
 
 if TYPE_CHECKING:
-    from aiorl.sampling.async_sampler import AsyncSampler
-    from aiorl.sampling.sync_sampler import SyncSampler
     from aiorl.sampling.worker import Worker
-
-    Sampler: TypeAlias = LockstepSampler | SyncSampler | AsyncSampler
 
 logger = logging.getLogger(__name__)
 
@@ -144,10 +141,10 @@ def why_polled(settings: WorkerSettings) -> str:
     return f"the column {odd[0]!r} is wanted" if odd else ""
 
 
-def lockstep_sampler(
+def make_sampler(
     worker: Worker, settings: WorkerSettings, polled: str, on_turn: Callable[[], None]
-) -> LockstepSampler | None:
-    """The sampler of environments that all step at once; None where they have to be polled.
+) -> SyncSampler | AsyncSampler:
+    """Make the sampler, not yet started.
 
     Args:
         worker: the worker.
@@ -156,8 +153,32 @@ def lockstep_sampler(
         on_turn: called between two turns.
 
     Raises:
+        AssertionError: sampling in the background with a filter that threads may not share.
         ConfigError: a horizon that the environments cannot have.
     """
+    setup = SamplerSetup(
+        worker=weakref.ref(worker),  # else an asynchronous sampler's thread would keep it alive for ever
+        base_env=worker.async_env,
+        policy_map=worker.policy_map,
+        policy_mapping_fn=None,
+        preprocessors=worker.preprocessors,
+        filters=worker.sampling_filters,
+        settings=settings.config.model_copy(update={"clip_rewards": worker.reward_limit}),
+        callbacks=worker.callbacks,
+        observation_fn=settings.observation_fn,
+    )
+    lockstep = _lockstep(worker, settings, polled)
+    if settings.wants_simulation:
+        logger.warning(
+            "Input evaluation %r: the environment is sampled in the background, for metrics only", SIMULATION
+        )
+    if settings.config.sample_async or settings.wants_simulation:
+        return AsyncSampler(setup, blackhole_outputs=settings.wants_simulation, on_turn=on_turn)
+    return SyncSampler(setup, lockstep=lockstep, on_turn=on_turn)
+
+
+def _lockstep(worker: Worker, settings: WorkerSettings, polled: str) -> Lockstep | None:
+    """Return the worker's environments in lockstep; None where they have to be polled."""
     config, plan = settings.config, settings.sample_plan
     env = None if polled else worker.async_env.in_lockstep(config.horizon)
     if env is None or plan is None or env.num_envs != config.num_envs_per_worker or _is_nested(env):
@@ -166,7 +187,7 @@ def lockstep_sampler(
         return None
     policy = worker.policy_map[DEFAULT_POLICY_ID]
     assert isinstance(policy, GraphPolicy), "why_polled has seen its class"
-    return LockstepSampler(
+    return Lockstep(
         env,
         policy,
         fragment_length=config.rollout_fragment_length,
@@ -182,45 +203,11 @@ def lockstep_sampler(
         clip_actions=config.clip_actions,
         state_every=plan.state_every,
         seed=config.seed,
-        on_step=on_turn,
     )
 
 
 def _is_nested(env: LockstepEnv) -> bool:
     return any(isinstance(space, spaces.Dict | spaces.Tuple) for space in (env.observation_space, env.action_space))
-
-
-def polling_sampler(
-    worker: Worker, settings: WorkerSettings, on_turn: Callable[[], None]
-) -> SyncSampler | AsyncSampler:
-    """The sampler of environments that report when they are ready, not yet started.
-
-    Raises:
-        AssertionError: sampling in the background with a filter that threads may not share.
-    """
-    # those who step in lockstep need nothing of these
-    from aiorl.sampling.async_sampler import AsyncSampler
-    from aiorl.sampling.sync_sampler import SyncSampler
-
-    config = settings.config.model_copy(update={"clip_rewards": worker.reward_limit})
-    setup = SamplerSetup(
-        worker=weakref.ref(worker),  # else an asynchronous sampler's thread would keep it alive for ever
-        base_env=worker.async_env,
-        policy_map=worker.policy_map,
-        policy_mapping_fn=None,
-        preprocessors=worker.preprocessors,
-        filters=worker.sampling_filters,
-        settings=config,
-        callbacks=worker.callbacks,
-        observation_fn=settings.observation_fn,
-    )
-    if settings.wants_simulation:
-        logger.warning(
-            "Input evaluation %r: the environment is sampled in the background, for metrics only", SIMULATION
-        )
-    if config.sample_async or settings.wants_simulation:
-        return AsyncSampler(setup, blackhole_outputs=settings.wants_simulation, on_turn=on_turn)
-    return SyncSampler(setup, on_turn=on_turn)
 
 
 def make_estimators(settings: WorkerSettings, context: IOContext) -> list[OffPolicyEstimator]:

@@ -20,15 +20,15 @@ from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, BaseEnv, Poll
 from aiorl.env.copied import copied
+from aiorl.env.lockstep import checked_horizon
+from aiorl.env.serial_env import episode_limit
 from aiorl.errors import BadRewardError, EnvContractError, UnknownPolicyError
 from aiorl.process.log_once import report, warn_of_long_episode
 from aiorl.sampling.builder import BatchBuilder, Cut, build_batches
 from aiorl.sampling.callbacks import overridden_hooks
 from aiorl.sampling.episode import MultiAgentEpisode
 from aiorl.sampling.seats import Lane, Seat
-from aiorl.sampling.setup import SamplerSetup, effective_horizon
-
-__all__ = ["Iteration", "Output"]
+from aiorl.sampling.settings import SamplerSetup
 
 Output = RolloutMetrics | SampleBatch | MultiAgentBatch
 Outputs = MutableSequence[Output]
@@ -128,7 +128,7 @@ class Iteration:
             EnvError: an environment failed at a reset.
         """
         if self._horizon is None:
-            self._horizon = effective_horizon(self.base_env, self._settings.horizon)
+            self._horizon = _effective_horizon(self.base_env, self._settings.horizon)
         self._worker = self._setup.get_worker()
         self._turn += 1
         self._actions = {}
@@ -468,3 +468,20 @@ def _are_numbers(rewards: Any) -> bool:
         return all(reward is None or math.isfinite(float(reward)) for reward in rewards.values())
     except (TypeError, ValueError, AttributeError):
         return False
+
+
+def _effective_horizon(base_env: BaseEnv, horizon: int | float | None) -> float:
+    """Return after how many steps episodes end: the horizon given, else the environment's limit, else infinity.
+
+    Raises:
+        ConfigError: the horizon is above the environment's limit (also a ValueError).
+    """
+    try:
+        limit = episode_limit(base_env.get_unwrapped()[0])
+    except Exception:
+        # whatever kind of object it is: a limit that cannot be read is not known
+        limit = None
+    if horizon is not None and math.isinf(horizon):
+        horizon = None
+    known = checked_horizon(None if horizon is None else int(horizon), limit)
+    return math.inf if known is None else known

@@ -1,23 +1,20 @@
-"""LockstepSampler: environments in lockstep and one policy in, fragments of whole columns out.
+"""Lockstep: sampling while all seats are level, whole columns at each step.
 
-The loop writes straight into preallocated arrays; what can be derived afterwards (values of final
-observations, advantages, returns) is computed once per fragment. The same seeds give the same
-rows; where fragments are cut does not change them.
+The loop writes straight into a `LevelTable`; what can be derived afterwards is computed once per fragment
+(`fragments.py`). The same seeds give the same rows; where fragments are cut does not change them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.acting.graph_policy import ActRows
+from aiorl.acting.graph_policy import ActRows, GraphPolicy
 from aiorl.acting.observation.filters import NoFilter, ObservationFilter
 from aiorl.acting.observation.preprocessors import Preprocessor, preprocessor_for
 from aiorl.acting.postprocess import ScalesRewards
@@ -25,78 +22,32 @@ from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
-from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.lockstep import LockstepEnv, TrainingDisabled, VectorStep, env_seeds
 from aiorl.env.vector_infos import training_disabled
 from aiorl.errors import SamplerDied
 from aiorl.process.log_once import report
-from aiorl.sampling.assemble import Assembler
-from aiorl.sampling.block import BlockSpec, FinalRows, StepBlock
-from aiorl.sampling.complete import EpisodeCollector
-from aiorl.sampling.episodes import EpisodeTracker
-
-__all__ = ["ActingPolicy", "LockstepSampler"]
+from aiorl.sampling.fragments import Assembler, EpisodeCollector, EpisodeTracker
+from aiorl.sampling.table import FinalRows, LevelTable, level_layout
 
 F32 = NDArray[np.float32]
 
 
-class ActionKind(Protocol):
-    """What the sampler asks of an action distribution: how its arrays look."""
-
-    num_inputs: int
-    action_shape: tuple[int, ...]
-    action_dtype: np.dtype[Any]
-
-    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
-        """Log-probabilities [R] of actions [R, ...] for inputs [R, P]."""
-
-    def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
-        """Values [T, N] of actions [T, N, ...] for inputs [T, N, P]; asked for only where rows get priorities."""
-
-
-class ActingPolicy(Protocol):
-    """What the sampler asks of a policy; ``OnnxPolicy`` is one."""
-
-    @property
-    def distribution(self) -> ActionKind:
-        """How actions look."""
-
-    @property
-    def logp_is_apart(self) -> bool:
-        """Whether rows without log-probabilities may be acted into, and the distribution has the same later."""
-
-    def initial_state(self, num_rows: int) -> list[F32]:
-        """Recurrent state at an episode's start, one array [N, ...] per component."""
-
-    def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Randomness for actions, [*leading, K]."""
-
-    def act_into(self, obs: NDArray[Any], state: Sequence[F32], noise: F32, rows: ActRows) -> list[F32]:
-        """Write actions, logp, distribution inputs and values into the rows; return the state after the step."""
-
-    def values(self, obs: NDArray[Any], state: Sequence[F32] = ()) -> F32:
-        """Values [N] of observations."""
-
-
-class LockstepSampler:
-    """Samples fragments of fixed length from environments stepped in lockstep.
-
-    Of several threads that sample at once, one after the other gets a fragment.
+class Lockstep:
+    """Samples fragments of fixed length from environments that all step at once, with one policy.
 
     Attributes:
         env: the environments.
         policy: acts; new weights take effect at the next step.
         filter: observation filter; a state adopted between two steps takes effect with the next observation.
-        on_step: called between two steps, None for nothing. It may set weights and filter state. If it raises,
-            ``sample`` raises the same, and the next ``sample`` goes on where this one stopped.
         perf: where time went so far.
         env_steps: transitions sampled so far.
+        is_stopped: ``sample`` raises SamplerDied at the next step; set by any thread.
     """
 
     def __init__(
         self,
         env: LockstepEnv,
-        policy: ActingPolicy,
+        policy: GraphPolicy,
         *,
         fragment_length: int,
         columns: Collection[str],
@@ -110,16 +61,15 @@ class LockstepSampler:
         clip_actions: bool = True,
         state_every: int = 0,
         seed: int | None = 0,
-        on_step: Callable[[], None] | None = None,
     ) -> None:
         """Get ready; nothing is stepped before the first ``sample``.
 
         Args:
-            env: environments; the sampler resets them, the caller closes them.
-            policy: what acts.
+            env: environments; they are reset here, the caller closes them.
+            policy: acts for all of them.
             fragment_length: T, steps of each environment per fragment; for complete episodes, a fragment
                 holds at least ``T * N`` transitions.
-            columns: names of what a fragment shall carry (``data.columns``). ``new_obs`` asks for what it can be
+            columns: names of a fragment's columns (``data.columns``). ``new_obs`` stands for the parts it can be
                 made of (``data.fragment``).
             complete_episodes: give whole episodes, one after the other, as a fragment of one environment; else
                 cut after T steps.
@@ -130,37 +80,33 @@ class LockstepSampler:
             reward_limit: clip rewards to [-limit, limit]; 0 does not. Returns in ``take_episodes`` are never clipped.
             reward_scaler: scales rewards to learn from, after they are clipped: advantages come of them, and they are
                 sent as SCALED_REWARDS where REWARDS are; None does not.
-            clip_actions: clip what the environment gets to the bounds of its action space; the column keeps
+            clip_actions: clip the environment's actions to the bounds of its action space; the column keeps
                 the action as chosen.
             state_every: see `SamplePlan`.
             seed: seeds the environments (``lockstep.env_seeds``) and the choice of actions; None seeds neither.
-            on_step: see the class.
         """
         self.env = env
         self.policy = policy
         self.filter = filter if filter is not None else NoFilter()
         self.perf = PerfStats()
         self.env_steps = 0
+        self.is_stopped = False
         self._preprocessor = preprocessor or preprocessor_for(env.observation_space)
-        self.on_step = on_step
         self._seed = seed
         self._rng = np.random.default_rng(seed)
         self._tracker = EpisodeTracker(env.num_envs)
         self._assembler = Assembler(policy, columns, postprocess, postprocess_settings, reward_limit, reward_scaler)
         self._collector = EpisodeCollector() if complete_episodes else None
-        obs_dtype = self.filter.output_dtype(self._preprocessor.dtype)
-        self._spec = BlockSpec(
-            steps=fragment_length,
-            num_envs=env.num_envs,
-            obs_shape=self._preprocessor.shape,
-            obs_dtype=obs_dtype,
-            action_shape=tuple(policy.distribution.action_shape),
-            action_dtype=policy.distribution.action_dtype,
+        self._steps, self._state_every = fragment_length, state_every
+        self._layout = level_layout(
+            fragment_length,
+            env.num_envs,
+            obs=(self._preprocessor.shape, self.filter.output_dtype(self._preprocessor.dtype)),
+            action=(policy.distribution.action_shape, policy.distribution.action_dtype),
             num_dist_inputs=int(policy.distribution.num_inputs),
             keep_dist_inputs=self._assembler.needs_dist_inputs or policy.logp_is_apart,
             keep_values=self._assembler.needs_values,
-            state_every=state_every,
-            sent=frozenset() if complete_episodes else frozenset(columns),
+            sent=() if complete_episodes else columns,
         )
         layout = ActionLayout(env.action_space)
         self._clip = layout.clip if clip_actions and layout.is_bounded else None
@@ -168,55 +114,54 @@ class LockstepSampler:
         self._begins = env.can_begin and env.num_envs > 1 and not self._actions_need_copy
         self._obs_is_plain = self._preprocessor.is_identity and self.filter.is_identity
         self._state: list[F32] = policy.initial_state(env.num_envs)
-        self._block: StepBlock | None = None
-        self._sampling = threading.RLock()
-        self._is_stopped = False
+        self._table: LevelTable | None = None
 
-    def sample(self) -> Fragment:
-        """The next fragment; blocks until it is full.
+    def sample(self, on_step: Callable[[], None] | None = None) -> Fragment:
+        """Return the next fragment; block until it is full.
+
+        Args:
+            on_step: called between two steps, None for nothing. It may set weights and filter state. If it raises,
+                this raises the same, and the next call goes on where this one stopped.
 
         Raises:
             EnvError: the environment failed (see LockstepEnv).
             TrainingDisabled: a step is not to be trained on (``training_enabled`` in its info); nothing can follow.
+            SamplerDied: ``is_stopped`` was set.
             Exception: whatever ``on_step`` raised.
         """
-        with self._sampling:
-            return self._next_fragment()
-
-    def _next_fragment(self) -> Fragment:
         if self._collector is None:
-            block = self._run_block()
-            return self._assembler.assemble(block, self._tracker, self._state)
-        wanted = self._spec.steps * self._spec.num_envs
+            table = self._fill_table(on_step)
+            return self._assembler.assemble(table, self._tracker, self._state)
+        wanted = self._steps * self.env.num_envs
         while self._collector.ready_rows < wanted:
-            block = self._run_block()
-            self._collector.add(self._assembler.record(block, self._tracker, self._state))
-        return self._assembler.finish_episodes(self._collector.take())
+            table = self._fill_table(on_step)
+            self._collector.add(*self._assembler.record(table, self._tracker, self._state))
+        return self._assembler.finish_episodes(*self._collector.take())
 
     def take_episodes(self) -> EpisodeColumns:
-        """Episodes that ended since the last call; where wrappers cut a game into several, whole games instead."""
+        """Return episodes that ended since the last call; where wrappers cut a game into several, whole games."""
         episodes, games = self._tracker.take_finished(), self.env.take_finished_games()
         return episodes if games is None else EpisodeColumns.of([RolloutMetrics(g.length, g.reward) for g in games])
 
-    def _run_block(self) -> StepBlock:
-        """A full block, its last observation already the first of the next one."""
-        block = self._block
-        if block is None:
-            block = self._block = self._new_block(self._first_obs())
-        self._run_steps(block)
+    def _fill_table(self, on_step: Callable[[], None] | None) -> LevelTable:
+        """Return a full table; its last observation is already the first of the next one."""
+        table = self._table
+        if table is None:
+            table = self._table = self._new_table(self._first_obs())
+        self._run_steps(table, on_step)
         if self.policy.logp_is_apart:
-            flat = [column.reshape(-1, *column.shape[2:]) for column in (block.dist_inputs, block.actions)]
-            block.logp[...] = self.policy.distribution.logp(*flat).reshape(block.logp.shape)
-        self._block = self._new_block(block.obs[-1])
-        valid = block.valid
-        self.env_steps += block.rewards.size if valid is None else int(np.count_nonzero(valid))
-        return block
+            flat = [column.reshape(-1, *column.shape[2:]) for column in (table.dist_inputs, table.actions)]
+            table.logp[...] = self.policy.distribution.logp(*flat).reshape(table.logp.shape)
+        self._table = self._new_table(table.obs[-1])
+        valid = table.valid
+        self.env_steps += table.rewards.size if valid is None else int(np.count_nonzero(valid))
+        return table
 
-    def _new_block(self, first_obs: NDArray[Any]) -> StepBlock:
-        noise = self.policy.draw_noise(self._rng, self._spec.steps, self._spec.num_envs)
-        block = StepBlock(self._spec, noise, self._state)
-        block.obs[0] = first_obs
-        return block
+    def _new_table(self, first_obs: NDArray[Any]) -> LevelTable:
+        noise = self.policy.draw_noise(self._rng, self._steps, self.env.num_envs)
+        table = LevelTable(self._layout, noise, self._state, self._state_every)
+        table.obs[0] = first_obs
+        return table
 
     def _first_obs(self) -> NDArray[Any]:
         raw_obs = self.env.reset(None if self._seed is None else env_seeds(self._seed, self.env.num_envs))
@@ -224,31 +169,31 @@ class LockstepSampler:
         self._report_observed(raw_obs, obs)
         return obs
 
-    def _run_steps(self, block: StepBlock) -> None:
-        """Fill the rest of the block. After an exception from ``on_step`` it can be called again."""
+    def _run_steps(self, table: LevelTable, on_step: Callable[[], None] | None) -> None:
+        """Fill the rest of the table. After an exception from ``on_step`` it can be called again."""
         clock = time.perf_counter
         act_into = self._act_by_halves if self._begins else self.policy.act_into
-        env_step, on_step = self.env.step, self.on_step
-        obs, rewards = block.obs, block.rewards
-        terminateds, truncateds = block.terminateds, block.truncateds
+        env_step = self.env.step
+        obs, rewards = table.obs, table.rewards
+        terminateds, truncateds = table.terminateds, table.truncateds
         clip, copy, plain = self._clip, self._actions_need_copy, self._obs_is_plain
         state = self._state
-        notes_states = bool(state and self._spec.state_every)
+        notes_states = bool(state and self._state_every)
         inference_s = env_s = processing_s = 0.0
         reports = True
-        first = t = block.filled
+        first = t = table.filled
         report("compute_actions_input", c.DEFAULT_POLICY_ID, [obs[first], *state])
-        places = block.policy_rows(with_logp=not self.policy.logp_is_apart)
-        turns = zip(obs[first:-1], block.noise[first:], places, strict=True)
+        places = table.policy_rows(with_logp=not self.policy.logp_is_apart)
+        turns = zip(obs[first:-1], table.noise[first:], places, strict=True)
         try:
             for t, (seen, noise, rows) in enumerate(turns, first):
-                if self._is_stopped:
+                if self.is_stopped:
                     raise SamplerDied("the sampler was stopped")
                 if on_step is not None:
-                    block.filled, self._state = t, state
+                    table.filled, self._state = t, state
                     on_step()
                 if notes_states:
-                    block.note_state(t, state)
+                    table.note_state(t, state)
                 began = clock()
                 state = act_into(seen, state, noise, rows)
                 acted = clock()
@@ -267,11 +212,11 @@ class LockstepSampler:
                 terminateds[t] = step.terminateds
                 truncateds[t] = step.truncateds
                 if step.valid is not None:
-                    block.mark_valid(t, step.valid)
-                if step.infos:
-                    self._check_infos(step)
+                    table.mark_valid(t, step.valid)
+                if step.infos and training_disabled(step, self.env.num_envs):
+                    raise TrainingDisabled(self.env.env_id)
                 if step.final_index is not None:
-                    self._take_finals(block, t, step, state)
+                    self._take_finals(table, t, step, state)
                 elif plain:
                     obs[t + 1] = step.obs
                 else:
@@ -282,9 +227,9 @@ class LockstepSampler:
                     self._report_observed(step.obs, obs[t + 1], step.infos)
                     reports = False
                 processing_s += clock() - stepped
-            block.filled, self._state = self._spec.steps, state
+            table.filled, self._state = self._steps, state
         finally:
-            self.perf.iters += block.filled - first
+            self.perf.iters += table.filled - first
             self.perf.inference_time += inference_s
             self.perf.env_wait_time += env_s
             self.perf.processing_time += processing_s
@@ -300,72 +245,33 @@ class LockstepSampler:
                 after.append(self.policy.act_into(obs[part], [each[part] for each in state], noise[part], of_part))
                 self.env.begin(part, of_part.actions)
         except BaseException:
-            self._is_stopped = True  # some step, by actions that nobody would know of the next time
+            self.is_stopped = True  # some step, by actions that nobody would know of the next time
             raise
         return [np.concatenate(parts) for parts in zip(*after, strict=True)]
 
-    def _take_finals(self, block: StepBlock, t: int, step: VectorStep, state: list[F32]) -> None:
-        """Record what to act on next and the true final observations; each enters the filter once.
+    def _take_finals(self, table: LevelTable, t: int, step: VectorStep, state: list[F32]) -> None:
+        """Record the next observations to act on and the true final ones; each enters the filter once.
 
-        What was stepped to enters it together, then the first observations of new episodes one by one, as in sampling
-        turn by turn.
+        Observations that a step led to enter it together, then the first ones of new episodes one by one, as in
+        sampling turn by turn.
         """
         assert step.final_index is not None, "a step without finals"
         assert step.final_obs is not None, "finals without observations"
         if self._obs_is_plain:
-            block.obs[t + 1] = step.obs
+            table.obs[t + 1] = step.obs
             final_obs = step.final_obs
         else:
             stepped_to = step.obs.copy()
             stepped_to[step.final_index] = step.final_obs
-            block.obs[t + 1] = self._observed(stepped_to)
-            final_obs = block.obs[t + 1, step.final_index]
+            table.obs[t + 1] = self._observed(stepped_to)
+            final_obs = table.obs[t + 1, step.final_index]
             first_obs = self._preprocessor.transform(step.obs[step.final_index])
-            block.obs[t + 1, step.final_index] = self.filter.one_by_one(first_obs)
+            table.obs[t + 1, step.final_index] = self.filter.one_by_one(first_obs)
         final_state = [component[step.final_index] for component in state]
-        block.finals.append(FinalRows(t, step.final_index, final_obs, final_state))
+        table.finals.append(FinalRows(t, step.final_index, final_obs, final_state))
 
     def _observed(self, obs: NDArray[Any]) -> NDArray[Any]:
         return self.filter(self._preprocessor.transform(obs))
-
-    def _check_infos(self, step: VectorStep) -> None:
-        if training_disabled(step, self._spec.num_envs):
-            raise TrainingDisabled(self.env.env_id)
-
-    # --- as every sampler of a RolloutWorker ---
-
-    def get_data(self) -> SampleBatch:
-        """The next fragment as rows."""
-        return self.sample().to_sample_batch()
-
-    def get_metrics(self) -> list[RolloutMetrics]:
-        """See ``take_episodes``."""
-        episodes = self.take_episodes()
-        pairs = zip(episodes.lengths.tolist(), episodes.rewards.tolist(), strict=True)
-        return [RolloutMetrics(length, reward) for length, reward in pairs]
-
-    def get_extra_batches(self) -> list[SampleBatch]:
-        """None: there are no episodes that could add any."""
-        return []
-
-    def paused(self) -> contextlib.AbstractContextManager[Any]:
-        """No fragment is sampled inside this block, by another thread."""
-        return self._sampling
-
-    def stop(self, timeout_s: float = 5.0) -> bool:
-        """Let ``sample`` raise from the next step on; an environment that blocks is not interrupted.
-
-        Args:
-            timeout_s: wait at most so long for another thread's ``sample`` to end, seconds.
-        Returns: nothing samples any more.
-        """
-        self._is_stopped = True
-        is_over = self._sampling.acquire(timeout=timeout_s)
-        if is_over:
-            self._sampling.release()
-        return is_over
-
-    # --- reports, at most one turn of each block ---
 
     def _report_observed(
         self, raw_obs: NDArray[Any], obs: NDArray[Any], infos: Mapping[str, Any] | None = None

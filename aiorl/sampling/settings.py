@@ -1,17 +1,23 @@
-"""WorkerSettings: all that a sampling worker is built from."""
+"""WorkerSettings and SamplerSetup: all that a sampling worker, and a sampler alone, is built from."""
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiorl.acting.policy_map import PolicyMappingFn
+from aiorl.acting.observation.filters import ObservationFilter
+from aiorl.acting.observation.preprocessors import Preprocessor
+from aiorl.acting.policy import Policy
+from aiorl.acting.policy_map import PolicyMap, PolicyMappingFn
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.sample_plan import SamplePlan
+from aiorl.env.env_maker import to_base_env
 from aiorl.env.registry import EnvContext
 from aiorl.env.wrapping import Wrapping
+from aiorl.errors import ConfigError, SamplerDied
 from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
 from aiorl.sampling.callbacks import DefaultCallbacks
 
@@ -78,3 +84,74 @@ class WorkerSettings:
     def wrapping(self) -> Wrapping:
         """The wrappers of single gym-like environments."""
         return Wrapping.of(self.config, None if self.monitor_path is None else os.fspath(self.monitor_path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerSetup:
+    """Environments, policies and settings of a SyncSampler or AsyncSampler.
+
+    Attributes:
+        worker: handed to callbacks and to ``observation_fn``, and not used otherwise. It may be a ``weakref.ref``, so
+            that a sampler in a thread of its own does not keep it alive.
+        base_env: the environments; ``to_base_env`` converts other kinds. Its owner closes it.
+        policy_map: policy id -> policy.
+        policy_mapping_fn: agent id -> policy id; None = that of a PolicyMap, else the default policy.
+        preprocessors: policy id -> preprocessor.
+        filters: policy id -> observation filter.
+        settings: those of the config that samplers obey. Rewards of rows are clipped before they are postprocessed,
+            metrics never are; batches of complete episodes hold one each.
+        callbacks: hooks.
+        observation_fn: rewrites each environment's observations before they are preprocessed.
+    """
+
+    worker: Any
+    base_env: Any
+    policy_map: Mapping[str, Policy]
+    policy_mapping_fn: PolicyMappingFn | None
+    preprocessors: Mapping[str, Preprocessor]
+    filters: Mapping[str, ObservationFilter]
+    settings: WorkerConfig
+    callbacks: DefaultCallbacks
+    observation_fn: ObservationFn | None = None
+
+    def __post_init__(self) -> None:
+        """Convert the environment.
+
+        Raises:
+            UnsupportedEnvError: an object that is no environment (also a ValueError).
+            ConfigError: a horizon, and an environment that can't be reset.
+        """
+        object.__setattr__(self, "base_env", to_base_env(self.base_env))
+        horizon = self.settings.horizon
+        if horizon and not self.base_env.can_reset:  # 0 counts as none
+            raise ConfigError(
+                f"horizon is {horizon}, but {type(self.base_env).__name__} cannot be reset where it cuts.",
+                key="horizon",
+                value=horizon,
+                hint="Leave horizon out.",
+            )
+
+    def get_worker(self) -> Any:
+        """Return the worker for callbacks.
+
+        Raises:
+            SamplerDied: nobody keeps the worker any more.
+        """
+        if not isinstance(self.worker, weakref.ref):
+            return self.worker
+        worker = self.worker()
+        if worker is None:
+            raise SamplerDied("nobody keeps its worker any more")
+        return worker
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody keeps the worker any more."""
+        return isinstance(self.worker, weakref.ref) and self.worker() is None
+
+    @property
+    def policies(self) -> PolicyMap:
+        """The policies with the rule that binds agents to them."""
+        if isinstance(self.policy_map, PolicyMap) and self.policy_mapping_fn is None:
+            return self.policy_map
+        return PolicyMap(self.policy_map, self.policy_mapping_fn)

@@ -1,33 +1,39 @@
-"""Table: what the agents of one policy observed and did, as columns ``[T, S, ...]``: T rows for each of S seats.
+"""Tables: observations and actions of the agents of one policy as columns ``[T, S, ...]``, T rows for each of S seats.
 
-A seat is a place where one agent acts; its rows go round and round in its T places. T and S are powers of two: row r of
-seat s lies at ``(r * S + s) & (T * S - 1)``, and the next one S places on. A row holds an observation, what the policy
-made of it and, once it is known, what followed the action. So what followed a row, and what came before it, is in the
-next row and in the row before: nothing is stored twice. The row before an episode's first one holds what an episode
-starts with: no action, no reward, the initial state.
+In a LevelTable all seats step together, and rows are written as whole columns. In a Table each seat has rows of its
+own. There a seat is a place where one agent acts; its rows go round and round in its T places. T and S are powers of
+two: row r of seat s lies at ``(r * S + s) & (T * S - 1)``, and the next one S places on. A row holds an observation,
+what the policy made of it and, once it is known, what followed the action. So what followed a row, and what came before
+it, is in the next row and in the row before: nothing is stored twice. The row before an episode's first one holds what
+an episode starts with: no action, no reward, the initial state.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from aiorl.acting.graph_policy import ActRows
+from aiorl.data import columns as c
+from aiorl.data.arena import allocate_together
 from aiorl.errors import BatchError
 
-__all__ = ["Table"]
-
 Array = NDArray[Any]
+F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
+Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 _NOTHING_WAITS = np.iinfo(np.int64).max
 _LEAST_LENGTH = 16
 _LOOK_BACK = 4
 """Rows before the latest one that may still be asked for: previous actions and states, also around a soft reset."""
 _NUMBERS = "biufc"
+_DERIVED = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
 
 
 class Freezes(Protocol):
@@ -278,3 +284,163 @@ def _widened(name: str, kept: np.dtype[Any], given: np.dtype[Any]) -> np.dtype[A
     if not is_number and given.kind != kept.kind:
         raise BatchError(name, f"entries of dtype {kept}, as before", given)
     return np.result_type(kept, given)
+
+
+# --- level seats ---
+
+
+class FinalRows(NamedTuple):
+    """True final observations of environments that were reset inside step t.
+
+    Attributes:
+        t: row of the table.
+        envs: int64 [K].
+        obs: [K, ...] filtered.
+        state: recurrent state [K, ...] to evaluate them with, per component.
+    """
+
+    t: int
+    envs: I64
+    obs: Array
+    state: list[F32]
+
+
+def level_layout(
+    steps: int,
+    num_envs: int,
+    *,
+    obs: tuple[Sequence[int], DTypeLike],
+    action: tuple[Sequence[int], DTypeLike],
+    num_dist_inputs: int,
+    keep_dist_inputs: bool = True,
+    keep_values: bool = True,
+    sent: Collection[str] = (),
+) -> Layout:
+    """Return shape and dtype of each array of a LevelTable by column name, in the order in which they lie in memory.
+
+    Columns that are sent come first: integers before floats, because integers leave compressed and would part the
+    floats otherwise, and observations last, because the one that follows the last step may leave too.
+
+    Args:
+        steps: T.
+        num_envs: N.
+        obs: shape and dtype of one filtered observation.
+        action: shape and dtype of one action.
+        num_dist_inputs: P.
+        keep_dist_inputs: False records only the latest row of them.
+        keep_values: False records only the latest row of values.
+        sent: names of the columns that leave with a fragment.
+    """
+    each_step = (steps, num_envs)
+    float32, flag = np.dtype(np.float32), np.dtype(np.bool_)
+    arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+        c.ACTIONS: ((*each_step, *action[0]), np.dtype(action[1])),
+        c.TERMINATEDS: (each_step, flag),
+        c.TRUNCATEDS: (each_step, flag),
+        c.ACTION_DIST_INPUTS: ((steps if keep_dist_inputs else 1, num_envs, num_dist_inputs), float32),
+        c.ACTION_LOGP: (each_step, float32),
+        c.VF_PREDS: ((steps if keep_values else 1, num_envs), float32),
+        c.REWARDS: (each_step, float32),
+        **{name: (each_step, float32) for name in _DERIVED if name in sent},
+        c.OBS: ((steps + 1, num_envs, *obs[0]), np.dtype(obs[1])),
+    }
+    order = sorted(arrays, key=lambda name: (name not in sent, name == c.OBS, arrays[name][1].kind == "f"))
+    return {name: arrays[name] for name in order}
+
+
+class LevelTable:
+    """T steps that all N seats take together: rows lie side by side, and leave as whole columns with the table.
+
+    Seats that are reset at once have their true final observations beside, so that they stay level.
+
+    Attributes:
+        layout: shape and dtype of each array by column name.
+        noise: [T, N, K] randomness of the actions.
+        obs: [T + 1, N, ...], the last one follows the last step.
+        actions: [T, N, ...] unclipped.
+        logp: [T, N] float32.
+        dist_inputs: [T, N, P] float32, or [1, N, P] when not kept.
+        values: [T, N] float32, or [1, N] when not kept.
+        rewards: [T, N] float32.
+        terminateds: [T, N] bool.
+        truncateds: [T, N] bool.
+        valid: [T, N] bool, None as long as every row is a transition.
+        derived: [T, N] float32 columns that are sent and computed later.
+        finals: true final observations, in the order of steps.
+        states: recurrent states at the first step, and at every ``state_every`` steps behind it.
+        filled: steps recorded so far.
+    """
+
+    def __init__(self, layout: Layout, noise: F32, state_in: Sequence[F32], state_every: int = 0) -> None:
+        """Take memory for T steps.
+
+        Args:
+            layout: from `level_layout`.
+            noise: see the class.
+            state_in: recurrent state at the first step.
+            state_every: record states at every so many steps; 0 = at the first alone.
+        """
+        arrays = dict(zip(layout, allocate_together(list(layout.values())), strict=True))
+        self.layout = layout
+        self.noise = noise
+        self.obs: Array = arrays[c.OBS]
+        self.actions: Array = arrays[c.ACTIONS]
+        self.logp: F32 = arrays[c.ACTION_LOGP]
+        self.dist_inputs: F32 = arrays[c.ACTION_DIST_INPUTS]
+        self.values: F32 = arrays[c.VF_PREDS]
+        self.rewards: F32 = arrays[c.REWARDS]
+        self.terminateds: NDArray[np.bool_] = arrays[c.TERMINATEDS]
+        self.truncateds: NDArray[np.bool_] = arrays[c.TRUNCATEDS]
+        self.derived: dict[str, F32] = {name: arrays[name] for name in _DERIVED if name in arrays}
+        self.valid: NDArray[np.bool_] | None = None
+        self.finals: list[FinalRows] = []
+        self.states: list[list[F32]] = []
+        self.filled = 0
+        self._state_every = state_every
+        self.note_state(0, state_in)
+
+    def note_state(self, t: int, state: Sequence[F32]) -> None:
+        """Record the recurrent state that goes into step t, if it is wanted and not there yet."""
+        if t == len(self.states) * self._state_every:
+            self.states.append([component.copy() for component in state])
+
+    def state_columns(self) -> dict[str, F32]:
+        """Return recurrent states by column name: of each environment the first one [N, ...], or all [N, C, ...]."""
+        if not self._state_every:
+            return {c.state_in(number): component for number, component in enumerate(self.states[0])}
+        by_component = zip(*self.states, strict=True)
+        return {c.state_in(number): np.stack(parts, axis=1) for number, parts in enumerate(by_component)}
+
+    def policy_rows(self, *, with_logp: bool) -> Iterator[ActRows]:
+        """Return where the policy writes at each step from the first one that is not recorded.
+
+        Args:
+            with_logp: False leaves log-probabilities to be filled in later.
+        """
+        left, steps = slice(self.filled, None), len(self.rewards)
+        return map(
+            ActRows,
+            self.actions[left],
+            self.dist_inputs[left] if len(self.dist_inputs) == steps else repeat(self.dist_inputs[0]),
+            self.values[left] if len(self.values) == steps else repeat(self.values[0]),
+            self.logp[left] if with_logp else repeat(None),
+        )
+
+    def mark_valid(self, t: int, valid: NDArray[np.bool_]) -> None:
+        """Note which environments' row t is a transition."""
+        if self.valid is None:
+            self.valid = np.ones(self.rewards.shape, np.bool_)
+        self.valid[t] = valid
+
+    def followers(self) -> tuple[I64, Array]:
+        """Return final observations of all rows that end an episode: int64 [K, 2] (t, n), and [K, ...].
+
+        Ordered by t, then n, whichever way the environments are reset.
+        """
+        index = np.argwhere(self.terminateds | self.truncateds)
+        obs = self.obs[index[:, 0] + 1, index[:, 1]]
+        place = {(int(t), int(n)): row for row, (t, n) in enumerate(index)}
+        for final in self.finals:
+            for row, n in enumerate(final.envs.tolist()):
+                obs[place[final.t, n]] = final.obs[row]
+        return index, obs

@@ -26,20 +26,19 @@ from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.kinds import facts_of
-from aiorl.env.lockstep import TrainingDisabled
 from aiorl.errors import ConfigError, EndOfData, PolicyError, SamplerDied
 from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator, episode_parts
 from aiorl.offline.io import InputReader, IOContext, OutputWriter
 from aiorl.process.log_once import report
 from aiorl.sampling import build
-from aiorl.sampling.lockstep import LockstepSampler
+from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.policies import enable_eager, make_policies, policy_classes, policy_specs, seed_generators
+from aiorl.sampling.sampler import SyncSampler
 from aiorl.sampling.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
-Sampled = TypeVar("Sampled", Fragment, Batch)
 
 _current: weakref.ref[Worker] | None = None
 
@@ -73,7 +72,7 @@ class Worker:
         worker_index, num_workers: place among the workers.
         io_context: what reader and writer were made with.
         reward_estimators: off-policy estimators.
-        sampler: SyncSampler, AsyncSampler or LockstepSampler.
+        sampler: SyncSampler or AsyncSampler.
         input_reader: where batches come from.
         output_writer: where copies of them go.
         last_batch: what ``fake_sampler`` gives again and again, None before the first batch.
@@ -154,11 +153,8 @@ class Worker:
         self.async_env: BaseEnv = maker.to_base_env(self.env)
         self.io_context = IOContext(settings.log_dir, self.policy_config, settings.worker_index, self)
         self.reward_estimators: list[OffPolicyEstimator] = build.make_estimators(settings, self.io_context)
-        self._on_turn = _weakly(self._between_turns)
-        self.sampler: build.Sampler = build.lockstep_sampler(
-            self, settings, polled, self._on_turn
-        ) or build.polling_sampler(self, settings, self._on_turn)
-        if hasattr(self.sampler, "start"):  # one that samples in the background
+        self.sampler = build.make_sampler(self, settings, polled, _weakly(self._between_turns))
+        if isinstance(self.sampler, AsyncSampler):
             self.sampler.start()
         self.input_reader: InputReader = build.make_input_reader(settings, self.io_context)
         self.output_writer: OutputWriter = build.make_output_writer(settings, self.io_context)
@@ -193,33 +189,23 @@ class Worker:
     def sample_in_lockstep(self) -> tuple[Fragment, EpisodeColumns] | None:
         """Return a fragment and the episodes that ended since the last; None where environments are not in lockstep.
 
-        A step that is not to be trained on ends lockstep for good: the environments begin anew, and ``sample`` has
-        what comes of them.
-
         Raises:
             Exception: as ``sample``.
         """
         sampler = self.sampler
-        if not isinstance(sampler, LockstepSampler):
+        if not (isinstance(sampler, SyncSampler) and sampler.lockstep):
             return None
-        sampler.on_step = self.on_turn  # called at every step, so with nothing in between
-        try:
-            return self._reported(sampler.sample), sampler.take_episodes()
-        except TrainingDisabled as error:
-            logger.info("%s, so the environments begin anew and are polled from now on", error)
-            self.sampler = build.polling_sampler(self, self.settings, self._on_turn)
-            self.input_reader = build.make_input_reader(self.settings, self.io_context)
-            return None
-
-    def _reported(self, sample: Callable[[], Sampled]) -> Sampled:
-        """Sample; log how much is wanted, and the result."""
+        sampler.on_turn = self.on_turn  # called at every step, so with nothing in between
         report("sample_start", self.rollout_fragment_length)
-        sampled = sample()
-        report("sample_end", sampled.columns if isinstance(sampled, Fragment) else columns_of(sampled))
-        return sampled
+        found = sampler.get_fragment()
+        if found is not None:
+            report("sample_end", found[0].columns)
+        return found
 
     def _sample(self) -> Batch:
-        batch = self._reported(self._read_enough)
+        report("sample_start", self.rollout_fragment_length)
+        batch = self._read_enough()
+        report("sample_end", columns_of(batch))
         self.output_writer.write(batch)
         if self.reward_estimators:
             # estimators evaluate policies, and those are not evaluated by two threads at once
@@ -377,7 +363,7 @@ class Worker:
 
     def __del__(self) -> None:
         sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
-        if sampler is not None and hasattr(sampler, "end_soon"):
+        if isinstance(sampler, AsyncSampler):
             sampler.end_soon()
         if env is not None:
             env.interrupt()  # a thread that waits for clients or processes, and clients that wait for it
@@ -386,10 +372,9 @@ class Worker:
         if self.on_turn is not None:
             self.on_turn()
 
-    def _paused(self) -> contextlib.AbstractContextManager[None]:
+    def _paused(self) -> contextlib.AbstractContextManager[Any]:
         """Keep other threads from processing observations and evaluating policies."""
-        paused: contextlib.AbstractContextManager[None] = self.sampler.paused()
-        return paused
+        return self.sampler.paused()
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:

@@ -22,8 +22,8 @@ from aiorl.env.env_maker import to_base_env
 from aiorl.learning.models.catalog import build_model
 from aiorl.learning.models.export import describe_policy
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.setup import SamplerSetup
-from aiorl.sampling.sync_sampler import SyncSampler
+from aiorl.sampling.sampler import SyncSampler
+from aiorl.sampling.settings import SamplerSetup
 
 OBS = spaces.Dict({"place": spaces.Discrete(5), "speed": spaces.Tuple([spaces.Box(-9.0, 9.0, (2,))])})
 ACTIONS = spaces.Tuple([spaces.Discrete(3, start=1), spaces.Dict({"push": spaces.Box(-0.1, 0.1, (2,))})])

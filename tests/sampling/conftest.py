@@ -10,8 +10,8 @@ from aiorl.acting.observation.filters import NoFilter
 from aiorl.acting.observation.preprocessors import preprocessor_for
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.setup import SamplerSetup
-from aiorl.sampling.sync_sampler import SyncSampler
+from aiorl.sampling.sampler import SyncSampler
+from aiorl.sampling.settings import SamplerSetup
 from aiorl.testing.scripted_env import RecordingPolicy
 
 __all__ = ["fresh_logging", "make_pair", "make_worker"]

@@ -30,8 +30,8 @@ from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import WorkerConfig
 from aiorl.env.registry import EnvContext
 from aiorl.errors import BadObservationError, EnvContractError
-from aiorl.sampling.setup import SamplerSetup
-from aiorl.sampling.sync_sampler import SyncSampler
+from aiorl.sampling.sampler import SyncSampler
+from aiorl.sampling.settings import SamplerSetup
 
 
 def tape_of(case: Case, side: str) -> tuple[Tape, dict[str, Any]]:

@@ -27,7 +27,7 @@ from aiorl.offline.io import InputReader, NoopWriter, OutputWriter, SamplerInput
 from aiorl.process.log_once import log_once
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.sync_sampler import SyncSampler
+from aiorl.sampling.sampler import SyncSampler
 from aiorl.sampling.worker import get_global_worker
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
@@ -338,7 +338,7 @@ def test_under_deepmind_wrapping_no_policy_brings_a_preprocessor_of_its_own(make
 
 def reward_limit(worker):
     """What the sampler limits rewards to."""
-    return worker.sampler._turns._iteration._setup.settings.reward_limit
+    return worker.sampler._setup.settings.reward_limit
 
 
 def test_rewards_of_rows_are_clipped_where_asked_for(make_worker):

@@ -1,4 +1,4 @@
-"""Episodes by themselves; how they live in a sampler is told in test_iteration."""
+"""Episodes and trajectories by themselves; how they live in a sampler is told in test_iteration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from aiorl.acting.actor import Actor
 from aiorl.acting.observation.filters import NoFilter
 from aiorl.acting.observation.preprocessors import preprocessor_for
 from aiorl.acting.policy_map import PolicyMap
-from aiorl.sampling.builder import BatchBuilder, OriginalBatches
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.sampling.builder import BatchBuilder, OriginalBatches, check_trajectory
 from aiorl.sampling.episode import MultiAgentEpisode
 from aiorl.sampling.seats import Lane
 from aiorl.testing.scripted_env import RecordingPolicy
@@ -106,3 +107,21 @@ def test_the_agent_need_not_be_named_where_there_is_only_one():
     assert (episode.last_raw_obs_for(), episode.last_info_for(), episode.prev_reward_for()) == ("seen", {"x": 1}, 0.0)
     for name in ("last_observation_for", "last_action_for", "prev_action_for", "rnn_state_for", "last_pi_info_for"):
         np.testing.assert_equal(getattr(episode, name)(), getattr(episode, name)(aiorl.DEFAULT_AGENT_ID))
+
+
+def rows(dones, ids):
+    return SampleBatch({"dones": np.array(dones, bool), "eps_id": np.array(ids)})
+
+
+def test_one_trajectory_passes():
+    """R106."""
+    check_trajectory(rows([False, False, True], [4, 4, 4]))
+    check_trajectory(rows([False], [4]))
+
+
+def test_a_done_inside_or_two_episodes_are_refused():
+    """R106."""
+    with pytest.raises(ValueError, match="row 1 of 3 is done"):
+        check_trajectory(rows([False, True, False], [4, 4, 4]))
+    with pytest.raises(ValueError, match=r"episodes \[4, 5\]"):
+        check_trajectory(rows([False, False], [4, 5]))

@@ -17,7 +17,7 @@ from aiorl.errors import BadObservationError, BadRewardError, EnvContractError
 from aiorl.process.log_once import log_once
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.iteration import Iteration
-from aiorl.sampling.setup import SamplerSetup
+from aiorl.sampling.settings import SamplerSetup
 from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 
 

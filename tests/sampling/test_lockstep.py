@@ -23,8 +23,8 @@ from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.process.log_once import PERIOD_S, log_once
-from aiorl.sampling.assemble import FRAGMENT_COLUMNS
-from aiorl.sampling.lockstep import LockstepSampler
+from aiorl.sampling.fragments import FRAGMENT_COLUMNS
+from aiorl.sampling.lockstep import Lockstep
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv, FaultyEnv, RecallEnv, counting_obs
 from aiorl.testing.fake_policy import FakePolicy, linear_value
 
@@ -39,10 +39,10 @@ def make_env(mode: str, lengths=(3, 5), end="terminate", num_envs=2) -> Lockstep
     return NativeVectorEnv(CountingVectorEnv(num_envs, lengths, end, mode), env_id="counting")
 
 
-def make_sampler(env: LockstepEnv, length=7, *, gamma=0.9, lam=0.8, recurrent=False, **more) -> LockstepSampler:
+def make_sampler(env: LockstepEnv, length=7, *, gamma=0.9, lam=0.8, recurrent=False, **more) -> Lockstep:
     policy = more.pop("policy", None) or FakePolicy(env.action_space, recurrent=recurrent)
     settings = {"columns": ALL, "postprocess": "gae", "postprocess_settings": {"gamma": gamma, "lam": lam}}
-    return LockstepSampler(env, policy, fragment_length=length, **(settings | more))
+    return Lockstep(env, policy, fragment_length=length, **(settings | more))
 
 
 def slow_gae(rewards, values, after, gamma, lam):
@@ -144,12 +144,12 @@ def test_recurrent_states_are_sent_of_every_so_many_steps_also_after_a_step_that
         if fails_at[0] == 0:
             raise OSError("on purpose")
 
-    sampler = make_sampler(make_env(mode), length=7, recurrent=True, state_every=3, on_step=on_step)
+    sampler = make_sampler(make_env(mode), length=7, recurrent=True, state_every=3)
     for number in range(4):
         if number == 2:
             with pytest.raises(OSError, match="on purpose"):
-                sampler.sample()
-        fragment = sampler.sample()
+                sampler.sample(on_step)
+        fragment = sampler.sample(on_step)
         states, step = fragment.extras[c.state_in(0)], fragment.columns[c.OBS][::3, :, 1]
         assert states.shape == (2, 3, 1)
         valid = fragment.columns.get(c.VALID, np.ones((7, 2), bool))[::3]
@@ -371,12 +371,12 @@ def test_an_exception_from_the_hook_leaves_the_sampler_between_two_steps():
         if len(calls) in (5, 7):
             raise Stop
 
-    sampler = make_sampler(make_env("serial"), length=7, on_step=hook, recurrent=True)
+    sampler = make_sampler(make_env("serial"), length=7, recurrent=True)
     with pytest.raises(Stop):
-        sampler.sample()
+        sampler.sample(hook)
     with pytest.raises(Stop):
-        sampler.sample()
-    interrupted = sampler.sample()
+        sampler.sample(hook)
+    interrupted = sampler.sample(hook)
     undisturbed = make_sampler(make_env("serial"), length=7, recurrent=True).sample()
     assert set(interrupted.columns) == set(undisturbed.columns)
     for name, column in undisturbed.columns.items():

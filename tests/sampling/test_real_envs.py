@@ -240,8 +240,8 @@ def test_dict_observations_are_flattened_for_the_policy(make_sampler):
     from aiorl.acting.observation.filters import NoFilter
     from aiorl.acting.observation.preprocessors import preprocessor_for
     from aiorl.sampling.callbacks import DefaultCallbacks
-    from aiorl.sampling.setup import SamplerSetup
-    from aiorl.sampling.sync_sampler import SyncSampler
+    from aiorl.sampling.sampler import SyncSampler
+    from aiorl.sampling.settings import SamplerSetup
 
     preprocessor = preprocessor_for(env.observation_space)
     policy = Flat(preprocessor.observation_space, env.action_space, {})

@@ -25,11 +25,11 @@ from aiorl.env.lockstep import TrainingDisabled
 from aiorl.env.native_vector_env import NativeVectorEnv
 from aiorl.env.serial_env import Copies, SerialEnv
 from aiorl.env.vector_env import VectorBaseEnv
-from aiorl.sampling.assemble import FRAGMENT_COLUMNS
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.lockstep import LockstepSampler
-from aiorl.sampling.setup import SamplerSetup
-from aiorl.sampling.sync_sampler import SyncSampler
+from aiorl.sampling.fragments import FRAGMENT_COLUMNS
+from aiorl.sampling.lockstep import Lockstep
+from aiorl.sampling.sampler import SyncSampler
+from aiorl.sampling.settings import SamplerSetup
 from aiorl.testing.fake_policy import FakePolicy
 from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
 
@@ -137,7 +137,7 @@ def both(
 
     preprocessor = preprocessor_for(envs()[0].observation_space)
     filters = [MeanStdFilter(preprocessor.shape) if filtered else NoFilter() for _ in range(2)]
-    lockstep = LockstepSampler(
+    lockstep = Lockstep(
         NativeVectorEnv(native(), env_id="random") if vector else SerialEnv(envs(), env_id="random"),
         FakePolicy(envs()[0].action_space, recurrent=recurrent),
         fragment_length=steps,
@@ -224,7 +224,7 @@ def test_the_policy_of_a_worker_gives_the_same_rows_in_lockstep_and_polled(num_e
     def copies():
         return [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(num_envs)]
 
-    lockstep = LockstepSampler(
+    lockstep = Lockstep(
         SerialEnv(copies(), env_id="CartPole"), policy(), fragment_length=40, columns=sorted(FRAGMENT_COLUMNS), seed=5,
         postprocess="gae", postprocess_settings={"gamma": GAMMA, "lam": LAM},
     )  # fmt: skip
@@ -313,7 +313,7 @@ def test_rows_not_to_be_trained_on_are_left_out_and_end_lockstep(mode):
     assert set(batch["t"] % 3) == {0, 1}
     assert [info["count"] for info in batch["infos"]] == (batch["t"] + 1).tolist()
     assert all(info["training_enabled"] for info in batch["infos"])
-    lockstep = LockstepSampler(
+    lockstep = Lockstep(
         NativeVectorEnv(native(), env_id="untrained")
         if mode
         else SerialEnv([make() for make in copies()], env_id="untrained"),

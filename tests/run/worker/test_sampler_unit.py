@@ -29,7 +29,6 @@ from aiorl.run.ingest import check_samples
 from aiorl.run.report.results import Progress, Results
 from aiorl.run.worker.apply import StopSampling
 from aiorl.run.worker.sampler_unit import SamplerUnit, StepClock, UnitPlace, monitor_directory, unit_seed
-from aiorl.sampling.lockstep import LockstepSampler
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
 PPO_PLAN = SamplePlan("gae", {"gamma": 0.9, "lam": 0.8}, (c.OBS, c.ACTIONS, c.REWARDS, c.ADVANTAGES, c.EPS_ID, c.T))
@@ -125,7 +124,7 @@ def test_observations_are_compressed_on_the_wire_and_not_before_it(make: Make, h
 def test_estimates_of_a_worker_come_out_in_the_runs_results(make: Make) -> None:
     """SPEC 11: off_policy_estimator; over the wire, each once."""
     unit = make({DEFAULT_POLICY_ID: entry()})
-    assert not isinstance(unit.worker.sampler, LockstepSampler), "its fragments are not of whole rows"
+    assert unit.worker.sampler.lockstep is None, "its fragments are not of whole rows"
     estimator = ImportanceSamplingEstimator(unit.worker.get_policy(), 0.9)
     unit.worker.reward_estimators = [estimator]
     produced = unit.sample()

@@ -16,7 +16,7 @@ from aiorl.acting.observation.filters import MeanStdFilter, NoFilter
 from aiorl.data.multi_agent_batch import MultiAgentBatch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.base_env import FinishedGame
-from aiorl.errors import EnvContractError, EnvError, SamplerDied
+from aiorl.errors import ConfigError, EnvContractError, EnvError, PolicyError, SamplerDied
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.testing.scripted_env import RecordingPolicy, Scene, ScriptedEnv, scenes
 from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
@@ -318,7 +318,7 @@ def test_perf_stats_do_not_divide_by_zero_and_count_turns(make_sampler):
 def test_hand_out_time_belongs_to_no_perf_figure(make_sampler, monkeypatch):
     """R78: the clock stands still inside the turn, but runs while the caller has the batch."""
     now = [0.0]
-    monkeypatch.setattr("aiorl.sampling.turns.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("aiorl.sampling.sampler.time.perf_counter", lambda: now[0])
     sampler = make_sampler(single(2))
     for _ in range(3):
         sampler.get_data()
@@ -402,7 +402,8 @@ def test_extra_batches_are_drained(make_sampler):
 
 
 @pytest.mark.parametrize(
-    ("horizon", "limit", "expected"), [(4, 10, 4), (10, 10, 10), (None, 6, 6), (0, 6, 6), (3, None, 3)]
+    ("horizon", "limit", "expected"),
+    [(4, 10, 4), (10, 10, 10), (None, 6, 6), (0, 6, 6), (math.inf, 6, 6), (3, None, 3), (3, "many", 3)],
 )
 def test_episodes_end_at_the_horizon_or_the_environments_limit(make_sampler, horizon, limit, expected):
     """R80, R81, R82."""
@@ -415,10 +416,12 @@ def test_episodes_end_at_the_horizon_or_the_environments_limit(make_sampler, hor
     assert ("reset", 0) in env.tape
 
 
-def test_a_horizon_above_the_limit_is_refused(make_sampler):
+@pytest.mark.parametrize("horizon", [11, -1])
+def test_a_horizon_above_the_limit_or_below_0_is_refused(make_sampler, horizon):
     """R80."""
-    with pytest.raises(ValueError, match="horizon is 11"):
-        make_sampler(single(5, unwrapped=[Spec(10)]), horizon=11).get_data()
+    with pytest.raises(ConfigError) as caught:
+        make_sampler(single(5, unwrapped=[Spec(10)]), horizon=horizon).get_data()
+    assert caught.value.key == "horizon"
 
 
 def test_without_horizon_and_limit_episodes_are_as_long_as_they_are(make_sampler):
@@ -913,8 +916,8 @@ def test_agents_may_join_leave_and_die_anywhere(episodes, cut, envs):
     """R95, R97, R98, R99, R106, R107, R126, R127, R129, R130, R131: against a plain replay of the script."""
     from aiorl.acting.observation.preprocessors import preprocessor_for
     from aiorl.sampling.callbacks import DefaultCallbacks
-    from aiorl.sampling.setup import SamplerSetup
-    from aiorl.sampling.sync_sampler import SyncSampler
+    from aiorl.sampling.sampler import SyncSampler
+    from aiorl.sampling.settings import SamplerSetup
 
     policies = {name: RecordingPolicy(recurrent=True) for name in ("even", "odd")}
     env = ScriptedEnv({n: episodes for n in range(envs)})
@@ -981,3 +984,12 @@ def replay(episode):
             owed[agent] = 0.0
             last_seen[agent] = step
     return sorted(rows, key=lambda row: (row[1], row[2]))
+
+
+def test_a_policy_that_gives_no_batch_back_is_named(make_sampler):
+    class Forgetful(RecordingPolicy):
+        def postprocess_trajectory(self, *args, **kwargs):
+            return None
+
+    with pytest.raises(PolicyError, match=r"'default_policy' \(Forgetful\) returned NoneType, expected a SampleBatch"):
+        make_sampler(ScriptedEnv({0: [scenes(3)]}), Forgetful()).get_data()

@@ -1,0 +1,264 @@
+"""SyncSampler: environments, policies and filters in, batches and metrics out, in the caller's thread.
+
+While all seats are level, that is in lockstep, whole columns are written at each step (`lockstep.py`). Otherwise an
+`Iteration` takes turns with whichever environments are ready: poll, decide, send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from aiorl.data.fragment import Fragment
+from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
+from aiorl.data.multi_agent_batch import MultiAgentBatch
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.env.base_env import as_poll
+from aiorl.env.lockstep import TrainingDisabled
+from aiorl.errors import SamplerDied
+from aiorl.sampling.iteration import Iteration, Output
+from aiorl.sampling.lockstep import Lockstep
+from aiorl.sampling.settings import SamplerSetup
+
+logger = logging.getLogger(__name__)
+
+Batch = SampleBatch | MultiAgentBatch
+
+
+class TurnGate:
+    """Lets another thread change weights or filters where neither of them is in use.
+
+    The sampling thread holds it while it works on a turn; others ask for a pause. A pause begins as soon as the
+    sampling thread leaves the gate, and that thread waits before it enters again: it cannot overtake those who asked
+    before. The sampling thread itself is never held up by a pause that it asks for, as a callback does in the middle
+    of a turn.
+    """
+
+    def __init__(self) -> None:
+        """Open."""
+        self._lock = threading.RLock()  # entered by itself: twice as fast as by way of the condition
+        self._condition = threading.Condition(self._lock)
+        self._inside: int | None = None  # identifier of the thread inside
+        self._pausing: list[int] = []  # threads that pause, or wait to
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self._lock:
+            while self._pausing and any(thread != me for thread in self._pausing):
+                self._condition.wait()
+            self._inside = me
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside = None
+            if self._pausing:
+                self._condition.notify_all()
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Keep turns from being worked on inside this block, except by the thread that asks for it."""
+        me = threading.get_ident()
+        if self._inside == me:
+            yield
+            return
+        with self._lock:
+            self._pausing.append(me)
+        try:  # Ctrl-C ends the wait, too
+            with self._lock:
+                while self._inside is not None:
+                    self._condition.wait()
+            yield
+        finally:
+            with self._lock:
+                self._pausing.remove(me)
+                self._condition.notify_all()
+
+
+class SyncSampler:
+    """Samples only while ``get_data`` or ``get_fragment`` is running.
+
+    Of several threads that ask at once, one after the other gets a batch. Outputs of a turn are handed out before the
+    policies are evaluated: weights that are set in between govern the actions at the observations that led to these
+    outputs.
+
+    Attributes:
+        on_turn: called between two turns, where it may set weights and filter states; if it raises, ``get_data``
+            raises the same, and the next call goes on from there.
+        perf: where time went; handing out belongs to none of it.
+        lockstep: samples while all seats are level; None where an Iteration takes turns.
+    """
+
+    def __init__(
+        self, setup: SamplerSetup, *, lockstep: Lockstep | None = None, on_turn: Callable[[], None] | None = None
+    ) -> None:
+        """Get ready; the environment is not touched before the first ``get_data``.
+
+        Args:
+            setup: what to sample, and how.
+            lockstep: the same environments in lockstep, until a step must be left out of the rows; None = turn by turn.
+            on_turn: see the class.
+
+        Raises:
+            UnknownPolicyError: a policy without preprocessor or filter (also a ValueError).
+        """
+        self.on_turn = on_turn
+        self.perf = PerfStats() if lockstep is None else lockstep.perf
+        self._setup = setup
+        self.lockstep = lockstep
+        self._iteration = Iteration(setup) if lockstep is None else None
+        self._gate = TurnGate()
+        self._sampling = threading.RLock()
+        self._metrics: list[RolloutMetrics] = []
+        self._outputs: deque[Output] = deque()
+        self._must_act = False
+        self._is_stopped = False
+        self._died: BaseException | None = None
+        self._untold: Exception | None = None
+
+    def get_fragment(self) -> tuple[Fragment, EpisodeColumns] | None:
+        """Return the next fragment and the episodes that ended since the last; None where seats are not level.
+
+        A step that is not to be trained on ends lockstep for good: the environments begin anew, turn by turn.
+
+        Raises:
+            Exception: as ``get_data``.
+        """
+        with self._sampling:
+            lockstep = self.lockstep
+            if lockstep is None:
+                return None
+            try:
+                return lockstep.sample(self.on_turn), lockstep.take_episodes()
+            except TrainingDisabled as error:
+                logger.info("%s, so the environments begin anew and are polled from now on", error)
+                self.lockstep, self._iteration = None, Iteration(self._setup)
+                return None
+
+    def get_data(self) -> Batch:
+        """Return the next batch; block until it is full.
+
+        Raises:
+            ValueError: the environment or a policy broke its contract, or the horizon is above the
+                environment's limit.
+            SamplerDied: an earlier call raised in the middle of a turn, or the sampler was stopped.
+            Exception: whatever the environment, a policy or a callback raised, once the batches that were finished
+                before have been given. After an error of ``poll``, the next call polls again.
+        """
+        with self._sampling:
+            if (found := self.get_fragment()) is not None:
+                fragment, episodes = found
+                pairs = zip(episodes.lengths.tolist(), episodes.rewards.tolist(), strict=True)
+                self._metrics += [RolloutMetrics(length, reward) for length, reward in pairs]
+                return fragment.to_sample_batch()
+            while True:
+                while not self._outputs:
+                    self.advance()
+                output = self._outputs.popleft()
+                if not isinstance(output, RolloutMetrics):
+                    return output
+                self._metrics.append(output)
+
+    def get_metrics(self) -> list[RolloutMetrics]:
+        """Return episodes that ended since the last call, stamped with the current perf stats."""
+        metrics, self._metrics = self._metrics, []
+        stats = self.perf.get()
+        return [item._replace(perf_stats=dict(stats)) for item in metrics]
+
+    def get_extra_batches(self) -> list[Batch]:
+        """Return batches that episodes added on their own since the last call."""
+        if self._iteration is None:
+            return []
+        extra, self._iteration.extra_batches[:] = list(self._iteration.extra_batches), []
+        return extra
+
+    def paused(self) -> contextlib.AbstractContextManager[Any]:
+        """Keep other threads from processing observations and evaluating policies inside this block."""
+        return self._gate.pause() if self.lockstep is None else self._sampling
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Let ``get_data`` raise from the next turn on; an environment that blocks is not interrupted.
+
+        Args:
+            timeout_s: wait at most so long for another thread's ``get_data`` to end, seconds.
+        Returns: whether sampling has ended.
+        """
+        self._is_stopped = True
+        lockstep = self.lockstep
+        if lockstep is not None:
+            lockstep.is_stopped = True
+        is_over = self._sampling.acquire(timeout=timeout_s)
+        if is_over:
+            self._sampling.release()
+        return is_over
+
+    # --- turns ---
+
+    def advance(self) -> None:
+        """Act on the latest observations, if that is still to be done, and take in the next ones.
+
+        Raises:
+            SamplerDied: an earlier call raised in the middle of a turn, or the sampler was stopped.
+            Exception: whatever the environment, a policy or a callback raised.
+        """
+        if self._is_stopped or self._died is not None:
+            self._raise_why_it_ended()
+        if self.on_turn is not None:
+            self.on_turn()
+        assert self._iteration is not None, "turns are taken out of lockstep"
+        if self._must_act:
+            self._act(self._iteration)
+        self._observe(self._iteration)
+
+    def take_outputs(self) -> list[Output]:
+        """Return all outputs of the last turn that are not yet handed out."""
+        outputs = list(self._outputs)
+        self._outputs.clear()
+        return outputs
+
+    def _raise_why_it_ended(self) -> NoReturn:
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            raise untold
+        if self._died is not None:
+            raise SamplerDied("the sampler failed in the middle of a turn and cannot go on") from self._died
+        raise SamplerDied("the sampler was stopped")
+
+    def _observe(self, iteration: Iteration) -> None:
+        clock, perf = time.perf_counter, self.perf
+        perf.iters += 1
+        began = clock()
+        poll = as_poll(iteration.base_env.poll())
+        perf.env_wait_time += clock() - began
+        try:
+            with self._gate:
+                entered = clock()
+                iteration.observe(poll, self._outputs)
+                perf.processing_time += clock() - entered
+        except BaseException as error:  # Ctrl-C too leaves a turn half done
+            self._died = error
+            if self._outputs and isinstance(error, Exception):
+                self._untold = error  # raised as soon as the turn's finished outputs are handed out
+                return
+            raise
+        self._must_act = True
+
+    def _act(self, iteration: Iteration) -> None:
+        clock, perf = time.perf_counter, self.perf
+        self._must_act = False
+        try:
+            with self._gate:
+                entered = clock()
+                actions = iteration.act()
+                evaluated = clock()
+            perf.inference_time += iteration.inferred_s
+            perf.processing_time += evaluated - entered - iteration.inferred_s
+            iteration.base_env.send_actions(actions)
+            perf.env_wait_time += clock() - evaluated
+        except BaseException as error:
+            self._died = error
+            raise

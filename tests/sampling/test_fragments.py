@@ -1,0 +1,170 @@
+"""From recorded steps of level seats to whole episodes and their figures; fragments are tested with lockstep."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiorl.data import columns as c
+from aiorl.sampling.fragments import EpisodeCollector, EpisodeTracker
+from aiorl.sampling.table import LevelTable, level_layout
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    num_envs=st.integers(1, 4),
+    blocks=st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=8),
+    odds=st.sampled_from([0.05, 0.3, 1.0]),
+)
+def test_every_row_comes_out_once_with_its_episode_and_in_order(seed, num_envs, blocks, odds):
+    rng = np.random.default_rng(seed)
+    collector = EpisodeCollector()
+    sent: list[list[list[int]]] = [[[]] for _ in range(num_envs)]  # env -> episodes -> row numbers
+    got: list[list[list[int]]] = [[] for _ in range(num_envs)]
+    number = 0
+    for steps, take in blocks:
+        dones = rng.random((steps, num_envs)) < odds
+        valid = rng.random((steps, num_envs)) < 0.9
+        dones &= valid
+        rows = np.arange(number, number + steps * num_envs).reshape(steps, num_envs)
+        number += steps * num_envs
+        for t in range(steps):
+            for n in range(num_envs):
+                if valid[t, n]:
+                    sent[n][-1].append(int(rows[t, n]))
+                if dones[t, n]:
+                    sent[n].append([])
+        index = np.argwhere(dones)
+        env = np.broadcast_to(np.arange(num_envs), rows.shape)
+        columns = {"row": rows, "env": env, c.VALID: valid, c.DONES: dones}
+        collector.add(columns, dones, (index, -rows[dones][:, None]))
+        if take and collector.ready_rows:
+            taken, (final_rows, final_obs) = collector.take()
+            assert collector.ready_rows == 0
+            flat = {name: column[:, 0] for name, column in taken.items()}
+            ends = np.flatnonzero(flat[c.DONES])
+            np.testing.assert_array_equal(final_rows, ends)
+            np.testing.assert_array_equal(final_obs[:, 0], -flat["row"][ends])
+            for part in np.split(np.arange(len(flat["row"])), ends + 1)[:-1]:
+                envs = set(flat["env"][part].tolist())
+                assert len(envs) == 1
+                got[envs.pop()].append(flat["row"][part].tolist())
+    for n in range(num_envs):
+        assert sent[n][: len(got[n])] == got[n]
+        if blocks[-1][1]:
+            assert len(got[n]) == len(sent[n]) - 1
+
+
+def block(steps, *ends, num_envs=2, valid=None):
+    """Steps in which nothing happens but for the ends of episodes at (t, n)."""
+    dones = np.zeros((steps, num_envs), np.bool_)
+    for t, n in ends:
+        dones[t, n] = True
+    columns = {"row": np.zeros((steps, num_envs))}
+    return columns if valid is None else columns | {c.VALID: valid}, dones, None
+
+
+def test_a_warning_comes_once_when_very_many_rows_of_an_environment_wait(caplog):
+    """R94: rows of one environment's unfinished episode, as many as in general sampling."""
+    collector = EpisodeCollector()
+    with caplog.at_level(logging.WARNING):
+        for number in range(10):  # 1000 rows of environment 0 wait, ever again
+            collector.add(*block(1000, (999, 0), (number * 50, 1)))
+        collector.take()
+        resets = np.ones((3000, 2), np.bool_)
+        resets[:, 1] = False
+        collector.add(*block(3000, (2999, 0), valid=resets))
+        collector.add(*block(4450))
+        assert collector.kept_steps > 5000
+        assert caplog.text == ""
+        collector.add(*block(100))
+        collector.add(*block(1000))
+    assert caplog.text.count("More than 5000 rows of environment 1 wait for their episode's end") == 1
+    assert "set horizon" in caplog.text
+
+
+def slow_tracker(rewards, dones, valid):
+    """One row at a time, with dicts."""
+    steps, num_envs = rewards.shape
+    length, total = [0] * num_envs, [0.0] * num_envs
+    finished = []
+    for t in range(steps):
+        for n in range(num_envs):
+            if not valid[t, n]:
+                continue
+            length[n] += 1
+            total[n] += float(rewards[t, n])
+            if dones[t, n]:
+                finished.append((length[n], total[n]))
+                length[n], total[n] = 0, 0.0
+    return finished
+
+
+@st.composite
+def runs(draw):
+    steps, num_envs = draw(st.integers(1, 30)), draw(st.integers(1, 4))
+    seed = draw(st.integers(0, 2**31))
+    rng = np.random.default_rng(seed)
+    dones = rng.random((steps, num_envs)) < draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    valid = np.ones((steps, num_envs), bool)
+    if draw(st.booleans()):  # as NEXT_STEP environments: the row after an end is no transition
+        for n in range(num_envs):
+            for t in range(1, steps):
+                if dones[t - 1, n]:
+                    dones[t, n], valid[t, n] = False, False
+    rewards = rng.integers(-3, 4, (steps, num_envs)).astype(np.float32) * valid
+    cuts = sorted(draw(st.sets(st.integers(1, steps), max_size=5)) | {steps})
+    return rewards, dones, valid, cuts
+
+
+@settings(max_examples=300, deadline=None)
+@given(runs())
+def test_episodes_are_those_of_a_row_by_row_count_however_the_run_is_cut(run):
+    """R91: lengths and returns, also across blocks."""
+    rewards, dones, valid, cuts = run
+    tracker = EpisodeTracker(rewards.shape[1])
+    lengths, returns = [], []
+    for start, end in zip([0, *cuts[:-1]], cuts, strict=True):
+        part = slice(start, end)
+        tracker.advance(rewards[part], dones[part], None if valid.all() else valid[part])
+        finished = tracker.take_finished()
+        lengths += finished.lengths.tolist()
+        returns += finished.rewards.tolist()
+    assert list(zip(lengths, returns, strict=True)) == slow_tracker(rewards, dones, valid)
+
+
+def test_no_episode_yet_gives_empty_columns():
+    finished = EpisodeTracker(2).take_finished()
+    assert (finished.lengths.dtype, finished.rewards.dtype) == (np.int32, np.float64)
+    assert len(finished.lengths) == len(finished.rewards) == 0
+
+
+def test_returns_are_summed_in_double_precision():
+    tracker = EpisodeTracker(1)
+    rewards = np.full((100_000, 1), 0.1, np.float32)
+    dones = np.zeros((100_000, 1), bool)
+    dones[-1] = True
+    tracker.advance(rewards, dones)
+    assert abs(tracker.take_finished().rewards[0] - 100_000 * float(np.float32(0.1))) < 1e-7
+
+
+def test_what_is_sent_lies_together_integers_first_and_observations_last():
+    sent = frozenset({c.OBS, c.LAST_OBS, c.ACTIONS, c.TRUNCATEDS, c.ADVANTAGES, c.REWARDS, c.ACTION_LOGP})
+    obs, action = ((4,), np.float32), ((), np.int64)
+    layout = level_layout(3, 2, obs=obs, action=action, num_dist_inputs=5, sent=sent)
+    names = list(layout)
+    assert names[:6] == [c.ACTIONS, c.TRUNCATEDS, c.ACTION_LOGP, c.REWARDS, c.ADVANTAGES, c.OBS]
+    assert set(names[6:]) == {c.TERMINATEDS, c.ACTION_DIST_INPUTS, c.VF_PREDS}
+    table = LevelTable(layout, np.zeros((3, 2, 1), np.float32), [])
+    assert set(table.derived) == {c.ADVANTAGES}
+    parts = [table.logp, table.rewards, table.derived[c.ADVANTAGES], table.obs[:-1], table.obs[-1]]
+    for before, after in itertools.pairwise(parts):
+        assert after.__array_interface__["data"][0] == before.__array_interface__["data"][0] + before.nbytes
+    frames = level_layout(3, 2, obs=((4,), np.uint8), action=((2,), np.float32), num_dist_inputs=5, sent=sent)
+    assert list(frames)[:5] == [c.TRUNCATEDS, c.ACTIONS, c.ACTION_LOGP, c.REWARDS, c.ADVANTAGES]
+    assert list(frames)[5] == c.OBS, "whatever their dtype"

@@ -1,0 +1,308 @@
+"""SyncSampler between two turns: resuming, dying, the clock, pauses, and its setup."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from sampler_settings import sampler_settings
+
+from aiorl.acting.observation.filters import NoFilter
+from aiorl.acting.observation.preprocessors import preprocessor_for
+from aiorl.acting.policy_map import PolicyMap
+from aiorl.data.actions import ActionLayout
+from aiorl.env.base_env import BaseEnv
+from aiorl.errors import EnvError, SamplerDied
+from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.sampler import SyncSampler, TurnGate
+from aiorl.sampling.settings import SamplerSetup
+from aiorl.testing.envs import CountingEnv
+from aiorl.testing.scripted_env import RecordingPolicy, ScriptedEnv, scenes
+
+
+def make(env, policy=None, callbacks=None, **more):
+    policy = policy or RecordingPolicy()
+    setup = SamplerSetup(
+        worker=None,
+        base_env=env,
+        policy_map={"default_policy": policy},
+        policy_mapping_fn=None,
+        preprocessors={"default_policy": preprocessor_for(policy.observation_space)},
+        filters={"default_policy": NoFilter()},
+        settings=sampler_settings(),
+        callbacks=callbacks or DefaultCallbacks(),
+    )
+    return SyncSampler(setup, **more)
+
+
+def test_a_turn_acts_first_and_then_polls():
+    """R79."""
+    env = ScriptedEnv({0: [scenes(5)]})
+    on_turn = []
+    turns = make(env, on_turn=lambda: on_turn.append(len(env.tape)))
+    for _ in range(3):
+        turns.advance()
+    assert [event[0] for event in env.tape] == ["poll", "send", "poll", "send", "poll"]
+    assert on_turn == [0, 1, 3]
+    assert turns.perf.iters == 3
+
+
+def test_five_dicts_of_an_older_base_env_will_do():
+    """R161."""
+    env = ScriptedEnv({0: [scenes(2)]})
+    plain = env.poll
+
+    def poll():
+        result = plain()
+        return result.obs, result.rewards, result.dones, result.infos, result.off_policy_actions
+
+    env.poll = poll
+    turns = make(env)
+    batch, metrics = turns.get_data(), turns.get_metrics()
+    assert metrics[0].episode_length == 2
+    assert batch["dones"].tolist() == [False, True]
+
+
+@pytest.mark.parametrize("error", [EnvError("env", "on purpose"), KeyboardInterrupt("on purpose")])
+@pytest.mark.parametrize("where", ["send_actions", "policy", "callback"])
+def test_an_error_in_the_middle_of_a_turn_is_final(where, error):
+    """R72: Ctrl-C, too, leaves a turn half done; going on would poll what was sent nothing, and maybe wait for ever."""
+    env, policy, callbacks = ScriptedEnv({0: [scenes(5)]}), RecordingPolicy(), DefaultCallbacks()
+
+    def fail(*args, **kwargs):
+        raise error
+
+    if where == "callback":
+        callbacks.on_episode_step = lambda *, episode, **kwargs: episode.length and fail()
+    turns = make(env, policy, callbacks)
+    turns.advance()
+    if where == "policy":
+        policy.compute_actions = fail
+    elif where == "send_actions":
+        env.send_actions = fail
+    with pytest.raises(type(error), match="on purpose"):
+        turns.advance()
+    polls = env.tape.count(("poll",))
+    for _ in range(2):
+        with pytest.raises(SamplerDied) as caught:
+            turns.advance()
+        assert caught.value.__cause__ is error
+    assert env.tape.count(("poll",)) == polls
+
+
+def test_what_a_turn_finished_before_ctrl_c_is_kept_although_that_comes_out_at_once():
+    """R71, R77."""
+    env = ScriptedEnv({0: [scenes(2)]})
+
+    def interrupted(env_id):
+        raise KeyboardInterrupt
+
+    env.try_reset = interrupted
+    turns = make(env)
+    with pytest.raises(KeyboardInterrupt):
+        turns.get_data()
+    assert (turns.get_data().count, turns.get_metrics()[0].episode_length) == (2, 2)
+    with pytest.raises(SamplerDied) as caught:
+        turns.get_data()
+    assert isinstance(caught.value.__cause__, KeyboardInterrupt)
+
+
+def test_a_stopped_one_takes_no_more_turns():
+    env = ScriptedEnv({0: [scenes(5)]})
+    turns = make(env)
+    turns.advance()
+    turns.stop()
+    for _ in range(2):
+        with pytest.raises(SamplerDied, match="stopped"):
+            turns.advance()
+    assert env.tape == [("poll",)]
+
+
+class SlowGate(TurnGate):
+    def __enter__(self):
+        SlowGate.wait()
+        super().__enter__()
+
+
+def test_time_is_booked_where_it_was_spent(monkeypatch):
+    """R78."""
+    now = [0.0]
+    monkeypatch.setattr("aiorl.sampling.sampler.time.perf_counter", lambda: now[0])
+    env, policy = ScriptedEnv({0: [scenes(50)]}), RecordingPolicy()
+
+    def slow(function, seconds):
+        def call(*args, **kwargs):
+            now[0] += seconds
+            return function(*args, **kwargs)
+
+        return call
+
+    env.poll, env.send_actions = slow(env.poll, 1.0), slow(env.send_actions, 10.0)
+    policy.compute_actions = slow(policy.compute_actions, 100.0)
+    turns = make(env, policy)
+    turns._iteration.observe = slow(turns._iteration.observe, 1000.0)
+    to_env = turns._iteration._lanes["default_policy"].actor.layout.to_env
+    monkeypatch.setattr(ActionLayout, "to_env", lambda layout, column: slow(to_env, 10_000.0)(column))
+    turns._gate.__class__ = SlowGate  # waits for others, which is nobody's time
+    SlowGate.wait = lambda: now.__setitem__(0, now[0] + 1e5)
+    for _ in range(3):
+        turns.advance()
+        now[0] += 1e6
+    assert (turns.perf.env_wait_time, turns.perf.inference_time) == (23.0, 200.0)
+    assert turns.perf.processing_time == 23_000.0, "observations and results"
+    stats = turns.perf.get()
+    np.testing.assert_allclose(
+        [stats["mean_env_wait_ms"], stats["mean_inference_ms"], stats["mean_processing_ms"]],
+        [23_000 / 3, 200_000 / 3, 23_000_000 / 3],
+    )
+
+
+# --- pauses ---
+
+
+def test_a_pause_waits_for_the_turn_and_the_next_turn_for_the_pause():
+    gate, tape = TurnGate(), []
+    inside, leave, paused, go_on = (threading.Event() for _ in range(4))
+
+    def turns():
+        with gate:
+            tape.append("first turn")
+            inside.set()
+            leave.wait(5)
+            tape.append("first turn over")
+        with gate:
+            tape.append("second turn")
+
+    def pause():
+        with gate.pause():
+            tape.append("pause")
+            paused.set()
+            go_on.wait(5)
+            tape.append("pause over")
+
+    one = threading.Thread(target=turns)
+    one.start()
+    inside.wait(5)
+    other = threading.Thread(target=pause)
+    other.start()
+    assert not paused.wait(0.05), "a pause does not begin inside a turn"
+    leave.set()
+    assert paused.wait(5)
+    assert "second turn" not in tape
+    go_on.set()
+    one.join(5), other.join(5)
+    assert tape == ["first turn", "first turn over", "pause", "pause over", "second turn"]
+
+
+def test_a_pause_asked_for_in_the_middle_of_a_turn_waits_for_nothing():
+    """A callback sets weights: its own turn is not to be waited for, and others are where they were."""
+    gate, begun = TurnGate(), threading.Event()
+
+    def pause():
+        with gate.pause():
+            begun.set()
+
+    other = threading.Thread(target=pause)
+    with gate:
+        with gate.pause(), gate.pause():
+            pass
+        other.start()
+        assert not begun.wait(0.05), "the turn still goes on"
+    assert begun.wait(5)
+    other.join(5)
+
+
+def test_who_pauses_may_take_turns_itself_and_others_wait():
+    gate, entered = TurnGate(), threading.Event()
+
+    def turn():
+        with gate:
+            entered.set()
+
+    other = threading.Thread(target=turn)
+    with gate.pause():
+        with gate:
+            pass
+        other.start()
+        assert not entered.wait(0.05)
+    assert entered.wait(5)
+    other.join(5)
+
+
+def test_giving_up_the_wait_for_a_pause_holds_nobody_up(monkeypatch):
+    """Ctrl-C while a turn is waited for."""
+    gate, entered = TurnGate(), threading.Event()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def turn():
+        with gate:
+            entered.set()
+
+    held = threading.Thread(target=gate.__enter__)
+    held.start(), held.join(5)
+    monkeypatch.setattr(gate._condition, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt), gate.pause():
+        pass
+    gate.__exit__()
+    other = threading.Thread(target=turn, daemon=True)
+    other.start()
+    assert entered.wait(5)
+
+
+# --- the setup ---
+
+
+def whole(**more):
+    given = dict.fromkeys(SamplerSetup.__dataclass_fields__) | {
+        "base_env": ScriptedEnv({}),
+        "policy_map": {},
+        "preprocessors": {},
+        "filters": {},
+        "settings": sampler_settings(),
+    }
+    return SamplerSetup(**given | more)
+
+
+def test_a_policy_map_brings_its_own_rule_unless_another_is_given():
+    """R17."""
+    policies = {name: RecordingPolicy() for name in ("a", "b")}
+    own = PolicyMap(policies, lambda agent: "a")
+
+    def setup(policy_map, mapping):
+        return whole(policy_map=policy_map, policy_mapping_fn=mapping)
+
+    assert setup(own, None).policies is own
+    assert setup(own, lambda agent: "b").policies.choose(1) == "b"
+    assert setup(policies, lambda agent: "b").policies.choose(1) == "b"
+
+
+def test_an_environment_of_any_kind_is_converted_and_a_base_env_is_not_touched():
+    """SPEC 4.1: samplers convert the environment themselves; that is idempotent."""
+    base_env = ScriptedEnv({})
+    assert whole(base_env=base_env).base_env is base_env
+    converted = whole(base_env=CountingEnv()).base_env
+    assert isinstance(converted, BaseEnv)
+    assert whole(base_env=converted).base_env is converted
+    with pytest.raises(ValueError, match="str"):
+        whole(base_env="CartPole-v1")
+
+
+def test_a_worker_may_be_given_weakly():
+    """R56: else the thread of an asynchronous sampler keeps its worker alive."""
+
+    class Worker:
+        pass
+
+    worker = Worker()
+    strong, weak = whole(worker=worker), whole(worker=weakref.ref(worker))
+    assert strong.get_worker() is weak.get_worker() is worker
+    assert not strong.is_abandoned
+    assert not weak.is_abandoned
+    del worker, strong
+    assert weak.is_abandoned
+    with pytest.raises(SamplerDied, match="worker"):
+        weak.get_worker()
